@@ -1,0 +1,181 @@
+"""GRPO on the shipped policy, in one process: `python -m benchmarks.recipe.run`.
+
+What the asynchronous line does with proxies, sandboxes and engines happens here in plain calls, so that the recipe can be
+measured by itself. Rollouts are as old as they are there: of each batch one half was sampled one version ago, the other two.
+Held-out tasks (other items, other wordings) are played before and after. The control shuffles each batch's rewards over its
+rollouts; what it gains is not learnt from the reward.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import torch
+
+from benchmarks.recipe.chat import Chat
+from benchmarks.recipe.episodes import Episode, play
+from environments.lookup import LookupTasks
+from harnessgym.task import Task
+from harnessgym.traces.trajectories import Row
+from trainers.advantages.group_relative import grpo
+from trainers.policy import Policy, load_policy, load_weights, published_weights
+from trainers.update import UpdateSettings, make_optimizer, policy_update
+
+FOLDER = Path("environments/lookup/policy")
+OUT = Path("benchmarks/out/recipe.json")
+COMMITTED = Path("benchmarks/recipe/results.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One training run."""
+
+    seed: int = 0
+    steps: int = 20
+    groups: int = 8
+    """Groups per step: different tasks."""
+    group_size: int = 8
+    """Rollouts of each task."""
+    lr: float = 4e-4
+    shuffled: bool = False
+    """The control."""
+    eval_every: int = 5
+
+    @property
+    def rollouts(self) -> int:
+        return self.steps * self.groups * self.group_size
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Success on held-out tasks after so many training rollouts."""
+
+    rollouts: int
+    greedy: float
+    sampled: float
+    """At temperature 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a recipe did."""
+
+    recipe: Recipe
+    scores: list[Score]
+    train_success: list[float]
+    """Mean reward of each batch."""
+    seconds: float
+    """Rollouts and updates, evaluation apart."""
+
+
+def run_recipe(recipe: Recipe, folder: Path = FOLDER) -> Result:
+    """Train from the policy in `folder`; leaves it unchanged. Deterministic in the recipe on one machine."""
+    policy, chat = load_policy(folder), Chat.from_folder(folder)
+    settings = UpdateSettings(lr=recipe.lr)
+    optimizer, actor = make_optimizer(policy, settings), load_policy(folder)
+    generator, random = torch.Generator().manual_seed(recipe.seed), Random(f"recipe {recipe.seed}")
+    versions = deque([published_weights(policy)] * 3, maxlen=3)
+    tasks, scores, successes, seconds = _task_stream(random), [evaluate(policy, chat, 0)], [], 0.0
+    for step in range(recipe.steps):
+        started = time.perf_counter()
+        batch = [next(tasks) for _ in range(recipe.groups)]
+        episodes: list[Episode] = []
+        for age, half in ((1, batch[: recipe.groups // 2]), (2, batch[recipe.groups // 2 :])):
+            load_weights(actor, versions[-1 - age])
+            played = [task for task in half for _ in range(recipe.group_size)]
+            episodes += play(actor, chat, played, 1.0, generator)
+        rewards = np.array([episode.reward for episode in episodes])
+        successes.append(float(rewards.mean()))
+        if recipe.shuffled:
+            random.shuffle(rewards)  # type: ignore[arg-type]
+        advantages = np.concatenate([grpo(group) for group in rewards.reshape(recipe.groups, recipe.group_size)])
+        rows = [row_of(episode, index // recipe.group_size, index, step) for index, episode in enumerate(episodes)]
+        kept = [index for index in range(len(rows)) if advantages[index]]
+        if kept:
+            policy_update(policy, optimizer, [rows[i] for i in kept], [float(advantages[i]) for i in kept], settings)
+        versions.append(published_weights(policy))
+        seconds += time.perf_counter() - started
+        if (step + 1) % recipe.eval_every == 0 or step + 1 == recipe.steps:
+            scores.append(evaluate(policy, chat, (step + 1) * recipe.groups * recipe.group_size))
+    return Result(recipe, scores, successes, seconds)
+
+
+def evaluate(policy: Policy, chat: Chat, rollouts: int) -> Score:
+    """Play every test task once greedily and once at temperature 1."""
+    tasks = LookupTasks().tasks("test")
+    generator = torch.Generator().manual_seed(1_000 + rollouts)
+    greedy, sampled = (
+        float(np.mean([episode.reward for episode in play(policy, chat, tasks, temperature, generator)]))
+        for temperature in (0.0, 1.0)
+    )
+    return Score(rollouts, greedy, sampled)
+
+
+def row_of(episode: Episode, group: int, index: int, step: int) -> Row:
+    """The training row of an episode."""
+    mask = np.array(episode.mask, dtype=np.int32)
+    return Row(
+        rollout_id=f"{step}/{index}",
+        group_id=f"{step}/{group}",
+        ids=np.array(episode.ids, dtype=np.int32),
+        mask=mask,
+        logprobs=np.array(episode.logprobs, dtype=np.float32),
+        versions=np.where(mask == 1, step, -1).astype(np.int32),
+    )
+
+
+def _task_stream(random: Random) -> Iterator[Task]:
+    """Training tasks, reshuffled each time all have been met."""
+    tasks = list(LookupTasks().tasks("train"))
+    while True:
+        random.shuffle(tasks)
+        yield from tasks
+
+
+def _print_table(results: list[Result]) -> None:
+    print("| run | rollouts | greedy before | after | temp 1 before | after | curve at temp 1 (greedy) | s |")
+    print("|---|---|---|---|---|---|---|---|")
+    for result in results:
+        first, last = result.scores[0], result.scores[-1]
+        name = f"seed {result.recipe.seed}" + (", shuffled rewards" if result.recipe.shuffled else "")
+        curve = " ".join(f"{score.sampled:.2f} ({score.greedy:.2f})" for score in result.scores[1:])
+        numbers = f"{first.greedy:.2f} | {last.greedy:.2f} | {first.sampled:.2f} | {last.sampled:.2f}"
+        print(f"| {name} | {result.recipe.rollouts} | {numbers} | {curve} | {result.seconds:.0f} |", flush=True)
+
+
+def main() -> None:
+    """Run the recipe for each seed and the control; print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--groups", type=int, default=Recipe().groups)
+    parser.add_argument("--group-size", type=int, default=Recipe().group_size)
+    parser.add_argument("--lr", type=float, default=Recipe().lr)
+    parser.add_argument("--folder", type=Path, default=FOLDER)
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--no-control", action="store_true")
+    parser.add_argument("--commit", action="store_true", help=f"also write {COMMITTED}")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    base = Recipe(steps=options.steps, groups=options.groups, group_size=options.group_size, lr=options.lr)
+    recipes = [replace(base, seed=seed) for seed in options.seeds]
+    recipes += [] if options.no_control else [replace(base, seed=options.seeds[0], shuffled=True)]
+    results = [run_recipe(recipe, options.folder) for recipe in recipes]
+    _print_table(results)
+    machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "torch": torch.__version__, "threads": 1}
+    report = json.dumps({"machine": machine, "runs": [asdict(result) for result in results]}, indent=1) + "\n"
+    for path in (options.out, *([COMMITTED] if options.commit else [])):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""Every error HarnessGym raises on purpose, named after the boundary that was crossed.
+
+    HarnessGymError
+    ├── ConfigError          a config file, option or registry name is wrong
+    ├── PolicyError          a model folder or policy version cannot be used
+    ├── StoreError           the trace store refused or failed
+    │   └── SchemaError      the database has another schema revision than this code
+    ├── TraceError           recorded tokens contradict each other
+    ├── ProxyError           the proxy or its control API refused or failed
+    ├── UpstreamError        an inference engine failed or answered inconsistently
+    │   └── UpstreamLost     ... because it is gone
+    ├── SandboxError         a sandbox could not be made or used: infrastructure, never a reward
+    │   └── CapabilityError  a task asks for something the sandbox backend lacks
+    ├── HarnessError         a harness cannot be described or launched
+    ├── TaskError            a task or task set is malformed
+    └── TrainerError         training cannot go on
+
+A message says what happened, where, and what to do.
+"""
+
+
+class HarnessGymError(Exception):
+    """Base of all errors raised on purpose; the CLI prints these without a traceback."""
+
+
+class ConfigError(HarnessGymError):
+    """A config file, option or registry name is wrong."""
+
+
+class PolicyError(HarnessGymError):
+    """A model folder or policy version cannot be used."""
+
+
+class StoreError(HarnessGymError):
+    """The trace store refused or failed."""
+
+
+class SchemaError(StoreError):
+    """The database has another schema revision than this code."""
+
+
+class TraceError(HarnessGymError):
+    """Recorded tokens contradict each other."""
+
+
+class ProxyError(HarnessGymError):
+    """The proxy or its control API refused or failed."""
+
+
+class UpstreamError(HarnessGymError):
+    """An inference engine failed or answered inconsistently."""
+
+
+class UpstreamLost(UpstreamError):
+    """An inference engine is gone: refused connection, or closed it mid-answer."""
+
+
+class SandboxError(HarnessGymError):
+    """A sandbox could not be made or used: an infrastructure failure, never a reward."""
+
+
+class CapabilityError(SandboxError):
+    """A task asks for something the sandbox backend lacks."""
+
+
+class HarnessError(HarnessGymError):
+    """A harness cannot be described or launched."""
+
+
+class TaskError(HarnessGymError):
+    """A task or task set is malformed."""
+
+
+class TrainerError(HarnessGymError):
+    """Training cannot go on."""

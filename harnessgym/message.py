@@ -1,0 +1,119 @@
+"""Messages, tools and sampling parameters in one form, whichever protocol they came in.
+
+A message's `digest` is its identity for continuation: two messages with equal digests say the same thing to the policy, however
+a client re-serialised them (argument whitespace, `content` null or missing, tool-call ids, cache markers).
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool by the policy."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text of an object, as the policy wrote it."""
+
+    @property
+    def parsed(self) -> Any:
+        """The arguments as a value; the raw text when it is not JSON."""
+        try:
+            return json.loads(self.arguments)
+        except ValueError:
+            return self.arguments
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """For role `tool`: the call it answers."""
+    name: str | None = None
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of what the message says, hex. Ids that the proxy mints and argument formatting do not enter."""
+        calls = [[call.name, canonical_json(call.parsed)] for call in self.tool_calls]
+        said = [self.role, self.content, self.reasoning, calls]
+        return hashlib.blake2b(canonical_json(said).encode(), digest_size=16).hexdigest()
+
+    def to_template(self) -> dict[str, Any]:
+        """The form chat templates take (Hugging Face / OpenAI), arguments as an object where they parse."""
+        out: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.reasoning:
+            out["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            out["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.parsed}}
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            out["name"] = self.name
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool offered to the policy."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """JSON schema of the arguments."""
+
+    def to_template(self) -> dict[str, Any]:
+        """OpenAI function-tool form."""
+        return {"type": "function", "function": asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are sampled. The session fixes it; what a harness asked for is stored beside what was applied."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 means no limit."""
+    max_tokens: int = 512
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    def limited(self, max_tokens: int | None) -> "Sampling":
+        """The same with at most `max_tokens` new tokens."""
+        return self if max_tokens is None else replace(self, max_tokens=min(self.max_tokens, max_tokens))
+
+
+def context_digest(tools: tuple[ToolSpec, ...], tool_choice: str = "auto") -> str:
+    """Identity of what frames a conversation besides its messages: the tools offered."""
+    framing = [[asdict(tool) for tool in tools], tool_choice]
+    return hashlib.blake2b(canonical_json(framing).encode(), digest_size=16).hexdigest()
+
+
+def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:
+    """Identity of every leading part of a conversation: entry i covers the context and messages[: i + 1]."""
+    chain, out = context, []
+    for message in messages:
+        chain = hashlib.blake2b((chain + message.digest).encode(), digest_size=16).hexdigest()
+        out.append(chain)
+    return out
+
+
+def canonical_json(value: Any) -> str:
+    """JSON text with sorted keys and no spare whitespace."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

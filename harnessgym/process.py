@@ -1,0 +1,62 @@
+"""This process and its children: dying with a parent, recognising a process we started, ending it and nothing else."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """A process that cannot be mistaken for a later one of the same pid."""
+
+    pid: int
+    started: int
+    """Clock ticks after boot (field 22 of /proc/PID/stat)."""
+
+    def alive(self) -> bool:
+        """Whether exactly this process still runs (a zombie does not)."""
+        stat = _stat(self.pid)
+        return stat is not None and stat == (self.started, False)
+
+    def signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+def identify(pid: int) -> ProcessId | None:
+    """The identity of a running process, or None."""
+    stat = _stat(pid)
+    return None if stat is None else ProcessId(pid, stat[0])
+
+
+def end(process: ProcessId, grace_s: float = 2.0) -> None:
+    """Ask a process to end, then make it."""
+    process.signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace_s
+    while process.alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.signal(signal.SIGKILL)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent (given by pid, in case it is gone already) ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stat(pid: int) -> tuple[int, bool] | None:
+    """(start time, is a zombie) of a pid."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return int(fields[19]), fields[0] == b"Z"

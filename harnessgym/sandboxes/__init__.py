@@ -1,0 +1,1 @@
+"""Sandbox backends, one file each: `process` and `bubblewrap`. Both run harnesses through a fork server."""

@@ -1,0 +1,271 @@
+"""The node's side of a fork server: starts it, orders rollouts from it, starts it again when it has died."""
+
+import asyncio
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harnessgym.errors import SandboxError
+from harnessgym.sandbox import ExecResult
+from harnessgym.sandboxes.forkserver.wire import FORK, READY, Event, Order, pack_order, parse_event
+
+FORKSERVER = Path(__file__).parent / "forkserver"
+_BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server import main; del sys.path[0]; main()"
+_START_S = 120.0
+_DEATH_S = 10.0
+"""How long an init may take to kill and collect a rollout before the sandbox counts as broken."""
+_PIECE = 1 << 16
+
+OnListener = Callable[[socket.socket], "asyncio.Future[None] | asyncio.Task[None]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How a fork server is started."""
+
+    python: str
+    warmers: tuple[str, ...]
+    shell: tuple[str, ...]
+    """Command in front of the interpreter; empty for none."""
+    env: tuple[tuple[str, str], ...]
+    """Its whole environment. Every fork can read it, so it holds no secret."""
+    user: int = 0
+    """User and group to become when it starts as root; 0 stays."""
+    namespaces: bool = True
+
+    def command(self, control_fd: int) -> list[str]:
+        """The server's argv; it is told nothing but what is here."""
+        options = (str(control_fd), str(self.user), str(self.user), str(int(self.namespaces)))
+        return [*self.shell, self.python, "-I", "-c", _BOOT, str(FORKSERVER.parent), *options, *self.warmers]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One bounded output stream of a rollout."""
+
+    data: bytearray
+    truncated: bool = False
+
+
+class ForkServer:
+    """One warmed interpreter. Rollouts may be ordered from it concurrently."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._starting = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._control: socket.socket | None = None
+        self.starts = 0
+
+    @property
+    def pid(self) -> int | None:
+        """The process that was started last (the shell, where there is one)."""
+        return self._process.pid if self._process is not None else None
+
+    async def run(
+        self, order: Order, *, stdin: bytes | None, timeout_s: float, max_output: int, on_listener: OnListener | None = None
+    ) -> ExecResult:
+        """Forks, runs the order to its end, and returns when everything it started is dead. Raises SandboxError."""
+        channel, out, err = await self._fork(stdin)
+        streams = _Stream(bytearray()), _Stream(bytearray())
+        drains = [asyncio.create_task(_drain(fd, s, max_output)) for fd, s in zip((out, err), streams, strict=True)]
+        began = time.monotonic()
+        try:
+            await asyncio.get_running_loop().sock_sendall(channel, pack_order(order))
+            exited, timed_out = await self._follow(channel, timeout_s, on_listener)
+            wall_s = time.monotonic() - began
+            await asyncio.wait(drains, timeout=_DEATH_S)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise SandboxError("The fork server died while it started a rollout. Run the rollout again.") from error
+        finally:
+            channel.close()
+            for drain in drains:
+                drain.cancel()
+            await asyncio.gather(*drains, return_exceptions=True)
+        return ExecResult(
+            exit_code=None if timed_out else exited.code,
+            signal=exited.signal,
+            stdout=bytes(streams[0].data),
+            stderr=bytes(streams[1].data),
+            stdout_truncated=streams[0].truncated,
+            stderr_truncated=streams[1].truncated,
+            timed_out=timed_out,
+            wall_s=wall_s,
+            cpu_s=exited.cpu_s,
+        )
+
+    async def start(self) -> None:
+        """Starts the server unless it runs. Raises SandboxError with its output when it cannot be started."""
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return
+            await self._end()
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)
+            with theirs:
+                self._process = await _spawn(self._spec, theirs.fileno())
+            self._control = ours
+            self.starts += 1
+            await self._await_ready(ours)
+
+    async def aclose(self) -> None:
+        """Ends the server, and with it every rollout."""
+        async with self._starting:
+            await self._end()
+
+    async def _await_ready(self, control: socket.socket) -> None:
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(_START_S):
+                answer = await asyncio.get_running_loop().sock_recv(control, 4096)
+        except TimeoutError:
+            answer = f"It was not warm after {_START_S:.0f} s.".encode()
+        if answer == READY:
+            return
+        if self._process.returncode is None and answer:
+            self._process.kill()
+        assert self._process.stderr is not None
+        said = (await self._process.stderr.read(4096)).decode(errors="replace").strip()
+        reason = answer.decode(errors="replace") or said or "It ended without a word."
+        await self._end()
+        raise SandboxError(f"The fork server of {self._spec.python} did not start. {reason}")
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if process is None:
+            return
+        try:
+            async with asyncio.timeout(_DEATH_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _fork(self, stdin: bytes | None) -> tuple[socket.socket, int, int]:
+        """Our ends of a new rollout's channel, stdout and stderr."""
+        await self.start()
+        assert self._control is not None
+        ours, theirs = socket.socketpair()
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        source = _stdin(stdin)
+        try:
+            socket.send_fds(self._control, [FORK], [theirs.fileno(), source, out_write, err_write])
+        except OSError as error:
+            ours.close()
+            os.close(out_read)
+            os.close(err_read)
+            raise SandboxError(f"The fork server takes no more rollouts: {error}. Run the rollout again.") from error
+        finally:
+            theirs.close()
+            for descriptor in (source, out_write, err_write):
+                os.close(descriptor)
+        ours.setblocking(False)
+        return ours, out_read, err_read
+
+    async def _follow(self, channel: socket.socket, timeout_s: float, on_listener: OnListener | None) -> tuple[Event, bool]:
+        """Waits for the end of a rollout, killing it at its timeout. Returns its last event and whether it was killed."""
+        watching = asyncio.create_task(_watch(channel, on_listener))
+        try:
+            done, _ = await asyncio.wait({watching}, timeout=timeout_s)
+            if not done:
+                channel.send(b"K")
+                await asyncio.wait({watching}, timeout=_DEATH_S)
+                if not watching.done():
+                    raise SandboxError(f"A rollout's init did not end it within {_DEATH_S:.0f} s of its timeout.")
+            return watching.result(), not done
+        except asyncio.CancelledError:
+            channel.send(b"K")
+            await asyncio.wait({watching}, timeout=_DEATH_S)
+            raise
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _spawn(spec: Spec, control_fd: int) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *spec.command(control_fd),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env=dict(spec.env),
+            cwd="/",
+            pass_fds=(control_fd,),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise SandboxError(f"Cannot start {(*spec.shell, spec.python)[0]}: {error}.") from error
+
+
+async def _watch(channel: socket.socket, on_listener: OnListener | None) -> Event:
+    """Reads a rollout's events up to its last one. Raises SandboxError if that never comes."""
+    buffer = b""
+    while True:
+        await _readable(channel)
+        data, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 1)
+        for descriptor in descriptors:
+            listener = socket.socket(fileno=descriptor)
+            if on_listener is None:
+                listener.close()
+            else:
+                await on_listener(listener)
+        if not data:
+            raise SandboxError("A rollout's init vanished: the fork server died, or was killed. Run the rollout again.")
+        *lines, buffer = (buffer + data).split(b"\n")
+        for event in map(parse_event, lines):
+            if event.kind == "failed":
+                raise SandboxError(f"The sandbox could not be set up: {event.message}.")
+            if event.kind == "exited":
+                return event
+
+
+async def _readable(channel: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(channel, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(channel)
+
+
+async def _drain(descriptor: int, stream: _Stream, limit: int) -> None:
+    """Keeps the first `limit` bytes and drops the rest, slowly, so that a flood costs its writer and not us."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_PIECE)
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
+    try:
+        while data := await reader.read(_PIECE):
+            room = limit - len(stream.data)
+            stream.data += data[:room]
+            if len(data) > room:
+                stream.truncated = True
+                await asyncio.sleep(0.005)
+    finally:
+        transport.close()
+
+
+def _stdin(data: bytes | None) -> int:
+    if data is None:
+        return os.open(os.devnull, os.O_RDONLY)
+    descriptor = os.memfd_create("stdin")
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(data)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def interpreter(command: Sequence[str], python: str) -> list[str]:
+    """`command` with a leading `python` replaced by the interpreter's path (default: ours)."""
+    if command and Path(command[0]).name in ("python", "python3"):
+        return [python or sys.executable, *command[1:]]
+    return list(command)

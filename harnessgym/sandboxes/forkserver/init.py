@@ -1,0 +1,115 @@
+"""The rollout's own init: starts the harness, reaps what it leaves behind, reports how it ended, and takes all of it down.
+
+With namespaces it is PID 1: the kernel kills everything in the rollout when it leaves, and nothing inside can signal or
+trace it. Without, it is a subreaper: whatever the harness double-forks comes back to it as a child, and is killed.
+"""
+
+import os
+import resource
+import select
+import signal
+import socket
+from typing import NoReturn
+
+from . import kernel, program, walls
+from .wire import Event, Order, send_event
+
+
+def supervise(channel: socket.socket, order: Order) -> NoReturn:
+    """Runs one rollout to its end. The channel's end of file, or any byte on it, means: stop now."""
+    try:
+        harness, wake = _start(channel, order)
+    except OSError as error:
+        send_event(channel, Event("failed", message=f"{error.strerror or error}"))
+        os._exit(1)
+    status = _wait(harness, channel.fileno(), wake)
+    _kill_the_rest(order.namespaces)
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code = os.waitstatus_to_exitcode(status)
+    ended = Event("exited", code if code >= 0 else None, -code if code < 0 else None, usage.ru_utime + usage.ru_stime)
+    send_event(channel, ended)
+    os._exit(0)
+
+
+def _start(channel: socket.socket, order: Order) -> tuple[int, int]:
+    """Returns the harness's pid and a descriptor that becomes readable whenever a child ends."""
+    os.setsid()
+    if order.namespaces:
+        kernel.set_dumpable(False)
+        listener = walls.build(order)
+        if listener is not None:
+            send_event(channel, Event("listening"), [listener.fileno()])
+            listener.close()
+    else:
+        kernel.become_subreaper()
+    walls.set_limits(order)
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    harness = os.fork()
+    if harness == 0:
+        try:
+            for descriptor in (channel.fileno(), wake, waker):
+                os.close(descriptor)
+            walls.lock(order)
+            program.run(order)
+        except OSError as error:
+            os.write(2, f"The sandbox could not start the harness: {error}\n".encode())
+        finally:
+            os._exit(125)
+    send_event(channel, Event("started"))
+    return harness, wake
+
+
+def _wait(harness: int, channel: int, wake: int) -> int:
+    """The harness's wait status, after it ended by itself or because the node said so."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):  # only the harness may hold its own pipes
+        os.dup2(null, stream)
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    poll.register(wake, select.POLLIN)
+    while True:
+        status = _reap(harness)
+        if status is not None:
+            return status
+        for descriptor, _ in poll.poll():
+            if descriptor == channel:
+                poll.unregister(channel)
+                os.kill(harness, signal.SIGKILL)
+            else:
+                os.read(wake, 4096)
+
+
+def _reap(harness: int) -> int | None:
+    """Collects every child that has ended; the harness's status if it is among them."""
+    while True:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == harness:
+            return status
+        if pid == 0:
+            return None
+
+
+def _kill_the_rest(namespaces: bool) -> None:
+    """Kills and collects until there is no child left, so that the time they used is counted."""
+    while True:
+        try:
+            if namespaces:
+                os.kill(-1, signal.SIGKILL)
+            else:
+                for pid in children():
+                    os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def children() -> list[int]:
+    """Direct children of this process. Needs a kernel with CONFIG_PROC_CHILDREN, as every distribution's has."""
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(pid) for pid in file.read().split()]

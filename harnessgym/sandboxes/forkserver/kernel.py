@@ -1,0 +1,130 @@
+"""The few Linux calls that Python's standard library does not offer, through ctypes. Each raises OSError by name."""
+
+import ctypes
+import os
+import platform
+import struct
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+
+_PR_SET_DUMPABLE = 4
+_PR_SET_SECCOMP = 22
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+_SECCOMP_MODE_FILTER = 2
+_CAPABILITY_VERSION_3 = 0x2008_0522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _check(_libc.mount(*arguments), f"mount {kind or source} on {target}")
+
+
+def prctl(option: int, value: int, name: str) -> None:
+    arguments = (option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    _check(_libc.prctl(*arguments), name)
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """A process that is not dumpable cannot be traced, and its `/proc` entry belongs to root."""
+    prctl(_PR_SET_DUMPABLE, int(dumpable), "PR_SET_DUMPABLE")
+
+
+def become_subreaper() -> None:
+    """Orphans among our descendants become our children, however often they fork or start sessions."""
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def forbid_new_privileges() -> None:
+    prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
+
+
+def drop_capabilities() -> None:
+    """Empties the bounding set and every other set; nothing this process or its children do brings them back."""
+    last = int(_read_text("/proc/sys/kernel/cap_last_cap") or 63)
+    for capability in range(last + 1):
+        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
+            break
+    header = struct.pack("=Ii", _CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, struct.pack("=6I", *[0] * 6)), "capset")
+
+
+def _read_text(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("program", ctypes.c_void_p))
+
+
+_ARCHITECTURES: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    # audit number, socket(2), and: add_key request_key keyctl io_uring_setup io_uring_enter io_uring_register bpf
+    # userfaultfd perf_event_open
+    "x86_64": (0xC000_003E, 41, (248, 249, 250, 425, 426, 427, 321, 323, 298)),
+    "aarch64": (0xC000_00B7, 198, (217, 218, 219, 425, 426, 427, 280, 282, 241)),
+}
+_SOCKET_FAMILIES = (1, 2, 10, 16)
+"""AF_UNIX, AF_INET, AF_INET6, AF_NETLINK: the ones a network namespace confines."""
+
+
+def filter_system_calls() -> bool:
+    """Closes the ways around a network namespace (vsock, io_uring, other socket families) and around a key ring.
+
+    A virtual machine's vsock reaches its host from any network namespace, and kernel key rings are shared by user id.
+    Returns False where this machine's architecture is not known; the namespaces still hold there.
+    """
+    known = _ARCHITECTURES.get(platform.machine())
+    if known is None:
+        return False
+    program = b"".join(_instructions(*known))
+    buffer = ctypes.create_string_buffer(program, len(program))
+    rules = _Filter(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
+    arguments = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(rules), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    _check(_libc.prctl(_PR_SET_SECCOMP, *arguments), "PR_SET_SECCOMP")
+    return True
+
+
+def _instructions(architecture: int, socket_call: int, denied: tuple[int, ...]) -> list[bytes]:
+    """Classic BPF over `struct seccomp_data` (number at 0, architecture at 4, first argument's low word at 16)."""
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    allow, kill, refuse = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
+
+    def op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+        return struct.pack("=HBBI", code, yes, no, value)
+
+    lines = [op(load, 4), op(equal, architecture, 1, 0), op(give, kill), op(load, 0)]
+    lines += [op(at_least, 0x4000_0000, 0, 1), op(give, refuse | 38)]  # the x32 numbers: ENOSYS
+    for number in denied:
+        lines += [op(equal, number, 0, 1), op(give, refuse | 38)]
+    lines += [op(equal, socket_call, 1, 0), op(give, allow), op(load, 16)]
+    for family in _SOCKET_FAMILIES:
+        lines += [op(equal, family, 0, 1), op(give, allow)]
+    return [*lines, op(give, refuse | 97)]  # EAFNOSUPPORT

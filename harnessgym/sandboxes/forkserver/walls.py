@@ -1,0 +1,101 @@
+"""What separates one rollout from the next: its own user, mount, PID, IPC and network namespaces, and resource limits.
+
+The order of the steps is the point. Ids are mapped before anything is mounted, mounts are made private before anything
+is covered, the loopback listener is opened before capabilities go, and capabilities and system calls go last.
+"""
+
+import fcntl
+import os
+import resource
+import socket
+import struct
+
+from . import kernel
+from .wire import Order
+
+WORKSPACE = "/workspace"
+HOME = "/home/agent"
+_EVERYTHING = (
+    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET
+)
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP_RUNNING = 0x41
+
+
+def leave_the_others() -> None:
+    """New namespaces for this process (PID: for its children), with the same user and group ids inside as outside."""
+    user, group = os.getuid(), os.getgid()
+    kernel.set_dumpable(True)  # or /proc/self belongs to root and the maps cannot be written
+    kernel.unshare(_EVERYTHING)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{user} {user} 1")
+    _write("/proc/self/gid_map", f"{group} {group} 1")
+
+
+def build(order: Order) -> socket.socket | None:
+    """Mounts and network of one rollout, made by its PID 1. Returns the listener for the relay, if a port is asked for."""
+    kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    safe = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount(order.workspace, WORKSPACE, "", kernel.MS_BIND)
+    for folder in order.hidden:
+        kernel.mount("tmpfs", folder, "tmpfs", safe | kernel.MS_NOEXEC, "size=4k,mode=0555")
+    for folder, mode in (("/tmp", "1777"), (HOME, "0755"), ("/dev/shm", "1777")):
+        kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode={mode},nr_inodes=64k")
+    kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
+    _mount_proc()
+    _raise_loopback()
+    return _listen(order.port) if order.port else None
+
+
+def _mount_proc() -> None:
+    try:
+        kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    except PermissionError:  # the outer /proc is partly covered: better none than the outer one
+        kernel.mount("tmpfs", "/proc", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4k,mode=0555")
+        return
+    _write("/proc/sys/user/max_user_namespaces", "0")
+
+
+def _raise_loopback() -> None:
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", _IFF_UP_RUNNING))
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen(128)
+    return listener
+
+
+def set_limits(order: Order) -> None:
+    """Limits of each process, except `processes`, which the kernel counts per user and namespace."""
+    _limit(resource.RLIMIT_CORE, 0)
+    for kind, value in (
+        (resource.RLIMIT_AS, order.memory_bytes),
+        (resource.RLIMIT_NPROC, order.processes if order.namespaces else 0),
+        (resource.RLIMIT_FSIZE, order.file_bytes),
+    ):
+        if value:
+            _limit(kind, value)
+
+
+def _limit(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def lock(order: Order) -> None:
+    """The last step before foreign code runs: no capability, no new privilege, no way around the namespaces."""
+    kernel.forbid_new_privileges()
+    if order.namespaces:
+        kernel.drop_capabilities()
+        kernel.filter_system_calls()
+    kernel.set_dumpable(True)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,91 @@
+"""What node and fork server say to each other: one order in, a few events out, on one stream socket per rollout.
+
+An order is a length-prefixed JSON object. Events are JSON objects, one a line; the `listening` event carries the
+listener's file descriptor beside it. End of file on either side means: the rollout is over, kill everything.
+"""
+
+import json
+import socket
+import struct
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+LENGTH = struct.Struct("!I")
+FORK = b"F"
+"""One fork request on the control socket, with its four descriptors: the rollout's channel, stdin, stdout, stderr."""
+READY = b"R"
+"""The server's answer once it is warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One program to run, with everything that is only its own."""
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    workspace: str
+    """Where the server sees the rollout's folder."""
+    python: bool = False
+    """Run `argv[1:]` (a file, or `-m module`) in the forked interpreter instead of executing `argv`."""
+    memory_bytes: int = 0
+    """Address space of each process; 0 leaves it unlimited."""
+    processes: int = 0
+    """Processes and threads of the rollout; 0 leaves them unlimited."""
+    file_bytes: int = 0
+    """Largest file; 0 leaves it unlimited."""
+    tmp_bytes: int = 0
+    """Size of each private in-memory file system."""
+    port: int = 0
+    """Loopback port the rollout reaches its proxy at; 0 opens none."""
+    hidden: list[str] = field(default_factory=list)
+    """Folders to cover: they hold other rollouts' things."""
+    namespaces: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to a rollout."""
+
+    kind: Literal["listening", "started", "exited", "failed"]
+    code: int | None = None
+    signal: int | None = None
+    cpu_s: float = 0.0
+    """Processor time of the harness and everything it waited for."""
+    message: str = ""
+
+
+def pack_order(order: Order) -> bytes:
+    """The bytes of an order, ready for the channel."""
+    body = json.dumps(asdict(order)).encode()
+    return LENGTH.pack(len(body)) + body
+
+
+def receive_order(channel: socket.socket) -> Order:
+    """Blocks until the whole order is here. Raises EOFError when the node gave up first."""
+    (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
+    return Order(**json.loads(_exactly(channel, length)))
+
+
+def send_event(channel: socket.socket, event: Event, descriptors: list[int] | None = None) -> None:
+    """A vanished node is no error here: the end of file on the channel ends the rollout anyway."""
+    line = json.dumps(asdict(event)).encode() + b"\n"
+    try:
+        socket.send_fds(channel, [line], descriptors or [])
+    except OSError:
+        return
+
+
+def parse_event(line: bytes) -> Event:
+    return Event(**json.loads(line))
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size:
+        part = channel.recv(min(size, 1 << 20))
+        if not part:
+            raise EOFError("The node closed the channel before the order was complete.")
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,201 @@
+"""Calls, their token segments and their bodies.
+
+A call's life: `intend` (a row before the engine is asked), then `finish` (tokens and outcome, committed before the harness can
+act), then `set_status` as delivery is observed. An intent that never finished marks its rollout incomplete.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sqlalchemy import Connection, insert, select, update
+
+from harnessgym.store.tables import bodies, calls, messages, new_id, segments
+from harnessgym.tokens import TokenIds, VersionSpan, hash_completion, hash_ids, pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+
+CallStatus = Literal["intent", "committed", "delivered", "acknowledged", "undelivered", "aborted", "error"]
+CallKind = Literal["policy", "side", "compaction", "count"]
+FINISHED: tuple[CallStatus, ...] = ("committed", "delivered", "acknowledged", "undelivered", "aborted")
+"""Statuses in which a call has tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens that one prompt or completion adds to its parent segment's path."""
+
+    id: str
+    session_id: str
+    kind: Literal["prompt", "completion"]
+    parent_id: str | None
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] | None = None
+    """One per id for a completion, None for a prompt."""
+
+    def __post_init__(self) -> None:
+        assert (self.logprobs is None) == (self.kind == "prompt")
+        assert self.logprobs is None or len(self.logprobs) == len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class CallIntent:
+    """What is known of a call before the engine is asked."""
+
+    id: str
+    session_id: str
+    rollout_id: str
+    ordinal: int
+    protocol: str
+    kind: CallKind
+    history: str
+    request_digest: str
+    """Digest of the raw body: tells a retry from another request."""
+    chain_digest: str
+    """Digest of context and messages (`message.chain_digests`)."""
+    prompt_len: int
+    prompt_hash: str
+    """`hash_ids` of the exact ids the upstream client put on the wire."""
+    prompt_segment: str
+    upstream: str
+    sampling_asked: dict[str, Any] = field(default_factory=dict)
+    sampling_applied: dict[str, Any] = field(default_factory=dict)
+    agent_id: str | None = None
+    parent_call_id: str | None = None
+    parent_evidence: str = "none"
+    """token_prefix (the parent's prompt + completion is a prefix of this prompt), header, message_hash, or none."""
+    break_class: str | None = None
+    break_detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallOutcome:
+    """What sampling gave."""
+
+    call_id: str
+    segment: Segment
+    spans: tuple[VersionSpan, ...]
+    answer_digest: str
+    """Chain digest of the request's messages plus the answer: what a continuing request starts with."""
+    finish_reason: str
+    stop_token: int | None
+    upstream: str
+    usage: dict[str, int]
+    timings: dict[str, float]
+    status: CallStatus = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """A call as the store has it."""
+
+    id: str
+    session_id: str
+    rollout_id: str
+    agent_id: str | None
+    ordinal: int
+    kind: str
+    status: str
+    parent_call_id: str | None
+    request_digest: str
+    chain_digest: str
+    answer_digest: str | None
+    prompt_len: int
+    prompt_segment: str
+    completion_len: int | None
+    completion_segment: str | None
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: str | None
+    protocol: str
+    usage: dict[str, int]
+
+
+def intend(conn: Connection, intent: CallIntent, segment: Segment | None) -> None:
+    """Write a call's intent, with its prompt segment unless the store has that already."""
+    if segment is not None:
+        _insert_segment(conn, segment)
+    values = {name: getattr(intent, name) for name in CallIntent.__dataclass_fields__}
+    conn.execute(insert(calls).values(**values, status="intent"))
+
+
+def finish(conn: Connection, outcome: CallOutcome) -> None:
+    """Write a call's tokens and outcome. Its intent may share the transaction."""
+    _insert_segment(conn, outcome.segment)
+    assert outcome.segment.logprobs is not None
+    conn.execute(
+        update(calls)
+        .where(calls.c.id == outcome.call_id)
+        .values(
+            status=outcome.status,
+            completion_len=len(outcome.segment.ids),
+            completion_hash=hash_completion(outcome.segment.ids, outcome.segment.logprobs, outcome.spans),
+            completion_segment=outcome.segment.id,
+            answer_digest=outcome.answer_digest,
+            version_spans=[[span.start, span.end, span.version] for span in outcome.spans],
+            finish_reason=outcome.finish_reason,
+            stop_token=outcome.stop_token,
+            upstream=outcome.upstream,
+            usage=outcome.usage,
+            timings=outcome.timings,
+        )
+    )
+
+
+def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | None = None) -> None:
+    """Record what became of a call."""
+    conn.execute(update(calls).where(calls.c.id == call_id).values(status=status, error=error))
+
+
+def add_body(conn: Connection, call_id: str, direction: Literal["request", "answer"], parts: Sequence[Any], remainder: bytes) -> None:
+    """Store a body as its content-addressed messages plus what is left of it."""
+    hashes = []
+    for part in parts:
+        text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
+        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        conn.execute(insert(messages).prefix_with("OR IGNORE").values(hash=digest, body=text))
+        hashes.append(digest)
+    conn.execute(
+        insert(bodies).values(id=new_id(), call_id=call_id, direction=direction, message_hashes=hashes, remainder=remainder)
+    )
+
+
+def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCall]:
+    """All calls of some sessions, by session and ordinal."""
+    columns = [calls.c[name] for name in RecordedCall.__dataclass_fields__]
+    rows = conn.execute(select(*columns).where(calls.c.session_id.in_(session_ids)).order_by(calls.c.session_id, calls.c.ordinal))
+    out = []
+    for row in rows.mappings():
+        spans = tuple(VersionSpan(*span) for span in row["version_spans"] or ())
+        out.append(RecordedCall(**{**row, "version_spans": spans, "usage": row["usage"] or {}}))
+    return out
+
+
+def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
+    """All segments of some sessions by id, parents before children."""
+    rows = conn.execute(select(segments).where(segments.c.session_id.in_(session_ids)).order_by(segments.c.created_at, segments.c.id))
+    out: dict[str, Segment] = {}
+    for row in rows.mappings():
+        logprobs = None if row["logprobs"] is None else tuple(unpack_logprobs(row["logprobs"]).tolist())
+        ids = tuple(unpack_ids(row["ids"]).tolist())
+        out[row["id"]] = Segment(row["id"], row["session_id"], row["kind"], row["parent_id"], ids, logprobs)
+    return out
+
+
+def prompt_fingerprint(ids: TokenIds) -> tuple[int, str]:
+    """Length and hash of prompt ids as `CallIntent` stores them."""
+    return len(ids), hash_ids(ids)
+
+
+def _insert_segment(conn: Connection, segment: Segment) -> None:
+    conn.execute(
+        insert(segments).values(
+            id=segment.id,
+            session_id=segment.session_id,
+            kind=segment.kind,
+            parent_id=segment.parent_id,
+            hash=hash_ids(segment.ids),
+            length=len(segment.ids),
+            ids=pack_ids(segment.ids),
+            logprobs=None if segment.logprobs is None else pack_logprobs(segment.logprobs),
+        )
+    )

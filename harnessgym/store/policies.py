@@ -1,0 +1,74 @@
+"""Policies and their versions. A version number is never reused, and only committed ones are ever installed."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from harnessgym.store.tables import new_id, policies, policy_versions
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyVersion:
+    """One published set of weights."""
+
+    version: int
+    parent_version: int | None
+    kind: str
+    """full or delta."""
+    path: str
+    step: int
+    checksum: str
+    bytes: int
+    committed: bool
+    orphaned: bool
+
+
+def register(conn: Connection, run_id: str, name: str) -> str:
+    """The id of a run's policy, made if new."""
+    found = conn.execute(select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)).scalar()
+    if found is None:
+        found = new_id()
+        conn.execute(insert(policies).values(id=found, run_id=run_id, name=name))
+    return str(found)
+
+
+def publish(conn: Connection, policy_id: str, version: PolicyVersion) -> None:
+    """Record a version. Recording the same one again changes nothing; another under its number is an integrity error."""
+    values = {name: getattr(version, name) for name in PolicyVersion.__dataclass_fields__}
+    if get(conn, policy_id, version.version) != version:
+        conn.execute(insert(policy_versions).values(id=new_id(), policy_id=policy_id, **values))
+
+
+def get(conn: Connection, policy_id: str, version: int) -> PolicyVersion | None:
+    """One version."""
+    return next((item for item in versions(conn, policy_id) if item.version == version), None)
+
+
+def latest(conn: Connection, policy_id: str) -> PolicyVersion | None:
+    """The newest version that is committed and not orphaned."""
+    usable = [policy_versions.c.policy_id == policy_id, policy_versions.c.committed, ~policy_versions.c.orphaned]
+    row = conn.execute(select(*_columns()).where(*usable).order_by(policy_versions.c.version.desc()).limit(1)).mappings().first()
+    return None if row is None else PolicyVersion(**row)
+
+
+def versions(conn: Connection, policy_id: str) -> list[PolicyVersion]:
+    """All versions in order."""
+    query = select(*_columns()).where(policy_versions.c.policy_id == policy_id).order_by(policy_versions.c.version)
+    return [PolicyVersion(**row) for row in conn.execute(query).mappings()]
+
+
+def next_version(conn: Connection, policy_id: str) -> int:
+    """A number no version has had."""
+    query = select(func.max(policy_versions.c.version)).where(policy_versions.c.policy_id == policy_id)
+    newest = conn.execute(query).scalar()
+    return 0 if newest is None else int(newest) + 1
+
+
+def orphan_after(conn: Connection, policy_id: str, version: int) -> int:
+    """Mark every version above one as orphaned: they are not on the surviving chain. Returns how many."""
+    later = (policy_versions.c.policy_id == policy_id) & (policy_versions.c.version > version)
+    return conn.execute(update(policy_versions).where(later).values(orphaned=True)).rowcount
+
+
+def _columns() -> list[object]:
+    return [policy_versions.c[name] for name in PolicyVersion.__dataclass_fields__]

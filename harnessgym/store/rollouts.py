@@ -1,0 +1,274 @@
+"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, or run again.
+
+A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the policy's keeps its row
+(verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot. A group is complete when every slot has a
+valid or tampered rollout, or was given up; with fewer than two left it is dropped.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from sqlalchemy import Connection, func, insert, select, update
+
+from harnessgym.store.tables import calls, exclusions, groups, new_id, rewards, rollouts, tasks
+
+GroupState = Literal["open", "complete", "consumed", "dropped"]
+RolloutStatus = Literal["pending", "running", "finished", "failed", "cancelled"]
+Verdict = Literal["valid", "tampered", "infrastructure_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """A group to submit: `len(harnesses)` rollouts of one task."""
+
+    run_id: str
+    task_id: str
+    policy_id: str
+    purpose: str
+    """train, or an evaluation's name."""
+    ordinal: int
+    submitted_version: int
+    sampling: dict[str, Any]
+    harnesses: tuple[str, ...]
+    sandbox: str
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRow:
+    """One claimed rollout, with what its group fixes."""
+
+    id: str
+    group_id: str
+    run_id: str
+    policy_id: str
+    slot: int
+    attempt: int
+    harness: str
+    seed: int
+    purpose: str
+    task_key: str
+    sampling: dict[str, Any]
+    submitted_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOutcome:
+    """How a rollout ended."""
+
+    rollout_id: str
+    stop_reason: str
+    verdict: Verdict
+    rewards: dict[str, float] = field(default_factory=dict)
+    source: str = "grader"
+    detail: str | None = None
+    latencies: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A finished rollout of a group, as the trainer sees it."""
+
+    rollout_id: str
+    slot: int
+    reward: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """A group that is complete."""
+
+    id: str
+    ordinal: int
+    task_id: str
+    submitted_version: int
+    members: tuple[Member, ...]
+
+
+def submit(conn: Connection, spec: GroupSpec) -> str:
+    """Add a group and its pending rollouts. Returns the group's id."""
+    group_id = new_id()
+    shared = {"run_id": spec.run_id, "task_id": spec.task_id, "policy_id": spec.policy_id}
+    conn.execute(
+        insert(groups).values(
+            id=group_id,
+            purpose=spec.purpose,
+            ordinal=spec.ordinal,
+            size=len(spec.harnesses),
+            sampling=spec.sampling,
+            submitted_version=spec.submitted_version,
+            state="open",
+            **shared,
+        )
+    )
+    rows = [
+        {"id": new_id(), "group_id": group_id, "slot": slot, "attempt": 0, "harness": harness, "sandbox": spec.sandbox,
+         "seed": seed, "status": "pending", "frozen": False, "created_at": time.time(), **shared}
+        for slot, (harness, seed) in enumerate(zip(spec.harnesses, spec.seeds, strict=True))
+    ]  # fmt: skip
+    conn.execute(insert(rollouts), rows)
+    return group_id
+
+
+def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) -> list[RolloutRow]:
+    """Lease up to `limit` pending rollouts, oldest group first."""
+    wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending"]
+    picked = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(*wanted)
+    ids = list(conn.execute(picked.order_by(groups.c.created_at, groups.c.ordinal, rollouts.c.slot).limit(limit)).scalars())
+    if not ids:
+        return []
+    values = {"status": "running", "holder": holder, "lease_expires": time.time() + ttl_s}
+    conn.execute(update(rollouts).where(rollouts.c.id.in_(ids)).values(values))
+    own = ("id", "group_id", "run_id", "policy_id", "slot", "attempt", "harness", "seed")
+    columns = [rollouts.c[name] for name in own]
+    of_group = [groups.c.purpose, groups.c.sampling, groups.c.submitted_version, tasks.c.key.label("task_key")]
+    joined = select(*columns, *of_group).join(groups, groups.c.id == rollouts.c.group_id).join(tasks, tasks.c.id == groups.c.task_id)
+    found = {row["id"]: RolloutRow(**row) for row in conn.execute(joined.where(rollouts.c.id.in_(ids))).mappings()}
+    return [found[rollout_id] for rollout_id in ids]
+
+
+def renew(conn: Connection, rollout_ids: Sequence[str], holder: str, ttl_s: float) -> None:
+    """Extend the leases of running rollouts."""
+    ours = rollouts.c.id.in_(rollout_ids) & (rollouts.c.holder == holder) & (rollouts.c.status == "running")
+    conn.execute(update(rollouts).where(ours).values(lease_expires=time.time() + ttl_s))
+
+
+def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
+    """Store a verdict and rewards, and complete the group if this was its last. False if the rollout is no longer ours to end."""
+    row = _end(conn, outcome, "finished")
+    if row is None:
+        return False
+    for channel, value in outcome.rewards.items():
+        conn.execute(
+            insert(rewards).values(
+                id=new_id(),
+                rollout_id=outcome.rollout_id,
+                unit="rollout",
+                target=outcome.rollout_id,
+                channel=channel,
+                value=value,
+                source=outcome.source,
+            )
+        )
+    _complete(conn, row["group_id"])
+    return True
+
+
+def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int) -> bool:
+    """Store an infrastructure error, exclude its tokens, and run the slot again unless its attempts are used up."""
+    row = _end(conn, outcome, "failed")
+    if row is None:
+        return False
+    exclude(conn, outcome.rollout_id, "infrastructure_error")
+    if row["attempt"] + 1 < max_attempts:
+        kept = ("group_id", "run_id", "task_id", "policy_id", "slot", "harness", "sandbox", "seed")
+        fresh = {"id": new_id(), "attempt": row["attempt"] + 1, "status": "pending", "frozen": False}
+        conn.execute(insert(rollouts).values({name: row[name] for name in kept} | fresh))
+    _complete(conn, row["group_id"])
+    return True
+
+
+def lost(conn: Connection, run_id: str, *, holder: str | None = None) -> list[str]:
+    """Running rollouts whose lease expired, or all those of a holder known to be dead."""
+    gone = rollouts.c.holder == holder if holder is not None else rollouts.c.lease_expires < time.time()
+    query = select(rollouts.c.id).where(rollouts.c.run_id == run_id, rollouts.c.status == "running", gone)
+    return list(conn.execute(query).scalars())
+
+
+def exclude(conn: Connection, rollout_id: str, reason: str) -> None:
+    """Exclude every sampled token of a rollout that is not excluded yet."""
+    done = select(exclusions.c.call_id).where(exclusions.c.rollout_id == rollout_id)
+    sampled = [calls.c.rollout_id == rollout_id, calls.c.completion_len > 0, calls.c.id.not_in(done)]
+    for call_id, length in conn.execute(select(calls.c.id, calls.c.completion_len).where(*sampled)).all():
+        values = {"id": new_id(), "rollout_id": rollout_id, "call_id": call_id, "start": 0, "end": length, "reason": reason}
+        conn.execute(insert(exclusions).values(values))
+
+
+def complete_groups(conn: Connection, run_id: str, purpose: str, limit: int) -> list[GroupRow]:
+    """The next groups in order of submission, as far as they are complete without a gap."""
+    state = groups.c.state.in_(("open", "complete"))
+    query = select(groups).where(groups.c.run_id == run_id, groups.c.purpose == purpose, state)
+    out = []
+    for row in conn.execute(query.order_by(groups.c.ordinal).limit(limit)).mappings():
+        if row["state"] != "complete":
+            break
+        out.append(GroupRow(row["id"], row["ordinal"], row["task_id"], row["submitted_version"], _members(conn, row["id"])))
+    return out
+
+
+def set_group_state(conn: Connection, group_id: str, state: GroupState) -> None:
+    """Move a group on."""
+    conn.execute(update(groups).where(groups.c.id == group_id).values(state=state))
+
+
+def group_states(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
+    """How many groups of a purpose are in each state."""
+    query = select(groups.c.state, func.count()).where(groups.c.run_id == run_id, groups.c.purpose == purpose)
+    return {state: count for state, count in conn.execute(query.group_by(groups.c.state)).all()}  # noqa: C416
+
+
+def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
+    """How many rollouts of a run have each status."""
+    query = select(rollouts.c.status, func.count()).where(rollouts.c.run_id == run_id).group_by(rollouts.c.status)
+    return {status: count for status, count in conn.execute(query).all()}  # noqa: C416
+
+
+def mean_reward(conn: Connection, run_id: str, purpose: str) -> tuple[list[float], int]:
+    """Rewards of a purpose's finished rollouts in order of task and slot, and how many there are."""
+    query = (
+        select(rewards.c.value)
+        .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(groups.c.run_id == run_id, groups.c.purpose == purpose, rewards.c.channel == "reward")
+        .order_by(groups.c.ordinal, rollouts.c.slot)
+    )
+    values = [float(value) for value in conn.execute(query).scalars()]
+    return values, len(values)
+
+
+def _end(conn: Connection, outcome: RolloutOutcome, status: RolloutStatus) -> Any:
+    row = conn.execute(select(rollouts).where(rollouts.c.id == outcome.rollout_id, rollouts.c.status == "running")).mappings().first()
+    if row is None:
+        return None
+    conn.execute(
+        update(rollouts)
+        .where(rollouts.c.id == outcome.rollout_id)
+        .values(
+            status=status,
+            stop_reason=outcome.stop_reason,
+            verdict=outcome.verdict,
+            detail=outcome.detail,
+            latencies=outcome.latencies,
+            frozen=True,
+            ended_at=time.time(),
+        )
+    )
+    return row
+
+
+def _complete(conn: Connection, group_id: str) -> None:
+    unfinished = rollouts.c.status.in_(("pending", "running"))
+    counts = select(func.count()).select_from(rollouts).where(rollouts.c.group_id == group_id)
+    if conn.execute(counts.where(unfinished)).scalar_one() == 0:
+        valid = conn.execute(counts.where(rollouts.c.status == "finished")).scalar_one()
+        size = conn.execute(select(groups.c.size).where(groups.c.id == group_id)).scalar_one()
+        enough = valid >= min(2, size)
+        set_group_state(conn, group_id, "complete" if enough else "dropped")
+        if not enough:
+            for rollout_id in conn.execute(select(rollouts.c.id).where(rollouts.c.group_id == group_id)).scalars().all():
+                exclude(conn, rollout_id, "group_dropped")
+
+
+def _members(conn: Connection, group_id: str) -> tuple[Member, ...]:
+    reward = (rewards.c.rollout_id == rollouts.c.id) & (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
+    query = (
+        select(rollouts.c.id, rollouts.c.slot, func.coalesce(rewards.c.value, 0.0), rollouts.c.verdict)
+        .outerjoin(rewards, reward)
+        .where(rollouts.c.group_id == group_id, rollouts.c.status == "finished")
+        .order_by(rollouts.c.slot)
+    )
+    return tuple(Member(*row) for row in conn.execute(query).all())

@@ -1,0 +1,45 @@
+"""Engine workers: where they listen, what they serve."""
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from sqlalchemy import Connection, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from harnessgym.store.tables import workers
+
+WorkerState = Literal["starting", "ready", "draining", "updating", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One engine worker."""
+
+    id: str
+    run_id: str | None
+    kind: str
+    """embedded, vllm or sglang."""
+    address: str
+    """Base URL, e.g. `http://127.0.0.1:8001`."""
+    version: int
+    """Policy version it serves."""
+    state: WorkerState
+
+
+def upsert(conn: Connection, worker: WorkerRow) -> None:
+    """Register a worker or replace what is known of it."""
+    values = {**asdict(worker), "updated_at": time.time()}
+    conn.execute(insert(workers).values(values).on_conflict_do_update(index_elements=["id"], set_=values))
+
+
+def set_state(conn: Connection, worker_id: str, state: WorkerState) -> None:
+    """Change a worker's state alone."""
+    conn.execute(update(workers).where(workers.c.id == worker_id).values(state=state, updated_at=time.time()))
+
+
+def of_run(conn: Connection, run_id: str | None) -> list[WorkerRow]:
+    """All workers of a run by id."""
+    columns = [workers.c[name] for name in WorkerRow.__dataclass_fields__]
+    rows = conn.execute(select(*columns).where(workers.c.run_id == run_id).order_by(workers.c.id)).mappings()
+    return [WorkerRow(**row) for row in rows]

@@ -1,0 +1,86 @@
+"""Token sequences: how they are stored, hashed and labelled with policy versions.
+
+Ids are int32 and logprobs float32, little-endian, wherever they are bytes. A hash names exactly the bytes it covers, so the
+upstream client, the store and `traces verify` can compute it apart from each other and must agree.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from harnessgym.errors import TraceError
+
+TokenIds = Sequence[int]
+"""Token ids in order."""
+
+IdArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Completion tokens [start, end) were sampled under policy `version`."""
+
+    start: int
+    end: int
+    version: int
+
+
+def pack_ids(ids: TokenIds) -> bytes:
+    """int32 little-endian bytes of token ids."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(blob: bytes) -> IdArray:
+    """Token ids [T] int32 of `pack_ids` bytes."""
+    return np.frombuffer(blob, dtype="<i4")
+
+
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """float32 little-endian bytes of logprobs."""
+    return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
+def unpack_logprobs(blob: bytes) -> FloatArray:
+    """Logprobs [T] float32 of `pack_logprobs` bytes."""
+    return np.frombuffer(blob, dtype="<f4")
+
+
+def hash_ids(ids: TokenIds) -> str:
+    """xxh3-128 of the packed ids, in hex."""
+    return xxhash.xxh3_128_hexdigest(pack_ids(ids))
+
+
+def hash_completion(ids: TokenIds, logprobs: Sequence[float], spans: Iterable[VersionSpan]) -> str:
+    """xxh3-128 over ids, logprobs and version spans together, in hex."""
+    digest = xxhash.xxh3_128(pack_ids(ids))
+    digest.update(pack_logprobs(logprobs))
+    digest.update(pack_ids([number for span in spans for number in (span.start, span.end, span.version)]))
+    return digest.hexdigest()
+
+
+def spans_of(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
+    """Run-length spans of one policy version per token."""
+    spans: list[VersionSpan] = []
+    start = 0
+    for end in range(1, len(versions) + 1):
+        if end == len(versions) or versions[end] != versions[start]:
+            spans.append(VersionSpan(start, end, versions[start]))
+            start = end
+    return tuple(spans)
+
+
+def versions_of(spans: Iterable[VersionSpan], length: int) -> IdArray:
+    """One policy version per token [length] int32. Raises `TraceError` unless the spans cover [0, length) without gap or overlap."""
+    versions, reached = np.zeros(length, dtype=np.int32), 0
+    for span in spans:
+        if span.start != reached or span.end <= span.start or span.end > length:
+            raise TraceError(f"Version span {span} does not continue at token {reached} of {length}.")
+        versions[span.start : span.end] = span.version
+        reached = span.end
+    if reached != length:
+        raise TraceError(f"Version spans cover {reached} of {length} completion tokens.")
+    return versions

@@ -1,0 +1,45 @@
+"""The contract of an inference engine: token ids in; token ids, their logprobs and their policy versions out."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+
+from harnessgym.message import Sampling
+from harnessgym.tokens import FloatArray, TokenIds
+
+LogprobMode = Literal["processed", "raw"]
+"""processed: logprobs of the distribution that was sampled from (after temperature, top-k, top-p)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenChunk:
+    """Newly sampled tokens of one sequence; `ids`, `logprobs` and `versions` are equally long."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    """Set on the last chunk."""
+    stop_token: int | None = None
+    prompt_tokens: int | None = None
+    """The engine's own count, on the last chunk."""
+    completion_tokens: int | None = None
+    """The engine's own count, on the last chunk."""
+    cached_tokens: int = 0
+
+
+class Upstream(Protocol):
+    """One engine worker."""
+
+    logprob_mode: LogprobMode
+
+    def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncIterator[TokenChunk]:
+        """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses or contradicts itself."""
+        ...
+
+    async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:
+        """Log-probability of each token given those before it, float32 [T]; entry 0 is 0."""
+        ...
+
+

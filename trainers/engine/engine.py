@@ -1,0 +1,364 @@
+"""Continuous batching on one thread: admit, prefill, decode, sample, deliver.
+
+Promises:
+- A request's tokens depend on the weights, its prompt, its seed and its parameters, not on what shares the batch (up to
+  rounding).
+- Every token is labelled with the version whose weights, over the whole context, gave its logprob: when weights change,
+  running sequences either finish first or have their context computed again.
+- What one version or salt computed is never read under another.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harnessgym.errors import HarnessGymError, UpstreamError
+from trainers.engine.rows import Rows
+from trainers.engine.sampler import DRAWS, Ints, Sampled, sample
+from trainers.engine.sequence import Chunk, FinishReason, Sequence, TokenScore
+from trainers.policy import Policy, load_weights
+from trainers.weights.publish import read_version
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.02
+"""Tokens of running sequences are delivered at most this often."""
+
+SHARE = 16
+"""Shared prompt tokens that make it worth to let another prompt go first and copy from it."""
+
+InstallMode = Literal["reprefill", "finish"]
+"""What becomes of running sequences when weights change."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an engine has done since it started."""
+
+    sampled: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefix_hits: int = 0
+    finished: int = 0
+    aborted: int = 0
+    steps: int = 0
+    installs: int = 0
+
+
+class Engine:
+    """Runs a policy's sequences. All methods may be called from any thread; the work is done on the engine's own."""
+
+    def __init__(
+        self, policy: Policy, rows: Rows, *, max_batch: int, prefill_tokens: int = 4_096, seed: int = 0, version: int = 0
+    ) -> None:
+        self.policy, self.rows, self.version = policy.eval(), rows, version
+        self.counters = Counters()
+        self.max_batch, self._prefill_tokens = max_batch, prefill_tokens
+        self._seeds = np.random.SeedSequence(seed)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._waiting: deque[Sequence] = deque()
+        self._active: list[Sequence] = []
+        self._installs: deque[tuple[InstallMode, Callable[[], None]]] = deque()
+        self._numbers = np.arange(max_batch)
+        self._flushed_at = 0.0
+        self._closed = False
+        self.failure: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Abort what is running and stop the thread."""
+        self._inbox.put(self._close)
+        self._thread.join()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises `UpstreamError` if the engine has failed."""
+        if self.failure is not None:
+            raise UpstreamError(f"The engine has stopped: {self.failure!r}. Restart it.")
+        self._inbox.put(partial(self._waiting.append, sequence))
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a sequence before its next step; its last chunk says "abort". Does nothing to a finished one."""
+        self._inbox.put(partial(self._abort, sequence))
+
+    def install(self, source: dict[str, Tensor] | Path, version: int, mode: InstallMode = "reprefill") -> Future[None]:
+        """Change to other weights (tensors by Hugging Face name, or a version directory, whose checksums are verified).
+
+        "reprefill": between two steps; running sequences have their context computed again. "finish": running sequences end
+        on the old weights while new ones wait. The future raises `PolicyError` if the weights do not fit; then the old ones
+        stay in place.
+        """
+        done: Future[None] = Future()
+        weights = read_version(source)[1] if isinstance(source, Path) else source
+        self._inbox.put(partial(self._order_install, weights, version, mode, done))
+        return done
+
+    def check(self) -> Future[None]:
+        """One forward pass over one token; the future raises `UpstreamError` unless all logits are finite."""
+        done: Future[None] = Future()
+        self._inbox.put(partial(_fulfil, done, self._check))
+        return done
+
+    @property
+    def running(self) -> int:
+        return len(self._active)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + self._inbox.qsize()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._obey()
+                if not self._closed:
+                    self._step()
+        except Exception as error:
+            log.exception("The engine's thread failed; all its sequences are aborted.")
+            self.failure = error
+            self._close()
+
+    def _obey(self) -> None:
+        """Take orders; wait for one if there is nothing to run."""
+        if not (self._active or self._waiting or self._installs):
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        while self._installs and (self._installs[0][0] == "reprefill" or not self._active):
+            self._installs.popleft()[1]()
+        if not self._installs:
+            self._admit()
+        count = len(self._active)
+        missing = self.rows.length[:count] - self.rows.computed[:count]
+        pending = np.flatnonzero((missing > 1) | (self.rows.computed[:count] == 0))
+        if len(pending):
+            self._prefill(pending.tolist())
+        elif self._active:
+            self._decode()
+        if time.monotonic() - self._flushed_at >= FLUSH_S:
+            self._flush()
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._active) < self.max_batch:
+            sequence = self._waiting.popleft()
+            if sequence.finished:
+                continue
+            rows, sampling = self.rows, sequence.sampling
+            row = rows.admit(sequence.prompt, sequence.salt)
+            rows.limit[row] = sequence.limit
+            rows.temperature[row], rows.top_k[row], rows.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
+            seed = sampling.seed if sampling.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
+            sequence.uniforms = np.random.Generator(np.random.Philox(key=seed % (1 << 128)))
+            sequence.row = row
+            self._active.append(sequence)
+            self.counters.prompt_tokens += len(sequence.prompt)
+
+    def _prefill(self, pending: list[int]) -> None:
+        """Compute what rows lack of their contexts, as many rows as fit in a step, and sample their next tokens."""
+        index, width = self._prefill_batch(pending)
+        start = self.rows.computed[index]
+        last = self.rows.length[index] - start - 1
+        columns = np.minimum(start[:, None] + np.arange(width), self.rows.kv.length - 1)
+        ids = torch.from_numpy(self.rows.tokens[index[:, None], columns])
+        hidden = self.policy.forward_cached(ids, torch.from_numpy(start), self.rows.kv, torch.from_numpy(index))
+        self.rows.computed[index] = self.rows.length[index]
+        for position, row in enumerate(index.tolist()):
+            if self._active[row].needs_scores:
+                self._score_prompt(self._active[row], hidden[position])
+        self._sample(index, hidden[torch.arange(len(index)), torch.from_numpy(last)])
+
+    def _prefill_batch(self, pending: list[int]) -> tuple[Ints, int]:
+        """Rows to prefill together, and the most tokens one of them lacks. A row that shares a prefix with one of them, longer
+        than what is cached for it, waits for the next step, to copy it."""
+        rows, batch, width, furthest = self.rows, list[int](), 0, 0
+        for row in pending:
+            sequence = self._active[row]
+            if rows.computed[row] == 0 and not sequence.needs_scores:
+                if batch and rows.shared_with(row, batch) >= rows.reusable(row)[1] + SHARE:
+                    continue
+                self._reuse(sequence)
+            start = int(rows.computed[row])
+            wider, further = max(width, int(rows.length[row]) - start), max(furthest, start)
+            if batch and (wider * (len(batch) + 1) > self._prefill_tokens or wider + further > rows.kv.length):
+                break
+            batch.append(row)
+            width, furthest = wider, further
+        return np.array(batch), width
+
+    def _reuse(self, sequence: Sequence) -> None:
+        shared = self.rows.reuse(sequence.row)
+        if self.rows.length[sequence.row] == len(sequence.prompt):
+            sequence.cached_tokens = shared
+            self.counters.cached_tokens += shared
+            self.counters.prefix_hits += shared > 0
+
+    def _decode(self) -> None:
+        count = len(self._active)
+        index, start = self._numbers[:count], self.rows.computed[:count]
+        ids = torch.from_numpy(self.rows.tokens[index, start])[:, None]
+        hidden = self.policy.forward_cached(ids, torch.from_numpy(start), self.rows.kv, slice(0, count))
+        start += 1
+        self._sample(index, hidden[:, 0])
+
+    def _sample(self, index: Ints, hidden_BE: Tensor) -> None:
+        """Sample a token for each row of `index`, append it, and end the sequences that are complete."""
+        rows = self.rows
+        for row in index[rows.drawn[index] == DRAWS].tolist():
+            uniforms = self._active[row].uniforms
+            assert uniforms is not None
+            rows.draws[row], rows.drawn[row] = uniforms.random(DRAWS, dtype=np.float32), 0
+        uniform = rows.draws[index, rows.drawn[index]]
+        sampled = sample(self.policy.logits(hidden_BE), rows.temperature[index], rows.top_k[index], rows.top_p[index], uniform)
+        tokens, end = sampled.tokens.numpy(), rows.length[index]
+        rows.tokens[index, end], rows.logprobs[index, end] = tokens, sampled.logprobs.numpy()
+        rows.drawn[index] += 1
+        rows.length[index] += 1
+        self.counters.sampled += len(index)
+        self.counters.steps += 1
+        self._end_complete(index.tolist(), tokens.tolist(), sampled)
+
+    def _end_complete(self, index: list[int], tokens: list[int], sampled: Sampled) -> None:
+        over = (self.rows.length >= self.rows.limit).tolist()
+        ended: list[tuple[int, FinishReason, int | str | None]] = []
+        for position, (row, token) in enumerate(zip(index, tokens, strict=True)):
+            sequence = self._active[row]
+            if sequence.sampling.logprobs:
+                sequence.alternatives.append(_likeliest(sampled.scores_BV[position], sequence.sampling.logprobs))
+            stop = sequence.matcher.feed(token) if sequence.matcher else None
+            if token in sequence.stops:
+                ended.append((row, "stop", None if token in sequence.eos else token))
+            elif stop is not None:
+                ended.append((row, "stop", stop))
+            elif over[row]:
+                ended.append((row, "length", None))
+        for row, reason, stop_reason in sorted(ended, reverse=True, key=lambda end: end[0]):
+            self._finish(row, reason, stop_reason)
+
+    def _finish(self, row: int, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        sequence = self._active[row]
+        self._deliver(sequence, reason, stop_reason)
+        moved = self._active[self.rows.retire(row)]
+        self._active[row], moved.row = moved, row
+        self._active.pop()
+        sequence.row, sequence.finished = -1, True
+        self.counters.finished += reason != "abort"
+        self.counters.aborted += reason == "abort"
+
+    def _flush(self) -> None:
+        for sequence in self._active:
+            if self.rows.length[sequence.row] > sequence.flushed:
+                self._deliver(sequence)
+        self._flushed_at = time.monotonic()
+
+    def _deliver(
+        self, sequence: Sequence, finish: FinishReason | None = None, stop_reason: int | str | None = None
+    ) -> None:
+        row, start, end = sequence.row, sequence.flushed, int(self.rows.length[sequence.row])
+        alternatives, sequence.alternatives = sequence.alternatives, []
+        sequence.flushed = end
+        sequence.deliver(
+            Chunk(
+                ids=self.rows.tokens[row, start:end].tolist(),
+                logprobs=self.rows.logprobs[row, start:end].tolist(),
+                version=self.version,
+                alternatives=alternatives,
+                prompt_scores=sequence.prompt_scores,
+                finish=finish,
+                stop_reason=stop_reason,
+                cached_tokens=sequence.cached_tokens,
+            )
+        )
+
+    def _score_prompt(self, sequence: Sequence, hidden_TE: Tensor) -> None:
+        """Logprobs of the prompt's tokens after the first, at temperature 1, 256 positions at a time."""
+        following = torch.from_numpy(sequence.prompt[1:]).long()
+        most, scores = sequence.sampling.prompt_logprobs or 0, list[TokenScore]()
+        for start in range(0, len(following), 256):
+            ids = following[start : start + 256]
+            scores_TV = self.policy.logits(hidden_TE[start : start + len(ids)]).float().log_softmax(-1)
+            chosen = scores_TV.gather(1, ids[:, None])
+            ranks = ((scores_TV > chosen).sum(-1) + 1).tolist()
+            rows = zip(ids.tolist(), chosen[:, 0].tolist(), ranks, scores_TV, strict=True)
+            scores += [TokenScore(i, lp, rank, _likeliest(scores_V, most)) for i, lp, rank, scores_V in rows]
+        sequence.prompt_scores = scores
+
+    def _order_install(self, weights: dict[str, Tensor], version: int, mode: InstallMode, done: Future[None]) -> None:
+        self._installs.append((mode, partial(_fulfil, done, partial(self._install, weights, version))))
+
+    def _install(self, weights: dict[str, Tensor], version: int) -> None:
+        self._flush()
+        load_weights(self.policy, weights)
+        self.version = version
+        self.rows.forget()
+        self.counters.installs += 1
+
+    def _check(self) -> None:
+        if not bool(self.policy(torch.zeros(1, 1, dtype=torch.long)).isfinite().all()):
+            raise UpstreamError(f"Policy version {self.version} gives logits that are not finite; do not serve it.")
+
+    def _abort(self, sequence: Sequence) -> None:
+        if sequence.row >= 0:
+            self._finish(sequence.row, "abort")
+        elif not sequence.finished:
+            sequence.finished = True
+            self.counters.aborted += 1
+            sequence.deliver(Chunk([], [], self.version, finish="abort"))
+
+    def _close(self) -> None:
+        self._closed = True
+        for sequence in (*self._active, *self._waiting):
+            self._abort(sequence)
+        while not self._inbox.empty():
+            order = self._inbox.get()
+            if isinstance(order, partial) and order.func == self._waiting.append:
+                self._abort(order.args[0])
+
+
+def build_engine(
+    policy: Policy,
+    *,
+    max_batch: int = 32,
+    cached_sequences: int = 32,
+    max_length: int | None = None,
+    prefill_tokens: int = 4_096,
+    seed: int = 0,
+    version: int = 0,
+) -> Engine:
+    """An engine, not yet started, with cache rows for `max_batch` running and `cached_sequences` finished sequences."""
+    length = min(max_length or policy.config.max_position_embeddings, policy.config.max_position_embeddings)
+    rows = Rows(policy.config, max_batch + max(1, cached_sequences), length, policy.norm.dtype)
+    return Engine(policy, rows, max_batch=max_batch, prefill_tokens=prefill_tokens, seed=seed, version=version)
+
+
+def _likeliest(scores_V: Tensor, count: int) -> dict[int, float]:
+    """The `count` likeliest tokens with their logprobs, likeliest first."""
+    top = scores_V.topk(count)
+    return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+
+
+def _fulfil(done: Future[None], work: Callable[[], None]) -> None:
+    """Do the work and settle the future with how it went."""
+    try:
+        work()
+    except (HarnessGymError, RuntimeError) as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)

@@ -1,0 +1,154 @@
+"""Chunks of a sequence as vLLM's completions replies, whole or streamed.
+
+Beside vLLM's fields every choice has `policy_versions`: run-length `[[count, version], ...]` of its tokens.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Sequence as List
+from typing import Any
+
+from trainers.engine.protocol import CompletionRequest
+from trainers.engine.sequence import Chunk, TokenScore
+from trainers.engine.text import Detokenizer, TextStream
+
+
+class Reply:
+    """Renders one request's chunks. Feed every chunk once, in order; then `whole` is the unstreamed reply."""
+
+    def __init__(self, request: CompletionRequest, model: str, detokenizer: Detokenizer | None) -> None:
+        self.request = request
+        self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model}
+        self._text = _Text(request, detokenizer)
+        self._names = None if request.return_tokens_as_token_ids else detokenizer
+        self._chunks: list[Chunk] = []
+        self._texts: list[str] = []
+        self._offset = 0
+        self.completion_tokens = 0
+
+    def feed(self, chunk: Chunk) -> None:
+        """Take the next chunk. A request for no tokens at all gets those of its chunks removed."""
+        if self.request.max_tokens == 0:
+            finish = chunk.finish if chunk.finish == "abort" else "length"
+            chunk = Chunk([], [], chunk.version, prompt_scores=chunk.prompt_scores, finish=finish, cached_tokens=chunk.cached_tokens)
+        self._chunks.append(chunk)
+        self._texts.append(self._text.feed(chunk))
+        self.completion_tokens += len(chunk.ids)
+
+    def event(self) -> bytes:
+        """The last chunk as a server-sent event."""
+        choice = self._choice(self._chunks[-1:], self._texts[-1], first=len(self._chunks) == 1)
+        options = self.request.stream_options
+        usage = {"usage": self._usage()} if options and options.continuous_usage_stats else {}
+        return _event({**self._head, "choices": [choice], **usage})
+
+    def ending(self) -> bytes:
+        """What ends a stream: usage, if asked for, and the mark."""
+        options = self.request.stream_options
+        usage = _event({**self._head, "choices": [], "usage": self._usage()}) if options and options.include_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def whole(self) -> bytes:
+        """The unstreamed reply."""
+        choice = self._choice(self._chunks, "".join(self._texts), first=True)
+        return _encode({**self._head, "choices": [choice], "usage": self._usage()})
+
+    def _usage(self) -> dict[str, Any]:
+        prompt = len(self.request.prompt)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self._chunks[-1].cached_tokens if self._chunks else 0},
+        }
+
+    def _choice(self, chunks: List[Chunk], text: str, *, first: bool) -> dict[str, Any]:
+        ids = [token for chunk in chunks for token in chunk.ids]
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": text,
+            "logprobs": None if self.request.logprobs is None else self._logprobs(chunks, ids),
+            "finish_reason": chunks[-1].finish,
+            "stop_reason": chunks[-1].stop_reason,
+            "policy_versions": _runs(chunks),
+        }
+        if self.request.return_token_ids:
+            choice["token_ids"] = ids
+            choice["prompt_token_ids"] = self.request.prompt if first else None
+        if first and chunks[-1].prompt_scores is not None:
+            choice["prompt_logprobs"] = self._prompt_logprobs(chunks[-1].prompt_scores)
+        return choice
+
+    def _logprobs(self, chunks: List[Chunk], ids: list[int]) -> dict[str, Any]:
+        names = [self._name(token) for token in ids]
+        logprobs = [value for chunk in chunks for value in chunk.logprobs]
+        alternatives = [likeliest for chunk in chunks for likeliest in chunk.alternatives]
+        offsets = []
+        for name in names:
+            offsets.append(self._offset)
+            self._offset += len(name)
+        top: list[dict[str, float]] = [{name: value} for name, value in zip(names, logprobs, strict=True)]
+        for entry, likeliest in zip(top, alternatives, strict=False):
+            for token, value in likeliest.items():
+                entry.setdefault(self._name(token), max(value, -9999.0))
+        return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
+
+    def _prompt_logprobs(self, scores: list[TokenScore]) -> list[dict[str, dict[str, Any]] | None]:
+        entries: list[dict[str, dict[str, Any]] | None] = [None]
+        for score in scores:
+            entry = {str(score.token): self._scored(score.token, score.logprob, score.rank)}
+            for rank, (token, value) in enumerate(score.alternatives.items(), 1):
+                entry.setdefault(str(token), self._scored(token, value, rank))
+            entries.append(entry)
+        return entries
+
+    def _scored(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": logprob, "rank": rank, "decoded_token": self._names.name(token) if self._names else None}
+
+    def _name(self, token: int) -> str:
+        return self._names.name(token) if self._names else f"token_id:{token}"
+
+
+class _Text:
+    """Text of chunks. While stop strings are possible it holds back what may turn out to be the start of one, and it leaves
+    out the stop string that ended the completion (unless asked for) and the end-of-sequence token."""
+
+    def __init__(self, request: CompletionRequest, detokenizer: Detokenizer | None) -> None:
+        wanted = detokenizer is not None and request.detokenize
+        self._stream: TextStream | None = detokenizer.stream(request.skip_special_tokens) if detokenizer and wanted else None
+        self._hold = max((len(stop) for stop in request.stop_strings), default=0)
+        self._keep_stop = request.include_stop_str_in_output
+        self._held = ""
+
+    def feed(self, chunk: Chunk) -> str:
+        if self._stream is None:
+            return ""
+        ids = chunk.ids[:-1] if chunk.finish == "stop" and not isinstance(chunk.stop_reason, str) else chunk.ids
+        text = self._held + "".join(self._stream.decode(token) for token in ids)
+        if isinstance(chunk.stop_reason, str) and chunk.stop_reason in text:
+            end = text.index(chunk.stop_reason)
+            self._held = ""
+            return text[: end + len(chunk.stop_reason)] if self._keep_stop else text[:end]
+        cut = len(text) if chunk.finish else max(0, len(text) - self._hold)
+        self._held = text[cut:]
+        return text[:cut]
+
+
+def _runs(chunks: List[Chunk]) -> list[list[int]]:
+    """`[[count, version], ...]` of the chunks' tokens."""
+    runs: list[list[int]] = []
+    for chunk in chunks:
+        if runs and chunk.ids and runs[-1][1] == chunk.version:
+            runs[-1][0] += len(chunk.ids)
+        elif chunk.ids:
+            runs.append([len(chunk.ids), chunk.version])
+    return runs
+
+
+def _encode(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + _encode(body) + b"\n\n"

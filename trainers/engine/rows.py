@@ -1,0 +1,135 @@
+"""The cache rows of an engine and what they hold.
+
+Rows [0, active) belong to running sequences, so decoding reads a slice and copies nothing; the rest keep the keys and values
+of finished sequences, where a later prompt may find its prefix. A row's content is valid for one salt only, and all rows are
+dropped when the weights change.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from harnessgym.tokens import IdArray
+from trainers.engine.sampler import DRAWS
+from trainers.policy import KVCache, PolicyConfig
+
+
+class Rows:
+    """Per row: tokens, how many of them have keys and values, salt, and the sampling state of a running sequence."""
+
+    def __init__(self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype) -> None:
+        self.kv = KVCache(config, rows, length, dtype)
+        self.count, self.active = rows, 0
+        self.tokens = np.zeros((rows, length), dtype=np.int32)
+        self.logprobs = np.zeros((rows, length), dtype=np.float32)
+        self.length = np.zeros(rows, dtype=np.int64)
+        self.computed = np.zeros(rows, dtype=np.int64)
+        self.limit = np.zeros(rows, dtype=np.int64)
+        self.salt = np.zeros(rows, dtype=np.int64)
+        self.touched = np.zeros(rows, dtype=np.int64)
+        self.temperature = np.zeros(rows, dtype=np.float32)
+        self.top_p = np.ones(rows, dtype=np.float32)
+        self.top_k = np.zeros(rows, dtype=np.int64)
+        self.draws = np.zeros((rows, DRAWS), dtype=np.float32)
+        self.drawn = np.zeros(rows, dtype=np.int64)
+        counters = [self.length, self.computed, self.limit, self.salt, self.touched, self.top_k, self.drawn]
+        self._scalars: list[npt.NDArray[np.generic]] = [*counters, self.temperature, self.top_p]
+        self._clock = 0
+        self._salts: dict[str, int] = {}
+
+    def admit(self, prompt: IdArray, salt: str) -> int:
+        """Make the first row behind the active ones hold `prompt`, nothing of it computed; its number."""
+        self._clock += 1
+        row, number = self.active, self._salts.setdefault(salt, self._clock)
+        source, shared = self._match(prompt, number)
+        if shared:
+            self._touch(source)
+        victim = self._victim()
+        if victim != row:
+            self._copy(row, victim)
+        self._touch(row)
+        self.tokens[row, : len(prompt)] = prompt
+        self.length[row], self.computed[row], self.salt[row] = len(prompt), 0, number
+        self.drawn[row] = DRAWS
+        self.active += 1
+        return row
+
+    def retire(self, row: int) -> int:
+        """End the sequence in `row`, keeping what it computed for the prefix cache. The last active row moves into its place;
+        returns where from."""
+        last = self.active - 1
+        if row != last:
+            self._swap(row, last)
+        self._touch(last)
+        self.active = last
+        return last
+
+    def reuse(self, row: int) -> int:
+        """Copy the longest computed prefix of the row's tokens that another row holds; its length (at least one token is left
+        to compute). A finished sequence that is wholly contained in the row is dropped: it can serve nothing more."""
+        source, shared = self.reusable(row)
+        if shared == 0:
+            return 0
+        self.kv.copy_row(source, row, shared)
+        self.computed[row] = shared
+        self._touch(source)
+        if source >= self.active and shared == self.computed[source]:
+            self._clear(source)
+        return shared
+
+    def reusable(self, row: int) -> tuple[int, int]:
+        """The other row that holds the longest computed prefix of this row's tokens, and that prefix's length."""
+        return self._match(self.tokens[row, : self.length[row] - 1], int(self.salt[row]), skip=row)
+
+    def shared_with(self, row: int, others: list[int]) -> int:
+        """Longest prefix that the row's tokens share with those of `others`, under the same salt."""
+        return self._match(self.tokens[row, : self.length[row] - 1], int(self.salt[row]), among=others)[1]
+
+    def forget(self) -> None:
+        """Drop all computed keys and values: the weights have changed."""
+        self.computed[:] = 0
+        self.length[self.active :] = 0
+        self._salts = {salt: number for salt, number in self._salts.items() if number in self.salt[: self.active]}
+
+    def _match(
+        self, tokens: IdArray, salt: int, *, skip: int | None = None, among: list[int] | None = None
+    ) -> tuple[int, int]:
+        """Row with the longest common prefix, and its length; computed prefixes of all rows, or all tokens of `among`."""
+        rows = np.flatnonzero((self.salt == salt) & (self.computed > 0)) if among is None else np.asarray(among)
+        rows = rows[self.salt[rows] == salt]
+        if skip is not None:
+            rows = rows[rows != skip]
+        if not len(rows) or not len(tokens):
+            return 0, 0
+        differs = self.tokens[rows, : len(tokens)] != tokens
+        shared = np.where(differs.any(1), differs.argmax(1), len(tokens))
+        shared = np.minimum(shared, self.computed[rows] if among is None else self.length[rows])
+        best = int(shared.argmax())
+        return int(rows[best]), int(shared[best])
+
+    def _victim(self) -> int:
+        """An empty row, or else the one that has gone unused the longest, among those that hold no running sequence."""
+        used = np.where(self.computed[self.active :] == 0, -1, self.touched[self.active :])
+        return self.active + int(used.argmin())
+
+    def _touch(self, row: int) -> None:
+        self._clock += 1
+        self.touched[row] = self._clock
+
+    def _clear(self, row: int) -> None:
+        self.computed[row] = self.length[row] = 0
+
+    def _copy(self, source: int, target: int) -> None:
+        length = int(self.computed[source])
+        self.kv.copy_row(source, target, length)
+        self.tokens[target, :length] = self.tokens[source, :length]
+        for column in self._scalars:
+            column[target] = column[source]
+
+    def _swap(self, a: int, b: int) -> None:
+        self.kv.swap_rows(a, b, int(max(self.computed[a], self.computed[b])))
+        length = int(max(self.length[a], self.length[b]))
+        for table in (self.tokens[:, :length], self.logprobs[:, :length], self.draws):
+            table[[a, b]] = table[[b, a]]
+        for column in self._scalars:
+            column[[a, b]] = column[[b, a]]

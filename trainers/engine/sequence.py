@@ -1,0 +1,119 @@
+"""One request inside the engine, and what the engine says about it.
+
+A `Sampling` and a prompt go in; `Chunk`s come out, each of tokens sampled under one policy version, the last one with a
+finish reason.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from harnessgym.tokens import TokenIds
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample. The reported logprobs are of the distribution after temperature, then top-k, then top-p (renormalised)."""
+
+    max_tokens: int
+    """At least 1."""
+    temperature: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    top_p: float = 1.0
+    stop_token_ids: frozenset[int] = frozenset()
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    ignore_eos: bool = False
+    logprobs: int = 0
+    """Alternatives reported per token, beside the sampled one."""
+    prompt_logprobs: int | None = None
+    """Score the prompt, with this many alternatives per token (temperature and truncation do not apply)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Logprobs at one position: the token that is there, its rank (1 is the likeliest; 0 where unknown) and alternatives."""
+
+    token: int
+    logprob: float
+    rank: int
+    alternatives: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens sampled since the chunk before, all under policy `version`."""
+
+    ids: list[int]
+    logprobs: list[float]
+    version: int
+    alternatives: list[dict[int, float]] = field(default_factory=list)
+    prompt_scores: list[TokenScore] | None = None
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    cached_tokens: int = 0
+    """Prompt tokens whose keys and values were found in the prefix cache."""
+
+
+class Sequence:
+    """Engine-side state of a request; its tokens live in the row it occupies. Used by the engine thread alone.
+
+    `deliver` is called on the engine thread with every chunk.
+    """
+
+    def __init__(
+        self,
+        prompt: TokenIds,
+        sampling: Sampling,
+        deliver: Callable[[Chunk], None],
+        *,
+        salt: str = "",
+        eos: frozenset[int] = frozenset(),
+        matcher: "StopMatcher | None" = None,
+    ) -> None:
+        self.prompt = np.asarray(prompt, dtype=np.int32)
+        self.sampling, self.salt, self.deliver = sampling, salt, deliver
+        self.eos = frozenset[int]() if sampling.ignore_eos else eos
+        self.stops = sampling.stop_token_ids | self.eos
+        self.uniforms: np.random.Generator | None = None
+        self.row = -1
+        """Row it occupies; -1 while it waits or once it is finished."""
+        self.flushed = len(self.prompt)
+        """Length up to which its tokens have been delivered."""
+        self.cached_tokens = 0
+        self.alternatives: list[dict[int, float]] = []
+        self.prompt_scores: list[TokenScore] | None = None
+        self.finished = False
+        self.matcher = matcher
+
+    @property
+    def limit(self) -> int:
+        """Length at which it ends."""
+        return len(self.prompt) + self.sampling.max_tokens
+
+    @property
+    def needs_scores(self) -> bool:
+        """Whether its prompt is still to be scored."""
+        return self.sampling.prompt_logprobs is not None and self.prompt_scores is None
+
+
+class StopMatcher:
+    """Finds stop strings in the text of a growing completion; `decode` turns one more token into the text it completes."""
+
+    def __init__(self, stops: tuple[str, ...], decode: Callable[[int], str]) -> None:
+        self._stops, self._decode = stops, decode
+        self._keep = max(len(stop) for stop in stops) - 1
+        self._tail = ""
+
+    def feed(self, token: int) -> str | None:
+        """The stop string that this token completes, if any."""
+        piece = self._decode(token)
+        window = self._tail + piece
+        found = [(window.find(stop), stop) for stop in self._stops if stop in window]
+        self._tail = window[len(window) - self._keep :] if self._keep else ""
+        return min(found)[1] if found else None

@@ -1,0 +1,245 @@
+"""The engine's HTTP face: vLLM's completions protocol over one engine thread.
+
+    harnessgym engine MODEL_DIR --port 8000
+
+    POST /v1/completions   GET /v1/models   GET /health   GET /stats
+"""
+
+import asyncio
+import json
+import logging
+import socket
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from harnessgym.errors import ConfigError, UpstreamError
+from trainers.engine.engine import Engine, build_engine
+from trainers.engine.protocol import BadRequest, CompletionRequest, parse_request
+from trainers.engine.reply import Reply
+from trainers.engine.sequence import Chunk, Sequence, StopMatcher
+from trainers.engine.settings import EngineSettings
+from trainers.engine.text import Detokenizer
+from trainers.policy import load_policy
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Carries chunks from the engine's thread to the event loop, waking it once for all that are ready."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._ready: deque[tuple[asyncio.Queue[Chunk], Chunk]] = deque()
+        self._woken = False
+
+    def put(self, queue: asyncio.Queue[Chunk], chunk: Chunk) -> None:
+        """From any thread: put a chunk in a queue of the event loop."""
+        self._ready.append((queue, chunk))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._empty)
+
+    def _empty(self) -> None:
+        self._woken = False
+        while self._ready:
+            queue, chunk = self._ready.popleft()
+            queue.put_nowait(chunk)
+
+
+class Server:
+    """Routes requests to an engine."""
+
+    def __init__(self, engine: Engine, settings: EngineSettings, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine, self.settings = engine, settings
+        self.detokenizer = Detokenizer.load(settings.model)
+        self.eos = read_eos(settings)
+        self.outbox = Outbox(loop)
+
+    def sequence(self, request: CompletionRequest, queue: "asyncio.Queue[Chunk]") -> Sequence:
+        """The engine's view of a request. Raises `BadRequest`."""
+        sampling = request.sampling(self.engine.rows.kv.length, self.engine.policy.config.vocab_size)
+        matcher = None
+        if sampling.stop:
+            if self.detokenizer is None:
+                raise BadRequest("`stop` needs a tokenizer.json in the model folder; use `stop_token_ids`.", param="stop")
+            matcher = StopMatcher(sampling.stop, self.detokenizer.stream(request.skip_special_tokens).decode)
+        return Sequence(
+            request.prompt,
+            sampling,
+            lambda chunk: self.outbox.put(queue, chunk),
+            salt=request.cache_salt or "",
+            eos=self.eos,
+            matcher=matcher,
+        )
+
+    async def completions(self, http: Request) -> Response:
+        try:
+            try:
+                raw = json.loads(await http.body())
+            except ValueError as error:
+                raise BadRequest(f"The request body is not JSON: {error}.") from error
+            request = parse_request(raw, self.settings.names)
+            queue: asyncio.Queue[Chunk] = asyncio.Queue()
+            sequence = self.sequence(request, queue)
+            self.engine.submit(sequence)
+        except BadRequest as refusal:
+            return JSONResponse(refusal.body(), status_code=refusal.status)
+        except UpstreamError as error:
+            return JSONResponse(BadRequest(str(error), status=503).body(), status_code=503)
+        reply = Reply(request, request.model or self.settings.names[0], self.detokenizer)
+        return Completion(self.engine, sequence, queue, reply)
+
+    async def models(self, http: Request) -> Response:
+        limit = self.engine.rows.kv.length
+        card = {"id": self.settings.names[0], "object": "model", "owned_by": "harnessgym", "max_model_len": limit}
+        return JSONResponse({"object": "list", "data": [card | {"root": str(self.settings.model), "parent": None}]})
+
+    async def health(self, http: Request) -> Response:
+        return Response(status_code=200 if self.engine.failure is None else 500)
+
+    async def stats(self, http: Request) -> Response:
+        engine = self.engine
+        now: dict[str, Any] = {"version": engine.version, "running": engine.running, "waiting": engine.waiting}
+        return JSONResponse({"worker_id": self.settings.worker_id, **now, **asdict(engine.counters)})
+
+
+class Completion(Response):
+    """Sends a sequence's chunks as they come. If the client goes away, the sequence is aborted."""
+
+    def __init__(self, engine: Engine, sequence: Sequence, queue: "asyncio.Queue[Chunk]", reply: Reply) -> None:
+        self.status_code, self.background = 200, None
+        self._engine, self._sequence, self._queue, self._reply = engine, sequence, queue, reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(self._watch(receive))
+        try:
+            await (self._stream(send) if self._reply.request.stream else self._whole(send))
+        finally:
+            watcher.cancel()
+            self._engine.abort(self._sequence)
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._engine.abort(self._sequence)
+
+    async def _stream(self, send: Send) -> None:
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        finish = None
+        while finish is None:
+            chunk = await self._queue.get()
+            finish = chunk.finish
+            self._reply.feed(chunk)
+            body = self._reply.event() + (self._reply.ending() if finish else b"")
+            await send({"type": "http.response.body", "body": body, "more_body": finish is None})
+
+    async def _whole(self, send: Send) -> None:
+        finish = None
+        while finish is None:
+            chunk = await self._queue.get()
+            finish = chunk.finish
+            self._reply.feed(chunk)
+        body = self._reply.whole()
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+def create_app(engine: Engine, settings: EngineSettings) -> Starlette:
+    """The ASGI application of a started engine; its lifespan runs the weight agent, if there is one."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        server = Server(engine, settings, asyncio.get_running_loop())
+        app.state.server = server
+        agent = None
+        if settings.agent is not None:
+            from trainers.weights.agent import WeightAgent
+
+            agent = asyncio.create_task(WeightAgent(settings.agent, settings.worker_id, engine).run())
+        yield
+        if agent is not None:
+            agent.cancel()
+            await asyncio.wait([agent])
+
+    def endpoint(name: str) -> Any:
+        async def handle(http: Request) -> Response:
+            response: Response = await getattr(http.app.state.server, name)(http)
+            return response
+
+        return handle
+
+    routes = [
+        Route("/v1/completions", endpoint("completions"), methods=["POST"]),
+        Route("/v1/models", endpoint("models")),
+        Route("/health", endpoint("health")),
+        Route("/stats", endpoint("stats")),
+    ]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def read_eos(settings: EngineSettings) -> frozenset[int]:
+    """End-of-sequence ids of a model folder: generation_config.json, or else config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = settings.model / name
+        found = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()
+
+
+def load_engine(settings: EngineSettings) -> Engine:
+    """The engine that the settings describe, not yet started, with the newest committed version if it follows a policy."""
+    torch.set_num_threads(settings.threads)
+    policy = load_policy(settings.model, getattr(torch, settings.dtype))
+    engine = build_engine(
+        policy,
+        max_batch=settings.max_batch,
+        cached_sequences=settings.cached_sequences,
+        max_length=settings.max_length,
+        prefill_tokens=settings.prefill_tokens,
+        seed=settings.seed,
+    )
+    return engine
+
+
+def listen(settings: EngineSettings) -> socket.socket:
+    """The socket to serve on. Raises `ConfigError` if the address cannot be taken."""
+    if settings.fd is not None:
+        return socket.socket(fileno=settings.fd)
+    try:
+        return socket.create_server((settings.host, settings.port), backlog=1024)
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {settings.host}:{settings.port}: {error}. Choose another --port.") from error
+
+
+def serve(settings: EngineSettings) -> None:
+    """Serve until SIGINT or SIGTERM. Prints one line with the address when it listens."""
+    listener = listen(settings)
+    engine = load_engine(settings)
+    engine.start()
+    config = uvicorn.Config(
+        create_app(engine, settings), loop="uvloop", http="httptools", lifespan="on", access_log=False, log_level="warning"
+    )
+    config.timeout_graceful_shutdown = 2
+    address = listener.getsockname()
+    where = f"http://{address[0]}:{address[1]}" if isinstance(address, tuple) else f"unix:{address}"
+    sys.stdout.write(f"engine {settings.worker_id} serves {settings.names[0]} at {where}\n")
+    sys.stdout.flush()
+    try:
+        uvicorn.Server(config).run(sockets=[listener])
+    finally:
+        engine.close()

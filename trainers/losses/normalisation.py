@@ -1,0 +1,33 @@
+"""How much each token counts in a batch's loss.
+
+Denominators count tokens or rollouts, never rows: a rollout split into several rows with disjoint masks weighs what it weighed
+whole. Corrections come later and leave the weights alone.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from harnessgym.tokens import FloatArray
+from harnessgym.traces.trajectories import Row
+
+Normalisation = Literal["token", "rollout"]
+
+
+def token_weights(rows: Sequence[Row], normalisation: Normalisation) -> list[FloatArray]:
+    """Weight of each token, float32 [T] per row, 0 where the mask is 0.
+
+    "token": one over the batch's trained tokens (DAPO): long rollouts weigh more.
+    "rollout": one over (rollouts in the batch x trained tokens of its rollout) (GRPO): each rollout weighs the same.
+    """
+    trained: Counter[str] = Counter()
+    for row in rows:
+        trained[row.rollout_id] += int(np.count_nonzero(row.mask))
+    total = max(sum(trained.values()), 1)
+
+    def share(row: Row) -> float:
+        return 1 / total if normalisation == "token" else 1 / (len(trained) * max(trained[row.rollout_id], 1))
+
+    return [(row.mask != 0).astype(np.float32) * np.float32(share(row)) for row in rows]

@@ -1,0 +1,287 @@
+"""The policy: a decoder-only transformer in plain torch, of the Qwen3 and Llama families.
+
+One module serves the trainer (whole sequences, gradients) and the embedded engine (a KV cache, no gradients), so the two can
+differ in nothing but rounding. Checkpoints are ordinary Hugging Face folders (`config.json`, `model.safetensors`,
+`tokenizer.json`, `chat_template.jinja`): other tools load what we write, and we load what they write.
+
+Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from harnessgym.errors import PolicyError
+
+_ARCHITECTURES = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
+"""Architecture name to "normalises queries and keys per head"."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """Shape of a policy, named as in `config.json`."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float = 10_000.0
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = True
+    max_position_embeddings: int = 2_048
+    qk_norm: bool = True
+
+    @classmethod
+    def from_hf(cls, raw: dict[str, object], where: str = "config.json") -> "PolicyConfig":
+        """Read a Hugging Face config. Raises `PolicyError` for an architecture or option this module does not compute."""
+        architecture = (raw.get("architectures") or ["Qwen3ForCausalLM"])[0]  # type: ignore[index]
+        if architecture not in _ARCHITECTURES:
+            raise PolicyError(f"{where}: architecture {architecture!r} is not supported; known: {', '.join(_ARCHITECTURES)}.")
+        if raw.get("rope_scaling") or raw.get("use_sliding_window"):
+            raise PolicyError(f"{where}: RoPE scaling and sliding windows are not supported; serve this model with vLLM.")
+        heads = int(raw["num_attention_heads"])  # type: ignore[call-overload]
+        rope = raw.get("rope_parameters") or {}
+        values = {
+            "head_dim": int(raw["hidden_size"]) // heads,  # type: ignore[call-overload]
+            "rope_theta": rope.get("rope_theta", 10_000.0),  # type: ignore[attr-defined]
+            "num_key_value_heads": heads,
+            **{name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None},
+            "qk_norm": _ARCHITECTURES[architecture],
+        }
+        return cls(**values)  # type: ignore[arg-type]
+
+    def to_hf(self) -> dict[str, object]:
+        """The config as transformers reads it."""
+        values: dict[str, object] = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "qk_norm"}
+        architecture = next(name for name, norm in _ARCHITECTURES.items() if norm == self.qk_norm)
+        model_type = "qwen3" if self.qk_norm else "llama"
+        return {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu", "attention_bias": False, **values}
+
+
+class KVCache:
+    """Keys and values of `rows` sequences of at most `length` tokens: per layer two tensors [rows, kv_heads, length, head_dim].
+
+    Both are views of one block [layers, rows, length, 2, kv_heads, head_dim], so a token is written by one copy per layer and a
+    row moves in one. The block is zero and takes memory only where it has been written.
+    """
+
+    def __init__(self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype = torch.float32) -> None:
+        shape = (config.num_hidden_layers, rows, length, 2, config.num_key_value_heads, config.head_dim)
+        zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        self.block = torch.from_numpy(zeros).view(dtype).view(shape)
+        self.flat = [layer.view(rows * length, 2 * config.num_key_value_heads, config.head_dim) for layer in self.block]
+        self.keys = [layer[:, :, 0].transpose(1, 2) for layer in self.block]
+        self.values = [layer[:, :, 1].transpose(1, 2) for layer in self.block]
+        self.rows, self.length = rows, length
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one row over another."""
+        self.block[:, target, :length] = self.block[:, source, :length]
+
+    def swap_rows(self, a: int, b: int, length: int) -> None:
+        """Exchange the first `length` positions of two rows."""
+        held = self.block[:, a, :length].clone()
+        self.block[:, a, :length] = self.block[:, b, :length]
+        self.block[:, b, :length] = held
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; Qwen3 also normalises queries and keys."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.eps = config.rms_norm_eps
+        self.qkv_proj = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.q_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
+        self.k_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
+
+    def project(self, x_BTE: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, heads, T, D], keys and values [B, kv_heads, T, D], rotated to their positions."""
+        batch, length, _ = x_BTE.shape
+        qkv = self.qkv_proj(x_BTE).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = F.rms_norm(q, (self.head_dim,), self.q_norm, self.eps)
+            k = F.rms_norm(k, (self.head_dim,), self.k_norm, self.eps)
+        return _rotate(q, cos_BTD, sin_BTD).transpose(1, 2), _rotate(k, cos_BTD, sin_BTD).transpose(1, 2), v.transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Attention output [B, T, hidden]; `mask` is additive [B, 1, T, S], or None for plain causal attention."""
+        out = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One decoder layer: attention and a gated feed-forward net, both pre-normalised."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.input_layernorm = nn.Parameter(torch.ones(config.hidden_size))
+        self.post_attention_layernorm = nn.Parameter(torch.ones(config.hidden_size))
+        self.shape, self.eps = (config.hidden_size,), config.rms_norm_eps
+
+    def pre_attention(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.shape, self.input_layernorm, self.eps)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(F.rms_norm(x, self.shape, self.post_attention_layernorm, self.eps)).chunk(2, dim=-1)
+        return x + self.down_proj(F.silu(gate) * up)
+
+
+class Policy(nn.Module):
+    """The language model. `forward` scores whole sequences; `forward_cached` extends cached ones."""
+
+    def __init__(self, config: PolicyConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.Parameter(torch.ones(config.hidden_size))
+        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        cos, sin = _rotary_table(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Logits [B, T, vocab] of whole, right-padded sequences (padding never reaches a real token's logits)."""
+        length = ids_BT.shape[1]
+        cos, sin = self.cos[None, :length], self.sin[None, :length]
+        x = self.embed_tokens(ids_BT)
+        for layer in self.layers:
+            q, k, v = layer.self_attn.project(layer.pre_attention(x), cos, sin)
+            x = layer.feed_forward(x + layer.self_attn.attend(q, k, v, None))
+        return self.logits(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Final norm and vocabulary projection of hidden states [..., hidden]."""
+        x = F.rms_norm(x, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
+        return F.linear(x, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
+
+    @torch.inference_mode()
+    def forward_cached(self, ids_BT: Tensor, start_B: Tensor, cache: KVCache, rows: slice | Tensor) -> Tensor:
+        """Hidden states [B, T, hidden] of tokens appended to cache rows that already hold `start_B` tokens each.
+
+        `rows` is a slice of contiguous rows (no copy: what decoding uses) or a row index [B] (prefill). Right padding in
+        `ids_BT` writes keys past a sequence's end, where later tokens overwrite them and the mask hides them until then.
+        """
+        position_BT = start_B[:, None] + torch.arange(ids_BT.shape[1])
+        horizon = int(position_BT.max()) + 1
+        mask = torch.zeros((len(start_B), 1, ids_BT.shape[1], horizon), dtype=self.norm.dtype)
+        mask.masked_fill_((torch.arange(horizon) > position_BT[:, :, None])[:, None], float("-inf"))
+        cos, sin = self.cos[position_BT], self.sin[position_BT]
+        index = torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows
+        target = (index[:, None] * cache.length + position_BT).flatten()
+        x = self.embed_tokens(ids_BT)
+        for depth, layer in enumerate(self.layers):
+            q, k, v = layer.self_attn.project(layer.pre_attention(x), cos, sin)
+            pair = torch.cat((k.transpose(1, 2), v.transpose(1, 2)), dim=2)
+            cache.flat[depth].index_copy_(0, target, pair.flatten(0, 1))
+            held = cache.block[depth, rows, :horizon].transpose(1, 3)
+            x = layer.feed_forward(x + layer.self_attn.attend(q, held[:, :, 0], held[:, :, 1], mask))
+        return x
+
+
+def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
+    """Log-probability of each token given those before it, [B, T] float32; position 0, which nothing predicts, is 0.
+
+    This is the distribution at `temperature` without truncation (top-p = 1, no top-k): the one policy gradients use.
+    """
+    scores = logits_BTV[:, :-1].float() / temperature
+    chosen = scores.gather(-1, ids_BT[:, 1:, None]).squeeze(-1) - scores.logsumexp(-1)
+    return F.pad(chosen, (1, 0))
+
+
+def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
+    """A policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not fit."""
+    if not (folder / "config.json").is_file():
+        raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
+    policy = Policy(PolicyConfig.from_hf(json.loads((folder / "config.json").read_text()), str(folder / "config.json")))
+    load_weights(policy, load_file(folder / "model.safetensors"))
+    return policy.to(dtype)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors` (Hugging Face tensor names)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(policy.config.to_hf(), indent=2) + "\n")
+    save_file(published_weights(policy), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def published_weights(policy: Policy) -> dict[str, Tensor]:
+    """Copies of all weights under their Hugging Face names, as policy versions store them."""
+    config, out = policy.config, {}
+    split_qkv = [n * config.head_dim for n in (config.num_attention_heads, *(config.num_key_value_heads,) * 2)]
+    for name, tensor in policy.state_dict().items():
+        layer, _, leaf = name.partition(".self_attn.") if ".self_attn." in name else name.rpartition(".")
+        if name.endswith("qkv_proj.weight"):
+            parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split(split_qkv), strict=True)
+            out |= {f"model.{layer}.self_attn.{part}.weight": value.clone() for part, value in parts}
+        elif name.endswith("gate_up_proj.weight"):
+            layer = name.removesuffix(".gate_up_proj.weight")
+            parts = zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True)
+            out |= {f"model.{layer}.mlp.{part}.weight": value.clone() for part, value in parts}
+        else:
+            out[_hf_name(name)] = tensor.clone()
+    return out
+
+
+@torch.no_grad()
+def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
+    """Copy Hugging Face tensors into the policy in place. Raises `PolicyError` naming the first that is missing or misshaped."""
+    source = dict(weights)
+
+    def take(name: str) -> Tensor:
+        if name not in source:
+            raise PolicyError(f"The weights have no tensor {name!r}; is this the model that config.json describes?")
+        return source[name]
+
+    for name, target in policy.state_dict().items():
+        prefix = "model." + name
+        if name.endswith("qkv_proj.weight"):
+            value = torch.cat([take(prefix.replace("qkv_proj", part)) for part in ("q_proj", "k_proj", "v_proj")])
+        elif name.endswith("gate_up_proj.weight"):
+            value = torch.cat([take(prefix.replace("gate_up_proj", f"mlp.{part}")) for part in ("gate_proj", "up_proj")])
+        else:
+            value = take(_hf_name(name))
+        if value.shape != target.shape:
+            raise PolicyError(f"Tensor {name!r} has shape {tuple(value.shape)}, config.json says {tuple(target.shape)}.")
+        target.copy_(value)
+
+
+def _hf_name(name: str) -> str:
+    if name.startswith("lm_head"):
+        return name
+    name = name.replace(".down_proj", ".mlp.down_proj")
+    return f"model.{name}" if name.endswith(".weight") else f"model.{name}.weight"
+
+
+def _rotate(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
+    left, right = x_BTHD.chunk(2, dim=-1)
+    return x_BTHD * cos_BTD[:, :, None] + torch.cat((-right, left), dim=-1) * sin_BTD[:, :, None]
+
+
+def _rotary_table(config: PolicyConfig) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [positions, head_dim] (RoPE, arXiv 2104.09864, in the half-split layout of Llama and Qwen)."""
+    inverse = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse).repeat(1, 2)
+    return angles.cos(), angles.sin()

@@ -1,0 +1,196 @@
+"""One optimizer step on a batch of rows: the arithmetic that every trainer here shares.
+
+What is computed is decoupled PPO (arXiv 2505.24298): the clipped surrogate against the policy the step starts from, weighted
+per token by the truncated ratio between that policy and the one that sampled. Given equal inputs, the step is deterministic.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from harnessgym.errors import TrainerError
+from harnessgym.tokens import FloatArray
+from harnessgym.traces.trajectories import Row
+from trainers.corrections.importance_sampling import effective_sample_size, truncated
+from trainers.losses.clipped import clipped_surrogate, clipped_tokens
+from trainers.losses.normalisation import Normalisation, token_weights
+from trainers.policy import Policy, token_logprobs
+
+
+class UpdateSettings(BaseModel):
+    """How a batch changes the policy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lr: float = Field(4e-4, gt=0)
+    """Learning rate of this step; fits the shipped policy. Pretrained models want about 1e-6."""
+    clip_low: float = Field(0.2, ge=0, le=1)
+    """How far below 1 the ratio to the proximal policy may fall before the gradient stops."""
+    clip_high: float = Field(0.28, ge=0)
+    """How far above 1 it may rise."""
+    tis_cap: float = Field(2.0, gt=0)
+    """Largest importance weight of a token that an older policy sampled."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients longer than this are scaled down to it."""
+    normalisation: Normalisation = "token"
+    """What the loss is a mean over: trained tokens, or rollouts (each the mean of its tokens)."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of the rows; logprobs are compared at it."""
+    micro_batch_tokens: int = Field(16_384, gt=0)
+    """Padded tokens per forward pass. Changes memory and rounding, nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateMetrics:
+    """What one step did. All are measured before the weights change; ratios are per trained token."""
+
+    loss: float
+    grad_norm: float
+    """L2 norm before clipping."""
+    mean_ratio: float
+    """Mean of pi / mu: near 1 when the recorded logprobs are those of the distribution that was sampled."""
+    ess: float
+    """Effective sample size of pi / mu as a share of the tokens, before truncation."""
+    kl: float
+    """KL(mu, pi) by the k3 estimator, r - 1 - log r (Schulman 2020), nats per token."""
+    clip_fraction: float
+    """Share of tokens whose gradient the clip cut."""
+    entropy: float
+    """Mean of -log pi over the sampled tokens: the policy's entropy, estimated on what mu sampled, nats per token."""
+    tokens: int
+    rollouts: int
+
+
+def make_optimizer(policy: Policy, settings: UpdateSettings) -> torch.optim.Optimizer:
+    """AdamW without weight decay, with the short second-moment memory that few, noisy steps want."""
+    return torch.optim.AdamW(policy.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+
+
+def policy_update(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rows: Sequence[Row],
+    advantages: Sequence[float | FloatArray],
+    settings: UpdateSettings,
+    proximal: Sequence[FloatArray] | None = None,
+) -> UpdateMetrics:
+    """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
+
+    `proximal` holds the logprobs [T] per row of the policy that ratios are clipped against; None means the policy as it is now,
+    which is exact for the first step on a batch. Raises `TrainerError` for lengths that do not match, a batch without trained
+    tokens, or a gradient that is not finite (the weights are then unchanged).
+    """
+    batch = _checked(rows, advantages, settings, proximal)
+    for group in optimizer.param_groups:
+        group["lr"] = settings.lr
+    optimizer.zero_grad(set_to_none=True)
+    seen: list[_Seen] = []
+    for rows_of_micro_batch in micro_batches([len(item.row.ids) for item in batch], settings.micro_batch_tokens):
+        seen.append(_backward(policy, [batch[index] for index in rows_of_micro_batch], settings))
+    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
+    if not np.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise TrainerError(f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs.")
+    optimizer.step()
+    return _metrics(seen, norm, len({row.rollout_id for row in rows}))
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
+    """Indices of rows in groups of similar length whose padded size is at most `max_tokens` (a longer row goes alone)."""
+    group: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if group and lengths[group[0]] * (len(group) + 1) > max_tokens:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A row with everything the loss needs about its tokens, each float32 [T]."""
+
+    row: Row
+    advantages: FloatArray
+    weights: FloatArray
+    proximal: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Per trained token of a micro-batch, float [N] (loss: a sum)."""
+
+    loss: float
+    log_ratio_N: Tensor
+    logprobs_N: Tensor
+    clipped_N: Tensor
+
+
+def _checked(
+    rows: Sequence[Row],
+    advantages: Sequence[float | FloatArray],
+    settings: UpdateSettings,
+    proximal: Sequence[FloatArray] | None,
+) -> list[_Item]:
+    if len(rows) != len(advantages) or (proximal is not None and len(proximal) != len(rows)):
+        raise TrainerError(f"{len(rows)} rows need as many advantages (and proximal logprobs, if given); got {len(advantages)}.")
+    if not any(row.mask.any() for row in rows):
+        raise TrainerError("The batch has no trained token; drop groups of equal reward only while others remain.")
+    items = []
+    for index, (row, weights) in enumerate(zip(rows, token_weights(rows, settings.normalisation), strict=True)):
+        advantage = np.asarray(advantages[index], dtype=np.float32)
+        old = None if proximal is None else np.asarray(proximal[index], dtype=np.float32)
+        if advantage.shape not in ((), row.ids.shape) or (old is not None and old.shape != row.ids.shape):
+            raise TrainerError(f"Rollout {row.rollout_id}: advantages or proximal logprobs do not have the row's length.")
+        if row.mask[:1].any():
+            raise TrainerError(f"Rollout {row.rollout_id}: the first token of a row has no context and cannot be trained.")
+        items.append(_Item(row, np.broadcast_to(advantage, row.ids.shape), weights, old))
+    return items
+
+
+def _backward(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) -> _Seen:
+    """Add the micro-batch's gradient; its loss is already divided by the whole batch's denominators."""
+    longest = max(len(item.row.ids) for item in items)
+    ids_BT = _padded([item.row.ids for item in items], longest).long()
+    mask_BT = _padded([item.row.mask for item in items], longest) != 0
+    logprobs_N = token_logprobs(policy(ids_BT), ids_BT, settings.temperature)[mask_BT]
+    behaviour_N = _padded([item.row.logprobs for item in items], longest)[mask_BT]
+    advantages_N = _padded([item.advantages for item in items], longest)[mask_BT]
+    weights_N = _padded([item.weights for item in items], longest)[mask_BT]
+    known = [item.proximal for item in items if item.proximal is not None]
+    old_N = _padded(known, longest)[mask_BT] if known else logprobs_N.detach()
+    step_N = logprobs_N - old_N
+    loss_N = clipped_surrogate(step_N, advantages_N, settings.clip_low, settings.clip_high)
+    loss = (weights_N * truncated(old_N - behaviour_N, settings.tis_cap) * loss_N).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    clipped_N = clipped_tokens(step_N.detach(), advantages_N, settings.clip_low, settings.clip_high)
+    return _Seen(float(loss.detach()), (logprobs_N - behaviour_N).detach(), logprobs_N.detach(), clipped_N)
+
+
+def _padded(arrays: Sequence[np.ndarray], length: int) -> Tensor:  # type: ignore[type-arg]
+    """[B, length] of right-padded rows."""
+    out = np.zeros((len(arrays), length), dtype=arrays[0].dtype)
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(out)
+
+
+def _metrics(seen: Sequence[_Seen], grad_norm: float, rollouts: int) -> UpdateMetrics:
+    log_ratio_N = torch.cat([part.log_ratio_N for part in seen])
+    ratio_N = log_ratio_N.exp()
+    return UpdateMetrics(
+        loss=sum(part.loss for part in seen),
+        grad_norm=grad_norm,
+        mean_ratio=float(ratio_N.mean()),
+        ess=float(effective_sample_size(log_ratio_N)),
+        kl=float((ratio_N - 1 - log_ratio_N).mean()),
+        clip_fraction=float(torch.cat([part.clipped_N for part in seen]).float().mean()),
+        entropy=float(-torch.cat([part.logprobs_N for part in seen]).mean()),
+        tokens=log_ratio_N.numel(),
+        rollouts=rollouts,
+    )

@@ -1,0 +1,1 @@
+"""Policy versions on disk, and the agents that install them in engines."""
