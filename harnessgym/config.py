@@ -6,6 +6,7 @@ config = load_config(RunConfig, Path("run.toml"), ["--trainer.steps", "40"])
 """
 
 import difflib
+import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,18 +27,18 @@ M = TypeVar("M", bound=BaseModel)
 
 
 def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()) -> M:
-    """Read a TOML file, apply `--dotted.key value` overrides, and validate.
+    """Read a TOML (or, by its suffix, JSON) file, apply `--dotted.key value` overrides, and validate.
 
     Raises `ConfigError` naming the file, the key and, for an unknown key, the nearest known one.
     """
     raw: dict[str, Any] = {}
     if path is not None:
         try:
-            raw = tomllib.loads(path.read_text())
+            raw = json.loads(path.read_text()) if path.suffix == ".json" else tomllib.loads(path.read_text())
         except FileNotFoundError:
             raise ConfigError(f"There is no config file {path}.") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+        except ValueError as error:
+            raise ConfigError(f"{path} cannot be read: {error}.") from None
     for dotted, text in _pairs(overrides):
         _set(raw, dotted.split("."), parse_value(text), dotted)
     return validate(model, raw, str(path) if path else "the command line")

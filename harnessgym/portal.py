@@ -8,7 +8,7 @@ with Portal() as portal:
 
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -23,7 +23,7 @@ class Portal:
         self._stack = ExitStack()
         self._portal: BlockingPortal | None = None
 
-    def __enter__(self) -> "Portal":
+    def __enter__(self) -> Self:
         self._portal = self._stack.enter_context(start_blocking_portal())
         return self
 

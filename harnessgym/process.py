@@ -1,4 +1,4 @@
-"""This process and its children: dying with a parent, recognising a process we started, ending it and nothing else."""
+"""A process and its children: dying with a parent, recognising a process we started, ending it and nothing else."""
 
 import contextlib
 import ctypes

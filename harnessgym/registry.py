@@ -9,18 +9,35 @@ from typing import Any, Literal
 from harnessgym.config import nearest
 from harnessgym.errors import ConfigError
 
-Kind = Literal["task_set", "harness", "sandbox", "algorithm", "dialect", "service"]
+Kind = Literal["task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "service", "settings"]
 
 REGISTRY: dict[Kind, dict[str, str]] = {
     "task_set": {"lookup": "environments.lookup:LookupTasks"},
-    "harness": {"command": "harnessgym.harnesses.command:CommandHarness"},
+    "harness": {"command": "harnessgym.harnesses.command:Command"},
     "sandbox": {
         "process": "harnessgym.sandboxes.process:Process",
         "bubblewrap": "harnessgym.sandboxes.bubblewrap:Bubblewrap",
     },
     "algorithm": {"grpo": "trainers.grpo:train"},
+    "advantage": {
+        "grpo": "trainers.advantages.group_relative:grpo",
+        "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
+    },
+    "grader": {},
     "dialect": {"chat": "proxies.dialects.chat:Chat", "messages": "proxies.dialects.messages:Messages"},
-    "service": {"proxy": "proxies.app:serve", "engine": "trainers.engine:serve"},
+    "service": {
+        "proxy": "proxies.app:serve",
+        "engine": "trainers.engine:serve",
+        "node": "harnessgym.rollout.node:run",
+        "train-worker": "trainers.grpo:train",
+    },
+    "settings": {
+        "proxy": "proxies.app:ProxySettings",
+        "engine": "trainers.engine:EngineSettings",
+        "node": "harnessgym.rollout.node:NodeSettings",
+        "train-worker": "trainers.grpo:TrainerSettings",
+        "train": "harnessgym.run_config:RunConfig",
+    },
 }
 
 

@@ -74,7 +74,7 @@ def spans_of(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
 
 
 def versions_of(spans: Iterable[VersionSpan], length: int) -> IdArray:
-    """One policy version per token [length] int32. Raises `TraceError` unless the spans cover [0, length) without gap or overlap."""
+    """One policy version per token [length] int32. Raises `TraceError` unless spans tile [0, length)."""
     versions, reached = np.zeros(length, dtype=np.int32), 0
     for span in spans:
         if span.start != reached or span.end <= span.start or span.end > length:

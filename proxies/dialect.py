@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from harnessgym.message import Message, Sampling, ToolCall, ToolSpec
+from harnessgym.message import Message, ToolCall, ToolSpec
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -99,9 +99,15 @@ class Event:
 class Problem:
     """Why a request gets no answer, in no protocol's terms."""
 
-    kind: Literal["malformed", "unsupported", "unknown_key", "sealed", "not_found", "overflow", "limit", "overloaded", "upstream"]
+    kind: Literal[
+        "malformed", "unsupported", "unknown_key", "sealed", "not_found", "overflow", "limit", "overloaded", "upstream"
+    ]
     message: str
     retry_after_s: float | None = None
+    tokens: int | None = None
+    """For `overflow`: how many tokens the prompt has. Harnesses read the provider's own sentence, which tells both numbers."""
+    max_tokens: int | None = None
+    """For `overflow`: how many it may have."""
 
 
 class RequestProblem(Exception):
@@ -128,6 +134,8 @@ class Dialect(Protocol):
     name: str
     routes: tuple[tuple[str, str], ...]
     """(method, path) pairs, below the base URL a harness is given."""
+    tool_call_prefix: str
+    """How the provider's tool-call ids begin; a parser mints ids that begin so."""
 
     def secret(self, headers: Mapping[str, str]) -> str | None:
         """The session key a request carries as its API key, if any. Header names are lower case."""
@@ -141,7 +149,9 @@ class Dialect(Protocol):
         """The body of a whole answer."""
         ...
 
-    def stream(self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int) -> AsyncIterator[Event]:
+    def stream(
+        self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
+    ) -> AsyncIterator[Event]:
         """The events of a streamed answer. Each event says whether a client may act on it."""
         ...
 

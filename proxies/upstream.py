@@ -1,9 +1,8 @@
 """The contract of an inference engine: token ids in; token ids, their logprobs and their policy versions out."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
-
 
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
@@ -33,13 +32,24 @@ class Upstream(Protocol):
     """One engine worker."""
 
     logprob_mode: LogprobMode
+    version: int
+    """Policy version the worker is known to serve; labels tokens of an engine that does not label its own."""
 
-    def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncIterator[TokenChunk]:
-        """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses or contradicts itself."""
+    def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
+        """Sample a continuation. Closing the generator ends the sequence.
+
+        Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses or contradicts itself.
+        """
         ...
 
     async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:
         """Log-probability of each token given those before it, float32 [T]; entry 0 is 0."""
         ...
 
+    async def healthy(self) -> bool:
+        """Whether the worker answers now."""
+        ...
 
+    def close(self) -> None:
+        """Let go of connections."""
+        ...

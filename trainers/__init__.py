@@ -1,0 +1,1 @@
+"""Whatever holds weights: the policy, the embedded engine, trainers."""

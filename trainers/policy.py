@@ -51,9 +51,11 @@ class PolicyConfig:
             raise PolicyError(f"{where}: RoPE scaling and sliding windows are not supported; serve this model with vLLM.")
         heads = int(raw["num_attention_heads"])  # type: ignore[call-overload]
         rope = raw.get("rope_parameters") or {}
+        if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
+            raise PolicyError(f"{where}: RoPE type {rope['rope_type']!r} is not supported; serve this model with vLLM.")
         values = {
             "head_dim": int(raw["hidden_size"]) // heads,  # type: ignore[call-overload]
-            "rope_theta": rope.get("rope_theta", 10_000.0),  # type: ignore[attr-defined]
+            "rope_theta": rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,
             "num_key_value_heads": heads,
             **{name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None},
             "qk_norm": _ARCHITECTURES[architecture],
@@ -65,7 +67,13 @@ class PolicyConfig:
         values: dict[str, object] = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "qk_norm"}
         architecture = next(name for name, norm in _ARCHITECTURES.items() if norm == self.qk_norm)
         model_type = "qwen3" if self.qk_norm else "llama"
-        return {"architectures": [architecture], "model_type": model_type, "hidden_act": "silu", "attention_bias": False, **values}
+        return {
+            "architectures": [architecture],
+            "model_type": model_type,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            **values,
+        }
 
 
 class KVCache:
@@ -110,11 +118,10 @@ class Attention(nn.Module):
     def project(self, x_BTE: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, heads, T, D], keys and values [B, kv_heads, T, D], rotated to their positions."""
         batch, length, _ = x_BTE.shape
-        qkv = self.qkv_proj(x_BTE).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
-        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
+        qkv = F.linear(x_BTE, self.qkv_proj.weight).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
+        q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads], dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q = F.rms_norm(q, (self.head_dim,), self.q_norm, self.eps)
-            k = F.rms_norm(k, (self.head_dim,), self.k_norm, self.eps)
+            q, k = _rms_norm(q, self.q_norm, self.eps), _rms_norm(k, self.k_norm, self.eps)
         return _rotate(q, cos_BTD, sin_BTD).transpose(1, 2), _rotate(k, cos_BTD, sin_BTD).transpose(1, 2), v.transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -122,7 +129,16 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
         )
-        return self.o_proj(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return F.linear(out.transpose(1, 2).flatten(2), self.o_proj.weight)
+
+    def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """`attend` for one query per sequence.
+
+        The queries that share a key head are taken as its sequence, so that keys and values are read once.
+        """
+        grouped = q.view(len(q), self.kv_heads, self.heads // self.kv_heads, self.head_dim)
+        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
+        return F.linear(out.reshape(len(q), 1, self.heads * self.head_dim), self.o_proj.weight)
 
 
 class Block(nn.Module):
@@ -135,24 +151,31 @@ class Block(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.input_layernorm = nn.Parameter(torch.ones(config.hidden_size))
         self.post_attention_layernorm = nn.Parameter(torch.ones(config.hidden_size))
-        self.shape, self.eps = (config.hidden_size,), config.rms_norm_eps
+        self.eps = config.rms_norm_eps
 
     def pre_attention(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, self.input_layernorm, self.eps)
+        """What attention sees of the residual stream."""
+        return _rms_norm(x, self.input_layernorm, self.eps)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(F.rms_norm(x, self.shape, self.post_attention_layernorm, self.eps)).chunk(2, dim=-1)
-        return x + self.down_proj(F.silu(gate) * up)
+        """The residual stream after the feed-forward net."""
+        normed = _rms_norm(x, self.post_attention_layernorm, self.eps)
+        gate, up = F.linear(normed, self.gate_up_proj.weight).chunk(2, dim=-1)
+        return x + F.linear(F.silu(gate) * up, self.down_proj.weight)
 
 
 class Policy(nn.Module):
     """The language model. `forward` scores whole sequences; `forward_cached` extends cached ones."""
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.blocks = tuple(block for block in self.layers if isinstance(block, Block))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
         self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         cos, sin = _rotary_table(config)
@@ -166,15 +189,15 @@ class Policy(nn.Module):
         """Logits [B, T, vocab] of whole, right-padded sequences (padding never reaches a real token's logits)."""
         length = ids_BT.shape[1]
         cos, sin = self.cos[None, :length], self.sin[None, :length]
-        x = self.embed_tokens(ids_BT)
-        for layer in self.layers:
+        x = F.embedding(ids_BT, self.embed_tokens.weight)
+        for layer in self.blocks:
             q, k, v = layer.self_attn.project(layer.pre_attention(x), cos, sin)
             x = layer.feed_forward(x + layer.self_attn.attend(q, k, v, None))
         return self.logits(x)
 
     def logits(self, x: Tensor) -> Tensor:
         """Final norm and vocabulary projection of hidden states [..., hidden]."""
-        x = F.rms_norm(x, (self.config.hidden_size,), self.norm, self.config.rms_norm_eps)
+        x = _rms_norm(x, self.norm, self.config.rms_norm_eps)
         return F.linear(x, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
 
     @torch.inference_mode()
@@ -184,21 +207,31 @@ class Policy(nn.Module):
         `rows` is a slice of contiguous rows (no copy: what decoding uses) or a row index [B] (prefill). Right padding in
         `ids_BT` writes keys past a sequence's end, where later tokens overwrite them and the mask hides them until then.
         """
-        position_BT = start_B[:, None] + torch.arange(ids_BT.shape[1])
+        length, fresh = ids_BT.shape[1], not bool(start_B.any())
+        position_BT = start_B[:, None] + torch.arange(length)
         horizon = int(position_BT.max()) + 1
-        mask = torch.zeros((len(start_B), 1, ids_BT.shape[1], horizon), dtype=self.norm.dtype)
-        mask.masked_fill_((torch.arange(horizon) > position_BT[:, :, None])[:, None], float("-inf"))
+        mask = None if fresh else self._mask(position_BT, horizon)
         cos, sin = self.cos[position_BT], self.sin[position_BT]
         index = torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows
         target = (index[:, None] * cache.length + position_BT).flatten()
-        x = self.embed_tokens(ids_BT)
-        for depth, layer in enumerate(self.layers):
-            q, k, v = layer.self_attn.project(layer.pre_attention(x), cos, sin)
+        x = F.embedding(ids_BT, self.embed_tokens.weight)
+        for depth, layer in enumerate(self.blocks):
+            attention = layer.self_attn
+            q, k, v = attention.project(layer.pre_attention(x), cos, sin)
             pair = torch.cat((k.transpose(1, 2), v.transpose(1, 2)), dim=2)
             cache.flat[depth].index_copy_(0, target, pair.flatten(0, 1))
-            held = cache.block[depth, rows, :horizon].transpose(1, 3)
-            x = layer.feed_forward(x + layer.self_attn.attend(q, held[:, :, 0], held[:, :, 1], mask))
+            if not fresh:
+                held = cache.block[depth, rows, :horizon].transpose(1, 3)
+                k, v = held[:, :, 0], held[:, :, 1]
+            x = layer.feed_forward(
+                x + (attention.attend_one(q, k, v, mask) if length == 1 else attention.attend(q, k, v, mask))
+            )
         return x
+
+    def _mask(self, position_BT: Tensor, horizon: int) -> Tensor:
+        """Additive mask [B, 1, T, horizon] that hides what lies behind each token's own position."""
+        hidden = torch.arange(horizon) > position_BT[:, :, None]
+        return torch.zeros(hidden.shape, dtype=self.norm.dtype).masked_fill_(hidden, float("-inf"))[:, None]
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
@@ -229,10 +262,10 @@ def save_policy(policy: Policy, folder: Path) -> None:
 
 def published_weights(policy: Policy) -> dict[str, Tensor]:
     """Copies of all weights under their Hugging Face names, as policy versions store them."""
-    config, out = policy.config, {}
+    config, out = policy.config, dict[str, Tensor]()
     split_qkv = [n * config.head_dim for n in (config.num_attention_heads, *(config.num_key_value_heads,) * 2)]
     for name, tensor in policy.state_dict().items():
-        layer, _, leaf = name.partition(".self_attn.") if ".self_attn." in name else name.rpartition(".")
+        layer, _, _ = name.partition(".self_attn.") if ".self_attn." in name else name.rpartition(".")
         if name.endswith("qkv_proj.weight"):
             parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split(split_qkv), strict=True)
             out |= {f"model.{layer}.self_attn.{part}.weight": value.clone() for part, value in parts}
@@ -247,25 +280,32 @@ def published_weights(policy: Policy) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
-    """Copy Hugging Face tensors into the policy in place. Raises `PolicyError` naming the first that is missing or misshaped."""
-    source = dict(weights)
+    """Copy Hugging Face tensors into the policy in place.
+
+    Raises `PolicyError` naming the first that is missing or misshaped; the policy is then unchanged.
+    """
 
     def take(name: str) -> Tensor:
-        if name not in source:
+        if name not in weights:
             raise PolicyError(f"The weights have no tensor {name!r}; is this the model that config.json describes?")
-        return source[name]
+        return weights[name]
 
+    loaded: list[tuple[Tensor, list[Tensor]]] = []
     for name, target in policy.state_dict().items():
         prefix = "model." + name
         if name.endswith("qkv_proj.weight"):
-            value = torch.cat([take(prefix.replace("qkv_proj", part)) for part in ("q_proj", "k_proj", "v_proj")])
+            parts = [take(prefix.replace("qkv_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
         elif name.endswith("gate_up_proj.weight"):
-            value = torch.cat([take(prefix.replace("gate_up_proj", f"mlp.{part}")) for part in ("gate_proj", "up_proj")])
+            parts = [take(prefix.replace("gate_up_proj", f"mlp.{part}")) for part in ("gate_proj", "up_proj")]
         else:
-            value = take(_hf_name(name))
-        if value.shape != target.shape:
-            raise PolicyError(f"Tensor {name!r} has shape {tuple(value.shape)}, config.json says {tuple(target.shape)}.")
-        target.copy_(value)
+            parts = [take(_hf_name(name))]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        if shape != target.shape:
+            raise PolicyError(f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}.")
+        loaded.append((target, parts))
+    for target, parts in loaded:
+        for part, rows in zip(parts, torch.split(target, [len(part) for part in parts]), strict=True):
+            rows.copy_(part)
 
 
 def _hf_name(name: str) -> str:
@@ -273,6 +313,13 @@ def _hf_name(name: str) -> str:
         return name
     name = name.replace(".down_proj", ".mlp.down_proj")
     return f"model.{name}" if name.endswith(".weight") else f"model.{name}.weight"
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension (arXiv 1910.07467). Written out: the fused one is slow on CPUs."""
+    if x.dtype != torch.float32:
+        return F.rms_norm(x, weight.shape, weight, eps)
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def _rotate(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:

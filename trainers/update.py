@@ -1,11 +1,12 @@
 """One optimizer step on a batch of rows: the arithmetic that every trainer here shares.
 
-What is computed is decoupled PPO (arXiv 2505.24298): the clipped surrogate against the policy the step starts from, weighted
-per token by the truncated ratio between that policy and the one that sampled. Given equal inputs, the step is deterministic.
+What is computed is decoupled PPO (arXiv 2505.24298): the clipped surrogate against a proximal policy, weighted per token by the
+truncated ratio between that policy and the one that sampled. Given equal inputs, the step is deterministic.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -32,8 +33,11 @@ class UpdateSettings(BaseModel):
     """How far below 1 the ratio to the proximal policy may fall before the gradient stops."""
     clip_high: float = Field(0.28, ge=0)
     """How far above 1 it may rise."""
+    proximal: Literal["behaviour", "current"] = "behaviour"
+    """The policy that ratios are clipped against: the one that sampled (PPO, which leaves no importance weight), or the one the
+    step starts from (which never clips; staleness is weighted instead). The shipped policy is stable under the first only."""
     tis_cap: float = Field(2.0, gt=0)
-    """Largest importance weight of a token that an older policy sampled."""
+    """Largest importance weight of a token, proximal over behaviour policy."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     normalisation: Normalisation = "token"
@@ -80,17 +84,16 @@ def policy_update(
 ) -> UpdateMetrics:
     """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
 
-    `proximal` holds the logprobs [T] per row of the policy that ratios are clipped against; None means the policy as it is now,
-    which is exact for the first step on a batch. Raises `TrainerError` for lengths that do not match, a batch without trained
-    tokens, or a gradient that is not finite (the weights are then unchanged).
+    `proximal` holds the logprobs [T] per row of a policy to clip ratios against instead of `settings.proximal`. Raises
+    `TrainerError` for lengths that do not match, a batch without trained tokens, or a gradient that is not finite (the weights
+    are then unchanged).
     """
     batch = _checked(rows, advantages, settings, proximal)
     for group in optimizer.param_groups:
         group["lr"] = settings.lr
     optimizer.zero_grad(set_to_none=True)
-    seen: list[_Seen] = []
-    for rows_of_micro_batch in micro_batches([len(item.row.ids) for item in batch], settings.micro_batch_tokens):
-        seen.append(_backward(policy, [batch[index] for index in rows_of_micro_batch], settings))
+    micro = micro_batches([len(item.row.ids) for item in batch], settings.micro_batch_tokens)
+    seen = [_backward(policy, [batch[index] for index in indices], settings) for indices in micro]
     norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
     if not np.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
@@ -138,7 +141,9 @@ def _checked(
     proximal: Sequence[FloatArray] | None,
 ) -> list[_Item]:
     if len(rows) != len(advantages) or (proximal is not None and len(proximal) != len(rows)):
-        raise TrainerError(f"{len(rows)} rows need as many advantages (and proximal logprobs, if given); got {len(advantages)}.")
+        raise TrainerError(
+            f"{len(rows)} rows need as many advantages (and proximal logprobs, if given); got {len(advantages)}."
+        )
     if not any(row.mask.any() for row in rows):
         raise TrainerError("The batch has no trained token; drop groups of equal reward only while others remain.")
     items = []
@@ -163,7 +168,10 @@ def _backward(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) 
     advantages_N = _padded([item.advantages for item in items], longest)[mask_BT]
     weights_N = _padded([item.weights for item in items], longest)[mask_BT]
     known = [item.proximal for item in items if item.proximal is not None]
-    old_N = _padded(known, longest)[mask_BT] if known else logprobs_N.detach()
+    if known:
+        old_N = _padded(known, longest)[mask_BT]
+    else:
+        old_N = behaviour_N if settings.proximal == "behaviour" else logprobs_N.detach()
     step_N = logprobs_N - old_N
     loss_N = clipped_surrogate(step_N, advantages_N, settings.clip_low, settings.clip_high)
     loss = (weights_N * truncated(old_N - behaviour_N, settings.tis_cap) * loss_N).sum()
@@ -172,7 +180,7 @@ def _backward(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) 
     return _Seen(float(loss.detach()), (logprobs_N - behaviour_N).detach(), logprobs_N.detach(), clipped_N)
 
 
-def _padded(arrays: Sequence[np.ndarray], length: int) -> Tensor:  # type: ignore[type-arg]
+def _padded(arrays: Sequence[np.ndarray], length: int) -> Tensor:
     """[B, length] of right-padded rows."""
     out = np.zeros((len(arrays), length), dtype=arrays[0].dtype)
     for row, array in zip(out, arrays, strict=True):

@@ -19,7 +19,7 @@ class Chat:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
         self.template, self.tokenizer = environment.from_string(template), tokenizer
-        self.end: int = tokenizer.token_to_id("<|im_end|>")
+        self.end = int(tokenizer.token_to_id("<|im_end|>") or 0)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Chat":

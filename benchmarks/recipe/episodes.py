@@ -30,6 +30,7 @@ class Episode:
 
     @property
     def reward(self) -> float:
+        """1.0 for the right answer, else 0.0."""
         return float(self.answer is not None and self.answer.strip() == self.task.metadata["answer"])
 
     def show(self, ids: Sequence[int]) -> None:
@@ -76,7 +77,7 @@ def _sample_turn(
     temperature: float,
     generator: torch.Generator,
 ) -> None:
-    """Extend each active episode until it samples the end token or has `_MAX_NEW` new ones. `held` counts cached tokens by row."""
+    """Extend each active episode until it samples the end token or has `_MAX_NEW` new ones; `held` counts cached tokens."""
     speaking, spoken = list(active), 0
     while speaking:
         pending = [episodes[row].ids[held[row] :] for row in speaking]

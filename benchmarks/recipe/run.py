@@ -4,6 +4,8 @@ What the asynchronous line does with proxies, sandboxes and engines happens here
 measured by itself. Rollouts are as old as they are there: of each batch one half was sampled one version ago, the other two.
 Held-out tasks (other items, other wordings) are played before and after. The control shuffles each batch's rewards over its
 rollouts; what it gains is not learnt from the reward.
+
+Ratios are clipped against the behaviour policy (`UpdateSettings.proximal`): with importance weights alone a seed may collapse.
 """
 
 import argparse
@@ -11,14 +13,14 @@ import json
 import os
 import platform
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.recipe.chat import Chat
 from benchmarks.recipe.episodes import Episode, play
@@ -39,18 +41,19 @@ class Recipe:
     """One training run."""
 
     seed: int = 0
-    steps: int = 20
-    groups: int = 8
+    steps: int = 24
+    groups: int = 16
     """Groups per step: different tasks."""
-    group_size: int = 8
+    group_size: int = 4
     """Rollouts of each task."""
     lr: float = 4e-4
     shuffled: bool = False
     """The control."""
-    eval_every: int = 5
+    eval_every: int = 6
 
     @property
     def rollouts(self) -> int:
+        """Rollouts trained on in all."""
         return self.steps * self.groups * self.group_size
 
 
@@ -80,32 +83,50 @@ def run_recipe(recipe: Recipe, folder: Path = FOLDER) -> Result:
     """Train from the policy in `folder`; leaves it unchanged. Deterministic in the recipe on one machine."""
     policy, chat = load_policy(folder), Chat.from_folder(folder)
     settings = UpdateSettings(lr=recipe.lr)
-    optimizer, actor = make_optimizer(policy, settings), load_policy(folder)
-    generator, random = torch.Generator().manual_seed(recipe.seed), Random(f"recipe {recipe.seed}")
-    versions = deque([published_weights(policy)] * 3, maxlen=3)
+    optimizer, random = make_optimizer(policy, settings), Random(f"recipe {recipe.seed}")
+    actor = Actor(load_policy(folder), chat, torch.Generator().manual_seed(recipe.seed))
+    versions = [published_weights(policy)]
     tasks, scores, successes, seconds = _task_stream(random), [evaluate(policy, chat, 0)], [], 0.0
     for step in range(recipe.steps):
         started = time.perf_counter()
-        batch = [next(tasks) for _ in range(recipe.groups)]
-        episodes: list[Episode] = []
-        for age, half in ((1, batch[: recipe.groups // 2]), (2, batch[recipe.groups // 2 :])):
-            load_weights(actor, versions[-1 - age])
-            played = [task for task in half for _ in range(recipe.group_size)]
-            episodes += play(actor, chat, played, 1.0, generator)
-        rewards = np.array([episode.reward for episode in episodes])
-        successes.append(float(rewards.mean()))
+        rows, rewards = actor.batch([next(tasks) for _ in range(recipe.groups)], recipe.group_size, versions)
+        successes.append(sum(rewards) / len(rewards))
         if recipe.shuffled:
-            random.shuffle(rewards)  # type: ignore[arg-type]
-        advantages = np.concatenate([grpo(group) for group in rewards.reshape(recipe.groups, recipe.group_size)])
-        rows = [row_of(episode, index // recipe.group_size, index, step) for index, episode in enumerate(episodes)]
-        kept = [index for index in range(len(rows)) if advantages[index]]
+            random.shuffle(rewards)
+        groups = np.array(rewards).reshape(recipe.groups, recipe.group_size)
+        advantages = np.concatenate([grpo(group) for group in groups])
+        kept = [index for index, advantage in enumerate(advantages) if advantage]
         if kept:
-            policy_update(policy, optimizer, [rows[i] for i in kept], [float(advantages[i]) for i in kept], settings)
+            batch = [rows[index] for index in kept]
+            policy_update(policy, optimizer, batch, [float(advantages[index]) for index in kept], settings)
         versions.append(published_weights(policy))
         seconds += time.perf_counter() - started
         if (step + 1) % recipe.eval_every == 0 or step + 1 == recipe.steps:
             scores.append(evaluate(policy, chat, (step + 1) * recipe.groups * recipe.group_size))
     return Result(recipe, scores, successes, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Plays tasks with weights that are one or two versions old."""
+
+    policy: Policy
+    chat: Chat
+    generator: torch.Generator
+
+    def batch(
+        self, tasks: Sequence[Task], group_size: int, versions: Sequence[dict[str, Tensor]]
+    ) -> tuple[list[Row], list[float]]:
+        """Rows and rewards of `group_size` plays of each task, group by group. `versions` ends with the newest weights."""
+        rows, rewards, half = [], [], len(tasks) // 2
+        for age, part in ((1, tasks[:half]), (2, tasks[half:])):
+            version = max(len(versions) - 1 - age, 0)
+            load_weights(self.policy, versions[version])
+            played = [task for task in part for _ in range(group_size)]
+            for index, episode in enumerate(play(self.policy, self.chat, played, 1.0, self.generator)):
+                rows.append(row_of(episode, f"{len(versions)}/{age}/{index}", version))
+                rewards.append(episode.reward)
+        return rows, rewards
 
 
 def evaluate(policy: Policy, chat: Chat, rollouts: int) -> Score:
@@ -119,16 +140,16 @@ def evaluate(policy: Policy, chat: Chat, rollouts: int) -> Score:
     return Score(rollouts, greedy, sampled)
 
 
-def row_of(episode: Episode, group: int, index: int, step: int) -> Row:
+def row_of(episode: Episode, rollout_id: str, version: int) -> Row:
     """The training row of an episode."""
     mask = np.array(episode.mask, dtype=np.int32)
     return Row(
-        rollout_id=f"{step}/{index}",
-        group_id=f"{step}/{group}",
+        rollout_id=rollout_id,
+        group_id=episode.task.id,
         ids=np.array(episode.ids, dtype=np.int32),
         mask=mask,
         logprobs=np.array(episode.logprobs, dtype=np.float32),
-        versions=np.where(mask == 1, step, -1).astype(np.int32),
+        versions=np.where(mask == 1, version, -1).astype(np.int32),
     )
 
 

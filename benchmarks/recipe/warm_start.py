@@ -33,7 +33,7 @@ class WarmStart:
     """Settings of the supervised stage."""
 
     seed: int = 0
-    steps: int = 500
+    steps: int = 1_000
     batch: int = 24
     lr: float = 3e-3
     wrong: float = 0.7

@@ -14,7 +14,7 @@ _MAX_BYTES = 256
 
 
 def grade(task: Task, workspace: Path) -> Grade:
-    """Reward 1.0 if `answer.txt` holds exactly the task's answer (surrounding whitespace aside), else 0.0. Never raises for a file."""
+    """Reward 1.0 if `answer.txt` holds exactly the task's answer, whitespace around it aside, else 0.0, whatever it is."""
     return Grade({"reward": float(_read_answer(workspace / ANSWER_FILE) == task.metadata["answer"])})
 
 
@@ -24,11 +24,12 @@ def _read_answer(path: Path) -> str | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
             return None
-        try:
-            return file.read(_MAX_BYTES).decode().strip()
-        except (OSError, UnicodeDecodeError):
-            return None
+        return os.read(descriptor, _MAX_BYTES).decode().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    finally:
+        os.close(descriptor)

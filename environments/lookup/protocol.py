@@ -2,16 +2,16 @@
 
 A harness for this task imports nothing of this package; it repeats these strings and follows this loop:
 
-1. Read the instruction. Messages: `SYSTEM_PROMPT` as the system prompt, the instruction as the user message. Offer `TOOLS` (this
-   is the OpenAI chat form; the Anthropic form has the same names, descriptions and schemas, in the same order).
-2. Ask the model. If it calls tools, append its message as it came and one tool result per call (`Catalog.call`), and ask again.
+1. Read the instruction. `SYSTEM_PROMPT` is the system prompt, the instruction the user message. Offer `TOOLS`
+   (OpenAI chat form; the Anthropic form has the same names, descriptions and schemas, in the same order).
+2. Ask the model. If it calls tools, append its message as it came and a tool result per call (`Catalog.call`); repeat.
 3. If it calls none, or after `MAX_TURNS` model calls, write the text of its last message, stripped, to `ANSWER_FILE`.
 
-Tool results are bare text with no newline: `find` gives the id ("Q7"), `price`, `stock` and `weight` give the value ("47");
-a tool, item or id that does not exist, and missing, extra or non-string arguments, give "unknown". Nothing else is ever returned.
+Tool results are bare text, no newline: `find` gives the id ("Q7"), `price`, `stock` and `weight` the value ("47"). A tool,
+item or id that does not exist, and missing, extra or non-string arguments, give "unknown". There is no other result.
 
-`CATALOG_FILE` in the working directory is JSON: {"ids": {item name: id}, "attributes": {id: {"price": "47", "stock": "31", "weight":
-"88"}}}; all values are strings.
+`CATALOG_FILE` in the working directory is JSON, {"ids": {item name: id}, "attributes": {id: {"price": "47", "stock": "31",
+"weight": "88"}}}; all values are strings.
 """
 
 import json

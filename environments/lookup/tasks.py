@@ -15,8 +15,9 @@ from environments.lookup.protocol import CATALOG_FILE, KINDS, Catalog
 from harnessgym.task import Limits, Split, Task
 
 SYLLABLES = (
-    "bam", "bel", "bor", "cal", "cor", "cus", "dan", "den", "dor", "fal", "fen", "gar", "gol", "han", "hul", "jas", "kel", "kir",
-    "lan", "lom", "mar", "mil", "nar", "nol", "pel", "pim", "rad", "ros", "sal", "sin", "tam", "tor", "ven", "vol", "wen", "zor",
+    "bam", "bel", "bor", "cal", "cor", "cus", "dan", "den", "dor", "fal", "fen", "gar",
+    "gol", "han", "hul", "jas", "kel", "kir", "lan", "lom", "mar", "mil", "nar", "nol",
+    "pel", "pim", "rad", "ros", "sal", "sin", "tam", "tor", "ven", "vol", "wen", "zor",
 )  # fmt: skip
 _OPENINGS = ("", "Hello. ", "Please help me. ", "A question: ", "Now this one. ")
 _REQUESTS = (
@@ -67,6 +68,7 @@ class Question:
 
     @property
     def answer(self) -> str:
+        """What the right tool says of the item asked about."""
         return self.catalog.attributes[self.catalog.ids[self.name]][self.kind]
 
 

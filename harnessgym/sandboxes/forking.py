@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,8 @@ _DEATH_S = 10.0
 """How long an init may take to kill and collect a rollout before the sandbox counts as broken."""
 _PIECE = 1 << 16
 
-OnListener = Callable[[socket.socket], "asyncio.Future[None] | asyncio.Task[None]"]
+OnListener = Callable[[socket.socket], Awaitable[None]]
+"""Takes over the listener that a rollout opened on its loopback."""
 
 
 @dataclass(frozen=True, slots=True)

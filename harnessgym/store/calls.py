@@ -4,16 +4,24 @@ A call's life: `intend` (a row before the engine is asked), then `finish` (token
 act), then `set_status` as delivery is observed. An intent that never finished marks its rollout incomplete.
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
+from harnessgym.store.bodies import SplitBody, join_body
 from harnessgym.store.tables import bodies, calls, messages, new_id, segments
-from harnessgym.tokens import TokenIds, VersionSpan, hash_completion, hash_ids, pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from harnessgym.tokens import (
+    TokenIds,
+    VersionSpan,
+    hash_completion,
+    hash_ids,
+    pack_ids,
+    pack_logprobs,
+    unpack_ids,
+    unpack_logprobs,
+)
 
 CallStatus = Literal["intent", "committed", "delivered", "acknowledged", "undelivered", "aborted", "error"]
 CallKind = Literal["policy", "side", "compaction", "count"]
@@ -115,7 +123,7 @@ def intend(conn: Connection, intent: CallIntent, segment: Segment | None) -> Non
     if segment is not None:
         _insert_segment(conn, segment)
     values = {name: getattr(intent, name) for name in CallIntent.__dataclass_fields__}
-    conn.execute(insert(calls).values(**values, status="intent"))
+    conn.execute(_INSERT_CALL, {**values, "status": "intent"})
 
 
 def finish(conn: Connection, outcome: CallOutcome) -> None:
@@ -123,21 +131,21 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
     _insert_segment(conn, outcome.segment)
     assert outcome.segment.logprobs is not None
     conn.execute(
-        update(calls)
-        .where(calls.c.id == outcome.call_id)
-        .values(
-            status=outcome.status,
-            completion_len=len(outcome.segment.ids),
-            completion_hash=hash_completion(outcome.segment.ids, outcome.segment.logprobs, outcome.spans),
-            completion_segment=outcome.segment.id,
-            answer_digest=outcome.answer_digest,
-            version_spans=[[span.start, span.end, span.version] for span in outcome.spans],
-            finish_reason=outcome.finish_reason,
-            stop_token=outcome.stop_token,
-            upstream=outcome.upstream,
-            usage=outcome.usage,
-            timings=outcome.timings,
-        )
+        _FINISH_CALL,
+        {
+            "call": outcome.call_id,
+            "status": outcome.status,
+            "completion_len": len(outcome.segment.ids),
+            "completion_hash": hash_completion(outcome.segment.ids, outcome.segment.logprobs, outcome.spans),
+            "completion_segment": outcome.segment.id,
+            "answer_digest": outcome.answer_digest,
+            "version_spans": [[span.start, span.end, span.version] for span in outcome.spans],
+            "finish_reason": outcome.finish_reason,
+            "stop_token": outcome.stop_token,
+            "upstream": outcome.upstream,
+            "usage": outcome.usage,
+            "timings": outcome.timings,
+        },
     )
 
 
@@ -146,23 +154,45 @@ def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | 
     conn.execute(update(calls).where(calls.c.id == call_id).values(status=status, error=error))
 
 
-def add_body(conn: Connection, call_id: str, direction: Literal["request", "answer"], parts: Sequence[Any], remainder: bytes) -> None:
+def observe(conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]) -> None:
+    """Record how far answers came. What is known already is never weakened: an acknowledged call stays acknowledged."""
+    weaker: dict[str, tuple[CallStatus, ...]] = {
+        "undelivered": ("committed",),
+        "delivered": ("committed", "undelivered"),
+        "acknowledged": ("committed", "undelivered", "delivered", "aborted"),
+    }
+    found = calls.c.id.in_(call_ids) & calls.c.status.in_(weaker[status])
+    conn.execute(update(calls).where(found).values(status=status))
+
+
+def add_body(conn: Connection, call_id: str, direction: Literal["request", "answer"], body: SplitBody) -> None:
     """Store a body as its content-addressed messages plus what is left of it."""
-    hashes = []
-    for part in parts:
-        text = json.dumps(part, ensure_ascii=False, separators=(",", ":"))
-        digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-        conn.execute(insert(messages).prefix_with("OR IGNORE").values(hash=digest, body=text))
-        hashes.append(digest)
-    conn.execute(
-        insert(bodies).values(id=new_id(), call_id=call_id, direction=direction, message_hashes=hashes, remainder=remainder)
+    if body.parts:
+        conn.execute(_INSERT_MESSAGE, [{"hash": key, "body": text} for key, text in body.parts])
+    hashes = [key for key, _ in body.parts]
+    row = {"id": new_id(), "call_id": call_id, "direction": direction, "message_hashes": hashes, "remainder": body.remainder}
+    conn.execute(_INSERT_BODY, row)
+
+
+def body_of(conn: Connection, call_id: str, direction: Literal["request", "answer"] = "request") -> bytes | None:
+    """A stored body, byte for byte."""
+    query = select(bodies.c.message_hashes, bodies.c.remainder).where(
+        bodies.c.call_id == call_id, bodies.c.direction == direction
     )
+    row = conn.execute(query).first()
+    if row is None:
+        return None
+    wanted = set(row.message_hashes)
+    texts = conn.execute(select(messages.c.hash, messages.c.body).where(messages.c.hash.in_(wanted)))
+    return join_body([(key, text) for key, text in texts], row.message_hashes, row.remainder)
 
 
 def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCall]:
     """All calls of some sessions, by session and ordinal."""
     columns = [calls.c[name] for name in RecordedCall.__dataclass_fields__]
-    rows = conn.execute(select(*columns).where(calls.c.session_id.in_(session_ids)).order_by(calls.c.session_id, calls.c.ordinal))
+    rows = conn.execute(
+        select(*columns).where(calls.c.session_id.in_(session_ids)).order_by(calls.c.session_id, calls.c.ordinal)
+    )
     out = []
     for row in rows.mappings():
         spans = tuple(VersionSpan(*span) for span in row["version_spans"] or ())
@@ -172,7 +202,9 @@ def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCa
 
 def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
     """All segments of some sessions by id, parents before children."""
-    rows = conn.execute(select(segments).where(segments.c.session_id.in_(session_ids)).order_by(segments.c.created_at, segments.c.id))
+    rows = conn.execute(
+        select(segments).where(segments.c.session_id.in_(session_ids)).order_by(segments.c.created_at, segments.c.id)
+    )
     out: dict[str, Segment] = {}
     for row in rows.mappings():
         logprobs = None if row["logprobs"] is None else tuple(unpack_logprobs(row["logprobs"]).tolist())
@@ -188,14 +220,27 @@ def prompt_fingerprint(ids: TokenIds) -> tuple[int, str]:
 
 def _insert_segment(conn: Connection, segment: Segment) -> None:
     conn.execute(
-        insert(segments).values(
-            id=segment.id,
-            session_id=segment.session_id,
-            kind=segment.kind,
-            parent_id=segment.parent_id,
-            hash=hash_ids(segment.ids),
-            length=len(segment.ids),
-            ids=pack_ids(segment.ids),
-            logprobs=None if segment.logprobs is None else pack_logprobs(segment.logprobs),
-        )
+        _INSERT_SEGMENT,
+        {
+            "id": segment.id,
+            "session_id": segment.session_id,
+            "kind": segment.kind,
+            "parent_id": segment.parent_id,
+            "hash": hash_ids(segment.ids),
+            "length": len(segment.ids),
+            "ids": pack_ids(segment.ids),
+            "logprobs": None if segment.logprobs is None else pack_logprobs(segment.logprobs),
+        },
     )
+
+
+_INSERT_SEGMENT, _INSERT_CALL, _INSERT_BODY = insert(segments), insert(calls), insert(bodies)
+_INSERT_MESSAGE = insert(messages).prefix_with("OR IGNORE")
+_FINISHED_COLUMNS = (
+    "status", "completion_len", "completion_hash", "completion_segment", "answer_digest", "version_spans", "finish_reason",
+    "stop_token", "upstream", "usage", "timings",
+)  # fmt: skip
+_FINISH_CALL = (
+    update(calls).where(calls.c.id == bindparam("call")).values({name: bindparam(name) for name in _FINISHED_COLUMNS})
+)
+"""Statements are built once: building one costs more than running it."""

@@ -1,6 +1,7 @@
 """Policies and their versions. A version number is never reused, and only committed ones are ever installed."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
@@ -47,7 +48,9 @@ def get(conn: Connection, policy_id: str, version: int) -> PolicyVersion | None:
 def latest(conn: Connection, policy_id: str) -> PolicyVersion | None:
     """The newest version that is committed and not orphaned."""
     usable = [policy_versions.c.policy_id == policy_id, policy_versions.c.committed, ~policy_versions.c.orphaned]
-    row = conn.execute(select(*_columns()).where(*usable).order_by(policy_versions.c.version.desc()).limit(1)).mappings().first()
+    row = (
+        conn.execute(select(*_columns()).where(*usable).order_by(policy_versions.c.version.desc()).limit(1)).mappings().first()
+    )
     return None if row is None else PolicyVersion(**row)
 
 
@@ -70,5 +73,5 @@ def orphan_after(conn: Connection, policy_id: str, version: int) -> int:
     return conn.execute(update(policy_versions).where(later).values(orphaned=True)).rowcount
 
 
-def _columns() -> list[object]:
+def _columns() -> list[Any]:
     return [policy_versions.c[name] for name in PolicyVersion.__dataclass_fields__]

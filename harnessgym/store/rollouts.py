@@ -1,8 +1,8 @@
 """Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, or run again.
 
-A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the policy's keeps its row
-(verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot. A group is complete when every slot has a
-valid or tampered rollout, or was given up; with fewer than two left it is dropped.
+A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the policy's keeps its
+row (verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot. A group is complete when every
+slot has a valid or tampered rollout, or was given up; with fewer than two left it is dropped.
 """
 
 import time
@@ -126,7 +126,9 @@ def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) 
     own = ("id", "group_id", "run_id", "policy_id", "slot", "attempt", "harness", "seed")
     columns = [rollouts.c[name] for name in own]
     of_group = [groups.c.purpose, groups.c.sampling, groups.c.submitted_version, tasks.c.key.label("task_key")]
-    joined = select(*columns, *of_group).join(groups, groups.c.id == rollouts.c.group_id).join(tasks, tasks.c.id == groups.c.task_id)
+    joined = (
+        select(*columns, *of_group).join(groups, groups.c.id == rollouts.c.group_id).join(tasks, tasks.c.id == groups.c.task_id)
+    )
     found = {row["id"]: RolloutRow(**row) for row in conn.execute(joined.where(rollouts.c.id.in_(ids))).mappings()}
     return [found[rollout_id] for rollout_id in ids]
 
@@ -172,11 +174,17 @@ def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int) -> bool:
     return True
 
 
-def lost(conn: Connection, run_id: str, *, holder: str | None = None) -> list[str]:
-    """Running rollouts whose lease expired, or all those of a holder known to be dead."""
-    gone = rollouts.c.holder == holder if holder is not None else rollouts.c.lease_expires < time.time()
-    query = select(rollouts.c.id).where(rollouts.c.run_id == run_id, rollouts.c.status == "running", gone)
+def lost(conn: Connection, run_id: str) -> list[str]:
+    """Running rollouts whose lease has expired."""
+    expired = rollouts.c.lease_expires < time.time()
+    query = select(rollouts.c.id).where(rollouts.c.run_id == run_id, rollouts.c.status == "running", expired)
     return list(conn.execute(query).scalars())
+
+
+def expire(conn: Connection, run_id: str) -> None:
+    """End the leases of all running rollouts: the run's only node is known to be dead."""
+    running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running")
+    conn.execute(update(rollouts).where(running).values(lease_expires=0.0))
 
 
 def exclude(conn: Connection, rollout_id: str, reason: str) -> None:
@@ -208,17 +216,17 @@ def set_group_state(conn: Connection, group_id: str, state: GroupState) -> None:
 def group_states(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
     """How many groups of a purpose are in each state."""
     query = select(groups.c.state, func.count()).where(groups.c.run_id == run_id, groups.c.purpose == purpose)
-    return {state: count for state, count in conn.execute(query.group_by(groups.c.state)).all()}  # noqa: C416
+    return dict(conn.execute(query.group_by(groups.c.state)).tuples().all())
 
 
 def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
     """How many rollouts of a run have each status."""
     query = select(rollouts.c.status, func.count()).where(rollouts.c.run_id == run_id).group_by(rollouts.c.status)
-    return {status: count for status, count in conn.execute(query).all()}  # noqa: C416
+    return dict(conn.execute(query).tuples().all())
 
 
-def mean_reward(conn: Connection, run_id: str, purpose: str) -> tuple[list[float], int]:
-    """Rewards of a purpose's finished rollouts in order of task and slot, and how many there are."""
+def rewards_of(conn: Connection, run_id: str, purpose: str) -> list[float]:
+    """Rewards of a purpose's finished rollouts in order of group and slot."""
     query = (
         select(rewards.c.value)
         .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
@@ -226,12 +234,28 @@ def mean_reward(conn: Connection, run_id: str, purpose: str) -> tuple[list[float
         .where(groups.c.run_id == run_id, groups.c.purpose == purpose, rewards.c.channel == "reward")
         .order_by(groups.c.ordinal, rollouts.c.slot)
     )
-    values = [float(value) for value in conn.execute(query).scalars()]
-    return values, len(values)
+    return [float(value) for value in conn.execute(query).scalars()]
+
+
+def best(conn: Connection, run_id: str, limit: int) -> list[str]:
+    """Ids of the training rollouts with the highest rewards, newest first among equals."""
+    query = (
+        select(rollouts.c.id)
+        .join(rewards, rewards.c.rollout_id == rollouts.c.id)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(rollouts.c.run_id == run_id, groups.c.purpose == "train", rewards.c.channel == "reward")
+        .order_by(rewards.c.value.desc(), rollouts.c.ended_at.desc())
+        .limit(limit)
+    )
+    return list(conn.execute(query).scalars())
 
 
 def _end(conn: Connection, outcome: RolloutOutcome, status: RolloutStatus) -> Any:
-    row = conn.execute(select(rollouts).where(rollouts.c.id == outcome.rollout_id, rollouts.c.status == "running")).mappings().first()
+    row = (
+        conn.execute(select(rollouts).where(rollouts.c.id == outcome.rollout_id, rollouts.c.status == "running"))
+        .mappings()
+        .first()
+    )
     if row is None:
         return None
     conn.execute(

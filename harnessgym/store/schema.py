@@ -2,12 +2,17 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from sqlalchemy import Connection, inspect, text
+
+from harnessgym.errors import SchemaError
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 HEAD = "0001"
 """Newest revision in `migrations/versions`; a test compares it with Alembic's own answer, which is slow to import."""
+WRITING: Final = {"harnessgym_write": True}
+"""Execution options of a connection whose transactions take the write lock when they begin, not at their first write."""
 
 
 @cache
@@ -24,15 +29,36 @@ def revision_of(conn: Connection) -> str | None:
 
 
 def upgrade(conn: Connection, revision: str = "head") -> None:
-    """Migrate to a revision, data kept. Only one process may do this at a time, and none may write meanwhile."""
-    if revision == "head" and revision_of(conn) == HEAD:
+    """Migrate to a revision, data kept, in one transaction: a crash leaves the old schema, a second process waits its turn.
+
+    Nothing may use the database meanwhile. Raises `SchemaError` if a later release migrated it.
+    """
+    found = revision_of(conn)
+    conn.rollback()
+    if revision == "head" and found == HEAD:
         return
     from alembic import command
     from alembic.config import Config
+    from alembic.script import ScriptDirectory
 
-    conn.rollback()
     config = Config()
     config.set_main_option("script_location", str(_SCRIPTS))
-    config.attributes["connection"] = conn
-    command.upgrade(config, revision)
-    conn.commit()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
+        raise SchemaError(f"The trace database has schema revision {found}, which this code does not know. Upgrade HarnessGym.")
+    conn.execution_options(**WRITING)
+    _enforce_references(conn, on=False)
+    try:
+        config.attributes["connection"] = conn
+        command.upgrade(config, revision)
+        conn.commit()
+    finally:
+        conn.rollback()
+        _enforce_references(conn, on=True)
+
+
+def _enforce_references(conn: Connection, *, on: bool) -> None:
+    """Switch foreign keys: rebuilding a table that others refer to needs them off. SQLite does so outside transactions only."""
+    dbapi = conn.connection.cursor()
+    dbapi.execute(f"PRAGMA foreign_keys={'ON' if on else 'OFF'}")
+    dbapi.close()

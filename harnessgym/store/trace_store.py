@@ -1,27 +1,30 @@
 """The one way to the database: short reads, and writes that one thread groups into transactions.
 
 Every process opens one `TraceStore`. Writes are functions of a connection; those that are waiting when the writer becomes idle
-share one `BEGIN IMMEDIATE` transaction, each in its own savepoint, so one that fails takes no other with it. A write has
+share one `BEGIN IMMEDIATE` transaction, each in its own savepoint, so one that fails takes no other with it. Only where the
+database gives up the transaction itself (a full disk) do all that share it fail, and then none of them is stored. A write has
 returned only when its transaction is committed. With SQLite in WAL mode that survives SIGKILL of any process; with
 `synchronous="FULL"` also power loss.
 """
 
 import asyncio
+import contextlib
 import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import SchemaError, StoreError
-from harnessgym.store.schema import head_revision, revision_of, upgrade
+from harnessgym.store.schema import WRITING, head_revision, revision_of, upgrade
 
 Synchronous = Literal["NORMAL", "FULL"]
 T = TypeVar("T")
@@ -44,11 +47,10 @@ class TraceStore:
     def __init__(self, url: str, *, synchronous: Synchronous = "NORMAL") -> None:
         self.url = url
         self._engine = _engine(url, synchronous)
-        self._queue: queue.SimpleQueue[tuple[Work[Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._closed = False
-        self._reading = threading.local()
-        self._readers: list[Connection] = []
+        self._closing = threading.Lock()
         self._writer = threading.Thread(target=self._write_groups, name="store-writer", daemon=True)
         self._writer.start()
 
@@ -60,10 +62,8 @@ class TraceStore:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         engine = _engine(url, synchronous)
         try:
-            with engine.connect() as conn:
+            with _refusals(url), engine.connect() as conn:
                 upgrade(conn)
-        except DBAPIError as error:
-            raise StoreError(_explain(url, error)) from error
         finally:
             engine.dispose()
         return cls(url, synchronous=synchronous)
@@ -76,10 +76,8 @@ class TraceStore:
             raise StoreError(f"There is no trace database at {path}. Run `harnessgym store migrate {url}` to make one.")
         engine = _engine(url, synchronous)
         try:
-            with engine.connect() as conn:
+            with _refusals(url), engine.connect() as conn:
                 found = revision_of(conn)
-        except DBAPIError as error:
-            raise StoreError(_explain(url, error)) from error
         finally:
             engine.dispose()
         if found != head_revision():
@@ -90,13 +88,12 @@ class TraceStore:
         return cls(url, synchronous=synchronous)
 
     def submit(self, work: Work[T]) -> "Future[T]":
-        """Queue a write; the future resolves once it is committed."""
-        if self._closed:
-            raise StoreError(f"The trace store {self.url} is closed.")
-        if os.getpid() != self._pid:
-            raise StoreError("A trace store does not cross a fork: open one in the child.")
+        """Queue a write; the future resolves once it is committed. It cannot be cancelled: what was submitted is written."""
         future: Future[T] = Future()
-        self._queue.put((work, future))
+        future.set_running_or_notify_cancel()
+        with self._closing:
+            self._refuse_misuse()
+            self._queue.put((work, future))
         return future
 
     def write(self, work: Work[T]) -> T:
@@ -104,81 +101,103 @@ class TraceStore:
         return self.submit(work).result()
 
     async def awrite(self, work: Work[T]) -> T:
-        """`write`, without blocking the event loop."""
+        """`write`, without blocking the event loop. A caller that is cancelled meanwhile does not take its write back."""
         return await asyncio.wrap_future(self.submit(work))
 
     def read(self, work: Work[T]) -> T:
-        """Run a short read on this thread's own connection."""
-        conn: Connection | None = getattr(self._reading, "conn", None)
-        try:
-            if conn is None:
-                conn = self._reading.conn = self._engine.connect()
-                self._readers.append(conn)
-            with conn.begin():
-                return work(conn)
-        except DBAPIError as error:
-            raise StoreError(_explain(self.url, error)) from error
+        """Run a short read; all its statements see one state of the database. Raises `StoreError` if the database refuses."""
+        self._refuse_misuse()
+        with _refusals(self.url), self._engine.connect() as conn, conn.begin():
+            return work(conn)
 
     def close(self) -> None:
-        """Commit what is queued and close. Safe to call twice."""
-        if not self._closed:
+        """Commit what is queued and close. Safe to call twice, and without effect in a forked child."""
+        if os.getpid() != self._pid:
+            return
+        with self._closing:
+            if self._closed:
+                return
             self._closed = True
             self._queue.put(None)
-            self._writer.join()
-            for conn in self._readers:
-                conn.close()
-            self._engine.dispose()
+        self._writer.join()
+        self._engine.dispose()
 
-    def __enter__(self) -> "TraceStore":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _refuse_misuse(self) -> None:
+        if os.getpid() != self._pid:
+            raise StoreError("A trace store does not cross a fork: open one in the child.")
+        if self._closed:
+            raise StoreError(f"The trace store {self.url} is closed.")
+
     def _write_groups(self) -> None:
         while (first := self._queue.get()) is not None:
             group, last = [first], False
-            while len(group) < _GROUP and not self._queue.empty():
+            while len(group) < _GROUP and not last and not self._queue.empty():
                 item = self._queue.get()
                 if item is None:
                     last = True
-                    break
-                group.append(item)
+                else:
+                    group.append(item)
             self._write_group(group)
             if last:
                 return
 
-    def _write_group(self, group: list[tuple[Work[Any], "Future[Any]"]]) -> None:
+    def _write_group(self, group: list["_Item"]) -> None:
         """One transaction; futures resolve after its commit, so that a result is never seen that could still be lost."""
         done: list[tuple[Future[Any], Any]] = []
-        failed: list[tuple[Future[Any], BaseException]] = []
+        failed: list[tuple[Future[Any], Exception]] = []
         try:
-            with self._engine.connect().execution_options(harnessgym_write=True) as conn, conn.begin():
+            with _refusals(self.url), self._engine.connect().execution_options(**WRITING) as conn, conn.begin():
                 for work, future in group:
                     try:
-                        with conn.begin_nested():
-                            done.append((future, work(conn)))
-                    except DBAPIError as error:
-                        if not conn.in_transaction():
-                            raise
-                        failed.append((future, StoreError(_explain(self.url, error))))
-                    except Exception as error:  # the caller's own function failed: it is the caller who must hear of it
+                        done.append((future, self._write_one(conn, work)))
+                    except _TransactionLostError:
+                        raise
+                    except Exception as error:  # noqa: BLE001 the caller's own function failed: it is the caller who hears of it
                         failed.append((future, error))
-        except Exception as error:  # nothing of the group is committed: every writer must hear why
-            problem = StoreError(_explain(self.url, error)) if isinstance(error, DBAPIError) else error
+        except Exception as error:  # noqa: BLE001 nothing of the group is committed: every writer hears why
+            problem = StoreError(str(error)) if isinstance(error, _TransactionLostError) else error
             for _, future in group:
                 future.set_exception(problem)
             return
         for future, result in done:
             future.set_result(result)
-        for future, error in failed:
-            future.set_exception(error)
+        for future, failure in failed:
+            future.set_exception(failure)
+
+    def _write_one(self, conn: Connection, work: Work[T]) -> T:
+        """Run one write in a savepoint. Raises `_TransactionLostError` if SQLite rolled back more than that."""
+        savepoint = conn.begin_nested()
+        try:
+            result = work(conn)
+            savepoint.commit()
+        except Exception as error:
+            if not _in_transaction(conn):
+                raise _TransactionLostError(_explain(self.url, error)) from error
+            savepoint.rollback()
+            if isinstance(error, DBAPIError):
+                raise StoreError(_explain(self.url, error)) from error
+            raise
+        return result
+
+
+_Item = tuple[Work[Any], "Future[Any]"]
+
+
+class _TransactionLostError(StoreError):
+    """SQLite ended the whole transaction by itself: nothing of the group can be committed."""
 
 
 def _engine(url: str, synchronous: Synchronous) -> Engine:
     if make_url(url).get_backend_name() != "sqlite":
         raise StoreError(f"The trace store cannot use {url!r}: give a `sqlite:///path` URL.")
-    engine = create_engine(url, connect_args={"timeout": _BUSY_S, "check_same_thread": False}, pool_size=4, max_overflow=12)
+    arguments = {"timeout": _BUSY_S, "check_same_thread": False}
+    engine = create_engine(url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1)
 
     @event.listens_for(engine, "connect")
     def _configure(dbapi: sqlite3.Connection, _record: object) -> None:
@@ -188,18 +207,38 @@ def _engine(url: str, synchronous: Synchronous) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(conn: Connection) -> None:
-        write = conn.get_execution_options().get("harnessgym_write", False)
-        conn.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        writing = all(conn.get_execution_options().get(name) == value for name, value in WRITING.items())
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
     return engine
 
 
+def _in_transaction(conn: Connection) -> bool:
+    """Whether SQLite itself still holds the transaction that SQLAlchemy believes in."""
+    dbapi = conn.connection.dbapi_connection
+    assert isinstance(dbapi, sqlite3.Connection)
+    return dbapi.in_transaction
+
+
+@contextlib.contextmanager
+def _refusals(url: str) -> Iterator[None]:
+    """Turns what the database refuses into a `StoreError` that says what to do."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise StoreError(_explain(url, error)) from error
+
+
 def _explain(url: str, error: BaseException) -> str:
-    cause = str(getattr(error, "orig", error))
-    if "full" in cause:
-        return f"The disk that holds {url} is full ({cause}). Free space and start again: what was committed is safe."
-    if "readonly" in cause or "unable to open" in cause:
-        return f"The trace database {url} cannot be opened for writing ({cause}). Check the folder and its permissions."
-    if "locked" in cause:
-        return f"The trace database {url} stayed locked for {_BUSY_S:.0f} s. Another process holds a long transaction; end it."
-    return f"The trace database {url} refused: {cause}"
+    cause = getattr(error, "orig", error)
+    match str(getattr(cause, "sqlite_errorname", "")).split("_")[:2]:
+        case ["SQLITE", "FULL"]:
+            return f"The disk that holds {url} is full ({cause}). Free space and go on: what was committed is safe."
+        case ["SQLITE", "READONLY" | "CANTOPEN" | "PERM"]:
+            return f"The trace database {url} cannot be opened for writing ({cause}). Check the folder and its permissions."
+        case ["SQLITE", "BUSY" | "LOCKED"]:
+            return f"The trace database {url} stayed locked for {_BUSY_S:.0f} s. End the process that holds it."
+        case ["SQLITE", "CORRUPT" | "NOTADB"]:
+            return f"{url} is damaged or no trace database ({cause}). Restore it from a copy, or give another file."
+        case _:
+            return f"The trace database {url} refused: {cause}"

@@ -1,15 +1,17 @@
 """The forest of one session: every token its calls were given or sampled, each stored once.
 
 Two calls join only if prompt + completion of the first is a token prefix of the second's prompt; message digests merely say
-where to look. The proxy grows a forest call by call, reconstruction builds the same one from the store.
+where to look. The proxy grows a forest call by call, reconstruction builds the same one from the store. What a call adds costs
+time in proportion to what it adds.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import xxhash
 
 from harnessgym.errors import TraceError
+from harnessgym.message import Message, chain_digests
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import hash_ids, pack_ids
@@ -25,6 +27,16 @@ class Attachment:
     """How many leading messages (the last being the call's answer) are covered."""
 
 
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a segment's path ends."""
+
+    length: int
+    """Tokens from the root through the segment."""
+    hasher: "xxhash.xxh3_128"
+    """Hash state after those tokens; copied, never updated."""
+
+
 @dataclass
 class Forest:
     """Segments by id, and indexes to find where a prompt attaches. Paths are as long as a conversation; nothing recurses."""
@@ -32,12 +44,15 @@ class Forest:
     session_id: str
     segments: dict[str, Segment] = field(default_factory=dict)
     children: dict[str | None, list[str]] = field(default_factory=dict)
+    _ends: dict[str, _End] = field(default_factory=dict)
     _call_of: dict[str, str] = field(default_factory=dict)
     """Completion segment to its call."""
     _answers: dict[str, str] = field(default_factory=dict)
     """Answer digest to completion segment, the newest where several are equal."""
-    _paths: dict[tuple[int, str], str] = field(default_factory=dict)
-    """(length, hash) of a whole path to the completion segment it ends in."""
+    _aliases: dict[str, str] = field(default_factory=dict)
+    """Digest of a chain that ends in an answer as a client may replay it, to the answer's own digest."""
+    _paths: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Length of a whole path, then its hash, to the completion segment it ends in."""
     _prompts: dict[tuple[str | None, str], str] = field(default_factory=dict)
     """(parent, hash of ids) to prompt segment."""
 
@@ -52,8 +67,18 @@ class Forest:
                 forest._index(call.id, forest.segments[call.completion_segment], call.answer_digest)
         return forest
 
+    def chain(self, context: str, messages: Sequence[Message]) -> list[str]:
+        """`chain_digests`, except that an answer of ours counts as itself in every form in which a client may replay it."""
+        chain, out = context, []
+        for message in messages:
+            parent, chain = chain, chain_digests(chain, (message,))[0]
+            if message.role == "assistant" and chain not in self._answers:
+                chain = self._aliases.get(chain_digests(parent, (_trimmed(message),))[0], chain)
+            out.append(chain)
+        return out
+
     def attach(self, chain: Sequence[str]) -> Attachment | None:
-        """The longest leading part of a request (its `chain_digests`) that ends in an answer of ours."""
+        """The longest leading part of a request (its `chain`) that ends in an answer of ours."""
         for index in range(len(chain) - 1, -1, -1):
             segment_id = self._answers.get(chain[index])
             if segment_id is not None:
@@ -62,12 +87,11 @@ class Forest:
 
     def find_prefix(self, ids: Sequence[int]) -> Attachment | None:
         """The longest stored prompt + completion that is a token prefix of `ids`. Linear in `ids` and in distinct lengths."""
-        lengths = sorted({length for length, _ in self._paths if length <= len(ids)})
-        packed, digest, done, found = pack_ids(ids), xxhash.xxh3_128(), 0, None
-        for length in lengths:
+        packed, digest, done, found = memoryview(pack_ids(ids)), xxhash.xxh3_128(), 0, None
+        for length in sorted(length for length in self._paths if length <= len(ids)):
             digest.update(packed[4 * done : 4 * length])
             done = length
-            found = self._paths.get((length, digest.hexdigest()), found)
+            found = self._paths[length].get(digest.hexdigest(), found)
         return None if found is None else Attachment(self._call_of[found], found, 0)
 
     def add_prompt(self, ids: Sequence[int], parent_id: str | None) -> tuple[Segment, bool]:
@@ -84,9 +108,18 @@ class Forest:
     ) -> Segment:
         """Record what a call sampled; later requests can continue it."""
         segment = Segment(new_id(), self.session_id, "completion", prompt_id, tuple(ids), tuple(logprobs))
+        self.graft(call_id, segment, answer_digest)
+        return segment
+
+    def graft(self, call_id: str, segment: Segment, answer_digest: str) -> None:
+        """Record a completion segment that was made elsewhere, e.g. one whose commit was awaited first."""
         self._add(segment)
         self._index(call_id, segment, answer_digest)
-        return segment
+
+    def add_replays(self, parent_chain: str, answer: Message, answer_digest: str) -> None:
+        """Recognise an answer also as clients replay it: without its reasoning, with surrounding whitespace trimmed."""
+        for form in (_trimmed(answer), _trimmed(replace(answer, reasoning=""))):
+            self._aliases[chain_digests(parent_chain, (form,))[0]] = answer_digest
 
     def path(self, segment_id: str) -> list[Segment]:
         """Segments from the root to one, in order."""
@@ -98,7 +131,14 @@ class Forest:
 
     def ids(self, segment_id: str) -> list[int]:
         """All token ids from the root through a segment."""
-        return [token for segment in self.path(segment_id) for token in segment.ids]
+        out: list[int] = []
+        for segment in self.path(segment_id):
+            out.extend(segment.ids)
+        return out
+
+    def length(self, segment_id: str) -> int:
+        """How many tokens `ids` gives."""
+        return self._ends[segment_id].length
 
     def call_of(self, segment_id: str) -> str | None:
         """The call that sampled a completion segment."""
@@ -106,11 +146,17 @@ class Forest:
 
     def leaves(self) -> list[Segment]:
         """Completions that nothing continues: one per branch, in order of recording."""
-        return [segment for segment in self.segments.values() if segment.kind == "completion" and not self.children.get(segment.id)]
+        return [
+            segment for segment in self.segments.values() if segment.kind == "completion" and not self.children.get(segment.id)
+        ]
 
     def _add(self, segment: Segment) -> None:
         if segment.parent_id is not None and segment.parent_id not in self.segments:
             raise TraceError(f"Session {self.session_id}: segment {segment.id} has an unknown parent {segment.parent_id}.")
+        parent = _ROOT if segment.parent_id is None else self._ends[segment.parent_id]
+        hasher = parent.hasher.copy()
+        hasher.update(pack_ids(segment.ids))
+        self._ends[segment.id] = _End(parent.length + len(segment.ids), hasher)
         self.segments[segment.id] = segment
         self.children.setdefault(segment.parent_id, []).append(segment.id)
         if segment.kind == "prompt":
@@ -119,5 +165,12 @@ class Forest:
     def _index(self, call_id: str, segment: Segment, answer_digest: str) -> None:
         self._call_of[segment.id] = call_id
         self._answers[answer_digest] = segment.id
-        whole = self.ids(segment.id)
-        self._paths[len(whole), hash_ids(whole)] = segment.id
+        end = self._ends[segment.id]
+        self._paths.setdefault(end.length, {})[end.hasher.hexdigest()] = segment.id
+
+
+def _trimmed(message: Message) -> Message:
+    return replace(message, content=message.content.strip(), reasoning=message.reasoning.strip())
+
+
+_ROOT = _End(0, xxhash.xxh3_128())

@@ -4,10 +4,16 @@ A row is one branch of the forest, flattened: token ids and a mask ("did the pol
 this row?"). There is no prompt/completion split. Where branches share a sampled segment, exactly one row trains it.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, RowMapping, select
 
 from harnessgym.errors import TraceError
-from harnessgym.tokens import FloatArray, IdArray
+from harnessgym.store.tables import calls, segments, sessions
+from harnessgym.tokens import FloatArray, IdArray, VersionSpan, unpack_ids, unpack_logprobs, versions_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,208 @@ class Row:
     def __post_init__(self) -> None:
         lengths = {len(self.ids), len(self.mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
-            raise TraceError(f"Rollout {self.rollout_id}: ids, mask, logprobs and versions differ in length: {sorted(lengths)}.")
+            raise TraceError(
+                f"Rollout {self.rollout_id}: ids, mask, logprobs and versions differ in length: {sorted(lengths)}."
+            )
         if self.logprobs[self.mask == 0].any():
             raise TraceError(f"Rollout {self.rollout_id}: a token that was not sampled carries a logprob.")
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Completion tokens [start, end) of a call that no row trains, and why."""
+
+    call_id: str
+    start: int
+    end: int
+    reason: str
+    """side_call, aborted, error, undelivered, truncated_sampling or text_only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """All rows of one rollout, and the account of its sampled tokens."""
+
+    rows: tuple[Row, ...]
+    exclusions: tuple[Exclusion, ...]
+    sampled: int
+    """Tokens the policy sampled in all calls of the rollout."""
+    trained: int
+    """Tokens with mask 1 over all rows."""
+    incomplete: str | None = None
+    """Why the record may lack something the policy did, if it may."""
+
+    def __post_init__(self) -> None:
+        excluded = sum(item.end - item.start for item in self.exclusions)
+        if self.trained + excluded != self.sampled:
+            raise TraceError(f"{self.trained} trained + {excluded} excluded tokens are not the {self.sampled} sampled ones.")
+
+
+def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
+    """Every branch of a rollout's forests as a row, each sampled token trained once or excluded with its reason.
+
+    A row ends with the last token it trains; branches that would train nothing give none. Rows are in order of the call they
+    end in; a shared segment is trained in the first. Raises `TraceError` if stored tokens contradict each other.
+    """
+    found, nodes = _calls(conn, rollout_id), _nodes(conn, rollout_id)
+    continued = {node.parent_id for node in nodes.values()}
+    owners: dict[str, RowMapping] = {}
+    trained: dict[str, RowMapping] = {}
+    exclusions, sampled = [], 0
+    for call in found:
+        node = _completion(call, nodes)
+        if node is None or not len(node.ids):
+            continue
+        if node.id in owners:
+            raise TraceError(f"Calls {owners[node.id]['id']} and {call['id']} claim the same completion segment {node.id}.")
+        sampled, owners[node.id] = sampled + len(node.ids), call
+        reason = _exclusion_reason(call, node, continued)
+        if reason is None:
+            trained[node.id] = call
+        else:
+            exclusions.append(Exclusion(call["id"], 0, len(node.ids), reason))
+    rows = _Rows(rollout_id, group_id, nodes, owners, trained).build()
+    in_rows = sum(int(row.mask.sum()) for row in rows)
+    return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A stored segment."""
+
+    id: str
+    parent_id: str | None
+    ids: IdArray
+    logprobs: FloatArray | None
+
+
+@dataclass
+class _Rows:
+    """Flattens the paths that end in trained segments."""
+
+    rollout_id: str
+    group_id: str
+    nodes: dict[str, _Node]
+    owners: dict[str, RowMapping]
+    """Completion segment to the call that sampled it."""
+    trained: dict[str, RowMapping]
+    """The part of `owners` that is trained, in order of recording."""
+    _used: set[str] = field(default_factory=set)
+
+    def build(self) -> list[Row]:
+        """One row per trained segment that no other trained segment comes after."""
+        inner = self._ancestors(self.trained)
+        return [self._row(self._path(leaf)) for leaf in self.trained if leaf not in inner]
+
+    def _ancestors(self, leaves: Iterable[str]) -> set[str]:
+        """All proper ancestors; every segment is visited once."""
+        seen: set[str] = set()
+        for leaf in leaves:
+            at = self._node(leaf).parent_id
+            while at is not None and at not in seen:
+                seen.add(at)
+                at = self._node(at).parent_id
+        return seen
+
+    def _path(self, leaf: str) -> list[_Node]:
+        path: list[_Node] = []
+        at: str | None = leaf
+        while at is not None:
+            path.append(self._node(at))
+            at = path[-1].parent_id
+            if len(path) > len(self.nodes):
+                raise TraceError(f"Rollout {self.rollout_id}: the segments before {leaf} form a circle.")
+        return path[::-1]
+
+    def _node(self, segment_id: str) -> _Node:
+        try:
+            return self.nodes[segment_id]
+        except KeyError:
+            raise TraceError(f"Rollout {self.rollout_id}: segment {segment_id} is referred to, but not stored.") from None
+
+    def _row(self, path: Sequence[_Node]) -> Row:
+        ids = np.concatenate([node.ids for node in path])
+        mask, logprobs = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.float32)
+        versions, turns, start = np.full(len(ids), -1, np.int32), [], 0
+        for node in path:
+            end, call = start + len(node.ids), self.owners.get(node.id)
+            if call is not None:
+                turns.append(Turn(start, end, call["id"], call["agent_id"] or ""))
+            if call is not None and node.id in self.trained and node.id not in self._used:
+                assert node.logprobs is not None
+                self._used.add(node.id)
+                mask[start:end] = 1
+                logprobs[start:end] = node.logprobs
+                versions[start:end] = versions_of(_spans(call), len(node.ids))
+            start = end
+        return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns))
+
+
+_CALL_COLUMNS = (
+    "id", "agent_id", "kind", "status", "completion_len", "completion_segment", "version_spans", "sampling_applied",
+)  # fmt: skip
+
+
+def _calls(conn: Connection, rollout_id: str) -> Sequence[RowMapping]:
+    query = (
+        select(*(calls.c[name] for name in _CALL_COLUMNS))
+        .join(sessions, sessions.c.id == calls.c.session_id)
+        .where(calls.c.rollout_id == rollout_id)
+    )
+    return conn.execute(query.order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)).mappings().all()
+
+
+def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:
+    columns = [segments.c[name] for name in ("id", "parent_id", "ids", "logprobs")]
+    query = select(*columns).join(sessions, sessions.c.id == segments.c.session_id).where(sessions.c.rollout_id == rollout_id)
+    out = {}
+    for row in conn.execute(query):
+        logprobs = None if row.logprobs is None else unpack_logprobs(row.logprobs)
+        out[row.id] = _Node(row.id, row.parent_id, unpack_ids(row.ids), logprobs)
+    return out
+
+
+def _completion(call: RowMapping, nodes: dict[str, _Node]) -> _Node | None:
+    """What a call sampled; None if it has no tokens."""
+    if call["completion_segment"] is None:
+        return None
+    node = nodes.get(call["completion_segment"])
+    if node is None or len(node.ids) != call["completion_len"]:
+        raise TraceError(f"Call {call['id']}: its {call['completion_len']} completion tokens are not stored as such.")
+    if node.logprobs is not None and len(node.logprobs) != len(node.ids):
+        raise TraceError(f"Call {call['id']}: {len(node.logprobs)} logprobs for {len(node.ids)} completion tokens.")
+    return node
+
+
+def _exclusion_reason(call: RowMapping, node: _Node, continued: set[str | None]) -> str | None:
+    """Why a call's tokens are not trained; None if they are."""
+    if call["kind"] in ("side", "count"):
+        return "side_call"
+    if call["status"] in ("aborted", "error"):
+        return str(call["status"])
+    if call["status"] == "undelivered" and node.id not in continued:
+        return "undelivered"
+    if node.logprobs is None:
+        return "text_only"
+    if _truncates(call["sampling_applied"]):
+        return "truncated_sampling"
+    return None
+
+
+def _truncates(sampling: dict[str, Any]) -> bool:
+    """Whether some tokens could not be sampled at all: their policy gradient needs the set that could, which is not stored."""
+    truncated = sampling.get("top_p", 1.0) < 1.0 or sampling.get("top_k", 0) > 0
+    return bool(truncated or sampling.get("temperature", 1.0) <= 0.0)
+
+
+def _spans(call: RowMapping) -> list[VersionSpan]:
+    return [VersionSpan(*span) for span in call["version_spans"] or ()]
+
+
+def _incomplete(found: Sequence[RowMapping]) -> str | None:
+    for call in found:
+        if call["status"] == "intent":
+            return f"call {call['id']} was asked and never finished"
+        if call["status"] == "error" and call["kind"] == "policy":
+            return f"call {call['id']} failed"
+    return None

@@ -12,17 +12,17 @@ def grpo(rewards_G: npt.ArrayLike, eps: float = 1e-4) -> Float64Array:
     A group of equal rewards gets zeros. Raises `ValueError` if the rewards are not one-dimensional or empty.
     """
     centred_G = dr_grpo(rewards_G)
-    return centred_G / (centred_G.std() + eps)
+    return centred_G / float(centred_G.std() + eps)
 
 
 def dr_grpo(rewards_G: npt.ArrayLike) -> Float64Array:
-    """r - mean: no division by the spread, which favours very easy and very hard tasks (Dr. GRPO, arXiv 2503.20783).
+    """Reward minus mean: no division by the spread, which favours very easy and very hard tasks (Dr. GRPO, arXiv 2503.20783).
 
     Raises `ValueError` if the rewards are not one-dimensional or empty.
     """
-    rewards = np.asarray(rewards_G, dtype=np.float64)
+    rewards: Float64Array = np.asarray(rewards_G, dtype=np.float64)
     if rewards.ndim != 1 or not rewards.size:
         raise ValueError(f"The rewards of a group are one number per rollout; got an array of shape {rewards.shape}.")
     if (rewards == rewards[0]).all():
         return np.zeros_like(rewards)
-    return rewards - rewards.mean()
+    return rewards - float(rewards.mean())

@@ -116,10 +116,12 @@ class Engine:
 
     @property
     def running(self) -> int:
+        """Sequences in the batch."""
         return len(self._active)
 
     @property
     def waiting(self) -> int:
+        """Sequences (and other orders) not yet taken up."""
         return len(self._waiting) + self._inbox.qsize()
 
     def _run(self) -> None:
@@ -186,8 +188,10 @@ class Engine:
         self._sample(index, hidden[torch.arange(len(index)), torch.from_numpy(last)])
 
     def _prefill_batch(self, pending: list[int]) -> tuple[Ints, int]:
-        """Rows to prefill together, and the most tokens one of them lacks. A row that shares a prefix with one of them, longer
-        than what is cached for it, waits for the next step, to copy it."""
+        """Rows to prefill together, and the most tokens one of them lacks.
+
+        A row that shares a prefix with one of them, longer than what is cached for it, waits for the next step, to copy it.
+        """
         rows, batch, width, furthest = self.rows, list[int](), 0, 0
         for row in pending:
             sequence = self._active[row]
@@ -268,9 +272,7 @@ class Engine:
                 self._deliver(sequence)
         self._flushed_at = time.monotonic()
 
-    def _deliver(
-        self, sequence: Sequence, finish: FinishReason | None = None, stop_reason: int | str | None = None
-    ) -> None:
+    def _deliver(self, sequence: Sequence, finish: FinishReason | None = None, stop_reason: int | str | None = None) -> None:
         row, start, end = sequence.row, sequence.flushed, int(self.rows.length[sequence.row])
         alternatives, sequence.alternatives = sequence.alternatives, []
         sequence.flushed = end

@@ -40,7 +40,7 @@ _IRRELEVANT = ("add_special_tokens", "request_id", "spaces_between_special_token
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class BadRequest(Exception):
+class RefusalError(Exception):
     """A request this engine refuses, with the HTTP status and the name of the parameter at fault."""
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
@@ -94,23 +94,24 @@ class CompletionRequest(BaseModel):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
+        """Stop strings, empty ones left out."""
         return tuple(stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if stop)
 
     def sampling(self, max_length: int, vocab_size: int) -> Sampling:
-        """Checked sampling parameters. Raises `BadRequest` if prompt and completion do not fit in `max_length` tokens."""
+        """Checked sampling parameters. Raises `RefusalError` if prompt and completion do not fit in `max_length` tokens."""
         if max(self.prompt) >= vocab_size:
-            raise BadRequest(f"Token id {max(self.prompt)} is out of vocabulary", param="prompt")
+            raise RefusalError(f"Token id {max(self.prompt)} is out of vocabulary", param="prompt")
         length, room = len(self.prompt), max_length - len(self.prompt)
         asked = room if self.max_tokens is None else max(1, self.max_tokens)
         if room < 1 or asked > room:
             asked = max(asked, 1)
-            raise BadRequest(
+            raise RefusalError(
                 f"This model's maximum context length is {max_length} tokens. However, you requested {length + asked} tokens "
                 f"({length} in the prompt, {asked} in the completion). Please reduce the length of the prompt or completion.",
                 param="prompt",
             )
         if self.stream_options and not self.stream:
-            raise BadRequest("Stream options can only be defined when `stream=True`.", param="stream_options")
+            raise RefusalError("Stream options can only be defined when `stream=True`.", param="stream_options")
         return Sampling(
             max_tokens=asked,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -126,22 +127,24 @@ class CompletionRequest(BaseModel):
 
 
 def parse_request(raw: object, names: tuple[str, ...]) -> CompletionRequest:
-    """A checked request. Raises `BadRequest`, also for a model that is not in `names`."""
+    """A checked request. Raises `RefusalError`, also for a model that is not in `names`."""
     if not isinstance(raw, dict):
-        raise BadRequest("The request body must be a JSON object.")
+        raise RefusalError("The request body must be a JSON object.")
     prompt = raw.get("prompt")
     if isinstance(prompt, str) or (isinstance(prompt, list) and any(not isinstance(item, int) for item in prompt[:1])):
-        raise BadRequest("This engine takes one prompt as a list of token ids; text and batches are not served.", param="prompt")
+        raise RefusalError(
+            "This engine takes one prompt as a list of token ids; text and batches are not served.", param="prompt"
+        )
     body = {name: value for name, value in raw.items() if name not in _IRRELEVANT}
     for name in _NEUTRAL.keys() & body.keys():
         if body.pop(name) not in _NEUTRAL[name]:
-            raise BadRequest(f"`{name}` is not supported by this engine.", param=name)
+            raise RefusalError(f"`{name}` is not supported by this engine.", param=name)
     try:
         request = CompletionRequest.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise BadRequest(f"{where}: {first['msg']}", param=where) from error
+        raise RefusalError(f"{where}: {first['msg']}", param=where) from error
     if request.model is not None and request.model not in names:
-        raise BadRequest(f"The model `{request.model}` does not exist.", status=404, param="model")
+        raise RefusalError(f"The model `{request.model}` does not exist.", status=404, param="model")
     return request

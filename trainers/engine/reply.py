@@ -13,13 +13,20 @@ from trainers.engine.protocol import CompletionRequest
 from trainers.engine.sequence import Chunk, TokenScore
 from trainers.engine.text import Detokenizer, TextStream
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
+
 
 class Reply:
     """Renders one request's chunks. Feed every chunk once, in order; then `whole` is the unstreamed reply."""
 
     def __init__(self, request: CompletionRequest, model: str, detokenizer: Detokenizer | None) -> None:
         self.request = request
-        self._head = {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": int(time.time()), "model": model}
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
         self._text = _Text(request, detokenizer)
         self._names = None if request.return_tokens_as_token_ids else detokenizer
         self._chunks: list[Chunk] = []
@@ -31,7 +38,9 @@ class Reply:
         """Take the next chunk. A request for no tokens at all gets those of its chunks removed."""
         if self.request.max_tokens == 0:
             finish = chunk.finish if chunk.finish == "abort" else "length"
-            chunk = Chunk([], [], chunk.version, prompt_scores=chunk.prompt_scores, finish=finish, cached_tokens=chunk.cached_tokens)
+            chunk = Chunk(
+                [], [], chunk.version, prompt_scores=chunk.prompt_scores, finish=finish, cached_tokens=chunk.cached_tokens
+            )
         self._chunks.append(chunk)
         self._texts.append(self._text.feed(chunk))
         self.completion_tokens += len(chunk.ids)
@@ -88,8 +97,8 @@ class Reply:
         for name in names:
             offsets.append(self._offset)
             self._offset += len(name)
-        top: list[dict[str, float]] = [{name: value} for name, value in zip(names, logprobs, strict=True)]
-        for entry, likeliest in zip(top, alternatives, strict=False):
+        top = [{name: value} for name, value in zip(names, logprobs, strict=True)] if alternatives else None
+        for entry, likeliest in zip(top or (), alternatives, strict=True):
             for token, value in likeliest.items():
                 entry.setdefault(self._name(token), max(value, -9999.0))
         return {"tokens": names, "token_logprobs": logprobs, "top_logprobs": top, "text_offset": offsets}
@@ -111,8 +120,11 @@ class Reply:
 
 
 class _Text:
-    """Text of chunks. While stop strings are possible it holds back what may turn out to be the start of one, and it leaves
-    out the stop string that ended the completion (unless asked for) and the end-of-sequence token."""
+    """Text of chunks.
+
+    While stop strings are possible it holds back what may turn out to be the start of one, and it leaves out the stop string
+    that ended the completion (unless asked for) and the end-of-sequence token.
+    """
 
     def __init__(self, request: CompletionRequest, detokenizer: Detokenizer | None) -> None:
         wanted = detokenizer is not None and request.detokenize
@@ -147,7 +159,7 @@ def _runs(chunks: List[Chunk]) -> list[list[int]]:
 
 
 def _encode(body: dict[str, Any]) -> bytes:
-    return json.dumps(body, separators=(",", ":")).encode()
+    return _ENCODER.encode(body).encode()
 
 
 def _event(body: dict[str, Any]) -> bytes:

@@ -55,8 +55,10 @@ class Rows:
         return row
 
     def retire(self, row: int) -> int:
-        """End the sequence in `row`, keeping what it computed for the prefix cache. The last active row moves into its place;
-        returns where from."""
+        """End the sequence in `row`, keeping what it computed for the prefix cache.
+
+        The last active row moves into its place; returns where from.
+        """
         last = self.active - 1
         if row != last:
             self._swap(row, last)
@@ -65,8 +67,11 @@ class Rows:
         return last
 
     def reuse(self, row: int) -> int:
-        """Copy the longest computed prefix of the row's tokens that another row holds; its length (at least one token is left
-        to compute). A finished sequence that is wholly contained in the row is dropped: it can serve nothing more."""
+        """Copy the longest computed prefix of the row's tokens that another row holds; its length.
+
+        At least one token is left to compute. A finished sequence that the row wholly contains is dropped: what it could serve,
+        the row can.
+        """
         source, shared = self.reusable(row)
         if shared == 0:
             return 0
@@ -91,9 +96,7 @@ class Rows:
         self.length[self.active :] = 0
         self._salts = {salt: number for salt, number in self._salts.items() if number in self.salt[: self.active]}
 
-    def _match(
-        self, tokens: IdArray, salt: int, *, skip: int | None = None, among: list[int] | None = None
-    ) -> tuple[int, int]:
+    def _match(self, tokens: IdArray, salt: int, *, skip: int | None = None, among: list[int] | None = None) -> tuple[int, int]:
         """Row with the longest common prefix, and its length; computed prefixes of all rows, or all tokens of `among`."""
         rows = np.flatnonzero((self.salt == salt) & (self.computed > 0)) if among is None else np.asarray(among)
         rows = rows[self.salt[rows] == salt]

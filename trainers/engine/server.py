@@ -1,11 +1,12 @@
 """The engine's HTTP face: vLLM's completions protocol over one engine thread.
 
-    harnessgym engine MODEL_DIR --port 8000
+harnessgym engine MODEL_DIR --port 8000
 
-    POST /v1/completions   GET /v1/models   GET /health   GET /stats
+POST /v1/completions   GET /v1/models   GET /health   GET /stats
 """
 
 import asyncio
+import ctypes
 import json
 import logging
 import socket
@@ -25,29 +26,40 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from harnessgym.errors import ConfigError, UpstreamError
+from harnessgym.store import TraceStore
 from trainers.engine.engine import Engine, build_engine
-from trainers.engine.protocol import BadRequest, CompletionRequest, parse_request
+from trainers.engine.protocol import CompletionRequest, RefusalError, parse_request
 from trainers.engine.reply import Reply
 from trainers.engine.sequence import Chunk, Sequence, StopMatcher
 from trainers.engine.settings import EngineSettings
 from trainers.engine.text import Detokenizer
-from trainers.policy import load_policy
+from trainers.policy import Policy, load_policy, load_weights, published_weights
+from trainers.weights.agent import WeightAgent, read_newest
+from trainers.weights.settings import AgentSettings
 
 log = logging.getLogger(__name__)
+
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+"""Options of glibc's mallopt."""
 
 
 class Outbox:
     """Carries chunks from the engine's thread to the event loop, waking it once for all that are ready."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._ready: deque[tuple[asyncio.Queue[Chunk], Chunk]] = deque()
         self._woken = False
+
+    def queue(self) -> asyncio.Queue[Chunk]:
+        """On the event loop: a queue for one request's chunks."""
+        self._loop = asyncio.get_running_loop()
+        return asyncio.Queue()
 
     def put(self, queue: asyncio.Queue[Chunk], chunk: Chunk) -> None:
         """From any thread: put a chunk in a queue of the event loop."""
         self._ready.append((queue, chunk))
-        if not self._woken:
+        if not self._woken and self._loop is not None:
             self._woken = True
             self._loop.call_soon_threadsafe(self._empty)
 
@@ -61,19 +73,19 @@ class Outbox:
 class Server:
     """Routes requests to an engine."""
 
-    def __init__(self, engine: Engine, settings: EngineSettings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: Engine, settings: EngineSettings) -> None:
         self.engine, self.settings = engine, settings
         self.detokenizer = Detokenizer.load(settings.model)
         self.eos = read_eos(settings)
-        self.outbox = Outbox(loop)
+        self.outbox = Outbox()
 
     def sequence(self, request: CompletionRequest, queue: "asyncio.Queue[Chunk]") -> Sequence:
-        """The engine's view of a request. Raises `BadRequest`."""
+        """The engine's view of a request. Raises `RefusalError`."""
         sampling = request.sampling(self.engine.rows.kv.length, self.engine.policy.config.vocab_size)
         matcher = None
         if sampling.stop:
             if self.detokenizer is None:
-                raise BadRequest("`stop` needs a tokenizer.json in the model folder; use `stop_token_ids`.", param="stop")
+                raise RefusalError("`stop` needs a tokenizer.json in the model folder; use `stop_token_ids`.", param="stop")
             matcher = StopMatcher(sampling.stop, self.detokenizer.stream(request.skip_special_tokens).decode)
         return Sequence(
             request.prompt,
@@ -85,31 +97,35 @@ class Server:
         )
 
     async def completions(self, http: Request) -> Response:
+        """`POST /v1/completions`."""
         try:
             try:
                 raw = json.loads(await http.body())
             except ValueError as error:
-                raise BadRequest(f"The request body is not JSON: {error}.") from error
+                raise RefusalError(f"The request body is not JSON: {error}.") from error
             request = parse_request(raw, self.settings.names)
-            queue: asyncio.Queue[Chunk] = asyncio.Queue()
+            queue = self.outbox.queue()
             sequence = self.sequence(request, queue)
             self.engine.submit(sequence)
-        except BadRequest as refusal:
+        except RefusalError as refusal:
             return JSONResponse(refusal.body(), status_code=refusal.status)
         except UpstreamError as error:
-            return JSONResponse(BadRequest(str(error), status=503).body(), status_code=503)
+            return JSONResponse(RefusalError(str(error), status=503).body(), status_code=503)
         reply = Reply(request, request.model or self.settings.names[0], self.detokenizer)
         return Completion(self.engine, sequence, queue, reply)
 
-    async def models(self, http: Request) -> Response:
+    async def models(self, _: Request) -> Response:
+        """`GET /v1/models`."""
         limit = self.engine.rows.kv.length
         card = {"id": self.settings.names[0], "object": "model", "owned_by": "harnessgym", "max_model_len": limit}
         return JSONResponse({"object": "list", "data": [card | {"root": str(self.settings.model), "parent": None}]})
 
-    async def health(self, http: Request) -> Response:
+    async def health(self, _: Request) -> Response:
+        """`GET /health`: 500 once the engine thread has failed."""
         return Response(status_code=200 if self.engine.failure is None else 500)
 
-    async def stats(self, http: Request) -> Response:
+    async def stats(self, _: Request) -> Response:
+        """`GET /stats`: what the engine does and has done."""
         engine = self.engine
         now: dict[str, Any] = {"version": engine.version, "running": engine.running, "waiting": engine.waiting}
         return JSONResponse({"worker_id": self.settings.worker_id, **now, **asdict(engine.counters)})
@@ -122,7 +138,8 @@ class Completion(Response):
         self.status_code, self.background = 200, None
         self._engine, self._sequence, self._queue, self._reply = engine, sequence, queue, reply
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Send the reply."""
         watcher = asyncio.create_task(self._watch(receive))
         try:
             await (self._stream(send) if self._reply.request.stream else self._whole(send))
@@ -158,35 +175,50 @@ class Completion(Response):
         await send({"type": "http.response.body", "body": body})
 
 
-def create_app(engine: Engine, settings: EngineSettings) -> Starlette:
-    """The ASGI application of a started engine; its lifespan runs the weight agent, if there is one."""
+class EngineInstaller:
+    """The engine as the weight agent sees it, from the event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def version(self) -> int:
+        """Version that is served."""
+        return self._engine.version
+
+    async def snapshot(self) -> dict[str, torch.Tensor]:
+        """Copies of the weights that are served."""
+        return await asyncio.to_thread(published_weights, self._engine.policy)
+
+    async def install(self, weights: dict[str, torch.Tensor], version: int) -> None:
+        """Serve other weights; raises `PolicyError` and changes nothing if they do not fit."""
+        await asyncio.wrap_future(self._engine.install(weights, version))
+
+    async def check(self) -> None:
+        """One forward pass; raises `UpstreamError` if it gives no usable logits."""
+        await asyncio.wrap_future(self._engine.check())
+
+
+def create_app(engine: Engine, settings: EngineSettings, address: str = "") -> Starlette:
+    """The ASGI application of a started engine, listening at `address`; its lifespan runs the weight agent, if it has one."""
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        server = Server(engine, settings, asyncio.get_running_loop())
-        app.state.server = server
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         agent = None
         if settings.agent is not None:
-            from trainers.weights.agent import WeightAgent
-
-            agent = asyncio.create_task(WeightAgent(settings.agent, settings.worker_id, engine).run())
+            follower = WeightAgent(settings.agent, settings.worker_id, address, EngineInstaller(engine))
+            agent = asyncio.create_task(follower.run())
         yield
         if agent is not None:
             agent.cancel()
             await asyncio.wait([agent])
 
-    def endpoint(name: str) -> Any:
-        async def handle(http: Request) -> Response:
-            response: Response = await getattr(http.app.state.server, name)(http)
-            return response
-
-        return handle
-
+    server = Server(engine, settings)
     routes = [
-        Route("/v1/completions", endpoint("completions"), methods=["POST"]),
-        Route("/v1/models", endpoint("models")),
-        Route("/health", endpoint("health")),
-        Route("/stats", endpoint("stats")),
+        Route("/v1/completions", server.completions, methods=["POST"]),
+        Route("/v1/models", server.models),
+        Route("/health", server.health),
+        Route("/stats", server.stats),
     ]
     return Starlette(routes=routes, lifespan=lifespan)
 
@@ -205,15 +237,26 @@ def load_engine(settings: EngineSettings) -> Engine:
     """The engine that the settings describe, not yet started, with the newest committed version if it follows a policy."""
     torch.set_num_threads(settings.threads)
     policy = load_policy(settings.model, getattr(torch, settings.dtype))
-    engine = build_engine(
+    version = _load_newest(policy, settings.agent) if settings.agent else 0
+    return build_engine(
         policy,
         max_batch=settings.max_batch,
         cached_sequences=settings.cached_sequences,
         max_length=settings.max_length,
         prefill_tokens=settings.prefill_tokens,
         seed=settings.seed,
+        version=version,
     )
-    return engine
+
+
+def _load_newest(policy: Policy, agent: AgentSettings) -> int:
+    """Load the newest committed version, if there is one; the version that the policy then is."""
+    with TraceStore.open(agent.store) as store:
+        found = read_newest(store, agent.policy_id)
+    if found is None:
+        return 0
+    load_weights(policy, found[1])
+    return found[0].version
 
 
 def listen(settings: EngineSettings) -> socket.socket:
@@ -226,17 +269,31 @@ def listen(settings: EngineSettings) -> socket.socket:
         raise ConfigError(f"Cannot listen on {settings.host}:{settings.port}: {error}. Choose another --port.") from error
 
 
+def keep_memory() -> None:
+    """Tell glibc to keep freed blocks: by default each large activation is mapped, zeroed page by page and unmapped again."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+
+
 def serve(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM. Prints one line with the address when it listens."""
+    keep_memory()
     listener = listen(settings)
     engine = load_engine(settings)
     engine.start()
-    config = uvicorn.Config(
-        create_app(engine, settings), loop="uvloop", http="httptools", lifespan="on", access_log=False, log_level="warning"
-    )
-    config.timeout_graceful_shutdown = 2
     address = listener.getsockname()
     where = f"http://{address[0]}:{address[1]}" if isinstance(address, tuple) else f"unix:{address}"
+    config = uvicorn.Config(
+        create_app(engine, settings, where),
+        loop="uvloop",
+        http="httptools",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+    )
+    config.timeout_graceful_shutdown = 2
     sys.stdout.write(f"engine {settings.worker_id} serves {settings.names[0]} at {where}\n")
     sys.stdout.flush()
     try:

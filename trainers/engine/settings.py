@@ -1,5 +1,6 @@
 """Settings of one embedded engine process, above the server they configure."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -42,7 +43,7 @@ class EngineSettings(BaseModel):
     agent: AgentSettings | None = None
     """Follow a policy's versions in the trace store; without it the engine serves `model` as version 0."""
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Model names that requests may use, the public one first."""
         return (self.served_model_name or self.model.resolve().name, str(self.model))

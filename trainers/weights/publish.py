@@ -97,6 +97,17 @@ def publish_full(
     return PublishedVersion(target, manifest.checksum, sum(file.stat().st_size for file in target.iterdir()))
 
 
+def read_published(path: Path) -> PublishedVersion:
+    """What `publish_full` returned for a version that is there already, its tensors verified."""
+    manifest, _ = read_version(path)
+    return PublishedVersion(path, manifest.checksum, sum(file.stat().st_size for file in path.iterdir()))
+
+
+def newest_version(root: Path) -> int:
+    """The highest version number that has a directory; -1 if there is none."""
+    return max((int(path.name.removeprefix("v")) for path in root.glob("v*")), default=-1)
+
+
 def read_version(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
     """Manifest and tensors of a version directory.
 
@@ -122,7 +133,7 @@ def _entry(tensor: Tensor) -> TensorEntry:
     return TensorEntry(
         dtype=str(tensor.dtype).removeprefix("torch."),
         shape=tuple(tensor.shape),
-        xxh3=xxhash.xxh3_128_hexdigest(memoryview(data)),
+        xxh3=xxhash.xxh3_128_hexdigest(data.data),
     )
 
 

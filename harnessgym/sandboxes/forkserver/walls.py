@@ -15,6 +15,8 @@ from .wire import Order
 
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
+COVERED = ("/tmp", HOME, "/dev/shm")
+"""Where each rollout gets a private, empty file system."""
 _EVERYTHING = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET
 )
@@ -37,14 +39,29 @@ def build(order: Order) -> socket.socket | None:
     kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount(order.workspace, WORKSPACE, "", kernel.MS_BIND)
+    exposed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in order.exposed}
     for folder in order.hidden:
         kernel.mount("tmpfs", folder, "tmpfs", safe | kernel.MS_NOEXEC, "size=4k,mode=0555")
-    for folder, mode in (("/tmp", "1777"), (HOME, "0755"), ("/dev/shm", "1777")):
-        kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode={mode},nr_inodes=64k")
+    for folder in COVERED:
+        kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode=1777,nr_inodes=64k")
+    for path, descriptor in exposed.items():
+        _expose(path, descriptor)
     kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
     _mount_proc()
     _raise_loopback()
     return _listen(order.port) if order.port else None
+
+
+def _expose(path: str, descriptor: int) -> None:
+    """Puts a folder or file back on top of a fresh, empty file system that covers it."""
+    source = f"/proc/self/fd/{descriptor}"
+    if os.path.isdir(source):
+        os.makedirs(path, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+    kernel.mount(source, path, "", kernel.MS_BIND | kernel.MS_REC)
+    os.close(descriptor)
 
 
 def _mount_proc() -> None:

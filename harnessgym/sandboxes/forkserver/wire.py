@@ -40,6 +40,8 @@ class Order:
     """Loopback port the rollout reaches its proxy at; 0 opens none."""
     hidden: list[str] = field(default_factory=list)
     """Folders to cover: they hold other rollouts' things."""
+    exposed: list[str] = field(default_factory=list)
+    """Files and folders below covered ones that must stay visible, read-only."""
     namespaces: bool = True
 
 

@@ -1,0 +1,47 @@
+# Everything runs in ./.venv, which the first target that needs it makes. Python 3.11 is all that must be there.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+NAME ?= quickstart
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: quickstart test soak bench check fmt clean
+
+quickstart: $(VENV)/installed-all  ## install, then train the shipped policy end to end (under 10 minutes)
+	$(BIN)/harnessgym train examples/quickstart.toml --require-gain
+
+test: $(VENV)/installed-dev  ## the whole test suite
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(VENV)/installed-dev  ## many kills of every process; resumable
+	$(BIN)/python -m benchmarks.soak
+
+bench: $(VENV)/installed-dev  ## one benchmark: make bench NAME=quickstart|engine|line|...
+	$(BIN)/python -m benchmarks.$(NAME)
+
+check: $(VENV)/installed-dev  ## formatter, linter, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+fmt: $(VENV)/installed-dev  ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## remove caches and runs, not the environment
+	rm -rf runs benchmarks/out .pytest_cache .ruff_cache .mypy_cache
+
+$(VENV)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	touch $@
+
+$(VENV)/installed-all: $(VENV)/python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed-all
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@

@@ -1,0 +1,5 @@
+"""`python -m harnessgym`."""
+
+from harnessgym.cli import main
+
+main()

@@ -1,0 +1,116 @@
+"""`harnessgym train`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harnessgym.cli.service import OVERRIDES, ShowOption, show_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from harnessgym.run_config import RunConfig
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+
+    @root.command("train", context_settings=OVERRIDES, epilog="Any setting can be given as `--section.key value`.")
+    def command(
+        context: typer.Context,
+        config: Annotated[Path | None, typer.Argument(help="The run's TOML file.")] = None,
+        folder: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
+        require_gain: Annotated[
+            bool, typer.Option("--require-gain", help="Exit with status 1 unless the gain's 95 % interval lies above 0.")
+        ] = False,
+        show: ShowOption = False,
+    ) -> None:
+        """Run a training run on this machine: proxy, engines, node and trainer, supervised, with a live dashboard.
+
+        Interrupted or killed, the same command goes on where the run stood.
+        """
+        from harnessgym.config import load_config
+        from harnessgym.run_config import RunConfig
+
+        if show:
+            show_settings(RunConfig, "harnessgym train")
+            return
+        if config is None:
+            raise typer.BadParameter("give the run's TOML file, e.g. `harnessgym train run.toml`")
+        loaded = load_config(RunConfig, config, context.args)
+        summary = _train(loaded, folder or Path("runs") / loaded.name)
+        if require_gain and not _gained(summary):
+            typer.echo("The 95 % interval of the gain does not lie above 0: nothing was learnt.", err=True)
+            raise typer.Exit(1)
+
+
+def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
+    from rich.console import Console
+
+    from harnessgym.cli.dashboard import Dashboard
+    from harnessgym.supervisor import Supervisor, claim_folder, prepare
+
+    console = Console()
+    folder = prepare(config, root)
+    claim_folder(folder)
+    with Dashboard(console) as dashboard:
+        supervisor = Supervisor(folder, notify=dashboard.say)
+        try:
+            supervisor.serve(dashboard)
+            return _conclude(supervisor, console)
+        except KeyboardInterrupt:
+            console.print("Interrupted. The same command goes on from here.")
+            raise SystemExit(130) from None
+        finally:
+            supervisor.close()
+
+
+def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
+    """Close the token account, write summary and curve, print the result."""
+    import json
+
+    from harnessgym.run_folder import write_json
+    from harnessgym.supervisor.curve import draw_curve
+    from harnessgym.supervisor.progress import read_metrics
+    from harnessgym.supervisor.summary import summarise
+    from harnessgym.traces.account import exclude_rest
+
+    folder = supervisor.folder
+    supervisor.store.write(lambda conn: exclude_rest(conn, supervisor.run_id))
+    sandbox = json.loads((folder.root / "sandbox.json").read_text())
+    summary = summarise(supervisor.store, folder, supervisor.stages, sandbox)
+    write_json(folder.summary_path, summary)
+    draw_curve(read_metrics(folder), summary, folder.root / "curve.png")
+    _print(summary, folder.root, console)
+    return summary
+
+
+def _print(summary: dict[str, Any], root: Path, console: "Console") -> None:
+    from rich.table import Table
+
+    table = Table(
+        "", "before", "after", title=f"Held-out success ({summary['evaluation']['tasks']} tasks)", title_justify="left"
+    )
+    table.add_row("temperature 1", _percent(summary["success_before"]), _percent(summary["success_after"]))
+    table.add_row("greedy", _percent(summary["greedy_before"]), _percent(summary["greedy_after"]))
+    console.print(table)
+    low, high = summary["gain_ci95"]
+    if low is not None:
+        console.print(f"gain {summary['gain']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]", highlight=False)
+    console.print(
+        f"{summary['rollouts']} training rollouts ({summary['rollouts_per_s']}/s), {summary['calls']} calls, "
+        f"{summary['tokens_sampled']} tokens sampled = {summary['tokens_trained']} trained + "
+        f"{summary['tokens_excluded']} excluded, staleness at most {summary['max_staleness']} (η = {summary['eta']})",
+        highlight=False,
+    )
+    console.print(f"{root}/summary.json, {root}/curve.png, {root}/traces.db", highlight=False)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _gained(summary: dict[str, Any]) -> bool:
+    low = summary["gain_ci95"][0]
+    return low is not None and low > 0

@@ -1,0 +1,16 @@
+"""`harnessgym train-worker`."""
+
+import typer
+
+from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, run_service
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+
+    @root.command(
+        "train-worker", context_settings=OVERRIDES, epilog="Any setting can be given as `--key value`; see --show-settings."
+    )
+    def command(context: typer.Context, config: ConfigOption = None, show_settings: ShowOption = False) -> None:
+        """Train: take complete groups from the store, step, checkpoint, publish policy versions."""
+        run_service("train-worker", config, context.args, show_settings)

@@ -1,0 +1,1 @@
+"""Black-box agents, one file each."""

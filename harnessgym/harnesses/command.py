@@ -1,0 +1,119 @@
+"""The `command` harness: any program that takes its provider's address and key from the environment."""
+
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harnessgym.errors import HarnessError
+from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
+from harnessgym.sandbox import Prewarm
+from harnessgym.task import Task
+
+
+def _providers() -> dict[str, str]:
+    return {
+        "OPENAI_BASE_URL": "{url}/v1",
+        "OPENAI_API_KEY": "{key}",
+        "ANTHROPIC_BASE_URL": "{url}",
+        "ANTHROPIC_API_KEY": "{key}",
+    }
+
+
+class CommandConfig(BaseModel):
+    """How to run a program. Templates may use `{instruction}`, `{url}`, `{key}`, `{model}` and `{task}` (the task's id)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    argv: tuple[str, ...] = Field(min_length=1)
+    """The command. `{key}` is refused here: every process of a machine can read another's arguments."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment beside `providers`."""
+    providers: dict[str, str] = Field(default_factory=_providers)
+    """Environment that points SDKs at the proxy."""
+    files: dict[str, str] = Field(default_factory=lambda: {"instruction.txt": "{instruction}"})
+    """Files laid into the workspace, by relative path."""
+    stdin: str | None = None
+    """Standard input; none if unset."""
+    prewarm: bool = False
+    """Fork a `python ...` command from a warmed interpreter instead of starting one."""
+    warm: str = ""
+    """What that interpreter loads and uses before: `"openai"`, `"anthropic"` or `"module:function"`."""
+    python: str = ""
+    """Interpreter for a `python ...` command; empty is the one HarnessGym runs in."""
+    readable: tuple[str, ...] = ()
+    """Files and folders of this machine the program needs beside itself."""
+
+
+class Command:
+    """Describes a run of one configured program."""
+
+    settings = CommandConfig
+    side_calls: Sequence[SideCallRule] = ()
+
+    def __init__(self, config: CommandConfig) -> None:
+        for word in config.argv:
+            if "key" in _fields(word):
+                raise HarnessError(f"argv word {word!r} would show the session's key to every process. Put it into env.")
+        self._config = config
+        self._argv, self._program = self._resolve()
+
+    def install(self) -> Sequence[Step]:
+        """Nothing: the program is there."""
+        return ()
+
+    def launch(self, task: Task, endpoint: Endpoint) -> Launch:
+        """See `Harness.launch`."""
+        values = {
+            "instruction": task.instruction,
+            "url": endpoint.url,
+            "key": endpoint.key,
+            "model": endpoint.model,
+            "task": task.id,
+        }
+        config = self._config
+        return Launch(
+            argv=tuple(_fill(word, values) for word in self._argv),
+            env={name: _fill(text, values) for name, text in {**config.providers, **config.env}.items()},
+            files={path: _fill(text, values) for path, text in config.files.items()},
+            stdin=_fill(config.stdin, values).encode() if config.stdin is not None else None,
+            limits=task.limits,
+            prewarm=Prewarm(config.warm, config.python) if config.prewarm else None,
+            readable=(*self._program, *config.readable),
+        )
+
+    def _resolve(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The argv with a Python program's path made absolute, and that path, which the sandbox must show."""
+        argv = self._config.argv
+        if Path(argv[0]).name not in ("python", "python3"):
+            if self._config.prewarm:
+                raise HarnessError(f"Only a `python ...` command can be prewarmed, not {argv[0]!r}.")
+            return argv, ()
+        prefix: tuple[str, ...] = ()
+        if self._config.python:
+            argv = (self._config.python, *argv[1:])
+            prefix = (str(Path(self._config.python).parent.parent),)
+        if len(argv) < 2 or argv[1].startswith("-"):
+            return argv, prefix
+        program = Path(argv[1]).resolve()
+        if not program.is_file():
+            raise HarnessError(f"There is no harness program {argv[1]!r} (looked for {program}).")
+        return (argv[0], str(program), *argv[2:]), (*prefix, str(program))
+
+
+def _fields(template: str) -> set[str]:
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
+    except ValueError as error:
+        raise HarnessError(f"Template {template!r} is malformed: {error}. Write a literal brace twice.") from error
+
+
+def _fill(template: str, values: dict[str, str]) -> str:
+    unknown = _fields(template) - set(values)
+    if unknown:
+        raise HarnessError(
+            f"Template {template!r} uses {', '.join(sorted(map(repr, unknown)))}; known are {', '.join(sorted(values))}. "
+            "Write a literal brace twice."
+        )
+    return template.format(**values)

@@ -1,0 +1,1 @@
+"""Rollouts: planned, run through four stages, recorded."""

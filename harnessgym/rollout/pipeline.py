@@ -1,0 +1,127 @@
+"""One rollout through its four stages: prepare, run, reconstruct, evaluate.
+
+The harness is a black box: it gets a workspace, a key and an address. What it did is read from the store afterwards, and judged
+from the workspace once everything it had started is dead.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from harnessgym.errors import HarnessGymError, TaskError
+from harnessgym.harness import Endpoint, Harness, start
+from harnessgym.registry import load
+from harnessgym.rollout.control import ControlClient
+from harnessgym.rollout.stop_reason import StopReason
+from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend, needs, require
+from harnessgym.store import TraceStore
+from harnessgym.store.rollouts import RolloutOutcome, RolloutRow, Verdict
+from harnessgym.task import Grade, Task
+from harnessgym.traces.trajectories import rows_of
+
+_TAIL = 2_000
+"""Bytes of a failed harness's output that its rollout row keeps."""
+
+
+class Grader(Protocol):
+    """Judges a workspace."""
+
+    def __call__(self, task: Task, workspace: Path) -> Grade:
+        """Rewards, or how the workspace was tampered with."""
+        ...
+
+
+@dataclass
+class Stopwatch:
+    """Seconds by stage."""
+
+    stages: dict[str, float] = field(default_factory=dict)
+    _since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last lap under a stage."""
+        now = time.perf_counter()
+        self.stages[stage] = round(now - self._since, 5)
+        self._since = now
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What every rollout of a node shares."""
+
+    store: TraceStore
+    control: ControlClient
+    backend: SandboxBackend
+    harnesses: dict[str, Harness]
+    task: Callable[[str], Task]
+
+    async def run(self, row: RolloutRow) -> RolloutOutcome:
+        """Run one claimed rollout to its outcome. Failures that are not the policy's come back as an infrastructure error."""
+        watch, task = Stopwatch(), self.task(row.task_key)
+        try:
+            require(self.backend.capabilities, needs(task))
+            async with self.backend.open(task.limits) as sandbox:
+                return await self._stages(row, task, sandbox, watch)
+        except HarnessGymError as error:
+            return _infrastructure(row, StopReason.SANDBOX_ERROR, str(error), watch)
+
+    async def _stages(self, row: RolloutRow, task: Task, sandbox: Sandbox, watch: Stopwatch) -> RolloutOutcome:
+        limits = {"turns": task.limits.turns}
+        session = await self.control.open_session(row.id, sampling={**row.sampling, "seed": row.seed}, limits=limits)
+        launch = self.harnesses[row.harness].launch(task, Endpoint(sandbox.proxy_url, session.key))
+        watch.lap("prepare")
+        result = await start(launch, task, sandbox)
+        watch.lap("run")
+        calls = (await self.control.seal(session.session_id)).calls
+        trajectory = self.store.read(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
+        watch.lap("reconstruct")
+        if trajectory.incomplete is not None:
+            return _infrastructure(row, StopReason.ENGINE_ERROR, trajectory.incomplete, watch)
+        if calls == 0:
+            return _infrastructure(row, StopReason.NO_CALLS, f"The harness never called the proxy. {_describe(result)}", watch)
+        grade = await _grade(task, sandbox)
+        watch.lap("evaluate")
+        return _judged(row, result, grade, watch, _stop_reason(result, calls, task))
+
+
+def _stop_reason(result: ExecResult, calls: int, task: Task) -> StopReason:
+    if result.timed_out:
+        return StopReason.TIMEOUT
+    if calls >= task.limits.turns:
+        return StopReason.TURN_LIMIT
+    if not result.ok:
+        return StopReason.HARNESS_ERROR
+    if result.stdout_truncated or result.stderr_truncated:
+        return StopReason.OUTPUT_LIMIT
+    return StopReason.FINISHED
+
+
+async def _grade(task: Task, sandbox: Sandbox) -> Grade:
+    grader: Grader = load("grader", task.grader)
+    try:
+        return await asyncio.to_thread(grader, task, sandbox.workspace)
+    except Exception as error:  # a grader's bug must not be a reward, nor end the node
+        raise TaskError(f"The grader {task.grader!r} of task {task.id!r} failed: {type(error).__name__}: {error}.") from error
+
+
+def _judged(row: RolloutRow, result: ExecResult, grade: Grade, watch: Stopwatch, reason: StopReason) -> RolloutOutcome:
+    verdict: Verdict = "valid" if grade.tampered is None else "tampered"
+    rewards = dict(grade.rewards) if grade.tampered is None else dict.fromkeys(grade.rewards, 0.0)
+    detail = grade.tampered or (None if reason is StopReason.FINISHED else _describe(result))
+    return RolloutOutcome(row.id, reason, verdict, rewards, detail=detail, latencies=watch.stages)
+
+
+def _infrastructure(row: RolloutRow, reason: StopReason, detail: str, watch: Stopwatch) -> RolloutOutcome:
+    return RolloutOutcome(row.id, reason, "infrastructure_error", detail=detail, latencies=watch.stages)
+
+
+def _describe(result: ExecResult) -> str:
+    how = f"signal {result.signal}" if result.signal is not None else f"exit status {result.exit_code}"
+    if result.timed_out:
+        how = "killed at its wall-clock limit"
+    tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
+    flood = " Output beyond the limit was dropped." if result.stdout_truncated or result.stderr_truncated else ""
+    return f"It ended after {result.wall_s:.1f} s: {how}.{flood} Its last output:\n{tail or '(none)'}"

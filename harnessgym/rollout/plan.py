@@ -1,0 +1,112 @@
+"""Which groups a run submits next: evaluation before and after, training in between as far as admission allows."""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from harnessgym.admission import Admission
+from harnessgym.registry import load
+from harnessgym.run_config import RunConfig
+from harnessgym.store import policies, rollouts, runs, workers
+from harnessgym.store.rollouts import GroupSpec
+from harnessgym.task import Split, Task, TaskSet
+
+EVALUATIONS = {
+    "evaluating_before": ("before_sampled", "before_greedy"),
+    "evaluating_after": ("after_sampled", "after_greedy"),
+}
+"""Run status to the purposes of its evaluation groups; greedy ones sample at temperature 0."""
+_SERVING = ("ready", "draining", "updating")
+
+
+@dataclass
+class Plan:
+    """Turns a run's configuration into groups. Deterministic: group n of a purpose is the same in every process."""
+
+    run_id: str
+    policy_id: str
+    config: RunConfig
+    sandbox: str
+    _tasks: dict[Split, Sequence[Task]] = field(default_factory=dict)
+    _by_key: dict[str, Task] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        task_set: TaskSet = load("task_set", self.config.tasks.set)()
+        for split in ("train", "test"):
+            self._tasks[split] = task_set.tasks(split)
+            self._by_key |= {task.id: task for task in self._tasks[split]}
+
+    def task(self, key: str) -> Task:
+        """A task by its id."""
+        return self._by_key[key]
+
+    def submit(self, conn: Connection, status: str) -> int:
+        """Submit what the run's status calls for and admission allows. Returns how many groups."""
+        if status in EVALUATIONS:
+            return sum(self._submit_evaluation(conn, purpose) for purpose in EVALUATIONS[status])
+        if status == "training":
+            return self._submit_training(conn)
+        return 0
+
+    def _submit_evaluation(self, conn: Connection, purpose: str) -> int:
+        """All groups of an evaluation, once the workers serve the newest version alone."""
+        latest = policies.latest(conn, self.policy_id)
+        serving = [worker.version for worker in workers.of_run(conn, self.run_id) if worker.state in _SERVING]
+        if rollouts.group_states(conn, self.run_id, purpose) or latest is None or not serving or min(serving) < latest.version:
+            return 0
+        wanted = min(self.config.evaluation.tasks, len(self._tasks["test"]))
+        for ordinal in range(wanted):
+            self._add(conn, purpose, ordinal, self._tasks["test"][ordinal], 1, latest.version)
+        return wanted
+
+    def _submit_training(self, conn: Connection) -> int:
+        options = self.config.trainer
+        steps = {item.version: item.step for item in policies.versions(conn, self.policy_id)}
+        serving = [worker.version for worker in workers.of_run(conn, self.run_id) if worker.state in _SERVING]
+        if not serving:
+            return 0
+        states = rollouts.group_states(conn, self.run_id, "train")
+        submitted = sum(count for state, count in states.items() if state != "dropped")
+        admission = Admission(
+            max_staleness=options.max_staleness,
+            groups_per_batch=options.groups_per_step,
+            serving_step=steps.get(min(serving), 0),
+            submitted=submitted,
+            running=states.get("open", 0),
+            max_running=1 + -(-self.config.node.max_running // options.group_size),
+            total=options.steps * options.groups_per_step,
+        )
+        first, tasks = sum(states.values()), self._tasks["train"]
+        for ordinal in range(first, first + admission.capacity()):
+            epoch, place = divmod(ordinal, len(tasks))
+            order = random.Random(f"{self.config.seed} epoch {epoch}").sample(range(len(tasks)), len(tasks))
+            self._add(conn, "train", ordinal, tasks[order[place]], options.group_size, min(serving))
+        return admission.capacity()
+
+    def _add(self, conn: Connection, purpose: str, ordinal: int, task: Task, size: int, version: int) -> None:
+        sampling = {
+            "temperature": 0.0 if purpose.endswith("greedy") else self.config.sampling.temperature,
+            "max_tokens": self.config.sampling.max_tokens,
+        }
+        names = [harness.name for harness in self.config.harnesses]
+        spec = GroupSpec(
+            run_id=self.run_id,
+            task_id=runs.add_task(conn, self.config.tasks.set, task),
+            policy_id=self.policy_id,
+            purpose=purpose,
+            ordinal=ordinal,
+            submitted_version=version,
+            sampling=sampling,
+            harnesses=tuple(names[(ordinal + slot) % len(names)] for slot in range(size)),
+            sandbox=self.sandbox,
+            seeds=tuple(self._seed(purpose, ordinal, slot) for slot in range(size)),
+        )
+        rollouts.submit(conn, spec)
+
+    def _seed(self, purpose: str, ordinal: int, slot: int) -> int:
+        """31 bits that depend on the run's seed and the rollout's place alone."""
+        text = f"{self.config.seed} {purpose} {ordinal} {slot}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest()) >> 1

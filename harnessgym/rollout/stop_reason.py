@@ -1,0 +1,26 @@
+"""Why a rollout ended: values, not exceptions."""
+
+from enum import StrEnum
+
+
+class StopReason(StrEnum):
+    """What ended a rollout. The last four are infrastructure: such a rollout has no reward and runs again."""
+
+    FINISHED = "finished"
+    """The harness ended by itself with exit status 0."""
+    HARNESS_ERROR = "harness_error"
+    """The harness ended with another exit status or by a signal."""
+    TIMEOUT = "timeout"
+    """The wall-clock limit passed; everything the harness had started was killed."""
+    TURN_LIMIT = "turn_limit"
+    """The session's model calls were used up."""
+    OUTPUT_LIMIT = "output_limit"
+    """The harness wrote more output than is kept."""
+    NO_CALLS = "no_calls"
+    """The harness never called the proxy."""
+    ENGINE_ERROR = "engine_error"
+    """A model call failed for reasons that are not the policy's."""
+    SANDBOX_ERROR = "sandbox_error"
+    """The sandbox, proxy or grader failed."""
+    NODE_LOST = "node_lost"
+    """The node that ran it died."""

@@ -1,0 +1,155 @@
+"""What `harnessgym train run.toml` reads: one model, one section per part of a run."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from harnessgym.config import Config
+
+
+class PolicySection(Config):
+    """What is trained."""
+
+    name: str = "policy"
+    """Name of the policy in the store, and the model name harnesses see."""
+    path: str
+    """Folder of the starting weights, tokenizer and chat template (Hugging Face layout)."""
+
+
+class TasksSection(Config):
+    """What it is trained on."""
+
+    set: str
+    """Task set: a registered name or `module:Class`."""
+
+
+class HarnessSection(Config):
+    """One black-box agent. Rollouts of a group are spread over all harnesses of a run in turn."""
+
+    name: str
+    """Name in the store."""
+    type: str = "command"
+    """Registered harness type, or `module:Class`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that type; `harnessgym harness show command` lists them."""
+
+
+class SandboxSection(Config):
+    """Where harnesses run."""
+
+    backend: str = "bubblewrap"
+    """Registered sandbox backend, or `module:Class`."""
+    fallback: str | None = "process"
+    """Backend to use, with a warning, where the first one is missing; empty refuses instead."""
+
+
+class SamplingSection(Config):
+    """How training rollouts are sampled. The policy gradient needs the whole distribution: no top-p or top-k here."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature."""
+    max_tokens: int = Field(512, gt=0)
+    """New tokens per model call."""
+
+
+class NodeSection(Config):
+    """How rollouts are run."""
+
+    max_running: int = Field(16, gt=0)
+    """Rollouts at one time."""
+    lease_s: float = Field(20.0, gt=0)
+    """A rollout whose node has been silent this long is run again."""
+    max_attempts: int = Field(3, gt=0)
+    """Attempts at a rollout that infrastructure errors end, before its slot is given up."""
+    abort_after_failures: int = Field(24, gt=0)
+    """Infrastructure errors in a row, without one success, that end the run: something is wrong with all of them."""
+
+
+class EngineSection(Config):
+    """The embedded engines."""
+
+    workers: int = Field(2, gt=0)
+    """Engine processes."""
+    max_batch: int = Field(32, gt=0)
+    """Sequences that one engine decodes together."""
+    max_length: int = Field(1024, gt=0)
+    """Longest prompt plus completion, in tokens."""
+    updates_at_once: int = Field(1, gt=0)
+    """How many workers may be out of service for a weight update at one time."""
+    drain_s: float = Field(0.5, ge=0)
+    """How long a worker's calls in flight may finish on the old weights; then they go on under the new ones."""
+
+
+class TrainerSection(Config):
+    """How the policy learns."""
+
+    algorithm: str = "grpo"
+    """Registered algorithm, or `module:function`."""
+    steps: int = Field(24, gt=0)
+    """Batches to train on; each makes one policy version."""
+    groups_per_step: int = Field(8, gt=0)
+    """Groups in a batch."""
+    group_size: int = Field(8, gt=1)
+    """Rollouts of one task in a group."""
+    max_staleness: int = Field(1, ge=0)
+    """η: how many versions old a token may be when it is trained. 0 is synchronous training."""
+    advantage: str = "grpo"
+    """Advantage estimator."""
+    reward_shuffle: bool = False
+    """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
+    update: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the update: lr, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
+
+
+class EvaluationSection(Config):
+    """What is measured on held-out tasks before and after training."""
+
+    tasks: int = Field(200, ge=0)
+    """Held-out tasks; 0 skips evaluation."""
+    max_running: int = Field(16, gt=0)
+    """Evaluation rollouts at one time."""
+
+
+class StoreSection(Config):
+    """Where traces go."""
+
+    url: str | None = None
+    """Database URL; a SQLite file in the run's folder if not given."""
+    synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
+    """FULL also survives power loss, at the price of an fsync per commit."""
+
+
+class SupervisorSection(Config):
+    """How failures of processes are met."""
+
+    max_restarts: int = Field(5, ge=0)
+    """Restarts of one process within a minute before the run is given up."""
+    threads: int = Field(1, gt=0)
+    """Torch and OpenMP threads of each process."""
+
+
+class RunConfig(Config):
+    """One training run on one machine."""
+
+    name: str
+    """Name of the run."""
+    seed: int = 0
+    """Seeds task order, sampling and the trainer."""
+    policy: PolicySection
+    tasks: TasksSection
+    harnesses: tuple[HarnessSection, ...] = Field(min_length=1)
+    sandbox: SandboxSection = SandboxSection()
+    sampling: SamplingSection = SamplingSection()
+    node: NodeSection = NodeSection()
+    engine: EngineSection = EngineSection()
+    trainer: TrainerSection = TrainerSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    store: StoreSection = StoreSection()
+    supervisor: SupervisorSection = SupervisorSection()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "RunConfig":
+        names = [harness.name for harness in self.harnesses]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two harnesses share a name: {names}")
+        return self

@@ -1,0 +1,83 @@
+"""The folder of one run: what lies where, and how processes of the run find each other."""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harnessgym.config import validate
+from harnessgym.errors import ConfigError
+from harnessgym.run_config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of a run. Nothing here is made before it is needed."""
+
+    root: Path
+
+    @property
+    def config_path(self) -> Path:
+        """The validated configuration, as JSON."""
+        return self.root / "config.json"
+
+    @property
+    def versions(self) -> Path:
+        """Policy versions."""
+        return self.root / "versions"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Trainer checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """One log per process."""
+        return self.root / "logs"
+
+    @property
+    def processes_path(self) -> Path:
+        """Processes the supervisor started: name to pid and start time."""
+        return self.root / "processes.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON line per training step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def summary_path(self) -> Path:
+        """The result of a finished run."""
+        return self.root / "summary.json"
+
+    @property
+    def workspaces(self) -> Path:
+        """Workspaces of running sandboxes."""
+        return self.root / "workspaces"
+
+    def config(self) -> RunConfig:
+        """The run's configuration. Raises `ConfigError` if this is no run folder."""
+        try:
+            return validate(RunConfig, json.loads(self.config_path.read_text()), str(self.config_path))
+        except FileNotFoundError:
+            raise ConfigError(f"{self.root} is no run folder: it has no config.json. `harnessgym train` makes one.") from None
+
+    def store_url(self) -> str:
+        """The database of the run."""
+        return self.config().store.url or f"sqlite:///{self.root / 'traces.db'}"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a JSON file whole: a reader sees the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w") as file:
+        json.dump(value, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    Path(name).chmod(0o644)
+    Path(name).replace(path)

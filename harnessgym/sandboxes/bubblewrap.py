@@ -1,0 +1,176 @@
+"""bubblewrap: hostile by default, unprivileged, and fast enough to open per rollout.
+
+One `bwrap` stands around each fork server and gives it a small read-only root: the system's libraries, an interpreter, and
+what the harness may read. Each fork then leaves for namespaces of its own (`forkserver.walls`): it sees its workspace, an
+empty `/tmp` and home, its own `/proc`, and a loopback device with one open port, the relay to the proxy.
+
+Started as root, the fork server and all harnesses become the user `user`; otherwise they stay this user, and look like
+`user` inside.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from harnessgym.errors import SandboxError
+from harnessgym.sandbox import Capability, Prewarm
+from harnessgym.sandboxes.forking import FORKSERVER, Spec
+from harnessgym.sandboxes.forkserver import walls
+from harnessgym.sandboxes.forkserver.wire import Order
+from harnessgym.sandboxes.local import LocalBackend, LocalSettings, Place
+from harnessgym.sandboxes.relay import Relay
+
+_NODE = "/run/harnessgym"
+"""Where the fork server sees the node's folder. Every rollout covers it."""
+_NO_CERTIFICATES = "/etc/harnessgym/no-certificates"
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "ca-certificates", "localtime", "mime.types")
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class BubblewrapSettings(LocalSettings):
+    """Settings of the `bubblewrap` backend."""
+
+    proxy_socket_dir: Path | None = None
+    """Folder in which the proxy keeps its socket `proxy.sock`. Without one, nothing at all can be reached."""
+    port: int = 8080
+    """Loopback port of the proxy, inside."""
+    user: int = 1000
+    """User and group id of harnesses: inside always, and outside too when the node runs as root."""
+    tmp_mb: int = 64
+    """Size of each private in-memory folder (`/tmp`, home, `/dev/shm`)."""
+    bwrap: str = "bwrap"
+    """The bubblewrap program."""
+
+
+def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
+    """None if harnesses can be confined here, else why not and what to do."""
+    program = shutil.which(bwrap)
+    if program is None:
+        return "bubblewrap is not installed. Install it (`apt-get install bubblewrap`), or use the process sandbox."
+    namespaces = "--unshare-user --unshare-net --unshare-ipc --unshare-uts".split()
+    probe = [program, *namespaces, "--ro-bind", "/", "/", "--dev", "/dev", "--bind", "/proc", "/proc", "true"]
+    done = subprocess.run(probe, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    return (
+        f"bubblewrap cannot make namespaces here: {done.stderr.strip() or f'exit code {done.returncode}'}. Allow unprivileged "
+        "user namespaces (`sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`; in a "
+        "container, a seccomp profile that permits unshare), or use the process sandbox."
+    )
+
+
+class Bubblewrap(LocalBackend):
+    """Runs each rollout in namespaces of its own, forked from an interpreter inside `bwrap`."""
+
+    name = "bubblewrap"
+    settings = BubblewrapSettings
+    unavailable = staticmethod(bubblewrap_available)
+    capabilities = frozenset({Capability.NETWORK, Capability.FILES, Capability.PROCESSES, Capability.PREWARM})
+
+    def __init__(self, settings: BubblewrapSettings | None = None) -> None:
+        self._own = settings or BubblewrapSettings()
+        super().__init__(self._own)
+        self.owner = self._own.user if os.getuid() == 0 else None
+        if self._own.proxy_socket_dir is not None:
+            self.proxy_url = f"http://127.0.0.1:{self._own.port}"
+            self.relay = Relay(self._own.proxy_socket_dir / "proxy.sock")
+
+    async def __aenter__(self) -> Self:
+        problem = bubblewrap_available(self._own.bwrap)
+        if problem is not None:
+            raise SandboxError(problem)
+        await super().__aenter__()
+        self._write_etc()
+        return self
+
+    def place(self, folder: Path) -> Place:
+        """Fixed paths: they end up in prompts, and should not differ between rollouts."""
+        env = {"PATH": f"{sys.prefix}/bin:{_PATH}", "HOME": walls.HOME, "USER": "agent", "LOGNAME": "agent"}
+        env |= {"LANG": "C.UTF-8", "TMPDIR": "/tmp", "SHELL": "/bin/sh"}
+        env["SSL_CERT_DIR"] = _NO_CERTIFICATES  # nothing here speaks TLS; loading a CA bundle costs 20 ms a client
+        return Place(walls.WORKSPACE, env)
+
+    def confine(self, order: Order, workspace: Path, readable: Sequence[str]) -> Order:
+        """Adds namespaces, covers and the relay's port."""
+        exposed = [path for path in (*_prefixes(sys.executable), *readable) if _is_covered(path)]
+        inside = f"{_NODE}/{workspace.relative_to(self.root)}"
+        return replace(
+            order,
+            workspace=inside,
+            hidden=[_NODE],
+            exposed=exposed,
+            tmp_bytes=self._own.tmp_mb << 20,
+            port=self._own.port if self.relay is not None else 0,
+            namespaces=True,
+        )
+
+    def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:
+        """`bwrap` around the interpreter. With a user namespace when we are not root; as another user when we are."""
+        python = prewarm.python or sys.executable
+        env = (("PATH", f"{Path(python).parent}:{_PATH}"), ("LANG", "C.UTF-8"), ("SSL_CERT_DIR", _NO_CERTIFICATES))
+        warmers = (prewarm.warm,) if prewarm.warm else ()
+        return Spec(python, warmers, tuple(self._shell(python, readable)), env, self._own.user, namespaces=True)
+
+    def _shell(self, python: str, readable: tuple[str, ...]) -> list[str]:
+        words = [self._own.bwrap, "--die-with-parent", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
+        words += ["--hostname", "sandbox"]
+        if os.getuid() == 0:
+            words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        else:
+            words += ["--unshare-user", "--uid", str(self._own.user), "--gid", str(self._own.user)]
+        for path in _SYSTEM:
+            words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+        words += ["--dir", "/etc"]
+        for name in _ETC:
+            words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+        for name in _FILES:
+            words += ["--ro-bind", str(self.root / "etc" / name), f"/etc/{name}"]
+        words += ["--dir", _NO_CERTIFICATES, "--dev", "/dev", "--bind", "/proc", "/proc", "--tmpfs", "/tmp"]
+        words += ["--dir", walls.WORKSPACE, "--dir", walls.HOME, *_parents(_NODE), "--bind", str(self.root), _NODE]
+        for path in (*_prefixes(python), str(FORKSERVER), *readable):
+            words += [*_parents(path), "--ro-bind", path, path]
+        return [*words, "--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/", "--"]
+
+    def _write_etc(self) -> None:
+        folder = self.root / "etc"
+        folder.mkdir()
+        for name, text in _FILES.items():
+            (folder / name).write_text(text.format(user=self._own.user))
+
+
+_FILES = {
+    "passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\nagent:x:{user}:{user}:agent:/home/agent:/bin/sh\n",
+    "group": "root:x:0:\nagent:x:{user}:\n",
+    "hosts": "127.0.0.1 localhost\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+    "resolv.conf": "",
+}
+"""The parts of `/etc` that name this machine's people and networks, replaced."""
+
+
+def _parents(path: str) -> list[str]:
+    """Options that make the folders above a mount point; left to itself, bwrap closes them to all but root."""
+    above = [str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", "/tmp")]
+    return [word for folder in above if not folder.startswith("/usr") for word in ("--dir", folder)]
+
+
+def _is_covered(path: str) -> bool:
+    return any(Path(path).is_relative_to(folder) for folder in walls.COVERED)
+
+
+@functools.cache
+def _prefixes(python: str) -> tuple[str, ...]:
+    """The folders an interpreter needs beside the system's: its own, and for a virtual environment its base's."""
+    if python == sys.executable:
+        found = {sys.prefix, sys.base_prefix}
+    else:
+        ask = [python, "-I", "-c", "import sys; print(sys.prefix); print(sys.base_prefix)"]
+        found = set(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.split("\n")) - {""}
+    return tuple(sorted(path for path in found if not path.startswith("/usr")))

@@ -1,0 +1,62 @@
+"""Plain processes: the backend for machines that have nothing better, and for harnesses one trusts.
+
+It isolates nothing: a harness can read what its user can read, reach what its user can reach, and see its siblings. It
+does give each rollout a folder, limits per process, bounded output, and an end that takes double-forked children along.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Self
+
+from harnessgym.sandbox import Capability, Prewarm
+from harnessgym.sandboxes.forking import Spec
+from harnessgym.sandboxes.local import LocalBackend, LocalSettings, Place
+
+_log = logging.getLogger(__name__)
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ProcessSettings(LocalSettings):
+    """Settings of the `process` backend."""
+
+    proxy_url: str = ""
+    """The proxy's address, such as `http://127.0.0.1:8100`: there is no relay."""
+
+
+class Process(LocalBackend):
+    """Runs rollouts as ordinary child processes of this user."""
+
+    name = "process"
+    capabilities = frozenset({Capability.PREWARM})
+
+    def __init__(self, settings: ProcessSettings | None = None) -> None:
+        settings = settings or ProcessSettings()
+        super().__init__(settings)
+        self.proxy_url = settings.proxy_url
+
+    async def __aenter__(self) -> Self:
+        _log.warning(
+            "The process sandbox isolates nothing: harnesses run as this user, with its files and its network. "
+            "Use the bubblewrap or docker sandbox for anything that is not trusted."
+        )
+        return await super().__aenter__()
+
+    def furnish(self, folder: Path) -> None:
+        """A workspace, a home and a folder for temporary files."""
+        super().furnish(folder)
+        (folder / "home").mkdir()
+        (folder / "tmp").mkdir()
+
+    def place(self, folder: Path) -> Place:
+        """The real paths."""
+        path = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', _SYSTEM_PATH)}"
+        env = {"PATH": path, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "LANG": "C.UTF-8"}
+        return Place(str(folder / "workspace"), env)
+
+    def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:
+        """The interpreter itself, with a small environment: every fork can read it."""
+        env = (("PATH", os.environ.get("PATH", _SYSTEM_PATH)), ("LANG", "C.UTF-8"))
+        warmers = (prewarm.warm,) if prewarm.warm else ()
+        return Spec(prewarm.python or sys.executable, warmers, (), env, namespaces=False)

@@ -1,0 +1,27 @@
+"""Counts over a run, for dashboards and summaries."""
+
+from sqlalchemy import Connection, func, select
+
+from harnessgym.store.tables import calls, groups, rollouts
+
+
+def tokens_sampled(conn: Connection, run_id: str) -> int:
+    """Completion tokens of all calls of a run."""
+    query = select(func.coalesce(func.sum(calls.c.completion_len), 0)).join(rollouts, rollouts.c.id == calls.c.rollout_id)
+    return int(conn.execute(query.where(rollouts.c.run_id == run_id)).scalar_one())
+
+
+def finished_rollouts(conn: Connection, run_id: str, purpose: str | None = None) -> int:
+    """Rollouts with a valid or tampered verdict."""
+    query = select(func.count()).select_from(rollouts).join(groups, groups.c.id == rollouts.c.group_id)
+    wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "finished"]
+    if purpose is not None:
+        wanted.append(groups.c.purpose == purpose)
+    return conn.execute(query.where(*wanted)).scalar_one()
+
+
+def stop_reasons(conn: Connection, run_id: str) -> dict[str, int]:
+    """How many rollouts ended for which reason."""
+    query = select(rollouts.c.stop_reason, func.count()).where(rollouts.c.run_id == run_id)
+    ended = query.where(rollouts.c.stop_reason.is_not(None)).group_by(rollouts.c.stop_reason)
+    return dict(conn.execute(ended).tuples().all())

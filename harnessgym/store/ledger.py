@@ -1,0 +1,80 @@
+"""The ledger: which rollout was trained in which step, into which version.
+
+`commit_step` is the one transaction that makes a training step count. It is idempotent: a trainer that dies around it
+replays it from its checkpoint.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, insert, select
+
+from harnessgym.store import policies, rollouts
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.tables import exclusions, new_id, trained
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRollout:
+    """One rollout's share in a step."""
+
+    rollout_id: str
+    tokens: int
+    max_staleness: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedTokens:
+    """Completion tokens [start, end) of a call that are not trained, and why."""
+
+    rollout_id: str
+    call_id: str
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """Everything the store learns from one step."""
+
+    version: PolicyVersion
+    group_ids: tuple[str, ...]
+    trained: tuple[TrainedRollout, ...]
+    excluded: tuple[ExcludedTokens, ...]
+
+
+def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
+    """Publish the version, write the ledger, mark the groups consumed. Doing it again changes nothing."""
+    if policies.get(conn, policy_id, record.version.version) is not None:
+        return
+    policies.publish(conn, policy_id, record.version)
+    version, step = record.version.version, record.version.step
+    for item in record.trained:
+        conn.execute(
+            insert(trained).values(
+                id=new_id(),
+                rollout_id=item.rollout_id,
+                policy_id=policy_id,
+                step=step,
+                version=version,
+                tokens=item.tokens,
+                max_staleness=item.max_staleness,
+            )
+        )
+    exclude_tokens(conn, record.excluded)
+    for group_id in record.group_ids:
+        rollouts.set_group_state(conn, group_id, "consumed")
+
+
+def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:
+    """Record why tokens are not trained."""
+    for item in items:
+        values = {name: getattr(item, name) for name in ExcludedTokens.__dataclass_fields__}
+        conn.execute(insert(exclusions).values(id=new_id(), **values))
+
+
+def steps(conn: Connection, policy_id: str) -> list[int]:
+    """Steps that are in the ledger, in order."""
+    query = select(trained.c.step).where(trained.c.policy_id == policy_id).distinct().order_by(trained.c.step)
+    return list(conn.execute(query).scalars())

@@ -1,0 +1,5 @@
+"""One training run on one machine: spawn the processes, restart what dies, move the run through its phases."""
+
+from harnessgym.supervisor.supervisor import Supervisor, claim_folder, prepare
+
+__all__ = ["Supervisor", "claim_folder", "prepare"]

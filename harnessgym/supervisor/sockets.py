@@ -1,0 +1,68 @@
+"""The listening sockets of a run, held by the supervisor so that connections queue while a process restarts."""
+
+import contextlib
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from harnessgym.errors import ConfigError
+
+_BACKLOG = 512
+
+
+class Sockets:
+    """A proxy's three listeners and one per engine. Unix sockets live in a short temporary folder: their paths are limited."""
+
+    def __init__(self, engines: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="harnessgym-"))
+        self.proxy_folder = self.folder / "proxy"
+        self.proxy_folder.mkdir()
+        self.proxy_folder.chmod(0o755)
+        self.folder.chmod(0o711)
+        self.tcp = _tcp()
+        self.unix = _unix(self.proxy_folder / "proxy.sock", 0o666)
+        self.control = _unix(self.folder / "control.sock", 0o600)
+        self.engines = [_tcp() for _ in range(engines)]
+
+    @property
+    def control_url(self) -> str:
+        """Where the control API listens."""
+        return f"unix:{self.folder / 'control.sock'}"
+
+    @property
+    def proxy_url(self) -> str:
+        """Where the proxy listens for harnesses that share this machine's network."""
+        return url_of(self.tcp)
+
+    def close(self) -> None:
+        """Close everything and remove the folder."""
+        for item in (self.tcp, self.unix, self.control, *self.engines):
+            with contextlib.suppress(OSError):
+                item.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def url_of(listener: socket.socket) -> str:
+    """The HTTP address of a listening TCP socket."""
+    host, port = listener.getsockname()
+    return f"http://{host}:{port}"
+
+
+def _tcp() -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", 0))
+    except OSError as error:
+        raise ConfigError(f"No free port on 127.0.0.1: {error}. End what holds them and start again.") from None
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _unix(path: Path, mode: int) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    path.chmod(mode)
+    listener.listen(_BACKLOG)
+    return listener

@@ -1,0 +1,80 @@
+"""The result of a run, computed from its store: what was learnt, at what price, and where every token went."""
+
+import math
+import random
+from typing import Any
+
+from sqlalchemy import Connection
+
+from harnessgym.errors import StoreError
+from harnessgym.run_folder import RunFolder
+from harnessgym.store import TraceStore, counts, policies, rollouts, runs
+from harnessgym.traces.account import account
+
+_RESAMPLES = 2_000
+_PURPOSES = ("before_sampled", "before_greedy", "after_sampled", "after_greedy")
+
+
+def summarise(store: TraceStore, folder: RunFolder, stages: dict[str, float], sandbox: str) -> dict[str, Any]:
+    """All keys of `summary.json`. Counts cover training rollouts; evaluation stands under its own key."""
+    return store.read(lambda conn: _summarise(conn, folder, stages, sandbox))
+
+
+def paired_gain(before: list[float], after: list[float], seed: int = 0) -> tuple[float, float, float]:
+    """Mean gain over tasks and its 95 % bootstrap interval (tasks resampled, before and after paired)."""
+    gains = [new - old for old, new in zip(before, after, strict=True)]
+    if not gains:
+        return math.nan, math.nan, math.nan
+    draw = random.Random(seed)
+    means = sorted(sum(draw.choices(gains, k=len(gains))) / len(gains) for _ in range(_RESAMPLES))
+    return sum(gains) / len(gains), means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1]
+
+
+def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sandbox: str) -> dict[str, Any]:
+    run, config = runs.only(conn), folder.config()
+    if run is None:
+        raise StoreError(f"{folder.root} has no run in its store.")
+    policy_id = policies.register(conn, run.id, config.policy.name)
+    published = policies.versions(conn, policy_id)
+    tokens = account(conn, run.id)
+    values = {name: rollouts.rewards_of(conn, run.id, name) for name in _PURPOSES}
+    gain, low, high = paired_gain(values["before_sampled"], values["after_sampled"])
+    finished = counts.finished_rollouts(conn, run.id, "train")
+    return {
+        "success_before": _mean(values["before_sampled"]),
+        "success_after": _mean(values["after_sampled"]),
+        "gain": _number(gain),
+        "gain_ci95": [_number(low), _number(high)],
+        "greedy_before": _mean(values["before_greedy"]),
+        "greedy_after": _mean(values["after_greedy"]),
+        "rollouts": finished,
+        "calls": tokens.calls,
+        "rollouts_per_s": round(finished / stages["training"], 2) if stages.get("training") else None,
+        "tokens_sampled": tokens.sampled,
+        "tokens_trained": tokens.trained,
+        "tokens_excluded": tokens.excluded,
+        "excluded_by_reason": dict(tokens.excluded_by_reason),
+        "eta": config.trainer.max_staleness,
+        "max_staleness": max(tokens.staleness, default=0),
+        "staleness_histogram": {str(lag): count for lag, count in sorted(tokens.staleness.items())},
+        "versions_published": len(published),
+        "bytes_full": sum(item.bytes for item in published if item.kind == "full"),
+        "bytes_delta": None,
+        "wall_s": {name: round(seconds, 2) for name, seconds in stages.items()},
+        "sandbox": sandbox,
+        "evaluation": {
+            "tasks": len(values["before_sampled"]),
+            "rollouts": {name: len(found) for name, found in values.items()},
+        },
+        "stop_reasons": counts.stop_reasons(conn, run.id),
+        "seed": config.seed,
+        "reward_shuffle": config.trainer.reward_shuffle,
+    }
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(value, 4)

@@ -1,0 +1,238 @@
+"""The supervisor of a run: phases, processes, restarts.
+
+Everything it must remember is in the run's folder and store. Killed and started again, it ends what the earlier one left
+and goes on where the run stood.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from harnessgym.errors import ConfigError, HarnessGymError
+from harnessgym.process import ProcessId, identify
+from harnessgym.registry import load
+from harnessgym.rollout.node import NodeSettings, make_harness
+from harnessgym.rollout.plan import EVALUATIONS
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.store import TraceStore, policies, rollouts, runs, workers
+from harnessgym.store.runs import RunStatus
+from harnessgym.supervisor.children import FATAL_EXIT, Children, ChildSpec
+from harnessgym.supervisor.sockets import Sockets, url_of
+
+_TICK_S = 0.1
+Notify = Callable[[str], None]
+
+
+def prepare(config: RunConfig, root: Path) -> RunFolder:
+    """Make a run's folder, or take up the one that is there. Raises `ConfigError` if it belongs to another configuration."""
+    folder = RunFolder(root.resolve())
+    config = config.model_copy(
+        update={"policy": config.policy.model_copy(update={"path": str(Path(config.policy.path).resolve())})}
+    )
+    load("task_set", config.tasks.set)
+    for section in config.harnesses:
+        make_harness(section)
+    if not (Path(config.policy.path) / "config.json").is_file():
+        raise ConfigError(f"policy.path: there is no model at {config.policy.path} (config.json is missing).")
+    if folder.config_path.exists() and folder.config() != config:
+        raise ConfigError(f"{root} holds a run with another configuration. Give another --folder, or remove that one first.")
+    if not folder.config_path.exists():
+        write_json(folder.config_path, config.model_dump(mode="json"))
+    return folder
+
+
+def choose_sandbox(config: RunConfig, notify: Notify) -> str:
+    """The configured backend, or its fallback (announced) where this machine lacks it."""
+    factory = load("sandbox", config.sandbox.backend)
+    problem: str | None = factory.unavailable()
+    if problem is None:
+        return config.sandbox.backend
+    if not config.sandbox.fallback:
+        raise ConfigError(f"The sandbox backend {config.sandbox.backend!r} cannot be used: {problem}")
+    notify(f"Sandbox: {problem} Falling back to {config.sandbox.fallback!r}, which isolates nothing.")
+    return config.sandbox.fallback
+
+
+class Supervisor:
+    """Runs one run to its end."""
+
+    def __init__(self, folder: RunFolder, notify: Notify = print) -> None:
+        self.folder, self.config, self.notify = folder, folder.config(), notify
+        self.store = TraceStore.create(folder.store_url(), synchronous=self.config.store.synchronous)
+        self.children = Children(folder, self.config.supervisor.threads, self.config.supervisor.max_restarts)
+        self.run_id, self.policy_id = self._enter_run()
+        self.stages = self._stages()
+        self._saved = 0.0
+
+    @property
+    def status(self) -> RunStatus:
+        """The phase the run is in."""
+        run = self.store.read(runs.only)
+        assert run is not None
+        return run.status
+
+    def serve(self, watch: Callable[["Supervisor"], None]) -> RunStatus:
+        """Run until done. `watch` is called about ten times a second. Raises `HarnessGymError` if the run cannot go on."""
+        for name in self.children.end_leftovers():
+            self.notify(f"Ended the {name} process that an earlier supervisor of this run had left.")
+        self.store.write(lambda conn: rollouts.expire(conn, self.run_id))
+        if self.status == "failed":
+            self.store.write(lambda conn: runs.set_status(conn, self.run_id, self._resumed_status()))
+        sockets = Sockets(self.config.engine.workers)
+        try:
+            self._start_all(sockets)
+            while (status := self.status) != "done":
+                started = time.monotonic()
+                self._check_processes(status)
+                self._advance(status)
+                watch(self)
+                time.sleep(_TICK_S)
+                self._count(status, time.monotonic() - started)
+        except HarnessGymError:
+            self.store.write(lambda conn: runs.set_status(conn, self.run_id, "failed"))
+            raise
+        finally:
+            self.children.end_all()
+            sockets.close()
+            self._count("", 0.0, save=True)
+        return self.status
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def _enter_run(self) -> tuple[str, str]:
+        run = self.store.read(runs.only)
+        if run is None:
+            first: RunStatus = "evaluating_before" if self.config.evaluation.tasks else "training"
+            values = self.config.model_dump(mode="json")
+            code = version("harnessgym-rl")
+            run_id = self.store.write(lambda conn: runs.add(conn, self.config.name, values, code, first))
+        else:
+            run_id = run.id
+        return run_id, self.store.write(lambda conn: policies.register(conn, run_id, self.config.policy.name))
+
+    def _start_all(self, sockets: Sockets) -> None:
+        config, url, key = self.config, self.folder.store_url(), secrets.token_urlsafe(24)
+        sandbox = choose_sandbox(config, self.notify)
+        write_json(self.folder.root / "sandbox.json", sandbox)
+        fds = (sockets.tcp.fileno(), sockets.unix.fileno(), sockets.control.fileno())
+        proxy = {
+            "store": url,
+            "run_id": self.run_id,
+            "policy": config.policy.path,
+            "fd": fds[0],
+            "uds_fd": fds[1],
+            "control_fd": fds[2],
+            "control_key": key,
+            "served_model_name": config.policy.name,
+            "max_length": config.engine.max_length,
+        }
+        self.children.start(ChildSpec("proxy", "proxy", proxy, fds))
+        for index, listener in enumerate(sockets.engines):
+            agent = {
+                "store": url,
+                "policy_id": self.policy_id,
+                "run_id": self.run_id,
+                "address": url_of(listener),
+                "control_url": sockets.control_url,
+                "control_key": key,
+                "update_leases": config.engine.updates_at_once,
+                "drain_s": config.engine.drain_s,
+            }
+            engine = {
+                "model": config.policy.path,
+                "served_model_name": config.policy.name,
+                "fd": listener.fileno(),
+                "worker_id": f"engine-{index}",
+                "max_batch": config.engine.max_batch,
+                "max_length": config.engine.max_length,
+                "threads": config.supervisor.threads,
+                "seed": config.seed + index,
+                "agent": agent,
+            }
+            self.children.start(ChildSpec(f"engine-{index}", "engine", engine, (listener.fileno(),)))
+        node = NodeSettings(
+            run=self.folder.root,
+            control_url=sockets.control_url,
+            control_key=key,
+            proxy_socket_dir=sockets.proxy_folder,
+            proxy_url=sockets.proxy_url,
+            sandbox=sandbox,
+        )
+        self.children.start(ChildSpec("node", "node", node))
+        if self.status in ("evaluating_before", "training"):
+            self.children.start(ChildSpec("trainer", "train-worker", {"run": str(self.folder.root)}))
+
+    def _check_processes(self, status: RunStatus) -> None:
+        for name, code in self.children.exited():
+            if name == "trainer" and code == 0:
+                self.children.forget(name)
+                continue
+            if code == FATAL_EXIT:
+                raise HarnessGymError(f"The {name} process gave up:\n{self.children.last_words(name)}")
+            self.notify(f"The {name} process ended (status {code}) while {status.replace('_', ' ')}; starting it again.")
+            if name.startswith("engine-"):
+                self.store.write(partial(workers.set_state, worker_id=name, state="dead"))
+            if name == "node":
+                self.store.write(lambda conn: rollouts.expire(conn, self.run_id))
+            self.children.restart(name)
+
+    def _advance(self, status: RunStatus) -> None:
+        """Enter the next phase when this one is over."""
+        if status in EVALUATIONS:
+            done = self.store.read(lambda conn: [rollouts.group_states(conn, self.run_id, p) for p in EVALUATIONS[status]])
+            if any(not states or states.get("open", 0) for states in done):
+                return
+        elif status == "training" and "trainer" in self.children.by_name:
+            return
+        following: dict[str, RunStatus] = {
+            "evaluating_before": "training",
+            "training": "evaluating_after" if self.config.evaluation.tasks else "done",
+            "evaluating_after": "done",
+        }
+        self.store.write(lambda conn: runs.set_status(conn, self.run_id, following[status]))
+
+    def _resumed_status(self) -> RunStatus:
+        """The phase a failed run goes on with."""
+        latest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
+        if latest is not None and latest.step >= self.config.trainer.steps:
+            return "evaluating_after"
+        started = self.store.read(lambda conn: rollouts.group_states(conn, self.run_id, "train"))
+        return "training" if started or not self.config.evaluation.tasks else "evaluating_before"
+
+    def _stages(self) -> dict[str, float]:
+        try:
+            loaded: dict[str, float] = json.loads((self.folder.root / "stages.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return loaded
+
+    def _count(self, status: str, seconds: float, *, save: bool = False) -> None:
+        if status:
+            self.stages[status] = self.stages.get(status, 0.0) + seconds
+        if save or time.monotonic() - self._saved > 1.0:
+            self._saved = time.monotonic()
+            write_json(self.folder.root / "stages.json", self.stages)
+
+
+def claim_folder(folder: RunFolder) -> None:
+    """Refuse a second supervisor of the same run. Raises `ConfigError`."""
+    lock = folder.root / "supervisor.pid"
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    if lock.exists():
+        try:
+            earlier = ProcessId(*json.loads(lock.read_text()))
+        except (ValueError, TypeError):
+            earlier = None
+        if earlier is not None and earlier.alive() and earlier.pid != os.getpid():
+            raise ConfigError(f"Process {earlier.pid} is running {folder.root} already. Wait for it, or end it.")
+    own = identify(os.getpid())
+    assert own is not None
+    write_json(lock, [own.pid, own.started])

@@ -1,0 +1,135 @@
+"""The account of sampled tokens: trained, excluded with a reason, or open. `trained + excluded == sampled` closes it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Column, Connection, Select, func, select
+
+from harnessgym.store import policies
+from harnessgym.store.ledger import ExcludedTokens, exclude_tokens
+from harnessgym.store.tables import calls, exclusions, groups, rollouts, trained
+from harnessgym.traces.version_chain import VersionChain
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAccount:
+    """What became of the tokens of a run's rollouts of one purpose. Steps into orphaned versions do not count."""
+
+    calls: int
+    sampled: int
+    trained: int
+    excluded_by_reason: Mapping[str, int]
+    """Tokens by reason."""
+    staleness: Mapping[int, int]
+    """Trained tokens by their staleness in versions."""
+
+    @property
+    def excluded(self) -> int:
+        """Tokens with a stored reason not to be trained."""
+        return sum(self.excluded_by_reason.values())
+
+    @property
+    def unaccounted(self) -> int:
+        """Tokens neither trained nor excluded yet; negative if some are both."""
+        return self.sampled - self.trained - self.excluded
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A rollout's share in the surviving step that trained it."""
+
+    version: int
+    tokens: int
+    chain: VersionChain
+
+
+def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccount:
+    """Count the tokens of all rollouts of a run's groups with a purpose, attempts that failed included."""
+    counted = select(func.count(), func.coalesce(func.sum(calls.c.completion_len), 0)).select_from(calls)
+    number, sampled = conn.execute(_of_groups(counted, calls.c.rollout_id, run_id, purpose)).one()
+    tokens = func.sum(exclusions.c.end - exclusions.c.start)
+    reasons = _of_groups(select(exclusions.c.reason, tokens), exclusions.c.rollout_id, run_id, purpose)
+    by_reason = {str(reason): int(total) for reason, total in conn.execute(reasons.group_by(exclusions.c.reason)).tuples()}
+    steps = _surviving(conn, run_id, purpose)
+    staleness = _staleness(conn, run_id, purpose, steps)
+    return TokenAccount(number, sampled, sum(step.tokens for step in steps.values()), by_reason, staleness)
+
+
+def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> int:
+    """Exclude every sampled token of training rollouts that was neither trained nor excluded, at the end of a run.
+
+    Returns how many. Afterwards the account closes, unless a step trained fewer tokens than its exclusions leave.
+    """
+    steps = _surviving(conn, run_id, "train")
+    taken = _excluded_ranges(conn, run_id, "train")
+    found = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len).where(calls.c.completion_len > 0)
+    rest = [
+        ExcludedTokens(call.rollout_id, call.id, start, end, reason)
+        for call in conn.execute(_of_groups(found, calls.c.rollout_id, run_id, "train"))
+        if call.rollout_id not in steps
+        for start, end in _gaps(taken.get(call.id, ()), call.completion_len)
+    ]
+    exclude_tokens(conn, rest)
+    return sum(item.end - item.start for item in rest)
+
+
+def _of_groups(query: Select[Any], rollout_id: Column[Any], run_id: str, purpose: str) -> Select[Any]:
+    """Narrow a query to rollouts of a run's groups with a purpose."""
+    joined = query.join(rollouts, rollouts.c.id == rollout_id).join(groups, groups.c.id == rollouts.c.group_id)
+    return joined.where(groups.c.run_id == run_id, groups.c.purpose == purpose)
+
+
+def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[str, _Step]:
+    """Rollouts that a step on the surviving version chain trained."""
+    chains: dict[str, VersionChain] = {}
+    query = select(trained.c.rollout_id, trained.c.policy_id, trained.c.version, trained.c.tokens)
+    out = {}
+    for row in conn.execute(_of_groups(query, trained.c.rollout_id, run_id, purpose).order_by(trained.c.version)):
+        if row.policy_id not in chains:
+            chains[row.policy_id] = VersionChain(policies.versions(conn, row.policy_id))
+        if chains[row.policy_id].survives(row.version):
+            out[row.rollout_id] = _Step(row.version, row.tokens, chains[row.policy_id])
+    return out
+
+
+def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[str, _Step]) -> dict[int, int]:
+    """Trained tokens by staleness: those of trained rollouts that no exclusion names."""
+    taken = _excluded_ranges(conn, run_id, purpose)
+    histogram: Counter[int] = Counter()
+    query = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len, calls.c.version_spans).where(
+        calls.c.completion_len > 0
+    )
+    for call in conn.execute(_of_groups(query, calls.c.rollout_id, run_id, purpose)):
+        step = steps.get(call.rollout_id)
+        if step is None:
+            continue
+        kept = np.zeros(call.completion_len, dtype=bool)
+        for start, end in _gaps(taken.get(call.id, ()), call.completion_len):
+            kept[start:end] = True
+        for start, end, version in call.version_spans:
+            histogram[step.chain.staleness(step.version, version)] += int(kept[start:end].sum())
+    return {age: tokens for age, tokens in sorted(histogram.items()) if tokens}
+
+
+def _excluded_ranges(conn: Connection, run_id: str, purpose: str) -> dict[str, list[tuple[int, int]]]:
+    """Excluded ranges by call."""
+    query = select(exclusions.c.call_id, exclusions.c.start, exclusions.c.end)
+    out: dict[str, list[tuple[int, int]]] = {}
+    for row in conn.execute(_of_groups(query, exclusions.c.rollout_id, run_id, purpose)):
+        out.setdefault(row.call_id, []).append((row.start, row.end))
+    return out
+
+
+def _gaps(ranges: Iterable[tuple[int, int]], length: int) -> Sequence[tuple[int, int]]:
+    """The parts of [0, length) that no range covers."""
+    out, reached = [], 0
+    for start, end in sorted(ranges):
+        if start > reached:
+            out.append((reached, min(start, length)))
+        reached = max(reached, end)
+    if reached < length:
+        out.append((reached, length))
+    return out

@@ -1,0 +1,141 @@
+"""One call while it is live: what has been sampled, what of it a client may see, and who is listening.
+
+Deltas are kept from the first on, so a client that comes back reads the same answer from its beginning, whether sampling still
+goes on or has long finished.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harnessgym.errors import UpstreamError
+from harnessgym.message import Sampling
+from proxies.continuation import Prompt
+from proxies.dialect import Answer, Delta, ModelRequest, Problem, ReasoningDelta, Stamp, TextDelta
+from proxies.upstream import TokenChunk
+
+
+@dataclass
+class Sampled:
+    """Tokens of one answer so far, across the workers that sampled them."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish_reason: str = "abort"
+    stop_token: int | None = None
+    cached_tokens: int = 0
+    first_at: float | None = None
+    """`time.monotonic` of the first token."""
+    worker: str = ""
+
+    def take(self, chunk: TokenChunk) -> None:
+        """Add a chunk. Raises `UpstreamError` if it contradicts itself."""
+        if not len(chunk.ids) == len(chunk.logprobs) == len(chunk.versions):
+            counts = f"{len(chunk.ids)} ids, {len(chunk.logprobs)} logprobs, {len(chunk.versions)} versions"
+            raise UpstreamError(f"Worker {self.worker} gave {counts} in one chunk.")
+        if chunk.ids and self.first_at is None:
+            self.first_at = time.monotonic()
+        self.ids.extend(chunk.ids)
+        self.logprobs.extend(chunk.logprobs)
+        self.versions.extend(chunk.versions)
+
+    def end(self, chunk: TokenChunk, prompt_len: int, completion_len: int) -> None:
+        """Take the last chunk's verdict. Raises `UpstreamError` unless the engine counted what it was given and what it gave."""
+        if (chunk.prompt_tokens, chunk.completion_tokens) != (prompt_len, completion_len):
+            raise UpstreamError(
+                f"Worker {self.worker} counted {chunk.prompt_tokens} prompt and {chunk.completion_tokens} completion tokens; "
+                f"it was given {prompt_len} and gave {completion_len}."
+            )
+        assert chunk.finish_reason is not None
+        self.finish_reason, self.stop_token, self.cached_tokens = chunk.finish_reason, chunk.stop_token, chunk.cached_tokens
+
+
+@dataclass
+class Call:
+    """A call, from its intent until it is forgotten."""
+
+    id: str
+    ordinal: int
+    digest: str
+    """Of the raw request: tells a retry from another request."""
+    call_prefix: str
+    """How ids of its tool calls begin."""
+    request: ModelRequest
+    prompt: Prompt
+    prompt_segment: str
+    chain: str
+    """Digest of the request's messages."""
+    sampling: Sampling
+    stamp: Stamp
+    sampled: Sampled = field(default_factory=Sampled)
+    deltas: list[Delta] = field(default_factory=list)
+    answer: Answer | None = None
+    """Set once the call is committed."""
+    problem: Problem | None = None
+    """Set once the call has failed."""
+    acted: bool = False
+    """Whether a client was given an event on which it can act."""
+    listeners: set[asyncio.Event] = field(default_factory=set)
+    task: "asyncio.Task[None] | None" = None
+    aborted: bool = False
+    """Whether sampling was ended early: such an answer is never given again."""
+    interruptible: bool = True
+    """False from the last token on: what is complete is committed, whoever has left."""
+    _grace: asyncio.TimerHandle | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the call is committed or has failed."""
+        return self.answer is not None or self.problem is not None
+
+    def publish(self, deltas: Sequence[Delta]) -> None:
+        """Show more of the answer; neighbouring pieces of text become one."""
+        if deltas:
+            self.deltas.extend(_coalesce(deltas))
+            self.wake()
+
+    def settle(self, answer: Answer | None = None, problem: Problem | None = None) -> None:
+        """The call is committed, or has failed."""
+        self.answer, self.problem = answer, problem
+        self.wake()
+
+    def wake(self) -> None:
+        """Tell every listener to look again."""
+        for listener in self.listeners:
+            listener.set()
+
+    def join(self) -> asyncio.Event:
+        """Listen. The event is set whenever there may be something new."""
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        listener = asyncio.Event()
+        self.listeners.add(listener)
+        return listener
+
+    def leave(self, listener: asyncio.Event, grace_s: float) -> None:
+        """Stop listening. If nobody is left the call runs on for the grace time only."""
+        self.listeners.discard(listener)
+        if not self.listeners and not self.settled:
+            self._grace = asyncio.get_running_loop().call_later(grace_s, self.interrupt)
+
+    def interrupt(self) -> None:
+        """End sampling; what there is is kept as aborted."""
+        if self.interruptible and self.task is not None:
+            self.interruptible, self.aborted = False, True
+            self.task.cancel()
+
+
+def _coalesce(deltas: Sequence[Delta]) -> list[Delta]:
+    out: list[Delta] = []
+    for delta in deltas:
+        last = out[-1] if out else None
+        if isinstance(delta, TextDelta) and isinstance(last, TextDelta):
+            out[-1] = TextDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            out[-1] = ReasoningDelta(last.text + delta.text)
+        else:
+            out.append(delta)
+    return out

@@ -1,0 +1,70 @@
+"""One request of a client, as ASGI hands it over: its body, whether the client is still there, and the response."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+
+from starlette.types import Receive, Scope, Send
+
+
+class Disconnected(Exception):
+    """The client closed the connection."""
+
+
+class Connection:
+    """Reads a request and writes its response."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        """Names are lower case."""
+        self.query: bytes = scope["query_string"]
+        self.closed = False
+        self._receive, self._send = receive, send
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def body(self) -> bytes:
+        """The request's body."""
+        pieces = []
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self.closed = True
+                raise Disconnected
+            pieces.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    def watch(self, wake: asyncio.Event) -> None:
+        """Set an event as soon as the client has gone."""
+        self._watcher = asyncio.create_task(self._watch(wake))
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Begin the response."""
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self._send({"type": "http.response.start", "status": status, "headers": encoded})
+
+    async def write(self, data: bytes, *, last: bool = False) -> None:
+        """Write more of the response's body. Raises `Disconnected` if the client has gone."""
+        if self.closed:
+            raise Disconnected
+        await self._send({"type": "http.response.body", "body": data, "more_body": not last})
+
+    async def respond(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """A whole response."""
+        await self.start(status, {**headers, "content-length": str(len(body))})
+        await self.write(body, last=True)
+
+    async def release(self) -> None:
+        """Stop watching."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watcher
+
+    async def _watch(self, wake: asyncio.Event) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.closed = True
+        wake.set()

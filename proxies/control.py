@@ -1,0 +1,200 @@
+"""The control routes: open and seal sessions, register, drain and undrain workers, read statistics.
+
+They have a key and a socket of their own. Neither is ever mounted into a sandbox: who holds them decides what is recorded.
+"""
+
+import asyncio
+import hmac
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from harnessgym.errors import HarnessGymError
+from harnessgym.store import sessions, workers
+from harnessgym.store.workers import WorkerRow, WorkerState
+from proxies.recorder import Recorder
+from proxies.relay import Relay
+from proxies.session import Session, SessionTable
+from proxies.workers import WorkerTable
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class OpenSession(BaseModel, extra="forbid"):
+    """Open a session for a rollout."""
+
+    rollout_id: str
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Fields of `message.Sampling`."""
+    history: Literal["keep", "template"] = "keep"
+    limits: dict[str, Any] = Field(default_factory=dict)
+    """turns: calls at most. min_version: the oldest policy version that may answer."""
+    version_pin: int | None = None
+    min_version: int | None = None
+    """Short for `limits.min_version`."""
+
+
+class Seal(BaseModel, extra="forbid"):
+    """Refuse further calls of a session."""
+
+    grace_s: float = 1.0
+    """How long calls in flight may still finish."""
+
+
+class RegisterWorker(BaseModel, extra="forbid"):
+    """Add an engine worker, or say what changed."""
+
+    id: str
+    address: str
+    version: int
+    state: WorkerState = "ready"
+    kind: str = "embedded"
+
+
+class Drain(BaseModel, extra="forbid"):
+    """Send a worker no new calls."""
+
+    timeout_s: float = 5.0
+    """How long to wait for those in flight."""
+
+
+class Undrain(BaseModel, extra="forbid"):
+    """Send a worker calls again."""
+
+    version: int
+
+
+class Control:
+    """The control API over a proxy's parts."""
+
+    def __init__(self, key: str, run_id: str, table: SessionTable, pool: WorkerTable, relay: Relay, recorder: Recorder) -> None:
+        self._key, self._run_id = key, run_id
+        self._sessions, self._workers, self._relay, self._recorder = table, pool, relay, recorder
+        self._started = time.time()
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        routes = [
+            self._route("POST", "/control/sessions", self._open),
+            self._route("POST", "/control/sessions/{id}/seal", self._seal),
+            self._route("POST", "/control/workers", self._register),
+            self._route("POST", "/control/workers/{id}/drain", self._drain),
+            self._route("POST", "/control/workers/{id}/undrain", self._undrain),
+            self._route("GET", "/control/stats", self._stats),
+            self._route("GET", "/control/health", self._health),
+        ]
+        return Starlette(routes=routes)
+
+    def _route(self, method: str, path: str, handler: Callable[[Request], Awaitable[Response]]) -> Route:
+        async def guarded(request: Request) -> Response:
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._key.encode()):
+                return _error(401, "The control routes need the control key.")
+            try:
+                return await handler(request)
+            except ValidationError as error:
+                return _error(422, str(error))
+            except HarnessGymError as error:
+                return _error(409, str(error))
+
+        return Route(path, guarded, methods=[method])
+
+    async def _open(self, request: Request) -> Response:
+        wanted = await _read(request, OpenSession)
+        key = f"hg-{secrets.token_urlsafe(24)}"
+        limits = wanted.limits if wanted.min_version is None else {**wanted.limits, "min_version": wanted.min_version}
+        row = await self._recorder.write(
+            lambda conn: sessions.add(
+                conn,
+                wanted.rollout_id,
+                key,
+                sampling=wanted.sampling,
+                history=wanted.history,
+                limits=limits,
+                version_pin=wanted.version_pin,
+            )
+        )
+        return JSONResponse({"session_id": row.id, "key": key})
+
+    async def _seal(self, request: Request) -> Response:
+        wanted = await _read(request, Seal)
+        session = await self._sessions.by_id(request.path_params["id"])
+        if session is None:
+            return _error(404, f"There is no session {request.path_params['id']}.")
+        session.sealed = True
+        await _end_calls(session, wanted.grace_s)
+        count = await self._recorder.write(lambda conn: sessions.seal(conn, session.row.id))
+        self._sessions.forget(session)
+        return JSONResponse({"calls": count, "tokens": session.tokens})
+
+    async def _register(self, request: Request) -> Response:
+        wanted = await _read(request, RegisterWorker)
+        row = WorkerRow(wanted.id, self._run_id, wanted.kind, wanted.address, wanted.version, wanted.state)
+        await self._recorder.write(lambda conn: workers.upsert(conn, row))
+        await self._workers.put(row)
+        return JSONResponse({})
+
+    async def _drain(self, request: Request) -> Response:
+        wanted = await _read(request, Drain)
+        worker_id = request.path_params["id"]
+        row = await self._workers.set_state(worker_id, "draining")
+        if row is None:
+            return _error(404, f"There is no worker {worker_id}.")
+        await self._recorder.write(lambda conn: workers.set_state(conn, worker_id, "draining"))
+        return JSONResponse({"in_flight": await self._workers.idle(worker_id, wanted.timeout_s)})
+
+    async def _undrain(self, request: Request) -> Response:
+        wanted = await _read(request, Undrain)
+        worker_id = request.path_params["id"]
+        row = await self._workers.set_state(worker_id, "ready", wanted.version)
+        if row is None:
+            return _error(404, f"There is no worker {worker_id}.")
+        await self._recorder.write(lambda conn: workers.upsert(conn, row))
+        return JSONResponse({})
+
+    async def _stats(self, request: Request) -> Response:
+        table = [
+            {
+                "id": worker.row.id,
+                "address": worker.row.address,
+                "version": worker.row.version,
+                "state": worker.row.state,
+                "load": worker.load,
+                "suspect": worker.suspect,
+            }
+            for worker in self._workers.all()
+        ]
+        counts = {"calls": self._relay.calls, "in_flight": self._relay.in_flight, "tokens": self._relay.tokens}
+        uptime = round(time.time() - self._started, 3)
+        return JSONResponse({"sessions": len(self._sessions), **counts, "uptime_s": uptime, "workers": table})
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+
+async def _end_calls(session: Session, grace_s: float) -> None:
+    """Let calls in flight finish for a while, then interrupt them; returns when all are recorded."""
+    tasks = [call.task for call in session.live.values() if call.task is not None]
+    if not tasks:
+        return
+    _, late = await asyncio.wait(tasks, timeout=grace_s)
+    for call in list(session.live.values()):
+        call.interrupt()
+    if late:
+        await asyncio.wait(late)
+
+
+async def _read(request: Request, model: type[Body]) -> Body:
+    body = await request.body()
+    return model.model_validate_json(body or b"{}")
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": message}, status_code=status)

@@ -1,0 +1,58 @@
+"""Token ids to text as they arrive. A character whose bytes are spread over tokens appears when it is complete."""
+
+import codecs
+from collections.abc import Iterable
+
+from tokenizers import Tokenizer, decoders
+
+from harnessgym.errors import PolicyError
+
+
+class TokenTable:
+    """The bytes of every token of a byte-level BPE vocabulary. One per tokenizer, shared by all sequences."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises `PolicyError` unless the tokenizer is byte-level."""
+        if not _is_byte_level(tokenizer):
+            raise PolicyError("The tokenizer is not a byte-level BPE; only those (Qwen, Llama 3, GPT) can be streamed.")
+        self._tokenizer = tokenizer
+        self._known = {number: token.content.encode() for number, token in tokenizer.get_added_tokens_decoder().items()}
+
+    def __getitem__(self, token: int) -> bytes:
+        """Bytes of one token; empty for an id beyond the vocabulary (padded embedding rows)."""
+        known = self._known.get(token)
+        if known is None:
+            text = self._tokenizer.id_to_token(token) or ""
+            known = self._known[token] = bytes(_BYTE_OF[letter] for letter in text)
+        return known
+
+
+class Detokenizer:
+    """The text of one sequence. For any split into chunks the pieces concatenate to the text of the whole."""
+
+    def __init__(self, table: TokenTable) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, ids: Iterable[int]) -> str:
+        """The characters that these tokens complete."""
+        return self._decoder.decode(b"".join(self._table[token] for token in ids))
+
+    def flush(self) -> str:
+        """What is left when no more tokens come: U+FFFD for an incomplete character."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _is_byte_level(tokenizer: Tokenizer) -> bool:
+    decoder = tokenizer.decoder
+    return isinstance(decoder, decoders.ByteLevel) or "ByteLevel" in repr(decoder)
+
+
+def _byte_of() -> dict[str, int]:
+    """The letters in which byte-level vocabularies are written: printable Latin-1 as itself, the rest from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_of()

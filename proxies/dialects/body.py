@@ -1,0 +1,124 @@
+"""Typed reading of a JSON request body: every wrong field becomes a `RequestProblem` that names it."""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from proxies import strict_json
+from proxies.dialect import Problem, RequestProblem
+
+
+def malformed(message: str) -> NoReturn:
+    """Refuse a request that breaks the protocol."""
+    raise RequestProblem(Problem("malformed", message))
+
+
+def unsupported(message: str) -> NoReturn:
+    """Refuse a request for something that cannot be done here."""
+    raise RequestProblem(Problem("unsupported", message))
+
+
+class Fields:
+    """A JSON object of a request and where it stands in it, e.g. `messages[2].content[0]`."""
+
+    def __init__(self, value: Any, path: str = "") -> None:
+        if not isinstance(value, dict):
+            malformed(f"{path or 'The request body'}: expected an object, got {_kind(value)}.")
+        self.raw: dict[str, Any] = value
+        self.path = path
+
+    @classmethod
+    def parse(cls, body: bytes) -> "Fields":
+        """The object in a request body."""
+        try:
+            value = strict_json.loads_lenient(body.decode())
+        except ValueError as error:
+            malformed(f"The request body is not valid JSON: {error}")
+        return cls(value)
+
+    def at(self, name: str) -> str:
+        """The path of a field."""
+        return f"{self.path}.{name}" if self.path else name
+
+    def given(self, name: str) -> bool:
+        """Whether a field is there and not null."""
+        return self.raw.get(name) is not None
+
+    def need(self, name: str) -> Any:
+        """A field that must be there."""
+        if not self.given(name):
+            malformed(f"{self.at(name)}: Field required")
+        return self.raw[name]
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string; without `default` it is required."""
+        value = self.need(name) if default is None else self.raw.get(name)
+        if value is None:
+            return default or ""
+        if not isinstance(value, str):
+            malformed(f"{self.at(name)}: expected a string, got {_kind(value)}.")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A boolean, false when absent."""
+        value = self.raw.get(name)
+        if value is not None and not isinstance(value, bool):
+            malformed(f"{self.at(name)}: expected a boolean, got {_kind(value)}.")
+        return bool(value)
+
+    def count(self, name: str) -> int | None:
+        """A positive integer, if given."""
+        value = self.raw.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            malformed(f"{self.at(name)}: expected an integer of at least 1.")
+        return value
+
+    def child(self, name: str) -> "Fields":
+        """An object; empty when absent."""
+        return Fields(self.raw[name] if self.given(name) else {}, self.at(name))
+
+    def children(self, name: str) -> list["Fields"]:
+        """An array of objects; empty when absent."""
+        value = self.raw.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            malformed(f"{self.at(name)}: expected an array, got {_kind(value)}.")
+        return [Fields(item, f"{self.at(name)}[{index}]") for index, item in enumerate(value)]
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A string or an array of strings; empty when absent."""
+        value = self.raw.get(name)
+        items = [value] if isinstance(value, str) else value or []
+        if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+            malformed(f"{self.at(name)}: expected a string or an array of strings.")
+        return tuple(items)
+
+    def only(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """Those of the named fields that were sent."""
+        return {name: self.raw[name] for name in names if name in self.raw}
+
+    def refuse(self, names: tuple[str, ...]) -> None:
+        """Refuse the request if it uses a field that asks for what cannot be done here."""
+        for name in names:
+            if self.raw.get(name) not in (None, False, [], {}):
+                unsupported(f"{self.at(name)}: not supported by this endpoint.")
+
+
+def public_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Request headers without those that carry secrets."""
+    return {name: value for name, value in headers.items() if name not in _SECRET_HEADERS}
+
+
+def bearer(headers: Mapping[str, str]) -> str | None:
+    """The token of an `Authorization: Bearer` header."""
+    scheme, _, token = headers.get("authorization", "").strip().partition(" ")
+    return token.strip() or None if scheme.lower() == "bearer" else None
+
+
+_SECRET_HEADERS = frozenset({"authorization", "x-api-key", "x-goog-api-key", "cookie", "proxy-authorization"})
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__

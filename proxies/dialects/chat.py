@@ -1,0 +1,276 @@
+"""OpenAI chat completions."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from harnessgym.message import Message, ToolCall, ToolSpec
+from proxies import sse
+from proxies.dialect import (
+    Answer,
+    Delta,
+    Event,
+    Finished,
+    ModelRequest,
+    Problem,
+    ReasoningDelta,
+    Stamp,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
+from proxies.dialects.conversation import merge_systems
+
+_ASKED = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "seed", "max_tokens", "max_completion_tokens", "stop", "reasoning_effort", "parallel_tool_calls",
+)  # fmt: skip
+_REFUSED = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
+_STATUS: dict[str, tuple[int, str, str | None]] = {
+    "malformed": (400, "invalid_request_error", None),
+    "unsupported": (400, "invalid_request_error", "unsupported_value"),
+    "unknown_key": (401, "invalid_request_error", "invalid_api_key"),
+    "sealed": (403, "invalid_request_error", "session_sealed"),
+    "limit": (403, "insufficient_quota", "session_limit_reached"),
+    "not_found": (404, "invalid_request_error", "not_found"),
+    "overflow": (400, "invalid_request_error", "context_length_exceeded"),
+    "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "upstream": (502, "server_error", None),
+}
+"""Problem kind to HTTP status, error type and error code."""
+
+
+class Chat:
+    """POST /v1/chat/completions."""
+
+    name = "chat"
+    routes = (("POST", "/v1/chat/completions"), ("POST", "/chat/completions"))
+    tool_call_prefix = "call_"
+
+    def secret(self, headers: Mapping[str, str]) -> str | None:
+        """The bearer token."""
+        return bearer(headers)
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
+        """Read a request. Raises `RequestProblem`."""
+        fields = Fields.parse(body)
+        _refuse_options(fields)
+        messages = [_message(item) for item in fields.children("messages")]
+        if not messages:
+            malformed("messages: at least one message is required.")
+        tools = tuple(_tool(item) for item in fields.children("tools"))
+        return ModelRequest(
+            model=fields.text("model"),
+            messages=merge_systems(messages),
+            tools=tools,
+            tool_choice=_tool_choice(fields, tools),
+            max_tokens=fields.count("max_completion_tokens") or fields.count("max_tokens"),
+            stop=fields.texts("stop"),
+            stream=fields.flag("stream"),
+            include_usage=fields.child("stream_options").flag("include_usage"),
+            asked=fields.only(_ASKED),
+            headers=public_headers(headers),
+        )
+
+    def render(self, answer: Answer) -> bytes:
+        """A `chat.completion` object."""
+        choice = {
+            "index": 0,
+            "message": _assistant(answer.message),
+            "logprobs": None,
+            "finish_reason": answer.finish_reason,
+        }
+        out = {
+            "id": f"chatcmpl-{answer.id}",
+            "object": "chat.completion",
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [choice],
+            "usage": _usage(answer.usage),
+            "system_fingerprint": None,
+        }
+        return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def stream(
+        self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
+    ) -> AsyncIterator[Event]:
+        """`chat.completion.chunk` events; the role first, the finish reason last, then usage if asked for, then `[DONE]`."""
+        del prompt_tokens  # the protocol tells usage at the end
+        chunks = _Chunks(stamp, request.include_usage)
+        yield Event(chunks.delta({"role": "assistant", "content": ""}), act=False)
+        async for delta in deltas:
+            match delta:
+                case TextDelta(text):
+                    yield Event(chunks.delta({"content": text}), act=False)
+                case ReasoningDelta(text):
+                    yield Event(chunks.delta({"reasoning_content": text}), act=False)
+                case ToolCallDelta(index, call):
+                    yield Event(chunks.delta({"tool_calls": [{"index": index, **_call(call)}]}), act=True)
+                case Finished(reason, usage):
+                    yield Event(chunks.delta({}, reason), act=True)
+                    if request.include_usage:
+                        yield Event(chunks.usage(usage), act=True)
+        yield Event(sse.DONE, act=True)
+
+    def keepalive(self) -> bytes:
+        """An event-stream comment."""
+        return sse.KEEPALIVE
+
+    def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and `{"error": ...}` body."""
+        status, _, _ = _STATUS[problem.kind]
+        headers = {"content-type": "application/json"}
+        if problem.kind in ("sealed", "limit"):
+            headers["x-should-retry"] = "false"
+        if problem.kind == "overloaded":
+            headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
+        return status, headers, json.dumps(_error(problem), ensure_ascii=False).encode()
+
+    def stream_error(self, problem: Problem) -> bytes:
+        """A data event with an `error` member, on which clients raise."""
+        return sse.encode(_error(problem))
+
+
+class _Chunks:
+    """Writes the chunks of one stream."""
+
+    def __init__(self, stamp: Stamp, include_usage: bool) -> None:
+        self._head = {
+            "id": f"chatcmpl-{stamp.id}",
+            "object": "chat.completion.chunk",
+            "created": stamp.created,
+            "model": stamp.model,
+            "system_fingerprint": None,
+        }
+        self._tail = {"usage": None} if include_usage else {}
+
+    def delta(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+        """A chunk with one choice."""
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return sse.encode({**self._head, "choices": [choice], **self._tail})
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk without choices that carries usage."""
+        return sse.encode({**self._head, "choices": [], "usage": _usage(usage)})
+
+
+def _refuse_options(fields: Fields) -> None:
+    fields.refuse(_REFUSED)
+    if (fields.count("n") or 1) > 1:
+        unsupported("n: only 1 is supported by this endpoint.")
+    if fields.given("response_format") and fields.child("response_format").text("type") != "text":
+        unsupported("response_format: only the type 'text' is supported by this endpoint.")
+    if any(mode != "text" for mode in fields.texts("modalities")):
+        unsupported("modalities: only 'text' is supported by this endpoint.")
+
+
+def _message(fields: Fields) -> Message:
+    role = fields.text("role")
+    name = fields.text("name", "") or None
+    if role in ("system", "developer"):
+        return Message("system", _content(fields, "\n"), name=name)
+    if role == "user":
+        return Message("user", _content(fields, "\n"), name=name)
+    if role == "tool":
+        return Message("tool", _content(fields, "\n"), tool_call_id=fields.text("tool_call_id"), name=name)
+    if role == "assistant":
+        fields.refuse(("audio", "function_call"))
+        return Message(
+            "assistant",
+            _content(fields, "") or fields.text("refusal", ""),
+            reasoning=fields.text("reasoning_content", "") or fields.text("reasoning", ""),
+            tool_calls=tuple(_tool_call(item) for item in fields.children("tool_calls")),
+            name=name,
+        )
+    if role == "function":
+        unsupported(f"{fields.at('role')}: 'function' is not supported by this endpoint; use 'tool'.")
+    return malformed(f"{fields.at('role')}: {role!r} is not one of 'system', 'developer', 'user', 'assistant', 'tool'.")
+
+
+def _content(fields: Fields, joint: str) -> str:
+    """Message content as text, its parts joined."""
+    value = fields.raw.get("content")
+    if value is None and fields.raw["role"] != "assistant":
+        malformed(f"{fields.at('content')}: Field required")
+    if value is None or isinstance(value, str):
+        return value or ""
+    return joint.join(_part(part) for part in fields.children("content"))
+
+
+def _part(part: Fields) -> str:
+    kind = part.text("type")
+    if kind not in ("text", "refusal"):
+        unsupported(f"{part.at('type')}: {kind!r} content is not supported by this endpoint; only text is.")
+    return part.text(kind)
+
+
+def _tool_call(fields: Fields) -> ToolCall:
+    if fields.text("type", "function") != "function":
+        unsupported(f"{fields.at('type')}: only function tool calls are supported by this endpoint.")
+    function = fields.child("function")
+    arguments = function.raw.get("arguments")
+    if not isinstance(arguments, str):  # some clients send the object itself
+        arguments = json.dumps(arguments or {}, ensure_ascii=False)
+    return ToolCall(fields.text("id", ""), function.text("name"), arguments)
+
+
+def _tool(fields: Fields) -> ToolSpec:
+    if fields.text("type") != "function":
+        unsupported(
+            f"{fields.at('type')}: {fields.raw['type']!r} tools are not supported by this endpoint; only 'function' is."
+        )
+    function = fields.child("function")
+    return ToolSpec(function.text("name"), function.text("description", ""), function.child("parameters").raw)
+
+
+def _tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
+    choice = fields.raw.get("tool_choice")
+    if choice is None or isinstance(choice, str):
+        if choice not in (None, "auto", "none", "required"):
+            malformed(f"tool_choice: {choice!r} is not one of 'auto', 'none', 'required'.")
+        return choice or "auto"
+    named = fields.child("tool_choice")
+    if named.text("type") != "function":
+        unsupported(f"tool_choice.type: {named.raw['type']!r} is not supported by this endpoint.")
+    name = named.child("function").text("name")
+    if all(tool.name != name for tool in tools):
+        malformed(f"tool_choice: {name!r} is not among the tools.")
+    return name
+
+
+def _assistant(message: Message) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": "assistant", "content": message.content, "refusal": None}
+    if message.reasoning:
+        out["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        out["content"] = message.content or None
+        out["tool_calls"] = [_call(call) for call in message.tool_calls]
+    return out
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _error(problem: Problem) -> dict[str, Any]:
+    _, kind, code = _STATUS[problem.kind]
+    message, param = problem.message, None
+    if problem.kind == "overflow":
+        param = "messages"
+        if problem.tokens is not None and problem.max_tokens is not None:
+            message = (
+                f"This model's maximum context length is {problem.max_tokens} tokens. However, your messages resulted in "
+                f"{problem.tokens} tokens. Please reduce the length of the messages."
+            )
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

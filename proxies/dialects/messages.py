@@ -1,0 +1,324 @@
+"""Anthropic messages."""
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harnessgym.message import Message, ToolCall, ToolSpec
+from proxies import sse
+from proxies.dialect import (
+    Answer,
+    Delta,
+    Event,
+    Finished,
+    ModelRequest,
+    Problem,
+    ReasoningDelta,
+    Stamp,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
+from proxies.dialects.conversation import merge_systems
+
+_ASKED = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
+_REFUSED = ("mcp_servers", "container", "output_format")
+_BILLING = "x-anthropic-billing-header:"
+"""Claude Code's first system block begins so; it is a nonce and says nothing to the model."""
+_RAW_ARGUMENTS = "_raw_arguments"
+"""Stands for arguments that are no JSON object, which the protocol cannot carry."""
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_STATUS: dict[str, tuple[int, str]] = {
+    "malformed": (400, "invalid_request_error"),
+    "unsupported": (400, "invalid_request_error"),
+    "unknown_key": (401, "authentication_error"),
+    "sealed": (403, "permission_error"),
+    "limit": (403, "permission_error"),
+    "not_found": (404, "not_found_error"),
+    "overflow": (400, "invalid_request_error"),
+    "overloaded": (529, "overloaded_error"),
+    "upstream": (500, "api_error"),
+}
+"""Problem kind to HTTP status and error type."""
+
+
+class Messages:
+    """POST /v1/messages."""
+
+    name = "messages"
+    routes = (("POST", "/v1/messages"),)
+    tool_call_prefix = "toolu_"
+
+    def secret(self, headers: Mapping[str, str]) -> str | None:
+        """The `x-api-key`, else the bearer token."""
+        return headers.get("x-api-key") or bearer(headers)
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
+        """Read a request. Raises `RequestProblem`."""
+        fields = Fields.parse(body)
+        fields.refuse(_REFUSED)
+        fields.child("output_config").refuse(("format",))
+        if fields.count("max_tokens") is None:
+            malformed("max_tokens: Field required")
+        turns = fields.children("messages")
+        if not turns:
+            malformed("messages: at least one message is required")
+        messages = [message for turn in turns for message in _messages(turn)]
+        if turns[-1].raw["role"] == "assistant":
+            unsupported("This model does not support assistant message prefill. The conversation must end with a user message.")
+        tools = tuple(_tool(item) for item in fields.children("tools"))
+        return ModelRequest(
+            model=fields.text("model"),
+            messages=merge_systems([*_system(fields), *messages]),
+            tools=tools,
+            tool_choice=_tool_choice(fields, tools),
+            max_tokens=fields.count("max_tokens"),
+            stop=fields.texts("stop_sequences"),
+            stream=fields.flag("stream"),
+            asked=fields.only(_ASKED),
+            headers=public_headers(headers),
+        )
+
+    def render(self, answer: Answer) -> bytes:
+        """A `message` object."""
+        out = {
+            **_opening(answer.id, answer.model),
+            "content": list(_blocks(answer.message)),
+            "stop_reason": _STOP_REASONS[answer.finish_reason],
+            "usage": _usage(answer.usage),
+        }
+        return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
+
+    async def stream(
+        self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
+    ) -> AsyncIterator[Event]:
+        """`message_start`, the content blocks, `message_delta`, `message_stop`."""
+        del request
+        message = {**_opening(stamp.id, stamp.model), "usage": _usage(Usage(prompt_tokens, 0))}
+        yield _event("message_start", message=message)
+        writer = _BlockWriter()
+        async for delta in deltas:
+            if isinstance(delta, Finished):
+                for event in writer.close():
+                    yield event
+                reason = {"stop_reason": _STOP_REASONS[delta.reason], "stop_sequence": None}
+                yield _event("message_delta", act=True, delta=reason, usage=_usage(delta.usage))
+            else:
+                for event in writer.write(delta):
+                    yield event
+        yield _event("message_stop", act=True)
+
+    def keepalive(self) -> bytes:
+        """A ping event."""
+        return sse.encode({"type": "ping"}, "ping")
+
+    def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and `{"type": "error", ...}` body."""
+        status, _ = _STATUS[problem.kind]
+        headers = {"content-type": "application/json"}
+        if problem.kind in ("sealed", "limit"):
+            headers["x-should-retry"] = "false"
+        if problem.kind == "overloaded":
+            headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
+        return status, headers, json.dumps({**_error(problem), "request_id": None}, ensure_ascii=False).encode()
+
+    def stream_error(self, problem: Problem) -> bytes:
+        """An `error` event."""
+        return sse.encode(_error(problem), "error")
+
+
+@dataclass
+class _BlockWriter:
+    """Turns deltas into content blocks, one open at a time."""
+
+    index: int = -1
+    kind: str = ""
+    """Type of the open block; empty when none is."""
+    reasoning: str = ""
+    """What the open thinking block says."""
+
+    def write(self, delta: TextDelta | ReasoningDelta | ToolCallDelta) -> Iterator[Event]:
+        """The events of one delta."""
+        match delta:
+            case TextDelta(text):
+                yield from self._enter("text", {"type": "text", "text": ""})
+                yield self._delta({"type": "text_delta", "text": text})
+            case ReasoningDelta(text):
+                yield from self._enter("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                self.reasoning += text
+                yield self._delta({"type": "thinking_delta", "thinking": text})
+            case ToolCallDelta(_, call):
+                yield from self.close()
+                yield from self._enter("tool_use", {**_tool_use(call), "input": {}})
+                yield self._delta({"type": "input_json_delta", "partial_json": _input_text(call)}, act=True)
+                yield from self.close()
+
+    def close(self) -> Iterator[Event]:
+        """The end of the open block, if one is."""
+        if self.kind == "thinking":
+            yield self._delta({"type": "signature_delta", "signature": _signature(self.reasoning)})
+            self.reasoning = ""
+        if self.kind:
+            yield _event("content_block_stop", act=self.kind == "tool_use", index=self.index)
+        self.kind = ""
+
+    def _enter(self, kind: str, block: dict[str, Any]) -> Iterator[Event]:
+        if self.kind != kind:
+            yield from self.close()
+            self.kind = kind
+            self.index += 1
+            yield _event("content_block_start", index=self.index, content_block=block)
+
+    def _delta(self, delta: dict[str, Any], *, act: bool = False) -> Event:
+        return _event("content_block_delta", act=act, index=self.index, delta=delta)
+
+
+def _event(kind: str, *, act: bool = False, **data: Any) -> Event:
+    return Event(sse.encode({"type": kind, **data}, kind), act)
+
+
+def _system(fields: Fields) -> list[Message]:
+    value = fields.raw.get("system")
+    texts = [value] if isinstance(value, str) else [_text(block) for block in fields.children("system")]
+    texts = [text for text in texts if not text.startswith(_BILLING)]
+    return [Message("system", "\n".join(texts))] if any(texts) else []
+
+
+def _messages(turn: Fields) -> list[Message]:
+    """One turn as messages: a user turn's tool results and texts become messages of their own, in order."""
+    role, content = turn.text("role"), turn.need("content")
+    if role not in ("user", "assistant", "system"):
+        malformed(f"{turn.at('role')}: Input should be 'user' or 'assistant'")
+    plain = isinstance(content, str)
+    if role == "system":
+        return [Message("system", content if plain else "\n".join(_text(block) for block in turn.children("content")))]
+    if role == "assistant":
+        return [Message("assistant", content) if plain else _assistant(turn.children("content"))]
+    return [Message("user", content)] if plain else _user(turn.children("content"))
+
+
+def _user(blocks: list[Fields]) -> list[Message]:
+    out: list[Message] = []
+    open_text = False
+    for block in blocks:
+        if block.text("type") == "tool_result":
+            out.append(Message("tool", _result(block), tool_call_id=block.text("tool_use_id")))
+            open_text = False
+        elif open_text:
+            out[-1] = replace(out[-1], content=f"{out[-1].content}\n{_text(block)}")
+        else:
+            out.append(Message("user", _text(block)))
+            open_text = True
+    return out or [Message("user")]
+
+
+def _assistant(blocks: list[Fields]) -> Message:
+    content, reasoning, calls = "", "", []
+    for block in blocks:
+        match block.text("type"):
+            case "thinking":
+                reasoning += block.text("thinking")
+            case "tool_use":
+                calls.append(ToolCall(block.text("id"), block.text("name"), _arguments(block)))
+            case _:
+                content += _text(block)
+    return Message("assistant", content, reasoning=reasoning, tool_calls=tuple(calls))
+
+
+def _arguments(block: Fields) -> str:
+    given = block.child("input").raw
+    if list(given) == [_RAW_ARGUMENTS] and isinstance(given[_RAW_ARGUMENTS], str):
+        return str(given[_RAW_ARGUMENTS])
+    return json.dumps(given, ensure_ascii=False)
+
+
+def _result(block: Fields) -> str:
+    content = block.raw.get("content")
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "\n".join(_text(part) for part in block.children("content"))
+
+
+def _text(block: Fields) -> str:
+    kind = block.text("type")
+    if kind != "text":
+        unsupported(f"{block.at('type')}: {kind!r} content is not supported by this endpoint here.")
+    return block.text("text")
+
+
+def _tool(fields: Fields) -> ToolSpec:
+    kind = fields.text("type", "custom")
+    if kind != "custom":
+        unsupported(f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint; only 'custom' is.")
+    return ToolSpec(fields.text("name"), fields.text("description", ""), fields.child("input_schema").raw)
+
+
+def _tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
+    choice = fields.child("tool_choice")
+    kind = choice.text("type", "auto")
+    if kind == "tool":
+        name = choice.text("name")
+        if all(tool.name != name for tool in tools):
+            malformed(f"tool_choice.name: {name!r} is not among the tools")
+        return name
+    if kind not in ("auto", "any", "none"):
+        malformed("tool_choice.type: Input should be 'auto', 'any', 'tool' or 'none'")
+    return "required" if kind == "any" else kind
+
+
+def _opening(answer_id: str, model: str) -> dict[str, Any]:
+    return {
+        "id": f"msg_{answer_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }
+
+
+def _blocks(message: Message) -> Iterator[dict[str, Any]]:
+    if message.reasoning:
+        yield {"type": "thinking", "thinking": message.reasoning, "signature": _signature(message.reasoning)}
+    if message.content:
+        yield {"type": "text", "text": message.content}
+    for call in message.tool_calls:
+        yield {**_tool_use(call), "input": json.loads(_input_text(call))}
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _input_text(call: ToolCall) -> str:
+    """JSON text of an object in every case."""
+    return call.arguments if isinstance(call.parsed, dict) else json.dumps({_RAW_ARGUMENTS: call.arguments})
+
+
+def _signature(reasoning: str) -> str:
+    """What a thinking block carries as its signature. Clients drop blocks that have none; nobody checks ours."""
+    return base64.b64encode(hashlib.blake2b(reasoning.encode(), digest_size=32).digest()).decode()
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Cached tokens are not counted among the input tokens in this protocol."""
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "output_tokens": usage.completion_tokens,
+    }
+
+
+def _error(problem: Problem) -> dict[str, Any]:
+    _, kind = _STATUS[problem.kind]
+    message = problem.message
+    if problem.kind == "overflow" and problem.tokens is not None and problem.max_tokens is not None:
+        message = f"prompt is too long: {problem.tokens} tokens > {problem.max_tokens} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -1,0 +1,127 @@
+"""The listener that harnesses reach: every dialect's routes, with the session's key as API key or as path prefix.
+
+A plain ASGI application: a framework's routing and request objects cost more than everything else the proxy does to a request.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from starlette.types import Receive, Scope, Send
+
+from proxies.connection import Connection, Disconnected
+from proxies.dialect import Dialect, Problem, RequestProblem
+from proxies.recorder import Recorder
+from proxies.relay import Arrival, Relay
+from proxies.responder import Responder
+from proxies.session import Session, SessionTable
+
+_KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+_JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a path addresses."""
+
+    key: str | None
+    """The key in its `/s/<key>` prefix."""
+    path: str
+    """The rest."""
+
+
+class Gateway:
+    """Routes harness requests to the relay."""
+
+    def __init__(
+        self, sessions: SessionTable, relay: Relay, recorder: Recorder, dialects: Sequence[Dialect], keepalive_s: float
+    ) -> None:
+        self._sessions, self._relay, self._recorder = sessions, relay, recorder
+        self._keepalive_s = keepalive_s
+        self._fallback = dialects[0]
+        self._exact: dict[tuple[str, str], Dialect] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], Dialect]] = []
+        for dialect in dialects:
+            for method, path in dialect.routes:
+                if "{" in path:
+                    self._patterns.append((method, _compile(path), dialect))
+                else:
+                    self._exact[method, path] = dialect
+        self._created = int(time.time())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        connection = Connection(scope, receive, send)
+        target = _target(connection.path)
+        dialect = self._find(connection.method, target.path)
+        try:
+            await self._serve(connection, target, dialect)
+        except RequestProblem as refusal:
+            await connection.respond(*(dialect or self._dialect_of(connection)).error(refusal.problem))
+        except Disconnected:
+            pass
+
+    async def _serve(self, connection: Connection, target: _Target, dialect: Dialect | None) -> None:
+        spoken = dialect or self._dialect_of(connection)
+        session = await self._session(target.key or spoken.secret(connection.headers))
+        if dialect is not None:
+            return await self._call(connection, target, dialect, session)
+        if connection.method == "GET" and (target.path == "/v1/models" or target.path.startswith("/v1/models/")):
+            return await self._models(connection, one=target.path != "/v1/models")
+        raise RequestProblem(Problem("not_found", f"There is no {connection.method} {target.path} here."))
+
+    async def _call(self, connection: Connection, target: _Target, dialect: Dialect, session: Session) -> None:
+        body = await connection.body()
+        headers = {**connection.headers, ":path": target.path, ":query": connection.query.decode("latin-1")}
+        request = dialect.parse(body, headers)
+        digest = hashlib.blake2b(target.path.encode() + b"\n" + body, digest_size=16).hexdigest()
+        retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
+        call = self._relay.call(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
+        responder = Responder(connection, dialect, call, self._recorder, self._keepalive_s)
+        await responder.run(self._relay.limits.grace_s)
+
+    async def _session(self, key: str | None) -> Session:
+        """Raises `RequestProblem` unless the key opens a session."""
+        session = await self._sessions.by_key(key) if key else None
+        if session is None:
+            raise RequestProblem(Problem("unknown_key", "This key opens no session. Use the key that came with the endpoint."))
+        if session.sealed:
+            raise RequestProblem(Problem("sealed", "This session is sealed: its rollout has ended. Do not retry."))
+        return session
+
+    async def _models(self, connection: Connection, *, one: bool) -> None:
+        model = self._relay.limits.model
+        card = {"id": model, "object": "model", "created": self._created, "owned_by": "harnessgym"}
+        card |= {"type": "model", "display_name": model, "max_model_len": self._relay.limits.max_length}
+        listing = {"object": "list", "data": [card], "has_more": False, "first_id": model, "last_id": model}
+        await connection.respond(200, _JSON, json.dumps(card if one else listing).encode())
+
+    def _find(self, method: str, path: str) -> Dialect | None:
+        dialect = self._exact.get((method, path))
+        if dialect is not None:
+            return dialect
+        return next((found for wanted, pattern, found in self._patterns if wanted == method and pattern.fullmatch(path)), None)
+
+    def _dialect_of(self, connection: Connection) -> Dialect:
+        """Whose error shape a client understands that asked for something no dialect has: the one that reads its key."""
+        for dialect in dict.fromkeys([*self._exact.values(), *(found for *_, found in self._patterns)]):
+            if any(name in connection.headers for name in _KEY_HEADERS) and dialect.secret(connection.headers):
+                return dialect
+        return self._fallback
+
+
+def _target(path: str) -> _Target:
+    if path.startswith("/s/"):
+        key, slash, rest = path[3:].partition("/")
+        return _Target(unquote(key), slash + rest)
+    return _Target(None, path)
+
+
+def _compile(path: str) -> re.Pattern[str]:
+    """`/models/{model}:generate` matches any one path piece at `{model}`."""
+    return re.compile("".join("[^/]+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", path)))

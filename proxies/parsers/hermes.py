@@ -1,0 +1,206 @@
+"""Hermes markup, which Qwen writes too: `<think>…</think>`, text, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+
+Separators that a template writes are not content, so that a canonical turn, parsed and rendered, is the same text:
+
+- newlines at the ends of the reasoning and after `</think>`;
+- one newline between text and a call;
+- a stretch of nothing but whitespace before, between and after tags.
+
+A call ends at the first `</tool_call>`. Reasoning comes first or not at all: tags elsewhere are text.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from enum import Enum
+
+from harnessgym.message import Message, ToolCall
+from proxies import strict_json
+from proxies.detokenizer import Detokenizer, TokenTable
+from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
+from proxies.parser import ParsedDelta
+
+_THINK, _THINK_END, _CALL, _CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
+
+
+class _State(Enum):
+    TEXT = "text"
+    THINK = "think"
+    CALL = "call"
+
+
+class HermesParser:
+    """One sampled turn.
+
+    `call_prefix` begins the ids of its tool calls, the call's index ends them. `stop_token_ids` are control, not text.
+    `in_reasoning` says that the prompt has opened the reasoning already. Without `tools` a `<tool_call>` is text.
+    """
+
+    def __init__(
+        self,
+        table: TokenTable,
+        *,
+        call_prefix: str,
+        stop_token_ids: Collection[int] = (),
+        in_reasoning: bool = False,
+        tools: bool = True,
+    ) -> None:
+        self.unparsed = 0
+        self._detokenizer = Detokenizer(table)
+        self._call_prefix = call_prefix
+        self._stop = frozenset(stop_token_ids)
+        self._tags = (_THINK, _THINK_END, _CALL, _CALL_END) if tools else (_THINK, _THINK_END)
+        self._any_tag = re.compile("|".join(self._tags))
+        self._state = _State.THINK if in_reasoning else _State.TEXT
+        self._marked = in_reasoning
+        """Whether reasoning or a call came already."""
+        self._pending = ""
+        """Text not yet decided upon: perhaps the beginning of a tag, or the body of an open call."""
+        self._held = ""
+        """Whitespace that is content only if more text follows."""
+        self._solid = False
+        """Whether the present stretch of text has something besides whitespace."""
+        self._trim = in_reasoning
+        """Whether newlines at the beginning of the present stretch are separators."""
+        self._deltas: list[ParsedDelta] = []
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+        self._flushed = False
+
+    def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
+        """What these tokens complete."""
+        self._read(self._detokenizer.feed(token for token in ids if token not in self._stop))
+        return self._take()
+
+    def flush(self) -> list[ParsedDelta]:
+        """What was held back, when no more tokens come."""
+        if self._flushed:
+            return []
+        self._flushed = True
+        self._read(self._detokenizer.flush())
+        rest, self._pending = self._pending, ""
+        if self._state is _State.THINK:
+            self._reason(rest)
+        elif self._state is _State.CALL:
+            self._reject(_CALL + rest)
+        else:
+            self._say(rest)
+        if self._state is not _State.THINK and (self._solid or not self._marked):
+            self._emit(self._held)
+        return self._take()
+
+    def finish(self) -> Message:
+        """The whole turn."""
+        self.flush()
+        return Message("assistant", "".join(self._content), reasoning="".join(self._reasoning), tool_calls=tuple(self._calls))
+
+    def _take(self) -> list[ParsedDelta]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _read(self, text: str) -> None:
+        searched = max(0, len(self._pending) - len(_CALL_END))
+        self._pending += text
+        while self._pending and self._step(searched):
+            searched = 0
+
+    def _step(self, searched: int) -> bool:
+        """Consume pending text up to the end of the next tag. False when more text is needed."""
+        if self._state is _State.CALL:
+            return self._step_call(searched)
+        tags = (_THINK_END,) if self._state is _State.THINK else self._tags
+        found = self._any_tag.search(self._pending) if self._state is _State.TEXT else re.search(_THINK_END, self._pending)
+        end = found.start() if found else len(self._pending) - _overlap(self._pending, tags)
+        before, self._pending = self._pending[:end], self._pending[found.end() if found else end :]
+        if self._state is _State.THINK:
+            self._reason(before)
+        else:
+            self._say(before)
+        if found:
+            self._enter(found.group())
+        return found is not None
+
+    def _step_call(self, searched: int) -> bool:
+        end = self._pending.find(_CALL_END, searched)
+        if end < 0:
+            return False
+        body, self._pending = self._pending[:end], self._pending[end + len(_CALL_END) :]
+        self._state = _State.TEXT
+        call = read_call(body, f"{self._call_prefix}{len(self._calls)}")
+        if call is None:
+            self._reject(_CALL + body + _CALL_END)
+        else:
+            self._deltas.append(ToolCallDelta(len(self._calls), call))
+            self._calls.append(call)
+            self._begin(trim=False)
+        return True
+
+    def _enter(self, tag: str) -> None:
+        if self._state is _State.THINK:
+            self._state = _State.TEXT
+            self._begin(trim=True)
+        elif tag == _CALL:
+            self._state = _State.CALL
+        elif tag == _THINK and not self._marked and not self._solid:
+            self._state = _State.THINK
+            self._begin(trim=True)
+        else:
+            self._reject(tag)
+
+    def _begin(self, *, trim: bool) -> None:
+        """Begin a new stretch of text or reasoning behind a tag."""
+        self._held, self._solid, self._trim, self._marked = "", False, trim, True
+
+    def _reject(self, markup: str) -> None:
+        self.unparsed += 1
+        self._say(markup)
+
+    def _say(self, text: str) -> None:
+        """Text of the answer; whitespace at its end is held."""
+        text = self._held + text
+        if not self._solid:
+            self._solid = bool(text) and not text.isspace()
+            if not self._solid:
+                self._held = text
+                return
+            text = text.lstrip("\n") if self._trim else text
+        self._held = "\n" if text.endswith("\n") else ""
+        self._emit(text.removesuffix("\n"))
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._content.append(text)
+            self._deltas.append(TextDelta(text))
+
+    def _reason(self, text: str) -> None:
+        """Text of the reasoning, newlines at both ends left out."""
+        text = self._held + text
+        if not self._solid:
+            text = text.lstrip("\n")
+            self._solid = bool(text)
+        said = text.rstrip("\n")
+        self._held = text[len(said) :]
+        if said:
+            self._reasoning.append(said)
+            self._deltas.append(ReasoningDelta(said))
+
+
+def read_call(body: str, call_id: str) -> ToolCall | None:
+    """The call in the body of a `<tool_call>`; None unless it is a JSON object of exactly a name and an object of arguments.
+
+    The arguments are the very text that was written.
+    """
+    try:
+        members = strict_json.spans(body)
+        if set(members) != {"name", "arguments"} or not members["arguments"].startswith("{"):
+            return None
+        name = strict_json.loads(members["name"])
+    except ValueError:
+        return None
+    return ToolCall(call_id, name, members["arguments"]) if isinstance(name, str) and name else None
+
+
+def _overlap(text: str, tags: Sequence[str]) -> int:
+    """How many characters at the end of `text` may begin a tag."""
+    at = text.rfind("<", max(0, len(text) - max(map(len, tags)) + 1))
+    return len(text) - at if at >= 0 and any(tag.startswith(text[at:]) for tag in tags) else 0

@@ -1,0 +1,87 @@
+"""What the proxy writes to the store, and when it may wait for it.
+
+An intent is queued before the engine is asked, an outcome is awaited before a harness can act; how an answer was delivered is
+noted in passing and shares a later transaction.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Literal, TypeVar
+
+from sqlalchemy import Connection
+
+from harnessgym.store import calls
+from harnessgym.store.bodies import split_body
+from harnessgym.store.calls import CallIntent, CallOutcome, Segment
+from harnessgym.store.trace_store import TraceStore
+
+T = TypeVar("T")
+Delivery = Literal["delivered", "acknowledged", "undelivered"]
+_LINGER_S = 0.05
+"""How long a delivery note waits for a transaction that it can share. Nothing waits for a note."""
+
+
+class Recorder:
+    """Writes calls. Cancelling a wait never cancels the write."""
+
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+        self._notes: dict[str, Delivery] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def intend(self, intent: CallIntent, segment: Segment | None, body: bytes) -> "Future[None]":
+        """Queue a call's intent with its new prompt tokens and its request body; all become durable together."""
+
+        def work(conn: Connection) -> None:
+            calls.intend(conn, intent, segment)
+            calls.add_body(conn, intent.id, "request", split_body(body))
+
+        return self._submit(work)
+
+    async def finish(self, outcome: CallOutcome) -> None:
+        """Commit a call's tokens and outcome."""
+        await self.wait(self._submit(lambda conn: calls.finish(conn, outcome)))
+
+    async def fail(self, call_id: str, error: str) -> None:
+        """Commit that a call failed."""
+        await self.wait(self._submit(lambda conn: calls.set_status(conn, call_id, "error", error)))
+
+    def note(self, call_id: str, delivery: Delivery) -> None:
+        """Note how far an answer came. An acknowledgement outweighs a delivery, that its absence."""
+        order = ("undelivered", "delivered", "acknowledged")
+        known = self._notes.get(call_id, delivery)
+        self._notes[call_id] = max(known, delivery, key=order.index)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self.flush)
+
+    def flush(self) -> None:
+        """Queue the notes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._notes:
+            self._submit(lambda conn: None)
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Commit anything else."""
+        return await self.wait(self._submit(work))
+
+    @staticmethod
+    async def wait(future: "Future[T]") -> T:
+        """Wait for a commit. Raises `StoreError` if the store refused."""
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        if self._notes:
+            notes, self._notes = self._notes, {}
+            self._store.submit(lambda conn: _write_notes(conn, notes))
+        return self._store.submit(work)
+
+
+def _write_notes(conn: Connection, notes: dict[str, Delivery]) -> None:
+    by_delivery: dict[Delivery, list[str]] = {}
+    for call_id, delivery in notes.items():
+        by_delivery.setdefault(delivery, []).append(call_id)
+    for delivery, call_ids in by_delivery.items():
+        calls.observe(conn, call_ids, delivery)

@@ -1,0 +1,319 @@
+"""From a request to a committed call: continue the session, write the intent, sample, commit, settle.
+
+A call is a task of its own. Clients listen to it; they may leave and come back without it noticing, except that a call to which
+nobody listens ends after a grace time.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, replace
+
+from harnessgym.errors import HarnessGymError, StoreError, UpstreamError, UpstreamLost
+from harnessgym.message import Message, context_digest
+from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
+from harnessgym.store.tables import new_id
+from harnessgym.tokens import hash_ids, spans_of
+from proxies.call import Call, Sampled
+from proxies.continuation import Prompt, continue_from
+from proxies.dialect import Answer, FinishReason, Finished, ModelRequest, Problem, RequestProblem, Stamp, Usage
+from proxies.feed import Feed
+from proxies.language import Language
+from proxies.recorder import Recorder
+from proxies.session import Session, answer_digest
+from proxies.workers import NoWorker, Worker, WorkerTable
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 6
+"""Workers that may be lost under one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """What the relay holds every call to."""
+
+    model: str
+    run_id: str
+    max_length: int
+    """Prompt and completion together, in tokens."""
+    max_in_flight: int
+    grace_s: float
+    """How long a call runs on after its last client left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request as it came in."""
+
+    protocol: str
+    request: ModelRequest
+    body: bytes
+    digest: str
+    """Of route and body."""
+    call_prefix: str
+    """How the protocol begins ids of tool calls."""
+    retry: bool
+    """Whether the client says that it asks again."""
+
+
+class Relay:
+    """Runs the calls of all sessions."""
+
+    def __init__(self, recorder: Recorder, workers: WorkerTable, language: Language, limits: RelayLimits) -> None:
+        self.limits, self.workers, self.recorder = limits, workers, recorder
+        self._language = language
+        self.in_flight = 0
+        self.calls = 0
+        self.tokens = 0
+
+    def call(self, session: Session, arrival: Arrival) -> Call:
+        """The call that answers a request: the earlier one if this is its retry, otherwise a new one that starts now.
+
+        Raises `RequestProblem` when there can be none. Awaits nothing, so that calls of a session are ordered as they came.
+        """
+        known = session.rejoin(arrival.digest, retry=arrival.retry)
+        if known is not None:
+            return known
+        stored = session.unanswered.pop(arrival.digest, None)
+        if stored is not None and stored.completion_segment is not None:
+            return self._restore(session, arrival, stored)
+        if self.in_flight >= self.limits.max_in_flight:
+            detail = f"The proxy has {self.in_flight} calls in flight, which is its limit."
+            raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
+        turns = session.row.limits.get("turns")
+        if stored is None and turns is not None and session.next_ordinal >= turns:
+            raise RequestProblem(Problem("limit", f"This session's limit of {turns} model calls is reached."))
+        return self._resume(session, arrival, stored) if stored is not None else self._start(session, arrival)
+
+    async def close(self, sessions: Sequence[Session]) -> None:
+        """Interrupt every call and wait until what it has is recorded."""
+        tasks = [call.task for session in sessions for call in session.live.values() if call.task is not None]
+        for session in sessions:
+            for call in list(session.live.values()):
+                call.interrupt()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, session: Session, arrival: Arrival) -> Call:
+        request = arrival.request
+        chain = session.forest.chain(context_digest(request.tools, request.tool_choice), request.messages)
+        prompt = continue_from(session.forest, session.heads, chain, request, self._language.renderer, session.row.history)
+        self._check_length(prompt)
+        parent = prompt.parent
+        segment, new = session.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
+        call = self._make(session, arrival, prompt, segment, chain[-1], new_id(), session.next_ordinal)
+        intended = self.recorder.intend(self._intent(session, arrival, call), segment if new else None, arrival.body)
+        if parent is not None and parent.call_id not in session.acknowledged:
+            session.acknowledged.add(parent.call_id)
+            self.recorder.note(parent.call_id, "acknowledged")
+        session.remember(call, chain)
+        self._run(session, call, intended)
+        return call
+
+    def _resume(self, session: Session, arrival: Arrival, stored: RecordedCall) -> Call:
+        """Take up an intent of an earlier process: the same call, sampled anew."""
+        prompt = Prompt(session.forest.ids(stored.prompt_segment), None, [], None)
+        segment = session.forest.segments[stored.prompt_segment]
+        call = self._make(session, arrival, prompt, segment, stored.chain_digest, stored.id, stored.ordinal)
+        session.remember(call, [])
+        done: Future[None] = Future()
+        done.set_result(None)
+        self._run(session, call, done)
+        return call
+
+    def _restore(self, session: Session, arrival: Arrival, stored: RecordedCall) -> Call:
+        """Give again what an earlier process committed."""
+        assert stored.completion_segment is not None
+        prompt = Prompt([], None, [], None)
+        tokens, chain = session.forest.segments[stored.completion_segment], stored.chain_digest
+        segment = session.forest.segments[stored.prompt_segment]
+        call = self._make(session, arrival, prompt, segment, chain, stored.id, stored.ordinal)
+        feed = self._feed(call)
+        feed.add(tokens.ids)
+        usage = Usage(stored.prompt_len, len(tokens.ids))
+        self._settle(call, feed.finish(), stored.finish_reason or "stop", usage)
+        session.recent.append(call)
+        return call
+
+    def _check_length(self, prompt: Prompt) -> None:
+        if len(prompt.ids) >= self.limits.max_length:
+            raise RequestProblem(
+                Problem(
+                    "overflow",
+                    f"This model's maximum context length is {self.limits.max_length} tokens. However, your messages resulted in "
+                    f"{len(prompt.ids)} tokens. Please reduce the length of the messages.",
+                )
+            )
+
+    def _make(
+        self, session: Session, arrival: Arrival, prompt: Prompt, segment: Segment, chain: str, call_id: str, ordinal: int
+    ) -> Call:
+        request = arrival.request
+        sampling = session.sampling.limited(request.max_tokens).limited(self.limits.max_length - len(prompt.ids))
+        seed = session.seed(segment.id, hash_ids(prompt.ids))
+        return Call(
+            id=call_id,
+            ordinal=ordinal,
+            digest=arrival.digest,
+            call_prefix=arrival.call_prefix,
+            request=request,
+            prompt=prompt,
+            prompt_segment=segment.id,
+            chain=chain,
+            sampling=replace(sampling, seed=seed, stop=(*sampling.stop, *request.stop)),
+            stamp=Stamp(call_id, request.model or self.limits.model, int(time.time())),
+        )
+
+    def _intent(self, session: Session, arrival: Arrival, call: Call) -> CallIntent:
+        parent, broken = call.prompt.parent, call.prompt.broken
+        return CallIntent(
+            id=call.id,
+            session_id=session.row.id,
+            rollout_id=session.row.rollout_id,
+            ordinal=call.ordinal,
+            protocol=arrival.protocol,
+            kind="policy",
+            history=session.row.history,
+            request_digest=arrival.digest,
+            chain_digest=call.chain,
+            prompt_len=len(call.prompt.ids),
+            prompt_hash=hash_ids(call.prompt.ids),
+            prompt_segment=call.prompt_segment,
+            upstream="",
+            sampling_asked=dict(call.request.asked),
+            sampling_applied=asdict(call.sampling),
+            parent_call_id=None if parent is None else parent.call_id,
+            parent_evidence="none" if parent is None else "token_prefix",
+            break_class=None if broken is None else broken.kind,
+            break_detail=None if broken is None else broken.detail,
+        )
+
+    def _feed(self, call: Call) -> Feed:
+        return Feed(call, self._language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=bool(call.request.tools)))
+
+    def _run(self, session: Session, call: Call, intended: "Future[None]") -> None:
+        self.in_flight += 1
+        self.calls += 1
+        call.task = asyncio.create_task(self._drive(session, call, intended))
+
+    async def _drive(self, session: Session, call: Call, intended: "Future[None]") -> None:
+        """The life of a call's task. Whatever happens, the call is settled and what happened is recorded."""
+        started = time.monotonic()
+        feed = self._feed(call)
+        try:
+            try:
+                await self._sample(session, call, feed)
+                status: CallStatus = "committed"
+            except asyncio.CancelledError:
+                status = "aborted"
+            call.interruptible = False
+            await self.recorder.wait(intended)
+            await self._commit(session, call, feed.finish(), status, started)
+        except HarnessGymError as error:
+            feed.close()
+            await self._fail(call, error)
+        except Exception as error:
+            log.exception("Call %s failed inside the proxy.", call.id)
+            feed.close()
+            await self._fail(call, error)
+        finally:
+            self.in_flight -= 1
+            session.live.pop(call.id, None)
+
+    async def _sample(self, session: Session, call: Call, feed: Feed) -> None:
+        """Sample the answer, on another worker from the tokens so far whenever one is lost."""
+        attempts = 0
+        while True:
+            if len(call.sampled.ids) >= call.sampling.max_tokens:
+                call.sampled.finish_reason = "length"
+                return
+            try:
+                async with self.workers.taking(
+                    prefix_owner=self._owner(session, call),
+                    pin=session.row.version_pin,
+                    min_version=session.row.limits.get("min_version"),
+                ) as worker:
+                    await self._sample_at(worker, call, feed)
+                return
+            except UpstreamLost as error:
+                attempts += 1
+                if isinstance(error, NoWorker) or attempts == _ATTEMPTS:
+                    raise
+
+    async def _sample_at(self, worker: Worker, call: Call, feed: Feed) -> None:
+        sampled, before = call.sampled, len(call.sampled.ids)
+        sampled.worker = worker.row.id
+        given = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
+        sampling = call.sampling.limited(call.sampling.max_tokens - before)
+        if before and sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + before)
+        salt = f"{self.limits.run_id}:{worker.row.version}"
+        async with aclosing(worker.upstream.generate(given, sampling, salt=salt)) as chunks:
+            async for chunk in chunks:
+                sampled.take(chunk)
+                feed.add(chunk.ids)
+                if chunk.finish_reason == "abort":
+                    raise UpstreamLost(f"Worker {worker.row.id} aborted the sequence.")
+                if chunk.finish_reason is not None:
+                    call.interruptible = False
+                    sampled.end(chunk, len(given), len(sampled.ids) - before)
+                    return
+        raise UpstreamLost(f"Worker {worker.row.id} ended its answer without a finish reason.")
+
+    @staticmethod
+    def _owner(session: Session, call: Call) -> str | None:
+        return None if call.prompt.parent is None else session.workers.get(call.prompt.parent.segment_id)
+
+    async def _commit(self, session: Session, call: Call, message: Message, status: CallStatus, started: float) -> None:
+        sampled = call.sampled
+        usage = Usage(len(call.prompt.ids), len(sampled.ids), sampled.cached_tokens)
+        segment = Segment(
+            new_id(), session.row.id, "completion", call.prompt_segment, tuple(sampled.ids), tuple(sampled.logprobs)
+        )
+        digest = answer_digest(call.chain, message)
+        outcome = CallOutcome(
+            call_id=call.id,
+            segment=segment,
+            spans=spans_of(sampled.versions),
+            answer_digest=digest,
+            finish_reason=sampled.finish_reason,
+            stop_token=sampled.stop_token,
+            upstream=sampled.worker,
+            usage=asdict(usage),
+            timings=_timings(sampled, started),
+            status=status,
+        )
+        await self.recorder.finish(outcome)
+        self.tokens += len(sampled.ids)
+        session.record(call, segment, message, digest)
+        if status == "aborted":
+            call.settle(problem=Problem("upstream", "The call was ended before its answer was complete."))
+        else:
+            self._settle(call, message, sampled.finish_reason, usage)
+            if not call.listeners:
+                self.recorder.note(call.id, "undelivered")
+
+    def _settle(self, call: Call, message: Message, finish_reason: str, usage: Usage) -> None:
+        reason: FinishReason = "length" if finish_reason == "length" else "tool_calls" if message.tool_calls else "stop"
+        call.deltas.append(Finished(reason, usage))
+        call.settle(Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created))
+
+    async def _fail(self, call: Call, error: Exception) -> None:
+        text = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
+        try:
+            await self.recorder.fail(call.id, text)
+        except StoreError:
+            log.exception("The failure of call %s could not be recorded.", call.id)
+        early = isinstance(error, UpstreamLost) and not call.sampled.ids
+        call.settle(problem=Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None))
+        if not isinstance(error, UpstreamError):
+            log.error("Call %s failed: %s", call.id, text)
+
+
+def _timings(sampled: Sampled, started: float) -> dict[str, float]:
+    now = time.monotonic()
+    first = now if sampled.first_at is None else sampled.first_at
+    return {"first_token_s": round(first - started, 6), "total_s": round(now - started, 6)}

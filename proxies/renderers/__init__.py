@@ -1,0 +1,1 @@
+"""The renderers: from messages to the token ids of a model family."""

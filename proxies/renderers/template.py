@@ -1,0 +1,217 @@
+"""Prompts by the chat template of a model folder, and continuations that leave what was sampled as it is.
+
+A continuation is a suffix: what the template writes behind the end of an assistant turn when more messages follow. It is
+rendered in a made-up conversation, and only used if the template is shown not to care which conversation that is.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+
+from harnessgym.errors import PolicyError
+from harnessgym.message import Message, ToolCall, ToolSpec, context_digest
+from proxies.detokenizer import TokenTable
+from proxies.dialect import Problem, RequestProblem
+from proxies.renderers.environment import template_environment
+
+_MARK = "hgmark7c1e"
+"""The made-up answer; no template writes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A made-up conversation that ends in the assistant turn which stands for the sampled one."""
+
+    before: tuple[Message, ...]
+    turn: Message
+
+
+class TemplateRenderer:
+    """One model folder's chat template and tokenizer.
+
+    `stop_token_ids` end an assistant turn. `opens_reasoning` says that the generation prompt ends inside a `<think>`.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: str, tokens: Mapping[str, str] | None = None, where: str = "template"
+    ) -> None:
+        """`tokens` are the special tokens by role, e.g. `eos_token`. Raises `PolicyError` if the template does not compile."""
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.tokens = dict(tokens or {})
+        self.table = TokenTable(tokenizer)
+        try:
+            self._template = template_environment(datetime.now(UTC)).from_string(template)
+        except TemplateError as error:
+            raise PolicyError(f"{where}: the chat template does not compile: {error}.") from error
+        self._proofs: dict[tuple[object, ...], bool | None] = {}
+        self._turn_ends = {calls: self._turn_end(calls) for calls in (0, 1)}
+        known = [token for token in self._turn_ends.values() if token is not None]
+        eos = tokenizer.token_to_id(self.tokens.get("eos_token", ""))
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*known, *([] if eos is None else [eos])}))
+        self.opens_reasoning = self._prompt_tail().rstrip().endswith("<think>")
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "TemplateRenderer":
+        """The renderer of a Hugging Face model folder. Raises `PolicyError` for a missing or broken file."""
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            path = folder / "tokenizer_config.json"
+            config = json.loads(path.read_text()) if path.exists() else {}
+            path = folder / "chat_template.jinja"
+            template = path.read_text() if path.exists() else _template_of(config)
+            path = folder / "generation_config.json"
+            generation = json.loads(path.read_text()) if path.exists() else {}
+        except Exception as error:  # tokenizers raises plain Exception
+            raise PolicyError(f"{folder}: cannot read the tokenizer or chat template: {error}") from error
+        if not template:
+            raise PolicyError(f"{folder}: there is no chat template; add chat_template.jinja.")
+        renderer = cls(tokenizer, template, _special_tokens(config), str(folder))
+        ends = generation.get("eos_token_id")
+        more = ends if isinstance(ends, list) else [] if ends is None else [ends]
+        renderer.stop_token_ids = tuple(sorted({*renderer.stop_token_ids, *more}))
+        return renderer
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
+        """The prompt. Raises `RequestProblem` for a conversation that the template refuses."""
+        try:
+            return self._encode(self.text(messages, tools))
+        except (TemplateError, TypeError, ValueError) as error:
+            raise RequestProblem(
+                Problem("unsupported", f"The model's chat template refuses this conversation: {error}")
+            ) from error
+
+    def extend(self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """The tokens to append to `ids`; None if the turn was cut off or the template cannot be continued."""
+        answered = _leading_results(new_messages)
+        end = self._turn_ends[min(answered, 1)]
+        if not ids or end is None or ids[-1] != end or not new_messages:
+            return None
+        kinds = tuple((message.role, bool(message.tool_calls), bool(message.reasoning)) for message in new_messages)
+        key = (kinds, context_digest(tuple(tools)))
+        if key not in self._proofs:
+            self._proofs[key] = self._prove(new_messages, tools, answered)
+        needs_tools = self._proofs[key]
+        if needs_tools is None:
+            return None
+        suffix = self._suffix(_settings(new_messages, answered)[0], new_messages, tools if needs_tools else ())
+        if suffix is None:
+            return None
+        # Encoded behind the end of turn: an added token splits the text, so nothing before it has an influence.
+        encoded = self._encode(self.decode([end]) + suffix)
+        return encoded[1:] if encoded[:1] == [end] else None
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True) -> str:
+        """The prompt as text; `generate` opens the next assistant turn."""
+        return self._template.render(
+            **self.tokens,
+            messages=[message.to_template() for message in messages],
+            tools=[tool.to_template() for tool in tools] or None,
+            documents=None,
+            add_generation_prompt=generate,
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, control tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _prompt_tail(self) -> str:
+        user = [Message("user", _MARK)]
+        try:
+            return self.text(user).rpartition(_MARK)[2]
+        except (TemplateError, TypeError, ValueError):
+            return ""
+
+    def _turn_end(self, calls: int) -> int | None:
+        """The added token that ends an assistant turn, with tool calls or without."""
+        setting = _Setting((Message("user", "a"),), _answer("", _calls(["a0"] * calls)))
+        try:
+            tail = self.text([*setting.before, setting.turn], generate=False).rpartition(_MARK)[2]
+        except (TemplateError, TypeError, ValueError):
+            return None
+        added = self.tokenizer.get_added_tokens_decoder()
+        ends = [token for token in self._encode(tail) if token in added and added[token].special]
+        return ends[0] if ends else None
+
+    def _prove(self, new: Sequence[Message], tools: Sequence[ToolSpec], answered: int) -> bool | None:
+        """Whether the suffix needs the tools; None if it depends on what came before."""
+        settings = _settings(new, answered)
+        suffixes = {self._suffix(setting, new, tools) for setting in settings}
+        if answered == 0:  # the sampled turn may have made a call that the harness passed over
+            suffixes.add(
+                self._suffix(_Setting(settings[0].before, _answer("", _calls(["a0"]))), new, tools) or next(iter(suffixes))
+            )
+        if len(suffixes) != 1 or None in suffixes:
+            return None
+        return {self._suffix(setting, new, ()) for setting in settings} != suffixes
+
+    def _suffix(self, setting: _Setting, new: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
+        """What follows the end of the setting's turn; None if the template writes anything before that turn differently."""
+        token = self._turn_ends[min(len(setting.turn.tool_calls), 1)]
+        if token is None:
+            return None
+        end = self.decode([token])
+        try:
+            before = self.text(setting.before, tools, generate=False)
+            ended = self.text([*setting.before, setting.turn], tools, generate=False)
+            full = self.text([*setting.before, setting.turn, *new], tools)
+        except (TemplateError, TypeError, ValueError):
+            return None
+        if not ended.startswith(before) or not full.startswith(before):
+            return None
+        tail, suffix = (text.partition(_MARK)[2].partition(end)[2] for text in (ended, full))
+        return suffix if suffix.startswith(tail) and suffix else None
+
+
+def _settings(new: Sequence[Message], answered: int) -> list[_Setting]:
+    """Two conversations as unlike as they can be that `new` could continue."""
+    ids = [message.tool_call_id or f"a{index}" for index, message in enumerate(new[:answered])]
+    short = _answer("", _calls(ids))
+    long = _answer(" and more", tuple(ToolCall(call, "get", '{"key": ["value", 2]}') for call in ids))
+    earlier = (
+        Message("system", "Be brief."),
+        Message("user", "First."),
+        Message("assistant", "", tool_calls=(ToolCall("b00000000", "get", '{"key": 1}'),)),
+        Message("tool", "One.", tool_call_id="b00000000", name="get"),
+        Message("assistant", "Done."),
+        Message("user", "Second?\nThird."),
+    )
+    return [_Setting((Message("user", "a"),), short), _Setting(earlier, long)]
+
+
+def _answer(more: str, calls: tuple[ToolCall, ...]) -> Message:
+    return Message("assistant", _MARK + more, tool_calls=calls)
+
+
+def _calls(ids: Sequence[str]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(call, "f", "{}") for call in ids)
+
+
+def _leading_results(messages: Sequence[Message]) -> int:
+    """How many tool results the new messages begin with: the sampled turn made as many calls."""
+    return next((index for index, message in enumerate(messages) if message.role != "tool"), len(messages))
+
+
+def _template_of(config: Mapping[str, Any]) -> str:
+    """The chat template in a tokenizer config; of several the one named default."""
+    template = config.get("chat_template") or ""
+    if isinstance(template, list):
+        named = {str(item["name"]): str(item["template"]) for item in template}
+        return named.get("default", "")
+    return str(template)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Special tokens by role; each is written as text or as an object with `content`."""
+    values = {name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str | dict)}
+    return {name: value if isinstance(value, str) else str(value["content"]) for name, value in values.items()}

@@ -1,0 +1,177 @@
+"""Sessions: what a key gives access to, held in memory exactly as the store can give it back.
+
+A session is loaded when its key is first used. After a restart its forest is built again from the recorded calls, so the same
+conversation goes on along the same branch. Whatever changes a session runs between two awaits, so calls of one session may be
+concurrent without a lock.
+"""
+
+import asyncio
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from harnessgym.message import Message, Sampling, chain_digests
+from harnessgym.store import calls, sessions
+from harnessgym.store.calls import RecordedCall, Segment
+from harnessgym.store.sessions import SessionRow, hash_key
+from harnessgym.store.trace_store import TraceStore
+from harnessgym.tokens import TokenIds
+from harnessgym.traces.forest import Forest
+from proxies.call import Call
+
+ReadAnswer = Callable[[TokenIds], Message]
+"""Sampled tokens to the message they say."""
+_REMEMBERED = 64
+"""Finished calls of a session that can be given again without the store."""
+
+
+@dataclass
+class Session:
+    """One open session."""
+
+    row: SessionRow
+    forest: Forest
+    sampling: Sampling
+    sealed: bool = False
+    next_ordinal: int = 0
+    heads: set[str] = field(default_factory=set)
+    """Digests of every leading part of every request so far."""
+    live: dict[str, Call] = field(default_factory=dict)
+    """Calls in flight by id."""
+    recent: "deque[Call]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Calls of this process, oldest first, in flight ones included."""
+    unanswered: dict[str, RecordedCall] = field(default_factory=dict)
+    """Calls of an earlier process that no client is known to have got, by request digest."""
+    acknowledged: set[str] = field(default_factory=set)
+    """Calls that a later prompt contains."""
+    workers: dict[str, str] = field(default_factory=dict)
+    """Completion segment to the worker that sampled it and has its prefix cached."""
+    tokens: int = 0
+    """Tokens sampled and committed."""
+    _prompts: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def load(
+        cls, row: SessionRow, segments: Sequence[Segment], recorded: Sequence[RecordedCall], read: ReadAnswer
+    ) -> "Session":
+        """A session as the store has it."""
+        session = cls(row, Forest.load(row.id, segments, recorded), Sampling(**_sampling_fields(row)), row.sealed)
+        for call in recorded:
+            session.next_ordinal = max(session.next_ordinal, call.ordinal + 1)
+            session.heads.add(call.chain_digest)
+            session.tokens += call.completion_len or 0
+            session._prompts[call.prompt_segment] = session._prompts.get(call.prompt_segment, 0) + 1
+            if call.status == "acknowledged":
+                session.acknowledged.add(call.id)
+            if call.status in ("intent", "committed", "undelivered"):
+                session.unanswered[call.request_digest] = call
+            if call.completion_segment is not None and call.answer_digest is not None:
+                answer = read(session.forest.segments[call.completion_segment].ids)
+                session.forest.add_replays(call.chain_digest, answer, call.answer_digest)
+                session.heads.add(call.answer_digest)
+        return session
+
+    def rejoin(self, digest: str, *, retry: bool) -> Call | None:
+        """The call that a request asks for again, if it is a retry.
+
+        It is one if the client says so, or if an equal request's connection closed before the client could act on its answer.
+        """
+        equal = [call for call in reversed(self.recent) if call.digest == digest and call.problem is None and not call.aborted]
+        abandoned = [call for call in equal if not call.listeners and not call.acted]
+        return next(iter(abandoned), None) or (equal[0] if equal and retry else None)
+
+    def seed(self, prompt_segment: str, prompt_hash: str) -> int | None:
+        """The seed of the next call with this prompt: fixed by the session's seed, the prompt, and how often it came before.
+
+        Arrival order does not enter, so a rollout whose calls race each other samples the same tokens again.
+        """
+        count = self._prompts.get(prompt_segment, 0)
+        self._prompts[prompt_segment] = count + 1
+        if self.sampling.seed is None:
+            return None
+        digest = hashlib.blake2b(f"{self.sampling.seed}:{prompt_hash}:{count}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> 2
+
+    def remember(self, call: Call, chain: Sequence[str]) -> None:
+        """A call of this session begins."""
+        self.heads.update(chain)
+        self.live[call.id] = call
+        self.recent.append(call)
+        self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
+
+    def record(self, call: Call, segment: Segment, answer: Message, answer_digest: str) -> None:
+        """A call is committed: later requests can continue it."""
+        self.forest.graft(call.id, segment, answer_digest)
+        self.forest.add_replays(call.chain, answer, answer_digest)
+        self.heads.add(answer_digest)
+        self.workers[segment.id] = call.sampled.worker
+        self.tokens += len(segment.ids)
+
+
+class SessionTable:
+    """Open sessions by key and by id."""
+
+    def __init__(self, store: TraceStore, read: ReadAnswer) -> None:
+        self._store, self._read = store, read
+        self._by_id: dict[str, Session] = {}
+        self._by_key: dict[str, Session] = {}
+        self._loading: dict[str, asyncio.Task[Session | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    async def by_key(self, key: str) -> Session | None:
+        """The session that a key opens."""
+        session = self._by_key.get(key)
+        if session is None:
+            session = await self._load(hash_key(key), lambda: self._read_session(key=key))
+            if session is not None and not session.sealed:
+                self._by_key[key] = session
+        return session
+
+    async def by_id(self, session_id: str) -> Session | None:
+        """A session by id, for the control routes."""
+        found = self._by_id.get(session_id)
+        return found if found is not None else await self._load(session_id, lambda: self._read_session(session_id=session_id))
+
+    def open(self) -> list[Session]:
+        """Sessions in memory."""
+        return list(self._by_id.values())
+
+    def forget(self, session: Session) -> None:
+        """Drop a session from memory; the store gives it back when it is asked for again."""
+        self._by_id.pop(session.row.id, None)
+        for key in [key for key, known in self._by_key.items() if known is session]:
+            del self._by_key[key]
+
+    async def _load(self, what: str, read: Callable[[], Session | None]) -> Session | None:
+        """Load once, however many ask at the same time."""
+        task = self._loading.get(what)
+        if task is None:
+            task = self._loading[what] = asyncio.create_task(asyncio.to_thread(read))
+            task.add_done_callback(lambda _: self._loading.pop(what, None))
+        session = await asyncio.shield(task)
+        if session is None or session.sealed:
+            return session
+        return self._by_id.setdefault(session.row.id, session)
+
+    def _read_session(self, *, key: str | None = None, session_id: str = "") -> Session | None:
+        row = self._store.read(lambda conn: sessions.get(conn, session_id) if key is None else sessions.by_key(conn, key))
+        if row is None:
+            return None
+        if row.sealed:
+            return Session(row, Forest(row.id), Sampling(), sealed=True)
+        segments = self._store.read(lambda conn: calls.segments_of(conn, [row.id]))
+        recorded = self._store.read(lambda conn: calls.of_sessions(conn, [row.id]))
+        return Session.load(row, list(segments.values()), recorded, self._read)
+
+
+def answer_digest(chain: str, answer: Message) -> str:
+    """Digest of a conversation with digest `chain` once `answer` follows."""
+    return chain_digests(chain, (answer,))[0]
+
+
+def _sampling_fields(row: SessionRow) -> dict[str, object]:
+    """JSON has no tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.sampling.items()}

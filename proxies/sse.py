@@ -1,0 +1,15 @@
+"""Server-sent events as bytes."""
+
+import json
+from typing import Any
+
+KEEPALIVE = b": keepalive\n\n"
+"""A comment and nothing else; every event-stream parser skips it."""
+DONE = b"data: [DONE]\n\n"
+"""What ends an OpenAI stream."""
+
+
+def encode(data: Any, event: str | None = None) -> bytes:
+    """One event with JSON data. Non-ASCII is escaped: some clients split lines at U+2028 and its kin."""
+    head = b"" if event is None else f"event: {event}\n".encode()
+    return head + b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"

@@ -1,0 +1,112 @@
+"""An engine that answers what it was told to: for tests of harnesses, recipes and the proxy itself, without a model.
+
+Deterministic: the answers are a list, taken in turn, or a function of the prompt; logprobs are a function of the token, the
+same one that `score` uses.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harnessgym.errors import UpstreamError, UpstreamLost
+from harnessgym.message import Sampling
+from harnessgym.tokens import FloatArray, TokenIds
+from proxies.upstream import LogprobMode, TokenChunk
+
+Script = Sequence[TokenIds] | Callable[[TokenIds, Sampling], TokenIds]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a scripted answer fails, after `after` tokens."""
+
+    after: int = 0
+    lost: bool = True
+    """The worker is gone; otherwise it refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request that a scripted engine was asked."""
+
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    salt: str
+
+
+class ScriptedUpstream:
+    """Plays a script.
+
+    ```python
+    upstream = ScriptedUpstream([tokenizer.encode("Hello!<|im_end|>").ids])
+    ```
+    """
+
+    logprob_mode: LogprobMode = "processed"
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        chunk: int = 4,
+        delay_s: float = 0.0,
+        version: int = 0,
+        failures: Sequence[Failure | None] = (),
+        miscount: int = 0,
+    ) -> None:
+        """Give `chunk` tokens at a time with `delay_s` before each; the n-th request fails as `failures[n]` says; report
+        `miscount` tokens too many."""
+        self.version = version
+        self.asked: list[Asked] = []
+        self.gate = asyncio.Event()
+        """While clear, nothing is given; set at first."""
+        self.gate.set()
+        self._script, self._chunk, self._delay_s = script, chunk, delay_s
+        self._failures, self._miscount = list(failures), miscount
+        self.cancelled = 0
+        """Requests whose caller went away before their end."""
+
+    async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
+        """Give the script's next answer, cut to `max_tokens`."""
+        number = len(self.asked)
+        self.asked.append(Asked(tuple(prompt), sampling, salt))
+        whole = tuple(self._script(prompt, sampling) if callable(self._script) else self._script[number % len(self._script)])
+        ids = whole[: sampling.max_tokens]
+        failure = self._failures[number] if number < len(self._failures) else None
+        end = len(ids) if failure is None else min(failure.after, len(ids))
+        try:
+            for start in range(0, end, self._chunk):
+                await self._pause()
+                part = ids[start : min(start + self._chunk, end)]
+                yield TokenChunk(part, tuple(map(_logprob, part)), (self.version,) * len(part))
+            await self._pause()
+        except (GeneratorExit, asyncio.CancelledError):
+            self.cancelled += 1
+            raise
+        if failure is not None:
+            raise (UpstreamLost if failure.lost else UpstreamError)(f"The scripted engine fails after {end} tokens.")
+        counts = {"prompt_tokens": len(prompt), "completion_tokens": len(ids) + self._miscount}
+        cut = len(ids) < len(whole)
+        yield TokenChunk((), (), (), "length" if cut else "stop", None if cut or not ids else ids[-1], **counts)
+
+    async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:
+        """What `generate` would say of these tokens, float32 [T]; entry 0 is 0."""
+        return np.array([0.0, *map(_logprob, ids[1:])], dtype=np.float32)
+
+    async def healthy(self) -> bool:
+        """Always."""
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    async def _pause(self) -> None:
+        await self.gate.wait()
+        if self._delay_s:
+            await asyncio.sleep(self._delay_s)
+
+
+def _logprob(token: int) -> float:
+    return -(1 + token % 97) / 64

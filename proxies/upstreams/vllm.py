@@ -1,0 +1,135 @@
+"""vLLM's completions protocol with token prompts; the embedded engine speaks it too.
+
+vLLM must run with `--logprobs-mode processed_logprobs`, so that logprobs are of the distribution that was sampled from. An
+engine that adds `policy_versions` (run-length `[[count, version], ...]`) to its choices labels its own tokens; otherwise they
+get the version that the worker is known to serve when they arrive.
+"""
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from harnessgym.errors import UpstreamError, UpstreamLost
+from harnessgym.message import Sampling
+from harnessgym.tokens import FloatArray, TokenIds
+from proxies.http_client import HttpClient, Response
+from proxies.upstream import LogprobMode, TokenChunk
+
+
+class VllmUpstream:
+    """One worker at `http://host:port` or `unix:/path`."""
+
+    logprob_mode: LogprobMode = "processed"
+
+    def __init__(self, address: str, *, version: int = 0) -> None:
+        self.version = version
+        self._client = HttpClient(address)
+
+    async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
+        """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses."""
+        async with self._client.request("POST", "/v1/completions", _request(prompt, sampling, salt)) as response:
+            await _check(response)
+            async with aclosing(_events(response)) as events:
+                held: TokenChunk | None = None
+                async for event in events:
+                    chunk = self._read(event, held)
+                    if chunk.finish_reason is None:
+                        yield chunk
+                    else:
+                        held = chunk
+                if held is None:
+                    raise UpstreamLost("The engine ended its stream without a finish reason.")
+                yield held
+
+    async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:
+        """Log-probability of each token given those before it, float32 [T]; entry 0 is 0."""
+        if temperature != 1.0:
+            raise UpstreamError(f"vLLM scores prompts at temperature 1, not {temperature}. Ask for 1.")
+        body = {"prompt": list(ids), "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+        async with self._client.request("POST", "/v1/completions", json.dumps(body).encode()) as response:
+            await _check(response)
+            entries = json.loads(await response.body())["choices"][0]["prompt_logprobs"]
+        if len(entries) != len(ids):
+            raise UpstreamError(f"The engine scored {len(entries)} tokens of {len(ids)}.")
+        scores = [entry[str(token)]["logprob"] for token, entry in zip(ids[1:], entries[1:], strict=True)]
+        return np.array([0.0, *scores], dtype=np.float32)
+
+    async def healthy(self) -> bool:
+        """Whether the worker answers its health check."""
+        try:
+            async with self._client.request("GET", "/health") as response:
+                await response.body()
+                return response.status == 200
+        except UpstreamLost:
+            return False
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._client.close()
+
+    def _read(self, event: dict[str, Any], held: TokenChunk | None) -> TokenChunk:
+        if "error" in event:
+            raise UpstreamError(f"The engine failed while it answered: {event['error']}")
+        if not event["choices"]:
+            return _with_usage(held, event["usage"])
+        choice = event["choices"][0]
+        ids = tuple(choice.get("token_ids") or ())
+        logprobs = tuple(choice["logprobs"]["token_logprobs"]) if ids and choice["logprobs"] else ()
+        runs = choice.get("policy_versions")
+        versions = (self.version,) * len(ids) if runs is None else tuple(v for count, v in runs for _ in range(count))
+        finish, stop = choice["finish_reason"], choice.get("stop_reason")
+        stop_token = None
+        if finish == "stop" and not isinstance(stop, str):
+            stop_token = stop if stop is not None else (ids[-1] if ids else None)
+        return TokenChunk(ids, logprobs, versions, finish, stop_token)
+
+
+def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
+    if held is None:
+        raise UpstreamError("The engine sent its usage before a finish reason.")
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    counts = {"prompt_tokens": usage["prompt_tokens"], "completion_tokens": usage["completion_tokens"], "cached_tokens": cached}
+    return TokenChunk(held.ids, held.logprobs, held.versions, held.finish_reason, held.stop_token, **counts)
+
+
+def _request(prompt: TokenIds, sampling: Sampling, salt: str) -> bytes:
+    body: dict[str, Any] = {
+        "prompt": list(prompt),
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": salt,
+    }
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        body["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.seed is not None:
+        body["seed"] = sampling.seed
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+async def _check(response: Response) -> None:
+    if response.status == 200:
+        return
+    text = (await response.body()).decode(errors="replace")[:2_000]
+    kind = UpstreamLost if response.status in (502, 503, 504) else UpstreamError
+    raise kind(f"The engine refused with status {response.status}: {text}")
+
+
+async def _events(response: Response) -> AsyncGenerator[dict[str, Any]]:
+    """The JSON values of a server-sent event stream, up to its `[DONE]`."""
+    buffer = b""
+    async for piece in response.pieces():
+        *events, buffer = (buffer + piece).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: ") and event != b"data: [DONE]":
+                yield json.loads(event[6:])

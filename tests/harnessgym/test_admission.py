@@ -1,0 +1,57 @@
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harnessgym.admission import Admission
+
+
+def admission(**changes):
+    values = {
+        "max_staleness": 1,
+        "groups_per_batch": 8,
+        "serving_step": 0,
+        "submitted": 0,
+        "running": 0,
+        "max_running": 99,
+        "total": 999,
+    }
+    return Admission(**(values | changes))
+
+
+def test_synchronous_training_admits_one_batch():
+    assert admission(max_staleness=0).capacity() == 8
+    assert admission(max_staleness=0, submitted=8).capacity() == 0
+    assert admission(max_staleness=0, submitted=8, serving_step=1).capacity() == 8
+
+
+def test_the_other_limits_hold():
+    assert admission(max_running=3, running=2).capacity() == 1
+    assert admission(total=10, submitted=9).capacity() == 1
+    assert admission(submitted=500).capacity() == 0
+
+
+@given(st.integers(0, 4), st.integers(1, 5), st.integers(0, 10**6))
+def test_no_consumed_group_is_staler_than_allowed(max_staleness, batch, seed):
+    """A random schedule: groups finish in any order, workers lag behind the trainer, batches are consumed in order."""
+    draw = random.Random(seed)
+    total = 12 * batch
+    consumed_steps, serving = 0, 0
+    born: dict[int, int] = {}
+    open_groups: list[int] = []
+    complete: set[int] = set()
+    while consumed_steps < 12:
+        limits = {"max_staleness": max_staleness, "groups_per_batch": batch, "serving_step": serving}
+        counts = {"submitted": len(born), "running": len(open_groups), "max_running": draw.randint(1, 9), "total": total}
+        for _ in range(Admission(**limits, **counts).capacity()):
+            open_groups.append(len(born))
+            born[len(born)] = serving
+        assert open_groups or complete, "admission starves the trainer"
+        if open_groups and draw.random() < 0.8:
+            complete.add(open_groups.pop(draw.randrange(len(open_groups))))
+        wanted = range(consumed_steps * batch, (consumed_steps + 1) * batch)
+        if all(group in complete for group in wanted) and draw.random() < 0.7:
+            assert max(consumed_steps - born[group] for group in wanted) <= max_staleness
+            consumed_steps += 1
+        if draw.random() < 0.3 or not open_groups:
+            serving = draw.randint(serving, consumed_steps) if open_groups else consumed_steps

@@ -1,0 +1,88 @@
+import json
+
+import pytest
+
+from harnessgym.config import Config, load_config
+from harnessgym.errors import ConfigError
+from harnessgym.run_config import RunConfig
+
+
+class Inner(Config):
+    steps: int = 1
+
+
+class Outer(Config):
+    inner: Inner = Inner()
+    items: tuple[Inner, ...] = ()
+    name: str = "x"
+
+
+def test_file_and_overrides(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('name = "a"\n[inner]\nsteps = 2\n')
+    assert load_config(Outer, path) == Outer(name="a", inner=Inner(steps=2))
+    assert load_config(Outer, path, ["--inner.steps", "5", "--name=b c"]) == Outer(name="b c", inner=Inner(steps=5))
+
+
+def test_json_by_suffix(tmp_path):
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({"name": "j"}))
+    assert load_config(Outer, path).name == "j"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        ("[inner]\nstep = 2\n", [], "inner.step: there is no such setting. Did you mean 'steps'?"),
+        ("nmae = 'a'\n", [], "Did you mean 'name'?"),
+        ("[[items]]\nstpes = 2\n", [], "Did you mean 'steps'?"),
+        ("zzzz = 1\n", [], "Known: inner, items, name."),
+        ("[inner]\nsteps = 'many'\n", [], "inner.steps: Input should be a valid integer"),
+        ("[inner\n", [], "cannot be read"),
+        ("", ["--inner.steps"], "has no value"),
+        ("", ["steps", "3"], "Cannot read the option 'steps'"),
+        ("name = 'a'\n", ["--name.x", "3"], "'name' is a value, not a section"),
+    ],
+)
+def test_wrong_settings_name_the_key_and_the_remedy(tmp_path, text, overrides, said):
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(Outer, path, overrides)
+    assert said in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="There is no config file"):
+        load_config(Outer, tmp_path / "none.toml")
+
+
+def test_all_problems_are_listed_at_once(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("nmae = 1\n[inner]\nstep = 1\n")
+    with pytest.raises(ConfigError, match="2 wrong settings"):
+        load_config(Outer, path)
+
+
+def test_every_field_of_a_run_is_documented():
+    def undocumented(model, prefix=""):
+        for name, field in model.model_fields.items():
+            inner = field.annotation
+            if isinstance(inner, type) and issubclass(inner, Config):
+                yield from undocumented(inner, f"{prefix}{name}.")
+            elif not field.description:
+                yield prefix + name
+
+    assert set(undocumented(RunConfig)) <= {"policy", "tasks", "harnesses"}
+
+
+def test_two_harnesses_may_not_share_a_name():
+    section = {"name": "a"}
+    with pytest.raises(ConfigError, match="two harnesses share a name"):
+        load_config_dict({"name": "r", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [section, section]})
+
+
+def load_config_dict(raw):
+    from harnessgym.config import validate
+
+    return validate(RunConfig, raw, "test")

@@ -1,0 +1,53 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from harnessgym.process import ProcessId, end, identify
+
+
+def sleeper(code="import time; time.sleep(60)"):
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+def test_an_identity_is_not_fooled_by_a_reused_pid():
+    child = sleeper()
+    found = identify(child.pid)
+    assert found is not None
+    assert found.alive()
+    assert not ProcessId(child.pid, found.started + 1).alive()
+    child.kill()
+    child.wait()
+    assert not found.alive()
+    assert identify(child.pid) is None
+
+
+def test_end_is_patient_and_then_is_not():
+    stubborn = sleeper(
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
+    )
+    time.sleep(0.3)
+    end(identify(stubborn.pid), grace_s=0.2)
+    assert stubborn.wait(timeout=5) == -signal.SIGKILL
+
+
+def test_a_child_dies_with_its_parent(tmp_path):
+    pid_file = tmp_path / "pid"
+    child = f"import os, time; from harnessgym.process import die_with_parent; die_with_parent(os.getppid()); open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)",
+        ]
+    )
+    deadline = time.monotonic() + 20
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    grandchild = identify(int(pid_file.read_text()))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    while grandchild.alive() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not grandchild.alive()

@@ -1,0 +1,78 @@
+"""The rules of the layout: who imports whom, what importing costs, what is public."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("harnessgym", "proxies", "environments", "trainers")
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module
+
+
+def modules(package):
+    return [path for path in (ROOT / package).rglob("*.py") if "migrations/versions" not in str(path)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_they_may(package):
+    forbidden = set(PACKAGES) - {package, "harnessgym"}
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules(package)
+        for name in imports(path)
+        if name.split(".")[0] in forbidden or (package != "trainers" and name.split(".")[0] == "torch")
+    ]
+    assert wrong == []
+
+
+def test_examples_import_nothing_of_ours():
+    for path in (ROOT / "examples").glob("lookup_*.py"):
+        assert not {name.split(".")[0] for name in imports(path)} & set(PACKAGES)
+
+
+def test_sql_stays_in_the_store():
+    own = [p for p in modules("proxies") + modules("trainers") + modules("environments") if "sqlalchemy" in set(imports(p))]
+    assert own == []
+
+
+def test_no_test_folder_is_a_package():
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_docker_is_not_a_package():
+    assert not (ROOT / "docker" / "__init__.py").exists()
+
+
+def test_public_names_are_sorted_and_there():
+    import harnessgym
+
+    assert harnessgym.__all__ == sorted(harnessgym.__all__)
+    for name in harnessgym.__all__:
+        assert getattr(harnessgym, name) is not None
+
+
+def test_importing_the_library_loads_nothing_heavy():
+    heavy = ("torch", "fastapi", "starlette", "alembic", "transformers", "numpy.testing")
+    code = f"import sys, harnessgym; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_help_is_quick():
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "harnessgym", "--help"], capture_output=True, check=True, cwd=ROOT)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.5

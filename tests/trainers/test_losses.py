@@ -1,0 +1,93 @@
+"""The clipped surrogate and the loss denominators against plain loops."""
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harnessgym.traces.trajectories import Row
+from trainers.losses import LOSSES
+from trainers.losses.clipped import clipped_surrogate, clipped_tokens
+from trainers.losses.normalisation import Normalisation, token_weights
+
+TOKENS = st.lists(st.tuples(st.floats(-2, 2, width=32), st.floats(-3, 3, width=32)), min_size=1, max_size=16)
+MASKS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=6)
+
+
+def row(mask: list[int], rollout_id: str) -> Row:
+    length = len(mask)
+    zeros = np.zeros(length, dtype=np.int32)
+    return Row(rollout_id, "group", zeros, np.array(mask, dtype=np.int32), np.zeros(length, dtype=np.float32), zeros)
+
+
+@given(TOKENS)
+def test_clipped_surrogate_token_by_token(tokens: list[tuple[float, float]]) -> None:
+    log_ratio, advantages = (torch.tensor(column) for column in zip(*tokens, strict=True))
+    expected = []
+    for x, advantage in tokens:
+        ratio = math.exp(x)
+        expected.append(-min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage))
+    torch.testing.assert_close(clipped_surrogate(log_ratio, advantages), torch.tensor(expected))
+
+
+@given(TOKENS)
+def test_clipped_tokens_are_those_without_gradient(tokens: list[tuple[float, float]]) -> None:
+    log_ratio, advantages = (torch.tensor(column) for column in zip(*tokens, strict=True))
+    log_ratio.requires_grad_()
+    clipped_surrogate(log_ratio, advantages).sum().backward()  # type: ignore[no-untyped-call]
+    assert log_ratio.grad is not None
+    assert not log_ratio.grad[clipped_tokens(log_ratio.detach(), advantages)].any()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "moves"),
+    [(1.27, 1, True), (1.29, 1, False), (0.5, 1, True), (0.81, -1, True), (0.79, -1, False), (1.9, -1, True)],
+)
+def test_clip_range_is_asymmetric_and_one_sided(ratio: float, advantage: float, moves: bool) -> None:
+    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
+    clipped_surrogate(log_ratio, torch.tensor([float(advantage)])).sum().backward()  # type: ignore[no-untyped-call]
+    assert log_ratio.grad is not None
+    assert bool(log_ratio.grad.any()) == moves
+
+
+@given(MASKS)
+def test_token_weights_share_one_among_all_tokens(masks: list[list[int]]) -> None:
+    weights = token_weights([row(mask, str(index)) for index, mask in enumerate(masks)], "token")
+    total = sum(map(sum, masks))
+    for mask, weight in zip(masks, weights, strict=True):
+        np.testing.assert_allclose(weight, [bit / max(total, 1) for bit in mask], rtol=1e-6)
+
+
+@given(MASKS)
+def test_rollout_weights_share_one_among_rollouts_then_tokens(masks: list[list[int]]) -> None:
+    weights = token_weights([row(mask, str(index)) for index, mask in enumerate(masks)], "rollout")
+    for mask, weight in zip(masks, weights, strict=True):
+        np.testing.assert_allclose(weight, [bit / len(masks) / max(sum(mask), 1) for bit in mask], rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalisation", ["token", "rollout"])
+@given(masks=MASKS, data=st.data())
+def test_splitting_a_rollout_into_rows_leaves_every_weight(
+    normalisation: Normalisation, masks: list[list[int]], data: st.DataObject
+) -> None:
+    whole = [row(mask, str(index)) for index, mask in enumerate(masks)]
+    split = []
+    for index, mask in enumerate(masks):
+        sides = data.draw(st.lists(st.booleans(), min_size=len(mask), max_size=len(mask)))
+        split += [
+            row([bit * (side == keep) for bit, side in zip(mask, sides, strict=True)], str(index)) for keep in (True, False)
+        ]
+    parts = token_weights(split, normalisation)
+    for index, weight in enumerate(token_weights(whole, normalisation)):
+        np.testing.assert_array_equal(parts[2 * index] + parts[2 * index + 1], weight)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_registered_name_loads(name: str) -> None:
+    module, _, function = LOSSES[name].partition(":")
+    loss = getattr(importlib.import_module(module), function)(torch.zeros(2), torch.tensor([1.0, -1.0]))
+    assert loss.tolist() == [-1.0, 1.0]

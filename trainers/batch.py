@@ -1,0 +1,93 @@
+"""A training batch: complete groups from the store, as rows with advantages."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from harnessgym.staleness import batch_staleness, token_staleness
+from harnessgym.store import TraceStore
+from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
+from harnessgym.store.rollouts import GroupRow
+from harnessgym.traces.trajectories import Row, rows_of
+
+Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+"""Rewards of one group, float [G], to its advantages, float64 [G]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows with one advantage each, and what the ledger will say of them."""
+
+    group_ids: tuple[str, ...]
+    rows: tuple[Row, ...]
+    advantages: tuple[float, ...]
+    rewards: tuple[float, ...]
+    """One per rollout."""
+    staleness: int
+    """Oldest token's."""
+    signal: float
+    """Share of groups whose rewards differ."""
+    trained: tuple[TrainedRollout, ...]
+    excluded: tuple[ExcludedTokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedGroup:
+    """A group with its rows read."""
+
+    group: GroupRow
+    rows: tuple[tuple[Row, ...], ...]
+    """Per member."""
+    excluded: tuple[ExcludedTokens, ...]
+
+    def staleness(self, version: int) -> int:
+        """Of its oldest token, if trained now."""
+        return batch_staleness(version, (row.versions for rows in self.rows for row in rows))
+
+
+def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
+    """Read a complete group's rows."""
+    found = [store.read(lambda conn, m=member: rows_of(conn, m.rollout_id, group_id=group.id)) for member in group.members]
+    excluded = [
+        ExcludedTokens(member.rollout_id, item.call_id, item.start, item.end, item.reason)
+        for member, trajectory in zip(group.members, found, strict=True)
+        for item in trajectory.exclusions
+    ]
+    return LoadedGroup(group, tuple(trajectory.rows for trajectory in found), tuple(excluded))
+
+
+def make_batch(groups: Sequence[LoadedGroup], version: int, estimator: Estimator, shuffle: np.random.Generator | None) -> Batch:
+    """Join groups. `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt."""
+    rewards = np.array([member.reward for item in groups for member in item.group.members])
+    if shuffle is not None:
+        rewards = shuffle.permutation(rewards)
+    rows: list[Row] = []
+    advantages: list[float] = []
+    trained: list[TrainedRollout] = []
+    at, signal = 0, 0
+    for item in groups:
+        own = rewards[at : at + len(item.group.members)]
+        at += len(own)
+        signal += bool(own.std() > 0)
+        for member, member_rows, advantage in zip(item.group.members, item.rows, estimator(own), strict=True):
+            rows.extend(member_rows)
+            advantages.extend([float(advantage)] * len(member_rows))
+            trained.append(_share(member.rollout_id, member_rows, version))
+    return Batch(
+        group_ids=tuple(item.group.id for item in groups),
+        rows=tuple(rows),
+        advantages=tuple(advantages),
+        rewards=tuple(float(reward) for reward in rewards),
+        staleness=batch_staleness(version, (row.versions for row in rows)),
+        signal=signal / len(groups),
+        trained=tuple(trained),
+        excluded=tuple(entry for item in groups for entry in item.excluded),
+    )
+
+
+def _share(rollout_id: str, rows: Sequence[Row], version: int) -> TrainedRollout:
+    tokens = sum(int(row.mask.sum()) for row in rows)
+    oldest = [int(row.versions[row.mask == 1].min()) for row in rows if row.mask.any()]
+    return TrainedRollout(rollout_id, tokens, token_staleness(version, min(oldest)) if oldest else 0)

@@ -1,0 +1,78 @@
+"""Trainer checkpoints: everything that makes the next step what it would have been, written whole or not at all.
+
+A checkpoint holds the weights, optimizer and random state after a step, and the record of that step for the store. It is
+written before the version is published, so whatever is published can be reproduced; a trainer that resumes first replays the
+record.
+"""
+
+import os
+import pickle
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harnessgym.errors import TrainerError
+from harnessgym.store.ledger import StepRecord
+
+_KEPT = 2
+"""Checkpoints left behind: the newest, and one in case its disk sectors rot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """State after `step` steps."""
+
+    step: int
+    version: int
+    weights: dict[str, torch.Tensor]
+    """Hugging Face names, as published."""
+    optimizer: dict[str, Any]
+    random: torch.Tensor
+    """Torch's generator state."""
+    record: StepRecord | None
+    """What the store must learn from the last step; None for the start."""
+    metrics: dict[str, float]
+
+
+def save(root: Path, checkpoint: Checkpoint) -> Path:
+    """Write `root/step-{n:06d}`, synced to disk, and drop the oldest ones."""
+    root.mkdir(parents=True, exist_ok=True)
+    target = root / f"step-{checkpoint.step:06d}"
+    temporary = Path(tempfile.mkdtemp(dir=root, prefix=".writing-"))
+    with (temporary / "state.pt").open("wb") as file:
+        torch.save({name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    if target.exists():
+        shutil.rmtree(target)
+    temporary.rename(target)
+    for old in steps(root)[:-_KEPT]:
+        shutil.rmtree(root / f"step-{old:06d}")
+    return target
+
+
+def steps(root: Path) -> list[int]:
+    """Steps that have a checkpoint, in order."""
+    return sorted(int(path.name.removeprefix("step-")) for path in root.glob("step-*"))
+
+
+def load_newest(root: Path) -> Checkpoint | None:
+    """The newest checkpoint, None if there is none. Raises `TrainerError` if it cannot be read."""
+    if root.is_dir():
+        for leftover in root.glob(".writing-*"):
+            shutil.rmtree(leftover)
+    found = steps(root)
+    if not found:
+        return None
+    path = root / f"step-{found[-1]:06d}" / "state.pt"
+    try:
+        return Checkpoint(**torch.load(path, weights_only=False))
+    except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
+        raise TrainerError(
+            f"The checkpoint {path} cannot be read ({error}). Remove its folder to resume from the one before it or, "
+            f"if there is none, from the newest published weights with a fresh optimizer."
+        ) from error

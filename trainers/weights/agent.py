@@ -1,0 +1,224 @@
+"""The weight agent: keeps an engine worker on the newest committed version of its policy.
+
+At most f workers of a policy update at a time (leases in the trace store). An update drains the worker at the proxy, installs,
+checks, and puts the worker back with its new version. Whatever fails, the engine goes on serving what it has, and the agent
+tries again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import httpx
+from sqlalchemy import Connection
+from torch import Tensor
+
+from harnessgym.errors import HarnessGymError, PolicyError, ProxyError
+from harnessgym.store import TraceStore, leases, policies, workers
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.workers import WorkerRow, WorkerState
+from trainers.weights.publish import read_version
+from trainers.weights.settings import AgentSettings
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+
+class Installer(Protocol):
+    """What the agent needs of an engine."""
+
+    @property
+    def version(self) -> int:
+        """Version that is served."""
+        ...
+
+    async def snapshot(self) -> dict[str, Tensor]:
+        """The weights that are served."""
+        ...
+
+    async def install(self, weights: dict[str, Tensor], version: int) -> None:
+        """Serve other weights; raises and changes nothing if they do not fit."""
+        ...
+
+    async def check(self) -> None:
+        """One forward pass; raises if it gives no usable logits."""
+        ...
+
+
+def read_newest(store: TraceStore, policy_id: str) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
+    """The newest committed version and its verified weights; None if there is none. Raises `PolicyError`."""
+    found = store.read(lambda conn: policies.latest(conn, policy_id))
+    return None if found is None else (found, read_verified(found))
+
+
+def read_verified(version: PolicyVersion) -> dict[str, Tensor]:
+    """Weights of a version. Raises `PolicyError` if they are not those that the store recorded."""
+    manifest, weights = read_version(Path(version.path))
+    if (manifest.version, manifest.checksum) != (version.version, version.checksum):
+        raise PolicyError(
+            f"{version.path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
+            f"{version.version} with {version.checksum}. Do not serve it; publish it again as a new version."
+        )
+    return weights
+
+
+class ProxyControl:
+    """The proxy's control API, as far as a worker needs it. Outlasts a restarting proxy."""
+
+    def __init__(self, url: str, key: str, worker_id: str) -> None:
+        uds = url.removeprefix("unix:") if url.startswith("unix:") else None
+        self._client = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=uds),
+            base_url="http://proxy" if uds else url,
+            headers={"Authorization": f"Bearer {key}"},
+        )
+        self._url, self._path = url, f"/control/workers/{worker_id}"
+
+    async def drain(self, timeout_s: float) -> int:
+        """Stop new calls to the worker and wait for those in flight, up to `timeout_s`; how many are left."""
+        reply = await self._post("drain", {"timeout_s": timeout_s}, timeout_s + 10.0)
+        return int(reply.get("in_flight", 0))
+
+    async def undrain(self, version: int) -> None:
+        """Let calls come again, to weights of `version`."""
+        await self._post("undrain", {"version": version}, 10.0)
+
+    async def close(self) -> None:
+        """Close connections."""
+        await self._client.aclose()
+
+    async def _post(self, action: str, body: dict[str, float], timeout_s: float) -> dict[str, int]:
+        """Ask until the proxy answers. Raises `ProxyError` if it refuses.
+
+        A proxy that does not know the worker sends it no calls: nothing is to be done.
+        """
+        pause = _FIRST_PAUSE_S
+        while True:
+            try:
+                reply = await self._client.post(f"{self._path}/{action}", json=body, timeout=timeout_s)
+            except httpx.TransportError as error:
+                problem = repr(error)
+            else:
+                if reply.status_code == 404:
+                    log.warning("The proxy at %s does not know this worker (%s): going on without it.", self._url, self._path)
+                    return {}
+                if reply.is_client_error:
+                    raise ProxyError(f"The proxy refused {self._path}/{action}: {reply.status_code} {reply.text[:200]}.")
+                if reply.is_success:
+                    answer: dict[str, int] = reply.json()
+                    return answer
+                problem = f"status {reply.status_code}"
+            log.warning("The proxy's control API at %s cannot be used (%s); again in %.1f s.", self._url, problem, pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+class WeightAgent:
+    """Follows a policy on behalf of one worker; `run` ends only by cancellation."""
+
+    def __init__(self, settings: AgentSettings, worker_id: str, address: str, engine: Installer) -> None:
+        self.settings, self.worker_id, self.engine = settings, worker_id, engine
+        self._address = settings.address or address
+        self._control = ProxyControl(settings.control_url, settings.control_key, worker_id) if settings.control_url else None
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-agent")
+        self._store: TraceStore | None = None
+
+    async def run(self) -> None:
+        """Register the worker, then install every version that becomes the newest."""
+        pause = _FIRST_PAUSE_S
+        try:
+            while True:
+                try:
+                    await self._follow()
+                    pause = _FIRST_PAUSE_S
+                    await asyncio.sleep(self.settings.poll_s)
+                except Exception as error:  # serving must outlive whatever happens to the agent
+                    trace = None if isinstance(error, HarnessGymError) else error
+                    log.warning("Weight agent of %s: %s Again in %.1f s.", self.worker_id, error, pause, exc_info=trace)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE_S)
+        finally:
+            await asyncio.shield(self._close())
+
+    async def _follow(self) -> None:
+        """Install the newest version if it is another one than the worker serves."""
+        if self._store is None:
+            self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
+            await self._report(self._store, "ready")
+        found = await self._newest(self._store)
+        if found is not None and found.version != self.engine.version:
+            async with self._lease(self._store):
+                newest = await self._newest(self._store) or found
+                if newest.version != self.engine.version:
+                    await self._update(self._store, newest)
+
+    async def _update(self, store: TraceStore, version: PolicyVersion) -> None:
+        weights = await self._off_loop(lambda: read_verified(version))
+        await self._report(store, "draining")
+        try:
+            left = await self._control.drain(self.settings.drain_s) if self._control else 0
+            await self._report(store, "updating")
+            before, previous = self.engine.version, await self.engine.snapshot()
+            await self.engine.install(weights, version.version)
+            try:
+                await self.engine.check()
+            except HarnessGymError:
+                await self.engine.install(previous, before)
+                raise
+            log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
+        finally:
+            if self._control:
+                await self._control.undrain(self.engine.version)
+            await self._report(store, "ready")
+
+    @contextlib.asynccontextmanager
+    async def _lease(self, store: TraceStore) -> AsyncIterator[None]:
+        """Hold one of the policy's update leases, waiting for it as long as others hold them all."""
+        ttl = self.settings.lease_ttl_s
+        names = [f"update:{self.settings.policy_id}:{number}" for number in range(self.settings.update_leases)]
+
+        def acquire(conn: Connection) -> str | None:
+            return next((name for name in names if leases.acquire(conn, name, self.worker_id, ttl)), None)
+
+        while (held := await store.awrite(acquire)) is None:
+            await asyncio.sleep(self.settings.poll_s)
+        renewal = asyncio.create_task(self._renew(store, held))
+        try:
+            yield
+        finally:
+            renewal.cancel()
+            await store.awrite(lambda conn: leases.release(conn, held, self.worker_id))
+
+    async def _renew(self, store: TraceStore, resource: str) -> None:
+        ttl = self.settings.lease_ttl_s
+        while True:
+            await asyncio.sleep(ttl / 3)
+            if not await store.awrite(lambda conn: leases.renew(conn, resource, self.worker_id, ttl)):
+                log.warning("%s lost lease %s: more workers than intended may be updating.", self.worker_id, resource)
+
+    async def _newest(self, store: TraceStore) -> PolicyVersion | None:
+        return await self._off_loop(lambda: store.read(lambda conn: policies.latest(conn, self.settings.policy_id)))
+
+    async def _report(self, store: TraceStore, state: WorkerState) -> None:
+        run, version = self.settings.run_id, self.engine.version
+        row = WorkerRow(self.worker_id, run, "embedded", self._address, version, state)
+        await store.awrite(lambda conn: workers.upsert(conn, row))
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        """Do blocking work on the agent's own thread (which has the store's read connection)."""
+        return await asyncio.get_running_loop().run_in_executor(self._reader, work)
+
+    async def _close(self) -> None:
+        if self._control:
+            await self._control.close()
+        if self._store is not None:
+            await self._report(self._store, "dead")
+            await self._off_loop(self._store.close)
+        self._reader.shutdown(wait=False)
