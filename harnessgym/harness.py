@@ -48,7 +48,7 @@ class Launch:
     """Relative path to text, laid into the workspace beside the task's files."""
     stdin: bytes | None = None
     cwd: str = "."
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     prewarm: Prewarm | None = None
     """The interpreter a Python harness forks from; None starts it cold."""
     readable: tuple[str, ...] = ()

@@ -8,8 +8,8 @@ from harnessgym.store.workers import WorkerState
 
 OVERLOAD_FACTOR = 2
 OVERLOAD_SLACK = 4
-"""The worker that holds a prefix is left only when its load exceeds `FACTOR * least load + SLACK`: computing a prefix again costs
-about as much as waiting behind a few calls."""
+"""The worker that holds a prefix is left only when its load exceeds `FACTOR * least load + SLACK`: to compute a prefix again
+costs about as much as waiting behind a few calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from pydantic import BaseModel
+
 from harnessgym.errors import CapabilityError
 from harnessgym.task import Limits, Task
 
@@ -141,6 +143,13 @@ class SandboxBackend(Protocol):
     """What a node opens once. Leaving it ends every sandbox it opened."""
 
     capabilities: frozenset[Capability]
+    settings: type[BaseModel]
+    """What its constructor takes."""
+
+    @staticmethod
+    def unavailable() -> str | None:
+        """None if it can be used on this machine, else why not and what to do."""
+        ...
 
     async def __aenter__(self) -> Self: ...
 
@@ -157,8 +166,9 @@ def require(capabilities: frozenset[Capability], needed: frozenset[Capability]) 
     """Raises CapabilityError naming what is missing."""
     missing = sorted(needed - capabilities)
     if missing:
+        offered = ", ".join(sorted(capabilities)) or "nothing"
         raise CapabilityError(
-            f"The sandbox backend does not offer {', '.join(missing)} (it offers: {', '.join(sorted(capabilities)) or 'nothing'}). "
+            f"The sandbox backend does not offer {', '.join(missing)} (it offers: {offered}). "
             "Choose another backend, or a task that does not need it."
         )
 

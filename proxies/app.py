@@ -6,18 +6,17 @@ Everything it knows is in the store, so it may be killed at any time and started
 """
 
 import asyncio
-import os
 import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
 import uvloop
-from pydantic import BaseModel
 from starlette.types import ASGIApp
 
+from harnessgym.config import Config
 from harnessgym.errors import ConfigError
 from harnessgym.store import workers
 from harnessgym.store.trace_store import Synchronous, TraceStore
@@ -25,6 +24,7 @@ from proxies.control import Control
 from proxies.dialects import DIALECTS, load_dialect
 from proxies.gateway import Gateway
 from proxies.language import Language
+from proxies.listener import address_of, listen
 from proxies.recorder import Recorder
 from proxies.relay import Relay, RelayLimits
 from proxies.session import SessionTable
@@ -33,57 +33,39 @@ from proxies.workers import Connect, WorkerTable
 _SHUTDOWN_S = 3.0
 
 
-class ListenSettings(BaseModel, extra="forbid"):
-    """Where one listener is: an inherited socket, a unix socket, or TCP, the first of them that is set."""
-
-    fd: int | None = None
-    """File descriptor of a listening socket that the parent process holds; connections queue while the proxy restarts."""
-    uds: Path | None = None
-    """Unix socket path. Its directory is made; mount the directory, not the socket."""
-    host: str = "127.0.0.1"
-    port: int | None = None
-    """TCP port; 0 takes a free one."""
-
-    def bind(self, mode: int) -> socket.socket | None:
-        """The listening socket, None if nothing is set. A unix socket gets file mode `mode`."""
-        if self.fd is not None:
-            return socket.socket(fileno=self.fd)
-        if self.uds is not None:
-            return _bind_unix(self.uds, mode)
-        if self.port is None:
-            return None
-        listener = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((self.host, self.port))
-        except OSError as error:
-            listener.close()
-            raise ConfigError(f"The proxy cannot listen at {self.host}:{self.port}: {error}.") from error
-        listener.listen(1024)
-        return listener
-
-
-class ProxySettings(BaseModel, extra="forbid"):
-    """One proxy process."""
+class ProxySettings(Config):
+    """One proxy process. It listens for harnesses on TCP and on a unix socket, for control on a third socket."""
 
     store: str
     """URL of the trace store, which must exist."""
     synchronous: Synchronous = "NORMAL"
     """FULL survives power loss, at the price of a disk flush per commit."""
     run_id: str
-    """The run whose workers it uses."""
+    """The run whose workers are used."""
     policy: Path
     """Model folder: tokenizer.json, tokenizer_config.json, chat template."""
     parser: str = "hermes"
-    """Parser of the policy's answers; a name or `module:Class`."""
-    model: str = "policy"
-    """Model name under which harnesses find the policy."""
-    tcp: ListenSettings = ListenSettings(port=0)
-    """The harness listener on TCP."""
-    unix: ListenSettings = ListenSettings()
-    """The harness listener for sandboxes, in a directory of its own."""
-    control: ListenSettings = ListenSettings(port=0)
-    """The control listener; never mounted into a sandbox."""
+    """Parser of the policy's answers: a name or `module:Class`."""
+    served_model_name: str = "policy"
+    """Name under which harnesses find the policy."""
+    host: str = "127.0.0.1"
+    """Where harnesses connect over TCP."""
+    port: int | None = None
+    """TCP port for harnesses; 0 takes a free one."""
+    fd: int | None = None
+    """Inherited listening socket instead of host and port: connections queue there while the proxy restarts."""
+    uds: Path | None = None
+    """Unix socket for sandboxes, in a directory of its own: mount the directory, not the socket."""
+    uds_fd: int | None = None
+    """Inherited listening socket instead of `uds`."""
+    control_host: str = "127.0.0.1"
+    """Where the control routes listen over TCP."""
+    control_port: int | None = None
+    """TCP port of the control routes; 0 takes a free one."""
+    control_uds: Path | None = None
+    """Unix socket of the control routes, readable by this user alone. Never mount its directory into a sandbox."""
+    control_fd: int | None = None
+    """Inherited listening socket instead of the other two."""
     control_key: str
     """Bearer key of the control routes."""
     max_length: int = 32_768
@@ -120,7 +102,11 @@ class Proxy:
         self.workers = WorkerTable(connect, wait_s=settings.worker_wait_s)
         self.sessions = SessionTable(store, language.read)
         limits = RelayLimits(
-            settings.model, settings.run_id, settings.max_length, settings.max_in_flight, settings.disconnect_grace_s
+            settings.served_model_name,
+            settings.run_id,
+            settings.max_length,
+            settings.max_in_flight,
+            settings.disconnect_grace_s,
         )
         self.relay = Relay(self.recorder, self.workers, language, limits)
         self._gateway = Gateway(
@@ -139,12 +125,16 @@ class Proxy:
         """Listen; returns when requests are served."""
         for row in self._store.read(lambda conn: workers.of_run(conn, self.settings.run_id)):
             await self.workers.put(row)
-        tcp, unix = self.settings.tcp.bind(0o666), self.settings.unix.bind(0o666)
-        control = self.settings.control.bind(0o600)
+        settings = self.settings
+        tcp = listen(settings.fd, None, settings.host, settings.port)
+        unix = listen(settings.uds_fd, settings.uds, "", None, mode=0o666)
+        control = listen(settings.control_fd, settings.control_uds, settings.control_host, settings.control_port)
         if control is None or (tcp is None and unix is None):
-            raise ConfigError("The proxy needs a control listener, and a harness listener on TCP or a unix socket.")
-        self.url = None if tcp is None else _address(tcp)
-        self.control_address = _address(control)
+            raise ConfigError(
+                "The proxy needs a control listener and one for harnesses: give ports, unix sockets or descriptors."
+            )
+        self.url = None if tcp is None else address_of(tcp)
+        self.control_address = address_of(control)
         await self._listen(self._gateway, [listener for listener in (tcp, unix) if listener is not None])
         await self._listen(self._control, [control])
 
@@ -191,9 +181,9 @@ class _Server(uvicorn.Server):
 
 def serve(settings: ProxySettings) -> None:
     """Run a proxy until SIGTERM or SIGINT. Prints one line when it listens."""
-    with TraceStore.open(settings.store, synchronous=settings.synchronous) as store:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, store))
+    store = TraceStore.open(settings.store, synchronous=settings.synchronous)
+    with store, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, store))
 
 
 async def _serve(settings: ProxySettings, store: TraceStore) -> None:
@@ -202,28 +192,9 @@ async def _serve(settings: ProxySettings, store: TraceStore) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await proxy.start()
-    print(f"proxy serves {settings.model} at {proxy.url or settings.unix.uds}, control at {proxy.control_address}", flush=True)
+    print(  # noqa: T201 - the line is for whoever started the process
+        f"proxy serves {settings.served_model_name} at {proxy.url or settings.uds}, control at {proxy.control_address}",
+        flush=True,
+    )
     await stop.wait()
     await proxy.stop()
-
-
-def _bind_unix(path: Path, mode: int) -> socket.socket:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(FileNotFoundError):
-        path.unlink()
-    listener = socket.socket(socket.AF_UNIX)
-    try:
-        listener.bind(str(path))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"The proxy cannot listen at {path}: {error}. A unix socket path has at most 107 bytes.") from error
-    os.chmod(path, mode)
-    listener.listen(1024)
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    if listener.family == socket.AF_UNIX:
-        return f"unix:{listener.getsockname()}"
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

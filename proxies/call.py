@@ -42,7 +42,7 @@ class Sampled:
         self.versions.extend(chunk.versions)
 
     def end(self, chunk: TokenChunk, prompt_len: int, completion_len: int) -> None:
-        """Take the last chunk's verdict. Raises `UpstreamError` unless the engine counted what it was given and what it gave."""
+        """Take the last chunk's word. Raises `UpstreamError` unless the engine counted what it was given and what it gave."""
         if (chunk.prompt_tokens, chunk.completion_tokens) != (prompt_len, completion_len):
             raise UpstreamError(
                 f"Worker {self.worker} counted {chunk.prompt_tokens} prompt and {chunk.completion_tokens} completion tokens; "

@@ -11,7 +11,7 @@ from typing import Literal
 from harnessgym.message import Message
 from harnessgym.traces.forest import Attachment, Forest
 from proxies.dialect import ModelRequest
-from proxies.renderer import Renderer
+from proxies.language import Language
 
 BreakClass = Literal["length_cut", "template", "edited_history", "new_root"]
 
@@ -37,27 +37,35 @@ class Prompt:
 
 
 def continue_from(
-    forest: Forest, heads: Collection[str], chain: Sequence[str], request: ModelRequest, renderer: Renderer, history: str
+    forest: Forest, heads: Collection[str], chain: Sequence[str], request: ModelRequest, language: Language, history: str
 ) -> Prompt:
     """The prompt of a request whose digests are `chain`. `heads` are the digests of all leading parts of earlier requests."""
     attachment = forest.attach(chain)
     if attachment is not None and history == "keep":
         ids = forest.ids(attachment.segment_id)
-        added = renderer.extend(ids, request.messages[attachment.matched :], request.tools)
+        added = language.renderer.extend(ids, request.messages[attachment.matched :], request.tools)
         if added is not None:
             broken = _edited(request.messages, attachment.matched)
             return Prompt([*ids, *added], attachment, added, broken)
-    whole = renderer.render(request.messages, request.tools)
+    whole = language.renderer.render(request.messages, request.tools)
     parent = forest.find_prefix(whole)
     if parent is not None:
         return Prompt(whole, parent, whole[forest.length(parent.segment_id) :], None)
-    return Prompt(whole, None, whole, _diagnose(forest, heads, chain, request, attachment))
+    return Prompt(whole, None, whole, _diagnose(language, forest, heads, chain, request, attachment))
 
 
 def _diagnose(
-    forest: Forest, heads: Collection[str], chain: Sequence[str], request: ModelRequest, attachment: Attachment | None
+    language: Language,
+    forest: Forest,
+    heads: Collection[str],
+    chain: Sequence[str],
+    request: ModelRequest,
+    attachment: Attachment | None,
 ) -> Break | None:
     if attachment is not None:
+        sampled = forest.segments[attachment.segment_id].ids
+        if not sampled or sampled[-1] not in language.stop_token_ids:
+            return Break("length_cut", f"the answer of call {attachment.call_id} was cut off before its end of turn")
         return Break("template", f"call {attachment.call_id} has the messages but the template renders other tokens")
     if not heads:
         return None

@@ -8,6 +8,7 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import fields
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
@@ -16,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from harnessgym.errors import HarnessGymError
+from harnessgym.errors import HarnessGymError, ProxyError
+from harnessgym.message import Sampling
 from harnessgym.store import sessions, workers
 from harnessgym.store.workers import WorkerRow, WorkerState
 from proxies.recorder import Recorder
@@ -108,6 +110,7 @@ class Control:
 
     async def _open(self, request: Request) -> Response:
         wanted = await _read(request, OpenSession)
+        _check_sampling(wanted.sampling)
         key = f"hg-{secrets.token_urlsafe(24)}"
         limits = wanted.limits if wanted.min_version is None else {**wanted.limits, "min_version": wanted.min_version}
         row = await self._recorder.write(
@@ -130,9 +133,11 @@ class Control:
             return _error(404, f"There is no session {request.path_params['id']}.")
         session.sealed = True
         await _end_calls(session, wanted.grace_s)
-        count = await self._recorder.write(lambda conn: sessions.seal(conn, session.row.id))
+        count, tokens = await self._recorder.write(
+            lambda conn: (sessions.seal(conn, session.row.id), sessions.sampled_tokens(conn, session.row.id))
+        )
         self._sessions.forget(session)
-        return JSONResponse({"calls": count, "tokens": session.tokens})
+        return JSONResponse({"calls": count, "tokens": tokens})
 
     async def _register(self, request: Request) -> Response:
         wanted = await _read(request, RegisterWorker)
@@ -159,7 +164,7 @@ class Control:
         await self._recorder.write(lambda conn: workers.upsert(conn, row))
         return JSONResponse({})
 
-    async def _stats(self, request: Request) -> Response:
+    async def _stats(self, _: Request) -> Response:
         table = [
             {
                 "id": worker.row.id,
@@ -175,8 +180,14 @@ class Control:
         uptime = round(time.time() - self._started, 3)
         return JSONResponse({"sessions": len(self._sessions), **counts, "uptime_s": uptime, "workers": table})
 
-    async def _health(self, request: Request) -> Response:
+    async def _health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+
+def _check_sampling(sampling: dict[str, Any]) -> None:
+    unknown = set(sampling) - {field.name for field in fields(Sampling)}
+    if unknown:
+        raise ProxyError(f"Unknown sampling fields: {', '.join(sorted(unknown))}.")
 
 
 async def _end_calls(session: Session, grace_s: float) -> None:

@@ -5,10 +5,12 @@ Parsing in larger pieces is cheaper and gives the same answer. Of an answer that
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harnessgym.message import Message
 from proxies.call import Call
-from proxies.parser import Parser
+from proxies.dialect import TextDelta
+from proxies.parser import ParsedDelta, Parser
 
 COALESCE_S = 0.02
 
@@ -18,6 +20,7 @@ class Feed:
 
     def __init__(self, call: Call, parser: Parser) -> None:
         self._call, self._parser = call, parser
+        self._stop = _StopText(call.sampling.stop)
         self._pending: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._begun = False
@@ -36,8 +39,11 @@ class Feed:
     def finish(self) -> Message:
         """The whole answer; everything it says is published."""
         self._flush()
-        self._call.publish(self._parser.flush())
-        return self._parser.finish()
+        self._publish(self._parser.flush())
+        if rest := self._stop.flush():
+            self._call.publish([TextDelta(rest)])
+        message = self._parser.finish()
+        return replace(message, content=self._stop.cut(message.content))
 
     def close(self) -> None:
         """Publish no more."""
@@ -49,4 +55,42 @@ class Feed:
         self.close()
         if self._pending:
             pending, self._pending = self._pending, []
-            self._call.publish(self._parser.feed(pending))
+            self._publish(self._parser.feed(pending))
+
+    def _publish(self, deltas: Sequence[ParsedDelta]) -> None:
+        shown = [TextDelta(self._stop.feed(delta.text)) if isinstance(delta, TextDelta) else delta for delta in deltas]
+        self._call.publish([delta for delta in shown if not isinstance(delta, TextDelta) or delta.text])
+
+
+class _StopText:
+    """Text up to the first stop string, which clients do not see. What may be the start of one is held back."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._hold = max((len(stop) - 1 for stop in self._stops), default=0)
+        self._held = ""
+        self._stopped = False
+
+    def feed(self, text: str) -> str:
+        """What of the text so far can be shown and has not been."""
+        if not self._hold and not self._stops:
+            return text
+        if self._stopped:
+            return ""
+        whole = self._held + text
+        cut = self.cut(whole)
+        self._stopped = len(cut) < len(whole)
+        keep = 0 if self._stopped else self._hold
+        shown = len(cut) - keep if len(cut) > keep else 0
+        self._held = cut[shown:]
+        return cut[:shown]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    def cut(self, text: str) -> str:
+        """The text before the first stop string in it."""
+        ends = [found for stop in self._stops if (found := text.find(stop)) >= 0]
+        return text[: min(ends)] if ends else text

@@ -54,6 +54,7 @@ class Gateway:
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (ASGI)."""
         if scope["type"] != "http":
             return
         connection = Connection(scope, receive, send)

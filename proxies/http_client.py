@@ -7,6 +7,7 @@ all. This one does what an engine needs: pooled connections over TCP or a unix s
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -92,6 +93,7 @@ class Response:
 
     @property
     def status(self) -> int:
+        """The HTTP status."""
         return self._connection.status
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -156,8 +158,7 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport, self.open = transport, True
+        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         self.answered = True
@@ -167,7 +168,7 @@ class _Connection(asyncio.Protocol):
             self.close()
         self._wake()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.open = False
         self._wake()
 

@@ -60,8 +60,7 @@ class Recorder:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._notes:
-            self._submit(lambda conn: None)
+        self._submit_notes()
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Commit anything else."""
@@ -73,10 +72,13 @@ class Recorder:
         return await asyncio.shield(asyncio.wrap_future(future))
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
+        self._submit_notes()
+        return self._store.submit(work)
+
+    def _submit_notes(self) -> None:
         if self._notes:
             notes, self._notes = self._notes, {}
             self._store.submit(lambda conn: _write_notes(conn, notes))
-        return self._store.submit(work)
 
 
 def _write_notes(conn: Connection, notes: dict[str, Delivery]) -> None:

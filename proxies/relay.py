@@ -19,7 +19,7 @@ from harnessgym.store.tables import new_id
 from harnessgym.tokens import hash_ids, spans_of
 from proxies.call import Call, Sampled
 from proxies.continuation import Prompt, continue_from
-from proxies.dialect import Answer, FinishReason, Finished, ModelRequest, Problem, RequestProblem, Stamp, Usage
+from proxies.dialect import Answer, Finished, FinishReason, ModelRequest, Problem, RequestProblem, Stamp, Usage
 from proxies.feed import Feed
 from proxies.language import Language
 from proxies.recorder import Recorder
@@ -100,7 +100,7 @@ class Relay:
     def _start(self, session: Session, arrival: Arrival) -> Call:
         request = arrival.request
         chain = session.forest.chain(context_digest(request.tools, request.tool_choice), request.messages)
-        prompt = continue_from(session.forest, session.heads, chain, request, self._language.renderer, session.row.history)
+        prompt = continue_from(session.forest, session.heads, chain, request, self._language, session.row.history)
         self._check_length(prompt)
         parent = prompt.parent
         segment, new = session.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
@@ -212,13 +212,13 @@ class Relay:
             call.interruptible = False
             await self.recorder.wait(intended)
             await self._commit(session, call, feed.finish(), status, started)
-        except HarnessGymError as error:
-            feed.close()
-            await self._fail(call, error)
         except Exception as error:
-            log.exception("Call %s failed inside the proxy.", call.id)
+            if not isinstance(error, HarnessGymError):
+                log.exception("Call %s failed inside the proxy.", call.id)
             feed.close()
             await self._fail(call, error)
+            if isinstance(error, StoreError):
+                session.stale = True
         finally:
             self.in_flight -= 1
             session.live.pop(call.id, None)
@@ -237,11 +237,12 @@ class Relay:
                     min_version=session.row.limits.get("min_version"),
                 ) as worker:
                     await self._sample_at(worker, call, feed)
-                return
             except UpstreamLost as error:
                 attempts += 1
                 if isinstance(error, NoWorker) or attempts == _ATTEMPTS:
                     raise
+            else:
+                return
 
     async def _sample_at(self, worker: Worker, call: Call, feed: Feed) -> None:
         sampled, before = call.sampled, len(call.sampled.ids)

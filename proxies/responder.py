@@ -52,7 +52,8 @@ class Responder:
         call = self._call
         await self._until_settled()
         if call.answer is None:
-            return await self._refuse()
+            await self._refuse()
+            return
         body = self._dialect.render(call.answer)
         await self._connection.respond(200, {"content-type": "application/json"}, body)
         self._delivered()
@@ -67,7 +68,8 @@ class Responder:
                     await self._take(event)
         except _Failed:
             if not self._started:
-                return await self._refuse()
+                await self._refuse()
+                return
             assert call.problem is not None
             await self._flush(self._dialect.stream_error(call.problem), last=True)
         else:

@@ -10,6 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from harnessgym.message import Message, Sampling, chain_digests
 from harnessgym.store import calls, sessions
@@ -34,6 +35,8 @@ class Session:
     forest: Forest
     sampling: Sampling
     sealed: bool = False
+    stale: bool = False
+    """A write failed, so that memory and store differ: load it again before the next call."""
     next_ordinal: int = 0
     heads: set[str] = field(default_factory=set)
     """Digests of every leading part of every request so far."""
@@ -56,12 +59,13 @@ class Session:
         cls, row: SessionRow, segments: Sequence[Segment], recorded: Sequence[RecordedCall], read: ReadAnswer
     ) -> "Session":
         """A session as the store has it."""
-        session = cls(row, Forest.load(row.id, segments, recorded), Sampling(**_sampling_fields(row)), row.sealed)
+        session = cls(row, Forest.load(row.id, segments, recorded), _sampling(row), row.sealed)
         for call in recorded:
             session.next_ordinal = max(session.next_ordinal, call.ordinal + 1)
             session.heads.add(call.chain_digest)
             session.tokens += call.completion_len or 0
-            session._prompts[call.prompt_segment] = session._prompts.get(call.prompt_segment, 0) + 1
+            if call.status != "intent":
+                session._prompts[call.prompt_segment] = session._prompts.get(call.prompt_segment, 0) + 1
             if call.status == "acknowledged":
                 session.acknowledged.add(call.id)
             if call.status in ("intent", "committed", "undelivered"):
@@ -124,6 +128,9 @@ class SessionTable:
     async def by_key(self, key: str) -> Session | None:
         """The session that a key opens."""
         session = self._by_key.get(key)
+        if session is not None and session.stale and not session.live:
+            self.forget(session)
+            session = None
         if session is None:
             session = await self._load(hash_key(key), lambda: self._read_session(key=key))
             if session is not None and not session.sealed:
@@ -172,6 +179,7 @@ def answer_digest(chain: str, answer: Message) -> str:
     return chain_digests(chain, (answer,))[0]
 
 
-def _sampling_fields(row: SessionRow) -> dict[str, object]:
+def _sampling(row: SessionRow) -> Sampling:
     """JSON has no tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.sampling.items()}
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.sampling.items()}
+    return Sampling(**fields)

@@ -129,9 +129,7 @@ class WorkerTable:
                 return worker
         except TimeoutError:
             states = ", ".join(f"{worker.row.id} v{worker.row.version} {worker.row.state}" for worker in self.all()) or "none"
-            wanted = (
-                f" serving version {pin}" if pin is not None else f" at version {min_version} or later" if min_version else ""
-            )
+            wanted = f" (version pinned: {pin}, at least: {min_version})"
             raise NoWorker(f"No engine worker{wanted} was ready within {self._wait_s:.0f} s (workers: {states}).") from None
 
     def _suspect(self, worker: Worker) -> None:
@@ -160,8 +158,7 @@ def connect_upstream(row: WorkerRow) -> Upstream:
     target = UPSTREAMS.get(row.kind, row.kind)
     module, _, name = target.partition(":")
     if not name:
-        raise ConfigError(
-            f"Worker {row.id} is of unknown kind {row.kind!r}. Known: {', '.join(sorted(UPSTREAMS))}, or module:Class."
-        )
+        known = ", ".join(sorted(UPSTREAMS))
+        raise ConfigError(f"Worker {row.id} is of unknown kind {row.kind!r}. Known: {known}, or module:Class.")
     upstream: Upstream = getattr(importlib.import_module(module), name)(row.address, version=row.version)
     return upstream

@@ -112,8 +112,8 @@ class Learner:
         options = self.config.trainer
         shuffle = np.random.default_rng([self.config.seed, self.step]) if options.reward_shuffle else None
         batch = make_batch(groups, self.version, self.estimator, shuffle)
-        update = policy_update(self.policy, self.optimizer, batch.rows, batch.advantages, self.settings)
-        metrics = {name: float(getattr(update, name)) for name in update.__dataclass_fields__} | {
+        update = self._update(batch)
+        metrics = update | {
             "step": self.step + 1,
             "reward": float(np.mean(batch.rewards)),
             "signal": batch.signal,
@@ -126,6 +126,14 @@ class Learner:
         metrics["version"] = self.version
         self._commit(self._checkpoint(batch, parent, metrics))
         return metrics
+
+    def _update(self, batch: Batch) -> dict[str, float]:
+        """Step on the rows that have an advantage: the others have no gradient, and count as trained with advantage zero."""
+        pairs = [(row, value) for row, value in zip(batch.rows, batch.advantages, strict=True) if value != 0.0]
+        if not pairs:
+            return {}
+        update = policy_update(self.policy, self.optimizer, *zip(*pairs, strict=True), self.settings)
+        return {name: float(getattr(update, name)) for name in update.__dataclass_fields__}
 
     def log(self, metrics: dict[str, float]) -> None:
         """Append a line to the run's metrics."""

@@ -35,7 +35,7 @@ class UpdateSettings(BaseModel):
     """How far above 1 it may rise."""
     proximal: Literal["behaviour", "current"] = "behaviour"
     """The policy that ratios are clipped against: the one that sampled (PPO, which leaves no importance weight), or the one the
-    step starts from (which never clips; staleness is weighted instead). The shipped policy is stable under the first only."""
+    step starts from (which never clips; staleness is weighted instead)."""
     tis_cap: float = Field(2.0, gt=0)
     """Largest importance weight of a token, proximal over behaviour policy."""
     max_grad_norm: float = Field(1.0, gt=0)

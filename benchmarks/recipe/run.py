@@ -4,8 +4,6 @@ What the asynchronous line does with proxies, sandboxes and engines happens here
 measured by itself. Rollouts are as old as they are there: of each batch one half was sampled one version ago, the other two.
 Held-out tasks (other items, other wordings) are played before and after. The control shuffles each batch's rewards over its
 rollouts; what it gains is not learnt from the reward.
-
-Ratios are clipped against the behaviour policy (`UpdateSettings.proximal`): with importance weights alone a seed may collapse.
 """
 
 import argparse

@@ -70,7 +70,9 @@ class Pipeline:
 
     async def _stages(self, row: RolloutRow, task: Task, sandbox: Sandbox, watch: Stopwatch) -> RolloutOutcome:
         limits = {"turns": task.limits.turns}
-        session = await self.control.open_session(row.id, sampling={**row.sampling, "seed": row.seed}, limits=limits)
+        session = await self.control.open_session(
+            row.id, sampling={**row.sampling, "seed": row.seed}, limits=limits, min_version=row.submitted_version
+        )
         launch = self.harnesses[row.harness].launch(task, Endpoint(sandbox.proxy_url, session.key))
         watch.lap("prepare")
         result = await start(launch, task, sandbox)

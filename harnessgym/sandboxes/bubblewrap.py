@@ -54,7 +54,7 @@ def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
     program = shutil.which(bwrap)
     if program is None:
         return "bubblewrap is not installed. Install it (`apt-get install bubblewrap`), or use the process sandbox."
-    namespaces = "--unshare-user --unshare-net --unshare-ipc --unshare-uts".split()
+    namespaces = ["--unshare-user", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     probe = [program, *namespaces, "--ro-bind", "/", "/", "--dev", "/dev", "--bind", "/proc", "/proc", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -90,10 +90,10 @@ class Bubblewrap(LocalBackend):
         self._write_etc()
         return self
 
-    def place(self, folder: Path) -> Place:
+    def place(self, folder: Path) -> Place:  # noqa: ARG002
         """Fixed paths: they end up in prompts, and should not differ between rollouts."""
         env = {"PATH": f"{sys.prefix}/bin:{_PATH}", "HOME": walls.HOME, "USER": "agent", "LOGNAME": "agent"}
-        env |= {"LANG": "C.UTF-8", "TMPDIR": "/tmp", "SHELL": "/bin/sh"}
+        env |= {"LANG": "C.UTF-8", "TMPDIR": walls.TEMPORARY, "SHELL": "/bin/sh"}
         env["SSL_CERT_DIR"] = _NO_CERTIFICATES  # nothing here speaks TLS; loading a CA bundle costs 20 ms a client
         return Place(walls.WORKSPACE, env)
 
@@ -132,7 +132,7 @@ class Bubblewrap(LocalBackend):
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         for name in _FILES:
             words += ["--ro-bind", str(self.root / "etc" / name), f"/etc/{name}"]
-        words += ["--dir", _NO_CERTIFICATES, "--dev", "/dev", "--bind", "/proc", "/proc", "--tmpfs", "/tmp"]
+        words += ["--dir", _NO_CERTIFICATES, "--dev", "/dev", "--bind", "/proc", "/proc", "--tmpfs", walls.TEMPORARY]
         words += ["--dir", walls.WORKSPACE, "--dir", walls.HOME, *_parents(_NODE), "--bind", str(self.root), _NODE]
         for path in (*_prefixes(python), str(FORKSERVER), *readable):
             words += [*_parents(path), "--ro-bind", path, path]
@@ -157,7 +157,7 @@ _FILES = {
 
 def _parents(path: str) -> list[str]:
     """Options that make the folders above a mount point; left to itself, bwrap closes them to all but root."""
-    above = [str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", "/tmp")]
+    above = [str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", walls.TEMPORARY)]
     return [word for folder in above if not folder.startswith("/usr") for word in ("--dir", folder)]
 
 

@@ -232,7 +232,12 @@ async def _watch(channel: socket.socket, on_listener: OnListener | None) -> Even
 async def _readable(channel: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(channel, lambda: ready.done() or ready.set_result(None))
+
+    def wake() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(channel, wake)
     try:
         await ready
     finally:

@@ -61,7 +61,7 @@ class LocalSandbox:
         self._backend = backend
         self._limits = limits
         self._place = backend.place(folder)
-        self._files = Workspace(folder / "workspace", backend.owner, backend.settings.read_mb * _MIB)
+        self._files = Workspace(folder / "workspace", backend.owner, backend.options.read_mb * _MIB)
         self._running: set[asyncio.Task[ExecResult]] = set()
         self.capabilities = backend.capabilities
         self.proxy_url = backend.proxy_url
@@ -86,7 +86,7 @@ class LocalSandbox:
         if not cmd:
             raise SandboxError("A sandbox was asked to run an empty command.")
         kind = prewarm or Prewarm()
-        order = self._order(interpreter(cmd, kind.python), env or {}, cwd, kind if prewarm else None, readable)
+        order = self._order(interpreter(cmd, kind.python), env or {}, cwd, prewarm)
         server = await self._backend.server(kind, tuple(sorted(readable)))
         run = asyncio.create_task(
             self._run(
@@ -126,7 +126,7 @@ class LocalSandbox:
         """See `Sandbox.snapshot`."""
         raise CapabilityError(f"The {self._backend.name} sandbox keeps no snapshots. Copy the workspace with download().")
 
-    async def fork(self, snapshot: Snapshot) -> "LocalSandbox":
+    async def fork(self, snapshot: Snapshot) -> "LocalSandbox":  # noqa: ARG002
         """See `Sandbox.fork`."""
         raise CapabilityError(f"The {self._backend.name} sandbox cannot be forked. Open a new one and upload() into it.")
 
@@ -137,9 +137,7 @@ class LocalSandbox:
         await asyncio.gather(*self._running, return_exceptions=True)
         await asyncio.to_thread(Workspace(self.workspace.parent, None, 0).remove)
 
-    def _order(
-        self, argv: list[str], env: Mapping[str, str], cwd: str, prewarm: Prewarm | None, readable: Sequence[str]
-    ) -> Order:
+    def _order(self, argv: list[str], env: Mapping[str, str], cwd: str, prewarm: Prewarm | None) -> Order:
         if prewarm is not None and argv[0] not in (prewarm.python or interpreter(["python"], "")):
             raise SandboxError(f"Only a Python command can be prewarmed, not {argv[0]!r}. Start it with `python`.")
         if prewarm is not None and len(argv) < (3 if argv[1:2] == ["-m"] else 2):
@@ -153,7 +151,7 @@ class LocalSandbox:
             python=prewarm is not None,
             memory_bytes=limits.memory_mb * _MIB,
             processes=limits.processes + 1,  # the init counts too
-            file_bytes=self._backend.settings.file_mb * _MIB,
+            file_bytes=self._backend.options.file_mb * _MIB,
             namespaces=False,
         )
 
@@ -182,13 +180,14 @@ class LocalBackend:
 
     name = "local"
     capabilities: frozenset[Capability] = frozenset()
+    settings: type[BaseModel] = LocalSettings
     owner: int | None = None
     """User and group that workspaces belong to; None when it is ours."""
     proxy_url = ""
     relay: Relay | None = None
 
     def __init__(self, settings: LocalSettings) -> None:
-        self.settings = settings
+        self.options = settings
         self._root: Path | None = None
         self._lease = -1
         self._servers: dict[tuple[Prewarm, tuple[str, ...]], ForkServer] = {}
@@ -196,13 +195,13 @@ class LocalBackend:
 
     @property
     def root(self) -> Path:
-        """This node's folder. Raises SandboxError before the backend is opened."""
+        """The folder of this node. Raises SandboxError before the backend is opened."""
         if self._root is None:
             raise SandboxError(f"The {self.name} backend is not open. Use `async with` around it.")
         return self._root
 
     async def __aenter__(self) -> Self:
-        self._root, self._lease = await asyncio.to_thread(_claim, self.settings.workspace_root)
+        self._root, self._lease = await asyncio.to_thread(_claim, self.options.workspace_root)
         return self
 
     async def __aexit__(
@@ -251,7 +250,7 @@ class LocalBackend:
         """How to start a fork server."""
         raise NotImplementedError
 
-    def confine(self, order: Order, workspace: Path, readable: Sequence[str]) -> Order:
+    def confine(self, order: Order, workspace: Path, readable: Sequence[str]) -> Order:  # noqa: ARG002
         """Adds to an order what this backend puts around a rollout."""
         return order
 

@@ -29,6 +29,7 @@ class Process(LocalBackend):
     """Runs rollouts as ordinary child processes of this user."""
 
     name = "process"
+    settings = ProcessSettings
     capabilities = frozenset({Capability.PREWARM})
 
     def __init__(self, settings: ProcessSettings | None = None) -> None:
@@ -43,6 +44,11 @@ class Process(LocalBackend):
         )
         return await super().__aenter__()
 
+    @staticmethod
+    def unavailable() -> str | None:
+        """None: every machine has processes."""
+        return None
+
     def furnish(self, folder: Path) -> None:
         """A workspace, a home and a folder for temporary files."""
         super().furnish(folder)
@@ -55,7 +61,7 @@ class Process(LocalBackend):
         env = {"PATH": path, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "LANG": "C.UTF-8"}
         return Place(str(folder / "workspace"), env)
 
-    def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:
+    def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:  # noqa: ARG002
         """The interpreter itself, with a small environment: every fork can read it."""
         env = (("PATH", os.environ.get("PATH", _SYSTEM_PATH)), ("LANG", "C.UTF-8"))
         warmers = (prewarm.warm,) if prewarm.warm else ()

@@ -36,12 +36,13 @@ class Relay:
         while True:
             try:
                 _, upstream = await loop.create_unix_connection(lambda: _Upstream(downstream), self._proxy_socket)
-                return upstream
             except (FileNotFoundError, ConnectionRefusedError):
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
+            else:
+                return upstream
 
 
 class Listening:
@@ -87,7 +88,7 @@ class _Side(asyncio.Protocol):
         if self.other is not None and self.other.transport is not None:
             self.other.transport.resume_reading()
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         if self.other is not None and self.other.transport is not None:
             self.other.transport.close()
         self.other = None

@@ -107,9 +107,10 @@ class Workspace:
     def _read_at(self, folder: int, name: str, path: str, limit: int | None = None) -> bytes:
         limit = self._max_bytes if limit is None else limit
         descriptor = self._open(name, _READ, folder, path)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise SandboxError(f"Cannot read {path!r} in the workspace: it is no regular file.")
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise SandboxError(f"Cannot read {path!r} in the workspace: it is no regular file.")
             data = file.read(limit + 1)
         if len(data) > limit:
             raise SandboxError(f"Cannot read {path!r} in the workspace: it passes the limit of {self._max_bytes} bytes.")

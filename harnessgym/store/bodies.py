@@ -6,12 +6,13 @@ is not such an object, or whose elements are not separated alike, is kept whole.
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from json.decoder import scanstring
+from typing import Any
 
 _LISTS = ("messages", "input", "contents")
-_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+"""Value at a place in a text and where it ends."""
 _SPACE = " \t\n\r"
 
 
@@ -47,7 +48,8 @@ def join_body(texts: Iterable[tuple[str, str]], hashes: Sequence[str], remainder
         return rest
     start, separator = json.loads(header)
     known, text = dict(texts), rest.decode()
-    return (text[:start] + separator.join(known[key] for key in hashes) + text[start:]).encode()
+    elements: str = separator.join(known[key] for key in hashes)
+    return (text[:start] + elements + text[start:]).encode()
 
 
 def _find_elements(text: str) -> tuple[int, int, str, list[str]] | None:
@@ -57,7 +59,7 @@ def _find_elements(text: str) -> tuple[int, int, str, list[str]] | None:
         return None
     at = _skip(text, at + 1)
     while text[at] == '"':
-        key, at = scanstring(text, at + 1)
+        key, at = _scan(text, at)
         at = _skip(text, _skip(text, at) + 1)
         if key in _LISTS and text[at] == "[":
             return _elements(text, _skip(text, at + 1))
@@ -67,7 +69,9 @@ def _find_elements(text: str) -> tuple[int, int, str, list[str]] | None:
 
 
 def _elements(text: str, start: int) -> tuple[int, int, str, list[str]] | None:
-    at, end, elements, separators = start, start, [], set()
+    elements: list[str] = []
+    separators: set[str] = set()
+    at = end = start
     while text[at] != "]":
         if elements:
             after = _skip(text, at + 1)

@@ -73,6 +73,12 @@ def seal(conn: Connection, session_id: str) -> int:
     return int(count)
 
 
+def sampled_tokens(conn: Connection, session_id: str) -> int:
+    """How many sampled tokens a session's calls have recorded."""
+    query = select(func.coalesce(func.sum(calls.c.completion_len), 0)).where(calls.c.session_id == session_id)
+    return int(conn.execute(query).scalar_one())
+
+
 def _one(conn: Connection, condition: Any) -> SessionRow | None:
     columns = [sessions.c[name] for name in SessionRow.__dataclass_fields__]
     row = conn.execute(select(*columns).where(condition)).mappings().first()

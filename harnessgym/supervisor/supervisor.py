@@ -127,6 +127,7 @@ class Supervisor:
             "store": url,
             "run_id": self.run_id,
             "policy": config.policy.path,
+            "synchronous": config.store.synchronous,
             "fd": fds[0],
             "uds_fd": fds[1],
             "control_fd": fds[2],

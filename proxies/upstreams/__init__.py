@@ -1,0 +1,1 @@
+"""The inference engines the proxy can speak to, one file per protocol."""

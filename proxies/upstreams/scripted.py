@@ -57,7 +57,8 @@ class ScriptedUpstream:
         miscount: int = 0,
     ) -> None:
         """Give `chunk` tokens at a time with `delay_s` before each; the n-th request fails as `failures[n]` says; report
-        `miscount` tokens too many."""
+        `miscount` tokens too many.
+        """
         self.version = version
         self.asked: list[Asked] = []
         self.gate = asyncio.Event()
@@ -91,7 +92,7 @@ class ScriptedUpstream:
         cut = len(ids) < len(whole)
         yield TokenChunk((), (), (), "length" if cut else "stop", None if cut or not ids else ids[-1], **counts)
 
-    async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:
+    async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:  # noqa: ARG002
         """What `generate` would say of these tokens, float32 [T]; entry 0 is 0."""
         return np.array([0.0, *map(_logprob, ids[1:])], dtype=np.float32)
 

@@ -130,7 +130,9 @@ def test_what_is_said_can_be_written_and_hashed(ids: list[int]) -> None:
     json.dumps([message.content, message.reasoning, *(call.parsed for call in message.tool_calls)], allow_nan=False).encode()
 
 
-ARGUMENTS = st.dictionaries(st.text(min_size=1, max_size=5), st.one_of(st.text(max_size=8), st.integers(), st.booleans()), max_size=3)
+ARGUMENTS = st.dictionaries(
+    st.text(min_size=1, max_size=5), st.one_of(st.text(max_size=8), st.integers(), st.booleans()), max_size=3
+)
 SAID = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]), max_size=12).filter(
     lambda text: not text or (text.strip() and not text.endswith("\n"))
 )
@@ -139,7 +141,9 @@ SAID = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]),
 @settings(max_examples=200, deadline=None)
 @given(SAID, st.lists(st.tuples(st.sampled_from(["find", "price"]), ARGUMENTS), max_size=3))
 def test_a_canonical_turn_round_trips_through_the_template(said: str, calls: list[tuple[str, dict[str, object]]]) -> None:
-    made = tuple(ToolCall(f"call_x_{i}", name, json.dumps(values, ensure_ascii=False)) for i, (name, values) in enumerate(calls))
+    made = tuple(
+        ToolCall(f"call_x_{i}", name, json.dumps(values, ensure_ascii=False)) for i, (name, values) in enumerate(calls)
+    )
     if any("</tool_call>" in call.arguments for call in made):
         return
     asked = (Message("system", "S"), Message("user", "U"))

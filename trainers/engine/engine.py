@@ -100,8 +100,8 @@ class Engine:
         """Change to other weights (tensors by Hugging Face name, or a version directory, whose checksums are verified).
 
         "reprefill": between two steps; running sequences have their context computed again. "finish": running sequences end
-        on the old weights while new ones wait. The future raises `PolicyError` if the weights do not fit; then the old ones
-        stay in place.
+        on the old weights while new ones wait. The future raises `PolicyError` if the weights do not fit, and then the old ones
+        stay in place; a directory that cannot be verified raises at once.
         """
         done: Future[None] = Future()
         weights = read_version(source)[1] if isinstance(source, Path) else source

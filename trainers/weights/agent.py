@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import httpx
 from sqlalchemy import Connection
@@ -81,6 +81,10 @@ class ProxyControl:
         )
         self._url, self._path = url, f"/control/workers/{worker_id}"
 
+    async def register(self, worker_id: str, address: str, version: int) -> None:
+        """Make the worker known to the proxy, serving `version`."""
+        await self._post("", {"id": worker_id, "address": address, "version": version}, 10.0)
+
     async def drain(self, timeout_s: float) -> int:
         """Stop new calls to the worker and wait for those in flight, up to `timeout_s`; how many are left."""
         reply = await self._post("drain", {"timeout_s": timeout_s}, timeout_s + 10.0)
@@ -94,7 +98,7 @@ class ProxyControl:
         """Close connections."""
         await self._client.aclose()
 
-    async def _post(self, action: str, body: dict[str, float], timeout_s: float) -> dict[str, int]:
+    async def _post(self, action: str, body: dict[str, Any], timeout_s: float) -> dict[str, int]:
         """Ask until the proxy answers. Raises `ProxyError` if it refuses.
 
         A proxy that does not know the worker sends it no calls: nothing is to be done.
@@ -102,7 +106,8 @@ class ProxyControl:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                reply = await self._client.post(f"{self._path}/{action}", json=body, timeout=timeout_s)
+                path = f"{self._path}/{action}" if action else "/control/workers"
+                reply = await self._client.post(path, json=body, timeout=timeout_s)
             except httpx.TransportError as error:
                 problem = repr(error)
             else:
@@ -151,7 +156,11 @@ class WeightAgent:
         """Install the newest version if it is another one than the worker serves."""
         if self._store is None:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
-            await self._report(self._store, "ready")
+            first = await self._newest(self._store)
+            if first is None or first.version == self.engine.version:
+                await self._serve(self._store)
+            else:
+                await self._report(self._store, "starting")
         found = await self._newest(self._store)
         if found is not None and found.version != self.engine.version:
             async with self._lease(self._store):
@@ -174,9 +183,13 @@ class WeightAgent:
                 raise
             log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
         finally:
-            if self._control:
-                await self._control.undrain(self.engine.version)
-            await self._report(store, "ready")
+            await self._serve(store)
+
+    async def _serve(self, store: TraceStore) -> None:
+        """Let calls come, to the version the engine has."""
+        await self._report(store, "ready")
+        if self._control:
+            await self._control.register(self.worker_id, self._address, self.engine.version)
 
     @contextlib.asynccontextmanager
     async def _lease(self, store: TraceStore) -> AsyncIterator[None]:

@@ -36,15 +36,18 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
+    """Leaves the namespaces named by `flags`."""
     _check(_libc.unshare(flags), "unshare")
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """One more mount; `options` is the file system's own data."""
     arguments = (source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
     _check(_libc.mount(*arguments), f"mount {kind or source} on {target}")
 
 
 def prctl(option: int, value: int, name: str) -> None:
+    """Sets one attribute of this process."""
     arguments = (option, ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
     _check(_libc.prctl(*arguments), name)
 
@@ -60,6 +63,7 @@ def become_subreaper() -> None:
 
 
 def forbid_new_privileges() -> None:
+    """Set-user-id programs give nothing any more, here and in every child."""
     prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
 
 

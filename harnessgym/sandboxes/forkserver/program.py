@@ -29,7 +29,7 @@ def run(order: Order) -> NoReturn:
 def _execute(order: Order) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        os.execvpe(order.argv[0], order.argv, order.env)
+        os.execvpe(order.argv[0], order.argv, order.env)  # noqa: S606
     except OSError as error:
         os.write(2, f"{order.argv[0]}: {error.strerror}\n".encode())
         os._exit(126 if isinstance(error, PermissionError) else 127)
@@ -38,8 +38,8 @@ def _execute(order: Order) -> NoReturn:
 def _main(arguments: list[str]) -> int:
     """The interpreter's own sequence: run, wait for threads, exit handlers, flush. Module teardown is left out."""
     code = _guarded(arguments)
-    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter calls; join() would miss late threads
-    atexit._run_exitfuncs()
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # join() would miss threads started late
+    atexit._run_exitfuncs()  # noqa: SLF001
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -54,9 +54,9 @@ def _guarded(arguments: list[str]) -> int:
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return (stop.code or 0) & 0xFF
-        print(stop.code, file=sys.stderr)
+        print(stop.code, file=sys.stderr)  # noqa: T201
         return 1
-    except BaseException:  # what an interpreter does with any exception its program lets through
+    except BaseException:  # noqa: BLE001  # what an interpreter does with any exception its program lets through
         traceback.print_exc()
         return 1
     return 0

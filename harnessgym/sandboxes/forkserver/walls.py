@@ -15,11 +15,10 @@ from .wire import Order
 
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
-COVERED = ("/tmp", HOME, "/dev/shm")
+TEMPORARY = "/tmp"  # noqa: S108  # the rollout's own, empty file system
+COVERED = (TEMPORARY, HOME, "/dev/shm")  # noqa: S108
 """Where each rollout gets a private, empty file system."""
-_EVERYTHING = (
-    kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET
-)
+_EVERYTHING = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 _KEY = "warm-up"
 
@@ -26,6 +27,7 @@ def warm(name: str) -> None:
 
 
 def warm_openai() -> None:
+    """Chat completions, whole and streamed, with a tool."""
     with _stub(_chat_answers()) as url:
         from openai import OpenAI  # type: ignore[import-not-found,unused-ignore]
 
@@ -40,21 +42,20 @@ def warm_openai() -> None:
 
 
 def warm_anthropic() -> None:
+    """Messages with a tool."""
     with _stub(_messages_answers()) as url:
         from anthropic import Anthropic  # type: ignore[import-not-found,unused-ignore]
 
         client = Anthropic(base_url=url, api_key=_KEY, max_retries=0)
-        client.messages.create(
-            model="m", max_tokens=16, messages=[{"role": "user", "content": "hi"}], tools=[_MESSAGES_TOOL]
-        )
+        client.messages.create(model="m", max_tokens=16, messages=[{"role": "user", "content": "hi"}], tools=[_MESSAGES_TOOL])
         client.close()
 
 
 WARMERS: dict[str, Callable[[], None]] = {"openai": warm_openai, "anthropic": warm_anthropic}
 
-_SCHEMA = {"type": "object", "properties": {"q": {"type": "string"}}}
-_CHAT_TOOL = {"type": "function", "function": {"name": "t", "description": "t", "parameters": _SCHEMA}}
-_MESSAGES_TOOL = {"name": "t", "description": "t", "input_schema": _SCHEMA}
+_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"q": {"type": "string"}}}
+_CHAT_TOOL: Any = {"type": "function", "function": {"name": "t", "description": "t", "parameters": _SCHEMA}}
+_MESSAGES_TOOL: Any = {"name": "t", "description": "t", "input_schema": _SCHEMA}
 
 
 def _json(body: object) -> bytes:
@@ -103,7 +104,7 @@ def _answer(listener: socket.socket, answers: list[bytes]) -> None:
     with connection, connection.makefile("rb") as reader:
         for answer in answers:
             length = 0
-            while (line := reader.readline().strip().lower()) not in (b"",):
+            while (line := reader.readline().strip().lower()) != b"":
                 if line.startswith(b"content-length:"):
                     length = int(line.split(b":")[1])
             reader.read(length)

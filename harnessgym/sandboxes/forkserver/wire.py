@@ -79,6 +79,7 @@ def send_event(channel: socket.socket, event: Event, descriptors: list[int] | No
 
 
 def parse_event(line: bytes) -> Event:
+    """The event of one line."""
     return Event(**json.loads(line))
 
 

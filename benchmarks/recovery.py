@@ -1,0 +1,180 @@
+"""Kill processes of a training run with SIGKILL, over and over, and check that nothing was lost and nothing happened twice.
+
+One *campaign* is one run of the quickstart's task with a schedule of kills: before each, a look at which calls are committed;
+at the end, every one of them must still be there unchanged, every step trained once, and `traces verify` green.
+"""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from harnessgym.process import ProcessId, identify
+from harnessgym.run_folder import RunFolder
+from harnessgym.store import TraceStore, runs
+from harnessgym.store.calls import FINISHED
+from harnessgym.store.tables import calls, trained
+from harnessgym.supervisor.progress import read_metrics
+from harnessgym.traces.verify import verify
+
+VICTIMS = ("proxy", "engine-0", "engine-1", "node", "trainer", "supervisor")
+_PATIENCE_S = 120.0
+
+
+@dataclass
+class Report:
+    """What a campaign found."""
+
+    kills: dict[str, int] = field(default_factory=dict)
+    recovery_s: dict[str, list[float]] = field(default_factory=dict)
+    """Per victim: seconds from each kill to the next finished rollout or training step."""
+    calls: int = 0
+    lost: int = 0
+    """Calls that were committed before a kill and are gone or changed."""
+    trained_twice: int = 0
+    findings: list[str] = field(default_factory=list)
+    """What `traces verify` says."""
+    failed_rollouts: int = 0
+    steps: int = 0
+    wall_s: float = 0.0
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing was lost, doubled or found wrong."""
+        return not (self.lost or self.trained_twice or self.findings)
+
+
+@dataclass
+class Campaign:
+    """One run and the kills in it. `victims[i]` is killed at a random moment of training step i + 1."""
+
+    folder: Path
+    victims: Sequence[str]
+    seed: int
+    overrides: Sequence[str] = ()
+    _committed: dict[str, str] = field(default_factory=dict)
+    _supervisor: subprocess.Popen[bytes] | None = None
+
+    def run(self) -> Report:
+        """Run to the end. Raises `RuntimeError` if the run stops making progress or fails."""
+        draw, report, began = random.Random(self.seed), Report(), time.monotonic()
+        self._start()
+        try:
+            for step, victim in enumerate(self.victims):
+                self._wait(lambda s=step: self._steps() >= s, f"step {step}")
+                time.sleep(draw.uniform(0.0, 1.2))
+                if self._steps() >= self._total():
+                    break
+                self._kill(victim, report)
+            self._wait(self._finished, "the end")
+        finally:
+            if self._supervisor is not None and self._supervisor.poll() is None:
+                self._supervisor.terminate()
+                self._supervisor.wait(timeout=20)
+        self._examine(report)
+        report.wall_s = time.monotonic() - began
+        return report
+
+    def _start(self) -> None:
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "harnessgym", "train", "examples/quickstart.toml", "--folder", str(self.folder)]
+        settings = ["--evaluation.tasks", "0", "--supervisor.max_restarts", "1000", *self.overrides]
+        with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
+            self._supervisor = subprocess.Popen([*command, *settings], stdout=log, stderr=log)
+
+    def _kill(self, victim: str, report: Report) -> None:
+        self._wait(lambda: self._process(victim) is not None, f"a running {victim}")
+        self._committed |= self._read(_committed_calls)
+        process = self._process(victim)
+        if process is None:
+            return
+        process.signal(signal.SIGKILL)
+        killed = time.monotonic()
+        if victim == "supervisor":
+            assert self._supervisor is not None
+            self._supervisor.wait()
+            self._start()
+        before = self._progress()
+        self._wait(lambda: self._progress() > before, f"progress after {victim} was killed")
+        report.kills[victim] = report.kills.get(victim, 0) + 1
+        report.recovery_s.setdefault(victim, []).append(time.monotonic() - killed)
+
+    def _process(self, victim: str) -> ProcessId | None:
+        if victim == "supervisor":
+            assert self._supervisor is not None
+            return identify(self._supervisor.pid) if self._supervisor.poll() is None else None
+        try:
+            entry = json.loads(RunFolder(self.folder).processes_path.read_text()).get(victim)
+        except (FileNotFoundError, ValueError):
+            return None
+        found = ProcessId(*entry) if entry else None
+        return found if found is not None and found.alive() else None
+
+    def _examine(self, report: Report) -> None:
+        now = self._read(_committed_calls)
+        report.calls = len(now)
+        report.lost = sum(now.get(call_id) != digest for call_id, digest in self._committed.items())
+        report.trained_twice = self._read(_trained_twice)
+        report.steps = self._steps()
+        with TraceStore.open(RunFolder(self.folder).store_url()) as store:
+            report.findings = [f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings]
+            run = store.read(runs.only)
+            assert run is not None
+            from harnessgym.store import rollouts
+
+            report.failed_rollouts = store.read(lambda conn: rollouts.rollout_states(conn, run.id)).get("failed", 0)
+
+    def _finished(self) -> bool:
+        assert self._supervisor is not None
+        code = self._supervisor.poll()
+        if code not in (None, 0):
+            raise RuntimeError(f"The run failed with status {code}; see {self.folder}.log.")
+        return code == 0
+
+    def _steps(self) -> int:
+        lines = read_metrics(RunFolder(self.folder))
+        return int(lines[-1]["step"]) if lines else 0
+
+    def _progress(self) -> int:
+        return self._steps() + len(self._read(_committed_calls))
+
+    def _total(self) -> int:
+        return RunFolder(self.folder).config().trainer.steps
+
+    def _read(self, work):  # type: ignore[no-untyped-def]
+        folder = RunFolder(self.folder)
+        if not (self.folder / "traces.db").exists() or not folder.config_path.exists():
+            return work(None)
+        with TraceStore.open(folder.store_url()) as store:
+            return store.read(work)
+
+    def _wait(self, condition, what: str) -> None:  # type: ignore[no-untyped-def]
+        deadline = time.monotonic() + _PATIENCE_S
+        while not condition():
+            if self._supervisor is not None and self._supervisor.poll() not in (None, 0):
+                raise RuntimeError(f"The run ended with status {self._supervisor.poll()}; see {self.folder}.log.")
+            if self._supervisor is not None and self._supervisor.poll() == 0 and what != "the end":
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Waited {_PATIENCE_S:.0f} s for {what} in {self.folder}; see {self.folder}.log.")
+            time.sleep(0.05)
+
+
+def _committed_calls(conn: Connection | None) -> dict[str, str]:
+    if conn is None:
+        return {}
+    query = select(calls.c.id, calls.c.completion_hash).where(calls.c.status.in_(FINISHED))
+    return dict(conn.execute(query).tuples().all())
+
+
+def _trained_twice(conn: Connection | None) -> int:
+    assert conn is not None
+    seen = [rollout for rollout, in conn.execute(select(trained.c.rollout_id)).tuples()]
+    return len(seen) - len(set(seen))

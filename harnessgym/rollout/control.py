@@ -1,0 +1,127 @@
+"""Client of a proxy's control routes, for nodes and weight agents.
+
+A proxy may be restarting at any moment: a call that finds nobody, or loses its connection, is tried again for a while. All
+routes bear being called twice, except that a session opened twice leaves one that nobody uses.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from harnessgym.errors import ProxyError
+from harnessgym.store.workers import WorkerState
+
+_RETRY_S = 30.0
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A session and the key that opens it."""
+
+    session_id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSession:
+    """What a session came to."""
+
+    calls: int
+    tokens: int
+    """Sampled tokens that are recorded."""
+
+
+class ControlClient:
+    """Speaks to the control listener at `http://host:port` or `unix:/path`.
+
+    ```python
+    async with ControlClient(url, key) as control:
+        session = await control.open_session(rollout_id, sampling={"temperature": 1.0})
+    ```
+    """
+
+    def __init__(self, url: str, key: str, *, retry_s: float = _RETRY_S) -> None:
+        self._url, self._retry_s = url, retry_s
+        transport = httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:")) if url.startswith("unix:") else None
+        base = "http://control" if transport else url
+        headers = {"authorization": f"Bearer {key}"}
+        self._http = httpx.AsyncClient(base_url=base, transport=transport, headers=headers, timeout=30.0, trust_env=False)
+
+    async def open_session(
+        self,
+        rollout_id: str,
+        *,
+        sampling: dict[str, Any] | None = None,
+        history: str = "keep",
+        limits: dict[str, Any] | None = None,
+        version_pin: int | None = None,
+        min_version: int | None = None,
+    ) -> OpenedSession:
+        """Open a session for a rollout. `sampling` has fields of `message.Sampling`; `limits["turns"]` bounds its calls."""
+        wanted = {
+            "rollout_id": rollout_id,
+            "sampling": sampling or {},
+            "history": history,
+            "limits": limits or {},
+            "version_pin": version_pin,
+            "min_version": min_version,
+        }
+        return OpenedSession(**await self._ask("POST", "/control/sessions", wanted))
+
+    async def seal(self, session_id: str, *, grace_s: float = 1.0) -> SealedSession:
+        """Refuse further calls. Those in flight get `grace_s` to finish, then are kept as aborted."""
+        return SealedSession(
+            **await self._ask("POST", f"/control/sessions/{session_id}/seal", {"grace_s": grace_s}, wait_s=grace_s)
+        )
+
+    async def register(
+        self, worker_id: str, address: str, version: int, *, state: WorkerState = "ready", kind: str = "embedded"
+    ) -> None:
+        """Add an engine worker, or say what changed."""
+        wanted = {"id": worker_id, "address": address, "version": version, "state": state, "kind": kind}
+        await self._ask("POST", "/control/workers", wanted)
+
+    async def drain(self, worker_id: str, timeout_s: float = 5.0) -> int:
+        """Send a worker no new calls and wait for those in flight. Returns how many are left when the time is over."""
+        answer = await self._ask("POST", f"/control/workers/{worker_id}/drain", {"timeout_s": timeout_s}, wait_s=timeout_s)
+        return int(answer["in_flight"])
+
+    async def undrain(self, worker_id: str, version: int) -> None:
+        """Send a worker calls again; it serves `version`."""
+        await self._ask("POST", f"/control/workers/{worker_id}/undrain", {"version": version})
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts of sessions, calls and tokens, and the workers."""
+        return await self._ask("GET", "/control/stats")
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, wait_s: float = 0.0) -> dict[str, Any]:
+        deadline = asyncio.get_running_loop().time() + self._retry_s
+        while True:
+            try:
+                response = await self._http.request(method, path, json=body, timeout=30.0 + wait_s)
+                break
+            except httpx.TransportError as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    hint = "Is the proxy running?"
+                    raise ProxyError(f"The proxy's control API at {self._url} does not answer ({error!r}). {hint}") from error
+                await asyncio.sleep(_PAUSE_S)
+        if response.status_code != httpx.codes.OK:
+            raise ProxyError(f"The proxy refused {method} {path} with status {response.status_code}: {response.text[:500]}")
+        answer: dict[str, Any] = response.json()
+        return answer

@@ -1,0 +1,147 @@
+"""Verification of the ledger: every sampled token trained once or excluded, no rollout trained twice, nothing too stale."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, RowMapping, select
+
+from harnessgym.store import policies
+from harnessgym.store.tables import calls, exclusions, groups, rollouts, runs, trained
+from harnessgym.traces.findings import Tally
+from harnessgym.traces.verify_session import stored_spans
+from harnessgym.traces.version_chain import VersionChain
+
+_CLOSED_STATES = ("consumed", "dropped")
+
+
+@dataclass(slots=True)
+class _Books:
+    """What the store says of one rollout's tokens."""
+
+    rollout: RowMapping
+    """id, policy_id, purpose, state (of its group)"""
+    calls: list[RowMapping] = field(default_factory=list)
+    exclusions: list[RowMapping] = field(default_factory=list)
+    trained: list[RowMapping] = field(default_factory=list)
+
+    @property
+    def sampled(self) -> int:
+        """Completion tokens of all calls."""
+        return sum(call["completion_len"] or 0 for call in self.calls)
+
+    @property
+    def excluded(self) -> int:
+        """Tokens in excluded ranges."""
+        return sum(item["end"] - item["start"] for item in self.exclusions)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCheck:
+    """The books of one run, and where findings about them go."""
+
+    books: Mapping[str, _Books]
+    chains: Mapping[str, VersionChain]
+    """By policy."""
+    max_staleness: int | None
+    """η, if the run's configuration says."""
+    ended: bool
+    tally: Tally
+
+    @classmethod
+    def load(cls, conn: Connection, run_id: str, tally: Tally) -> "LedgerCheck":
+        """Read the books of a run."""
+        run = conn.execute(select(runs.c.config, runs.c.status).where(runs.c.id == run_id)).one()
+        query = select(rollouts.c.id, rollouts.c.policy_id, groups.c.purpose, groups.c.state).join(
+            groups, groups.c.id == rollouts.c.group_id
+        )
+        rows = conn.execute(query.where(rollouts.c.run_id == run_id)).mappings()
+        books = {row["id"]: _Books(row) for row in rows}
+        for name, table in (("calls", calls), ("exclusions", exclusions), ("trained", trained)):
+            wanted = (
+                "id",
+                "completion_len",
+                "version_spans",
+                "call_id",
+                "start",
+                "end",
+                "policy_id",
+                "version",
+                "tokens",
+                "step",
+            )
+            columns = [table.c[column] for column in wanted if column in table.c]
+            found = select(table.c.rollout_id, *columns).join(rollouts, rollouts.c.id == table.c.rollout_id)
+            for row in conn.execute(found.where(rollouts.c.run_id == run_id)).mappings():
+                getattr(books[row["rollout_id"]], name).append(row)
+        named = {book.rollout["policy_id"] for book in books.values()}
+        chains = {policy: VersionChain(policies.versions(conn, policy)) for policy in named}
+        return cls(books, chains, _max_staleness(run.config), run.status == "done", tally)
+
+    def run(self) -> None:
+        """Check every rollout's books."""
+        for rollout_id, book in self.books.items():
+            where = f"rollout {rollout_id}"
+            chain = self.chains[book.rollout["policy_id"]]
+            counted = [row for row in book.trained if chain.survives(row["version"])]
+            if len(counted) > 1:
+                steps = ", ".join(f"step {row['step']} into version {row['version']}" for row in counted)
+                self.tally.find("trained_twice", where, f"was trained in {steps}, all of which survive.")
+            if book.rollout["purpose"] != "train":
+                if book.trained:
+                    self.tally.find("trained_purpose", where, f"is a rollout for {book.rollout['purpose']!r} and was trained.")
+                continue
+            self._check_ranges(book)
+            if self._must_close(book, counted):
+                self._check_closed(book, counted, where)
+            for row in counted:
+                self._check_staleness(book, row["version"], chain)
+
+    def _must_close(self, book: _Books, counted: Sequence[RowMapping]) -> bool:
+        """Consumed or given up. A rollout that only orphaned steps trained may be trained again while the run goes on."""
+        settled = book.rollout["state"] in _CLOSED_STATES and not book.trained
+        return bool(counted) or settled or self.ended
+
+    def _check_closed(self, book: _Books, counted: Sequence[RowMapping], where: str) -> None:
+        in_rows = sum(row["tokens"] for row in counted)
+        self.tally.count("rollouts")
+        self.tally.count("trained_tokens", in_rows)
+        self.tally.count("excluded_tokens", book.excluded)
+        if in_rows + book.excluded != book.sampled:
+            message = f"{in_rows} trained + {book.excluded} excluded tokens are not the {book.sampled} sampled ones."
+            self.tally.find("account", where, message)
+
+    def _check_ranges(self, book: _Books) -> None:
+        lengths = {call["id"]: call["completion_len"] or 0 for call in book.calls}
+        reached: dict[str, int] = {}
+        for item in sorted(book.exclusions, key=lambda item: (item["call_id"], item["start"], item["end"])):
+            where, start, end = f"call {item['call_id']}", item["start"], item["end"]
+            if item["call_id"] not in lengths:
+                self.tally.find("exclusion_range", where, "tokens of a call of another rollout are excluded.")
+            elif not 0 <= start < end <= lengths[item["call_id"]]:
+                sampled = lengths[item["call_id"]]
+                self.tally.find("exclusion_range", where, f"excluded tokens [{start}, {end}) are not within its {sampled}.")
+            elif start < reached.get(item["call_id"], 0):
+                self.tally.find("exclusion_range", where, f"excluded tokens [{start}, {end}) overlap an earlier exclusion.")
+            reached[item["call_id"]] = end
+
+    def _check_staleness(self, book: _Books, version: int, chain: VersionChain) -> None:
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for item in book.exclusions:
+            ranges.setdefault(item["call_id"], []).append((item["start"], item["end"]))
+        for call in book.calls:
+            for start, end, sampled in stored_spans(call["version_spans"]) or ():
+                excluded = sum(max(0, min(end, last) - max(start, first)) for first, last in ranges.get(call["id"], ()))
+                age = chain.staleness(version, sampled)
+                too_old = self.max_staleness is not None and age > self.max_staleness
+                if excluded < end - start and (age < 0 or too_old):
+                    message = (
+                        f"tokens [{start}, {end}) of version {sampled} were {age} versions old in the step into {version}."
+                    )
+                    self.tally.find("staleness", f"call {call['id']}", message)
+
+
+def _max_staleness(config: Any) -> int | None:
+    trainer = config.get("trainer") if isinstance(config, dict) else None
+    found = trainer.get("max_staleness") if isinstance(trainer, dict) else None
+    return found if isinstance(found, int) else None

@@ -1,0 +1,50 @@
+import pytest
+import torch
+
+from harnessgym.errors import TrainerError
+from trainers import checkpoint
+from trainers.checkpoint import Checkpoint
+
+
+def state(step):
+    return Checkpoint(step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, torch.get_rng_state(), None, {"reward": 0.5})
+
+
+def test_the_newest_is_loaded_whole(tmp_path):
+    for step in range(4):
+        checkpoint.save(tmp_path, state(step))
+    found = checkpoint.load_newest(tmp_path)
+    assert (found.step, found.version, found.metrics) == (3, 3, {"reward": 0.5})
+    assert torch.equal(found.weights["w"], torch.full((3,), 3.0))
+    assert torch.equal(found.random, torch.get_rng_state())
+
+
+def test_only_the_newest_two_are_kept(tmp_path):
+    for step in range(5):
+        checkpoint.save(tmp_path, state(step))
+    assert checkpoint.steps(tmp_path) == [3, 4]
+
+
+def test_there_may_be_none(tmp_path):
+    assert checkpoint.load_newest(tmp_path / "nowhere") is None
+
+
+def test_what_was_being_written_when_the_trainer_died_is_ignored_and_removed(tmp_path):
+    checkpoint.save(tmp_path, state(1))
+    (tmp_path / ".writing-x").mkdir()
+    (tmp_path / ".writing-x" / "state.pt").write_bytes(b"half")
+    assert checkpoint.load_newest(tmp_path).step == 1
+    assert not (tmp_path / ".writing-x").exists()
+
+
+def test_a_damaged_checkpoint_names_itself_and_the_remedy(tmp_path):
+    path = checkpoint.save(tmp_path, state(1)) / "state.pt"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(TrainerError, match=r"step-000001.*Remove its folder"):
+        checkpoint.load_newest(tmp_path)
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path):
+    checkpoint.save(tmp_path, state(1))
+    checkpoint.save(tmp_path, state(1))
+    assert checkpoint.steps(tmp_path) == [1]

@@ -1,0 +1,256 @@
+import asyncio
+import logging
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from harnessgym.errors import PolicyError
+from harnessgym.store import TraceStore, leases, policies, runs, workers
+from harnessgym.store.policies import PolicyVersion
+from trainers.engine import EngineSettings
+from trainers.engine.server import create_app, listen, load_engine
+from trainers.policy import Policy, PolicyConfig, published_weights, save_policy
+from trainers.weights.agent import read_newest
+from trainers.weights.publish import publish_full
+from trainers.weights.settings import AgentSettings
+
+CONFIG = PolicyConfig(
+    vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    head_dim=8, max_position_embeddings=512,
+)  # fmt: skip
+
+
+@contextmanager
+def running(app, **listening):
+    """An ASGI app served by a thread."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", **listening.pop("config", {})))
+    thread = threading.Thread(target=server.run, kwargs=listening)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+class Control:
+    """The proxy's control API, as the agent sees it: writes down what it is asked."""
+
+    def __init__(self):
+        self.log, self.refuse, self.hold = [], 0, threading.Event()
+        self.hold.set()
+        route = Route("/control/workers/{worker}/{action}", self.handle, methods=["POST"])
+        self.app = Starlette(routes=[route])
+
+    async def handle(self, request):
+        if request.headers["authorization"] != "Bearer key":
+            return JSONResponse({}, status_code=401)
+        if self.refuse:
+            self.refuse -= 1
+            return JSONResponse({}, status_code=503)
+        worker, action = request.path_params["worker"], request.path_params["action"]
+        self.log.append((worker, action, await request.json()))
+        while action == "drain" and not self.hold.is_set():
+            await asyncio.sleep(0.01)
+        return JSONResponse({"in_flight": 0})
+
+
+class Site:
+    """A store with a run and a policy, a model folder, and a control server on a unix socket."""
+
+    def __init__(self, folder):
+        self.folder, self.url = folder, f"sqlite:///{folder}/traces.db"
+        self.store = TraceStore.create(self.url)
+        self.run_id = self.store.write(lambda conn: runs.add(conn, "r", {}, "0", "running"))
+        self.policy_id = self.store.write(lambda conn: policies.register(conn, self.run_id, "main"))
+        self.control, self.socket = Control(), f"{folder}/control.sock"
+        save_policy(self.weights(0, raw=True), folder / "model")
+
+    def weights(self, seed, *, raw=False):
+        torch.manual_seed(seed)
+        policy = Policy(CONFIG)
+        return policy if raw else published_weights(policy)
+
+    def publish(self, version, *, weights=None, record=True, **fields):
+        made = publish_full(self.folder / "versions", version, None, weights or self.weights(version), step=version, run=self.run_id)
+        row = PolicyVersion(version, None, "full", str(made.path), version, made.checksum, made.bytes, committed=True, orphaned=False)
+        if record:
+            self.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
+        return made
+
+    def agent(self, **options):
+        values = {"store": self.url, "policy_id": self.policy_id, "run_id": self.run_id, "poll_s": 0.02, "drain_s": 1.0}
+        return AgentSettings(**{**values, "control_url": f"unix:{self.socket}", "control_key": "key", **options})
+
+    @contextmanager
+    def engine(self, worker="w1", **options):
+        settings = EngineSettings(model=self.folder / "model", port=0, worker_id=worker, agent=self.agent(**options))
+        engine, listener = load_engine(settings), listen(settings)
+        engine.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with running(create_app(engine, settings, url), sockets=[listener]):
+            yield url
+        engine.close()
+
+    def worker(self, worker="w1"):
+        return next((row for row in self.store.read(lambda conn: workers.of_run(conn, self.run_id)) if row.id == worker), None)
+
+
+@pytest.fixture
+def site(tmp_path):
+    made = Site(tmp_path)
+    yield made
+    made.store.close()
+
+
+@contextmanager
+def control(site):
+    with running(site.control.app, config={"uds": site.socket}):
+        yield site.control
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.01)
+
+
+def version_of(url):
+    return httpx.get(f"{url}/stats").json()["version"]
+
+
+def ask(url):
+    body = {"prompt": [1, 2, 3], "max_tokens": 4, "seed": 1, "return_token_ids": True}
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=30).json()["choices"][0]
+
+
+def test_a_new_version_is_drained_for_installed_and_announced(site):
+    with control(site) as proxy, site.engine() as url:
+        wait_for(lambda: site.worker() is not None)
+        assert (site.worker().version, site.worker().state, site.worker().address, site.worker().kind) == (0, "ready", url, "embedded")
+        assert ask(url)["policy_versions"] == [[4, 0]]
+        site.publish(1)
+        wait_for(lambda: site.worker().version == 1 and site.worker().state == "ready")
+        assert proxy.log == [("w1", "drain", {"timeout_s": 1.0}), ("w1", "undrain", {"version": 1})]
+        assert ask(url)["policy_versions"] == [[4, 1]]
+        lease = f"update:{site.policy_id}:0"
+        wait_for(lambda: site.store.read(lambda conn: leases.holder_of(conn, lease)) is None)
+    assert site.worker().state == "dead"
+
+
+def test_the_newest_version_is_served_from_the_start(site):
+    site.publish(1)
+    site.publish(4)
+    with site.engine(control_url=None) as url:
+        assert ask(url)["policy_versions"] == [[4, 4]]
+
+
+def test_only_the_newest_of_several_versions_is_installed(site):
+    with control(site) as proxy, site.engine() as url:
+        proxy.hold.clear()
+        site.publish(1)
+        wait_for(lambda: proxy.log)
+        assert site.worker().state == "draining"
+        for version in (2, 3, 4):
+            site.publish(version)
+        proxy.hold.set()
+        wait_for(lambda: version_of(url) == 4)
+        wait_for(lambda: site.worker().state == "ready" and site.worker().version == 4)
+        assert [body["version"] for _, action, body in proxy.log if action == "undrain"] == [1, 4]
+
+
+def test_orphaned_versions_are_left(site):
+    for version in (1, 2, 3):
+        site.publish(version)
+    with site.engine(control_url=None) as url:
+        assert version_of(url) == 3
+        site.store.write(lambda conn: policies.orphan_after(conn, site.policy_id, 1))
+        wait_for(lambda: version_of(url) == 1)
+
+
+def test_a_restarting_proxy_is_waited_for_while_serving_goes_on(site, caplog):
+    with site.engine() as url:
+        site.publish(1)
+        with caplog.at_level(logging.WARNING):
+            wait_for(lambda: "cannot be used" in caplog.text)
+        assert ask(url)["policy_versions"] == [[4, 0]]
+        site.control.refuse = 1
+        with control(site):
+            wait_for(lambda: site.worker().version == 1 and site.worker().state == "ready")
+
+
+def test_workers_update_one_at_a_time(site):
+    with control(site) as proxy, site.engine("w1") as first, site.engine("w2") as second:
+        wait_for(lambda: site.worker("w1") and site.worker("w2"))
+        proxy.hold.clear()
+        site.publish(1)
+        wait_for(lambda: proxy.log)
+        time.sleep(0.3)
+        assert len(proxy.log) == 1
+        proxy.hold.set()
+        wait_for(lambda: version_of(first) == version_of(second) == 1)
+        wait_for(lambda: len(proxy.log) == 4)
+        assert [action for _, action, _ in proxy.log] == ["drain", "undrain"] * 2
+
+
+def test_a_dead_holders_lease_expires(site):
+    lease = f"update:{site.policy_id}:0"
+    site.store.write(lambda conn: leases.acquire(conn, lease, "dead", 0.5))
+    with site.engine(control_url=None) as url:
+        site.publish(1)
+        wait_for(lambda: version_of(url) == 1)
+
+
+@pytest.mark.parametrize("damage", ["file", "recorded checksum", "not a number", "other shapes"])
+def test_a_bad_version_is_not_served_and_a_later_one_is(site, damage, caplog):
+    with control(site) as proxy, site.engine() as url, caplog.at_level(logging.WARNING):
+        tokens = ask(url)["token_ids"]
+        if damage == "file":
+            made = site.publish(1, record=False)
+            (made.path / "COMMITTED").unlink()
+            row = PolicyVersion(1, None, "full", str(made.path), 1, made.checksum, 1, committed=True, orphaned=False)
+            site.store.write(lambda conn: policies.publish(conn, site.policy_id, row))
+        elif damage == "recorded checksum":
+            made = site.publish(1, record=False)
+            row = PolicyVersion(1, None, "full", str(made.path), 1, "0" * 32, 1, committed=True, orphaned=False)
+            site.store.write(lambda conn: policies.publish(conn, site.policy_id, row))
+        elif damage == "not a number":
+            site.publish(1, weights={name: tensor * float("nan") for name, tensor in site.weights(1).items()})
+        else:
+            site.publish(1, weights=dict.fromkeys(site.weights(1), torch.zeros(2)))
+        wait_for(lambda: "Weight agent of w1" in caplog.text)
+        assert ask(url)["token_ids"] == tokens
+        assert version_of(url) == 0
+        site.publish(2)
+        wait_for(lambda: site.worker().version == 2 and site.worker().state == "ready")
+        assert proxy.log[-1] == ("w1", "undrain", {"version": 2})
+
+
+def test_a_wrong_control_key_is_logged_and_serving_goes_on(site, caplog):
+    with control(site), site.engine(control_key="wrong") as url, caplog.at_level(logging.WARNING):
+        site.publish(1)
+        wait_for(lambda: "refused /control/workers/w1/drain: 401" in caplog.text)
+        assert ask(url)["policy_versions"] == [[4, 0]]
+
+
+def test_reading_the_newest_version(site):
+    assert read_newest(site.store, site.policy_id) is None
+    site.publish(1)
+    version, weights = read_newest(site.store, site.policy_id)
+    assert version.version == 1
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in site.weights(1).items())
+    data = site.folder / "versions" / "v00000001" / "model.safetensors"
+    data.write_bytes(data.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(PolicyError, match="is not the one that was published"):
+        read_newest(site.store, site.policy_id)
