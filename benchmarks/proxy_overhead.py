@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from harnessgym.store.trace_store import TraceStore
 from harnessgym.store.workers import WorkerRow, upsert
 from harnessgym.task import Task
 from proxies.http_client import HttpClient
+from proxies.listener import address_of, listen
 from proxies.upstreams.scripted import ScriptedUpstream
 
 POLICY = Path("environments/lookup/policy")
@@ -172,11 +172,12 @@ def _cpu_s(pid: int) -> float:
 async def run(calls: int, wire: bool) -> list[Row]:
     """All measurements against one proxy process."""
     folder = Path(tempfile.mkdtemp(prefix="hg-bench-"))
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listen(None, None, "127.0.0.1", 0)
+    assert listener is not None
     server = uvicorn.Server(uvicorn.Config(engine_app, lifespan="off", log_level="warning", access_log=False, http="httptools"))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     engine = "vllm" if wire else "benchmarks.proxy_overhead:InProcess"
-    address = f"http://127.0.0.1:{listener.getsockname()[1]}" if wire else str(END)
+    address = address_of(listener) if wire else str(END)
     url = f"sqlite:///{folder}/traces.db"
     run_id, ids = seed_store(url, WorkerRow("w0", None, engine, address, 0, "ready"), "bench")
     settings = {"store": url, "run_id": run_id, "policy": str(POLICY), "port": 0, "control_key": "key", "max_length": 100_000}

@@ -21,7 +21,8 @@ def listen(fd: int | None, uds: Path | None, host: str, port: int | None, *, mod
         return _listen_unix(uds, mode)
     if port is None:
         return None
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # The protocol must be named: asyncio switches Nagle's algorithm off (40 ms a reply) only for sockets that say they are TCP.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))

@@ -72,8 +72,15 @@ class Recorder:
         return await asyncio.shield(asyncio.wrap_future(future))
 
     def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        self._submit_notes()
-        return self._store.submit(work)
+        if not self._notes:
+            return self._store.submit(work)
+        notes, self._notes = self._notes, {}
+
+        def both(conn: Connection) -> T:
+            _write_notes(conn, notes)
+            return work(conn)
+
+        return self._store.submit(both)
 
     def _submit_notes(self) -> None:
         if self._notes:

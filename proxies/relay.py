@@ -154,6 +154,7 @@ class Relay:
         request = arrival.request
         sampling = session.sampling.limited(request.max_tokens).limited(self.limits.max_length - len(prompt.ids))
         seed = session.seed(segment.id, hash_ids(prompt.ids))
+        stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *self._language.stop_token_ids)))
         return Call(
             id=call_id,
             ordinal=ordinal,
@@ -163,7 +164,7 @@ class Relay:
             prompt=prompt,
             prompt_segment=segment.id,
             chain=chain,
-            sampling=replace(sampling, seed=seed, stop=(*sampling.stop, *request.stop)),
+            sampling=replace(sampling, seed=seed, stop=(*sampling.stop, *request.stop), stop_token_ids=stop_token_ids),
             stamp=Stamp(call_id, request.model or self.limits.model, int(time.time())),
         )
 

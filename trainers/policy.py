@@ -60,7 +60,7 @@ class PolicyConfig:
             **{name: raw[name] for name in cls.__dataclass_fields__ if raw.get(name) is not None},
             "qk_norm": _ARCHITECTURES[architecture],
         }
-        return cls(**values)  # type: ignore[arg-type]
+        return cls(**values)
 
     def to_hf(self) -> dict[str, object]:
         """The config as transformers reads it."""

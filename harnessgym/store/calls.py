@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from harnessgym.store.bodies import SplitBody, join_body
 from harnessgym.store.tables import bodies, calls, messages, new_id, segments
@@ -156,13 +156,7 @@ def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | 
 
 def observe(conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]) -> None:
     """Record how far answers came. What is known already is never weakened: an acknowledged call stays acknowledged."""
-    weaker: dict[str, tuple[CallStatus, ...]] = {
-        "undelivered": ("committed",),
-        "delivered": ("committed", "undelivered"),
-        "acknowledged": ("committed", "undelivered", "delivered", "aborted"),
-    }
-    found = calls.c.id.in_(call_ids) & calls.c.status.in_(weaker[status])
-    conn.execute(update(calls).where(found).values(status=status))
+    conn.execute(_OBSERVE[status], [{"call": call_id} for call_id in call_ids])
 
 
 def add_body(conn: Connection, call_id: str, direction: Literal["request", "answer"], body: SplitBody) -> None:
@@ -240,6 +234,17 @@ _FINISHED_COLUMNS = (
     "status", "completion_len", "completion_hash", "completion_segment", "answer_digest", "version_spans", "finish_reason",
     "stop_token", "upstream", "usage", "timings",
 )  # fmt: skip
+_WEAKER: dict[str, tuple[CallStatus, ...]] = {
+    "undelivered": ("committed",),
+    "delivered": ("committed", "undelivered"),
+    "acknowledged": ("committed", "undelivered", "delivered", "aborted"),
+}
+_OBSERVE = {
+    status: update(calls)
+    .where(calls.c.id == bindparam("call"), or_(*(calls.c.status == weak for weak in weaker)))
+    .values(status=status)
+    for status, weaker in _WEAKER.items()
+}
 _FINISH_CALL = (
     update(calls).where(calls.c.id == bindparam("call")).values({name: bindparam(name) for name in _FINISHED_COLUMNS})
 )

@@ -101,7 +101,7 @@ def test_tools_and_options() -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused(fields: dict[str, object]) -> None:
-    with pytest.raises(RequestProblem, match="not supported|only") as caught:
+    with pytest.raises(RequestProblem, match=r"not supported|only") as caught:
         parse(**fields)
     assert caught.value.problem.kind == "unsupported"
 

@@ -75,10 +75,10 @@ def test_whoever_lacks_the_act_events_cannot_act(dialect: Dialect, deltas: list[
     "bad",
     [
         b"", b"{", b"[]", b"\xff\xfe", b'"text"', b"[" * 5000, body(messages=None), body(messages=[]), body(messages="Hi"),
-        body(messages=["Hi"]), body(messages=[{}]), body(messages=[{"role": "robot", "content": ""}]), body(model=None), body(model=3),
-        body(messages=[{"role": "user"}]), body(messages=[{"role": "user", "content": 3}]), body(stream="yes"), body(max_tokens=0),
-        body(max_tokens="many"), body(messages=[{"role": "user", "content": [{"type": "text"}]}]), body(tools={}), body(tools=[3]),
-        body(messages=[{"role": "user", "content": "x", "depth": json.loads("[" * 200 + "]" * 200)}]),
+        body(messages=["Hi"]), body(messages=[{}]), body(messages=[{"role": "robot", "content": ""}]), body(model=None),
+        body(messages=[{"role": "user"}]), body(messages=[{"role": "user", "content": 3}]), body(stream="yes"), body(model=3),
+        body(messages=[{"role": "user", "content": [{"type": "text"}]}]), body(tools={}), body(tools=[3]), body(max_tokens=0),
+        body(messages=[{"role": "user", "content": "x", "depth": json.loads("[" * 200 + "]" * 200)}]), body(max_tokens="many"),
     ],
     ids=lambda bad: bad[:60].decode("latin1"),
 )  # fmt: skip
@@ -107,13 +107,15 @@ JSON = st.recursive(
     value=JSON,
 )
 def test_any_json_is_read_or_refused(dialect: Dialect, name: str, value: object) -> None:
+    kinds: set[str] = set()
     for given_value in (value, [value]):
         try:
             request = dialect.parse(body(**{name: given_value}), {})
         except RequestProblem as error:
-            assert error.problem.kind in ("malformed", "unsupported")
+            kinds.add(error.problem.kind)
         else:
             assert all(message.digest for message in request.messages)
+    assert kinds <= {"malformed", "unsupported"}
 
 
 @every_dialect

@@ -85,7 +85,8 @@ def test_tools_and_options() -> None:
     request = parse(
         tools=[{"name": "f", "description": "F.", "input_schema": schema, **CACHE}, {"type": "custom", "name": "g"}],
         tool_choice={"type": "any", "disable_parallel_tool_use": True}, temperature=1, top_k=5, stop_sequences=["x"],
-        thinking={"type": "enabled", "budget_tokens": 5}, metadata={"user_id": "u"}, context_management={"edits": []}, stream=True,
+        thinking={"type": "enabled", "budget_tokens": 5}, metadata={"user_id": "u"}, stream=True,
+        context_management={"edits": []},
     )  # fmt: skip
     assert request.tools == (ToolSpec("f", "F.", schema), ToolSpec("g"))
     assert (request.tool_choice, request.max_tokens, request.stop, request.stream) == ("required", 9, ("x",), True)
@@ -147,7 +148,8 @@ def test_answer() -> None:
 async def _deltas() -> AsyncIterator[Delta]:
     finished = Finished("tool_calls", Usage(40, 12, 8))
     for delta in (
-        ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("Se"), TextDelta("e."), ToolCallDelta(0, FIRST), ToolCallDelta(1, SECOND), finished,
+        ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("Se"), TextDelta("e."), ToolCallDelta(0, FIRST),
+        ToolCallDelta(1, SECOND), finished,
     ):  # fmt: skip
         yield delta
 

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from typing import Self
 
 import anthropic
 import openai
@@ -52,7 +53,7 @@ class Served:
     """A dialect behind a real server. The model's name says what is answered; requests are kept as they were read."""
 
     def __init__(self, dialect: Dialect) -> None:
-        self.dialect, self.seen, self.url = dialect, [], ""
+        self.dialect, self.url = dialect, ""
         self.seen: list[ModelRequest] = []
 
     async def answer(self, http: Request) -> Response:
@@ -126,7 +127,7 @@ class Client:
         else:
             self.sdk = anthropic.Anthropic(base_url=served.url, api_key="k", max_retries=0)
 
-    def __enter__(self) -> "Client":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

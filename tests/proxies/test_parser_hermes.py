@@ -21,7 +21,8 @@ TOKENIZER: Tokenizer = RENDERER.tokenizer
 END = RENDERER.stop_token_ids[0]
 
 FRAGMENTS = [
-    "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool", "_call>", "</", "<", "\n", "\n\n", " ", "Hi", "a < b", "é", "🎉 été",
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool", "_call>", "</", "<", "\n", "\n\n", " ", "Hi", "a < b", "é",
+    "🎉 été",
     '<tool_call>\n{"name": "find", "arguments": {"name": "red lamp"}}\n</tool_call>',
     '<tool_call>{"arguments":{"x":[1,{"y":"🎉"}]},"name":"f"}</tool_call>',
     '<tool_call>\n{"name": "find", "arguments": "red"}\n</tool_call>',

@@ -32,12 +32,14 @@ STRIPPING = (
 )
 TOOLS_LAST = (
     # as Mistral does it: the tools stand before the last question and move on with the next
-    "{% for m in messages %}{% if tools and m.role == 'user' and loop.last %}{{ tools | tojson }}{% endif %}"
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
+    "{% endfor %}{% for m in messages %}{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% endif %}"
     "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 COUNTING = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + loop.index|string + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + ' ' + loop.index|string }}"
+    "{{ '\n' + m.content + '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 ENDLESS = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
@@ -148,7 +150,8 @@ def test_a_template_that_refuses_is_the_clients_problem() -> None:
 
 def test_templates_written_for_transformers_render() -> None:
     r = renderer(
-        "{{ bos_token }}{{ strftime_now('%Y')|length }}{% for m in messages %}{% if m.content == 'skip' %}{% continue %}{% endif %}"
+        "{{ bos_token }}{{ strftime_now('%Y')|length }}{% for m in messages %}"
+        "{% if m.content == 'skip' %}{% continue %}{% endif %}"
         "{% generation %}{{ {'<': m.content, 'é': tools} | tojson }}{% endgeneration %}{% endfor %}"
     )
     r.tokens["bos_token"] = "<|endoftext|>"

@@ -109,7 +109,7 @@ def test_without_a_seed_requests_differ_and_the_engine_is_reproducible():
 def test_a_later_prompt_reuses_what_it_shares(engine):
     first = Ask(engine, prompts(1)[0], Sampling(30, seed=1)).wait()
     longer = first.prompt + first.ids + prompts(1, 9, seed=2)[0]
-    for prompt, cached in ((longer, 49), (longer[:40] + [1, 2, 3], 40), (longer, 58)):
+    for prompt, cached in ((longer, 49), ([*longer[:40], 1, 2, 3], 40), (longer, 58)):
         again = Ask(engine, prompt, Sampling(20, seed=2)).wait()
         assert again.chunks[-1].cached_tokens in (cached, cached + 1)  # the next token may happen to agree
         assert (recomputed(engine.policy, prompt, again.ids, again.sampling) - torch.tensor(again.logprobs)).abs().max() < 1e-4
@@ -218,7 +218,9 @@ def test_nothing_computed_under_old_weights_is_reused(engine):
     engine.install(published_weights(make_policy(1)), version=1).result(60)
     again = Ask(engine, first.prompt + first.ids, Sampling(20, seed=1)).wait()
     assert again.chunks[-1].cached_tokens == 0
-    assert (recomputed(make_policy(1), again.prompt, again.ids, again.sampling) - torch.tensor(again.logprobs)).abs().max() < 1e-4
+    assert (
+        recomputed(make_policy(1), again.prompt, again.ids, again.sampling) - torch.tensor(again.logprobs)
+    ).abs().max() < 1e-4
 
 
 def test_weights_that_do_not_fit_leave_the_engine_serving(engine, tmp_path):

@@ -78,7 +78,9 @@ def stream(client, **body):
 
 
 def test_a_reply_has_vllms_shape(client):
-    reply = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 6, "return_token_ids": True, "logprobs": 1}).json()
+    reply = client.post(
+        "/v1/completions", json={"prompt": PROMPT, "max_tokens": 6, "return_token_ids": True, "logprobs": 1}
+    ).json()
     choice = reply["choices"][0]
     assert reply["object"] == "text_completion"
     assert reply["model"] == "tiny"
@@ -90,9 +92,15 @@ def test_a_reply_has_vllms_shape(client):
     assert choice["prompt_token_ids"] == PROMPT
     assert (choice["index"], choice["finish_reason"], choice["stop_reason"]) == (0, "length", None)
     assert choice["policy_versions"] == [[6, 0]]
-    assert choice["text"] == "".join(choice["logprobs"]["tokens"]) == "".join(chr(ord("!") + token) for token in choice["token_ids"])
+    assert (
+        choice["text"]
+        == "".join(choice["logprobs"]["tokens"])
+        == "".join(chr(ord("!") + token) for token in choice["token_ids"])
+    )
     assert choice["logprobs"]["text_offset"] == list(range(6))
-    for name, value, top in zip(*(choice["logprobs"][key] for key in ("tokens", "token_logprobs", "top_logprobs")), strict=True):
+    for name, value, top in zip(
+        *(choice["logprobs"][key] for key in ("tokens", "token_logprobs", "top_logprobs")), strict=True
+    ):
         assert top[name] == value <= max(top.values())
         assert len(top) in (1, 2)
 
@@ -124,7 +132,9 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs(client):
     alone = [ask(client, max_tokens=40, seed=seed, temperature=1.2)["token_ids"] for seed in range(5)]
     found = {}
     threads = [
-        threading.Thread(target=lambda s=seed: found.update({s: ask(client, max_tokens=40, seed=s, temperature=1.2)["token_ids"]}))
+        threading.Thread(
+            target=lambda s=seed: found.update({s: ask(client, max_tokens=40, seed=s, temperature=1.2)["token_ids"]})
+        )
         for seed in range(5)
     ]
     for thread in threads:
@@ -206,7 +216,11 @@ def test_closing_the_connection_aborts_the_sequence(client):
         ({"prompt": [1], "nonsense": 1}, 400, "nonsense"),
         ({"prompt": [1], "model": "other"}, 404, "The model `other` does not exist."),
         ({"prompt": [1], "stream_options": {"include_usage": True}}, 400, "stream=True"),
-        ({"prompt": [1] * 1000, "max_tokens": 100}, 400, "This model's maximum context length is 1024 tokens. However, you requested 1100"),
+        (
+            {"prompt": [1] * 1000, "max_tokens": 100},
+            400,
+            "This model's maximum context length is 1024 tokens. However, you requested 1100",
+        ),
         ({"prompt": [1] * 1024, "max_tokens": None}, 400, "maximum context length is 1024 tokens"),
         ([1], 400, "JSON object"),
     ],
@@ -220,7 +234,15 @@ def test_bad_requests_are_refused_in_vllms_words(client, body, status, message):
 
 
 def test_neutral_values_of_unsupported_options_pass(client):
-    neutral = {"n": 1, "best_of": 1, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_p": 0, "user": "me", "echo": False}
+    neutral = {
+        "n": 1,
+        "best_of": 1,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "min_p": 0,
+        "user": "me",
+        "echo": False,
+    }
     assert len(ask(client, max_tokens=3, logit_bias=None, **neutral)["token_ids"]) == 3
 
 

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from harnessgym.errors import PolicyError
-from trainers.policy import KVCache, Policy, PolicyConfig, load_policy, load_weights, published_weights, save_policy, token_logprobs
+from trainers.policy import (
+    KVCache,
+    Policy,
+    PolicyConfig,
+    load_policy,
+    load_weights,
+    published_weights,
+    save_policy,
+    token_logprobs,
+)
 
 SHAPE = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -28,7 +37,9 @@ def peer_and_policy(family, **options):
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", PEERS)
 def test_logits_equal_transformers(family, tied):
-    peer, policy = peer_and_policy(family, tie_word_embeddings=tied, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    peer, policy = peer_and_policy(
+        family, tie_word_embeddings=tied, rope_parameters={"rope_type": "default", "rope_theta": 5e5}
+    )
     ids = torch.randint(0, 97, (3, 40))
     with torch.no_grad():
         assert (peer(ids).logits - policy(ids)).abs().max() < 1e-5

@@ -49,8 +49,8 @@ class Control:
     def __init__(self):
         self.log, self.refuse, self.hold = [], 0, threading.Event()
         self.hold.set()
-        route = Route("/control/workers/{worker}/{action}", self.handle, methods=["POST"])
-        self.app = Starlette(routes=[route])
+        drain = Route("/control/workers/{worker}/drain", self.handle, methods=["POST"])
+        self.app = Starlette(routes=[drain, Route("/control/workers", self.handle, methods=["POST"])])
 
     async def handle(self, request):
         if request.headers["authorization"] != "Bearer key":
@@ -58,9 +58,12 @@ class Control:
         if self.refuse:
             self.refuse -= 1
             return JSONResponse({}, status_code=503)
-        worker, action = request.path_params["worker"], request.path_params["action"]
-        self.log.append((worker, action, await request.json()))
-        while action == "drain" and not self.hold.is_set():
+        body = await request.json()
+        if "worker" not in request.path_params:
+            self.log.append((body["id"], "register", body["version"]))
+            return JSONResponse({})
+        self.log.append((request.path_params["worker"], "drain", body["timeout_s"]))
+        while not self.hold.is_set():
             await asyncio.sleep(0.01)
         return JSONResponse({"in_flight": 0})
 
@@ -82,8 +85,12 @@ class Site:
         return policy if raw else published_weights(policy)
 
     def publish(self, version, *, weights=None, record=True, **fields):
-        made = publish_full(self.folder / "versions", version, None, weights or self.weights(version), step=version, run=self.run_id)
-        row = PolicyVersion(version, None, "full", str(made.path), version, made.checksum, made.bytes, committed=True, orphaned=False)
+        made = publish_full(
+            self.folder / "versions", version, None, weights or self.weights(version), step=version, run=self.run_id
+        )
+        row = PolicyVersion(
+            version, None, "full", str(made.path), version, made.checksum, made.bytes, committed=True, orphaned=False
+        )
         if record:
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
         return made
@@ -137,12 +144,18 @@ def ask(url):
 
 def test_a_new_version_is_drained_for_installed_and_announced(site):
     with control(site) as proxy, site.engine() as url:
-        wait_for(lambda: site.worker() is not None)
-        assert (site.worker().version, site.worker().state, site.worker().address, site.worker().kind) == (0, "ready", url, "embedded")
+        wait_for(lambda: proxy.log)
+        assert (site.worker().version, site.worker().state, site.worker().address, site.worker().kind) == (
+            0,
+            "ready",
+            url,
+            "embedded",
+        )
         assert ask(url)["policy_versions"] == [[4, 0]]
         site.publish(1)
-        wait_for(lambda: site.worker().version == 1 and site.worker().state == "ready")
-        assert proxy.log == [("w1", "drain", {"timeout_s": 1.0}), ("w1", "undrain", {"version": 1})]
+        wait_for(lambda: len(proxy.log) == 3)
+        assert proxy.log == [("w1", "register", 0), ("w1", "drain", 1.0), ("w1", "register", 1)]
+        assert (site.worker().version, site.worker().state) == (1, "ready")
         assert ask(url)["policy_versions"] == [[4, 1]]
         lease = f"update:{site.policy_id}:0"
         wait_for(lambda: site.store.read(lambda conn: leases.holder_of(conn, lease)) is None)
@@ -158,16 +171,17 @@ def test_the_newest_version_is_served_from_the_start(site):
 
 def test_only_the_newest_of_several_versions_is_installed(site):
     with control(site) as proxy, site.engine() as url:
+        wait_for(lambda: proxy.log)
         proxy.hold.clear()
         site.publish(1)
-        wait_for(lambda: proxy.log)
+        wait_for(lambda: len(proxy.log) == 2)
         assert site.worker().state == "draining"
         for version in (2, 3, 4):
             site.publish(version)
         proxy.hold.set()
         wait_for(lambda: version_of(url) == 4)
-        wait_for(lambda: site.worker().state == "ready" and site.worker().version == 4)
-        assert [body["version"] for _, action, body in proxy.log if action == "undrain"] == [1, 4]
+        wait_for(lambda: len(proxy.log) == 5)
+        assert [version for _, action, version in proxy.log if action == "register"] == [0, 1, 4]
 
 
 def test_orphaned_versions_are_left(site):
@@ -181,6 +195,8 @@ def test_orphaned_versions_are_left(site):
 
 def test_a_restarting_proxy_is_waited_for_while_serving_goes_on(site, caplog):
     with site.engine() as url:
+        with control(site) as proxy:
+            wait_for(lambda: proxy.log)
         site.publish(1)
         with caplog.at_level(logging.WARNING):
             wait_for(lambda: "cannot be used" in caplog.text)
@@ -192,16 +208,16 @@ def test_a_restarting_proxy_is_waited_for_while_serving_goes_on(site, caplog):
 
 def test_workers_update_one_at_a_time(site):
     with control(site) as proxy, site.engine("w1") as first, site.engine("w2") as second:
-        wait_for(lambda: site.worker("w1") and site.worker("w2"))
+        wait_for(lambda: len(proxy.log) == 2)
         proxy.hold.clear()
         site.publish(1)
-        wait_for(lambda: proxy.log)
+        wait_for(lambda: len(proxy.log) == 3)
         time.sleep(0.3)
-        assert len(proxy.log) == 1
+        assert len(proxy.log) == 3
         proxy.hold.set()
         wait_for(lambda: version_of(first) == version_of(second) == 1)
-        wait_for(lambda: len(proxy.log) == 4)
-        assert [action for _, action, _ in proxy.log] == ["drain", "undrain"] * 2
+        wait_for(lambda: len(proxy.log) == 6)
+        assert [action for _, action, _ in proxy.log] == ["register"] * 2 + ["drain", "register"] * 2
 
 
 def test_a_dead_holders_lease_expires(site):
@@ -228,19 +244,21 @@ def test_a_bad_version_is_not_served_and_a_later_one_is(site, damage, caplog):
         elif damage == "not a number":
             site.publish(1, weights={name: tensor * float("nan") for name, tensor in site.weights(1).items()})
         else:
-            site.publish(1, weights=dict.fromkeys(site.weights(1), torch.zeros(2)))
+            site.publish(1, weights={name: torch.zeros(2) for name in site.weights(1)})
         wait_for(lambda: "Weight agent of w1" in caplog.text)
         assert ask(url)["token_ids"] == tokens
         assert version_of(url) == 0
         site.publish(2)
-        wait_for(lambda: site.worker().version == 2 and site.worker().state == "ready")
-        assert proxy.log[-1] == ("w1", "undrain", {"version": 2})
+        wait_for(lambda: proxy.log[-1] == ("w1", "register", 2))
+        assert (site.worker().version, site.worker().state) == (2, "ready")
+        tried = sum(action == "drain" for _, action, _ in proxy.log)
+        assert tried == {"file": 1, "recorded checksum": 1, "not a number": 2, "other shapes": 2}[damage]
 
 
 def test_a_wrong_control_key_is_logged_and_serving_goes_on(site, caplog):
     with control(site), site.engine(control_key="wrong") as url, caplog.at_level(logging.WARNING):
         site.publish(1)
-        wait_for(lambda: "refused /control/workers/w1/drain: 401" in caplog.text)
+        wait_for(lambda: "refused /control/workers: 401" in caplog.text)
         assert ask(url)["policy_versions"] == [[4, 0]]
 
 

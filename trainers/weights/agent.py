@@ -79,26 +79,22 @@ class ProxyControl:
             base_url="http://proxy" if uds else url,
             headers={"Authorization": f"Bearer {key}"},
         )
-        self._url, self._path = url, f"/control/workers/{worker_id}"
+        self._url, self._worker_id = url, worker_id
 
-    async def register(self, worker_id: str, address: str, version: int) -> None:
-        """Make the worker known to the proxy, serving `version`."""
-        await self._post("", {"id": worker_id, "address": address, "version": version}, 10.0)
+    async def register(self, address: str, version: int) -> None:
+        """Let calls come to the worker at `address`, which serves `version`: ends a drain, and tells a proxy that lost it."""
+        await self._post("/control/workers", {"id": self._worker_id, "address": address, "version": version}, 10.0)
 
     async def drain(self, timeout_s: float) -> int:
         """Stop new calls to the worker and wait for those in flight, up to `timeout_s`; how many are left."""
-        reply = await self._post("drain", {"timeout_s": timeout_s}, timeout_s + 10.0)
+        reply = await self._post(f"/control/workers/{self._worker_id}/drain", {"timeout_s": timeout_s}, timeout_s + 10.0)
         return int(reply.get("in_flight", 0))
-
-    async def undrain(self, version: int) -> None:
-        """Let calls come again, to weights of `version`."""
-        await self._post("undrain", {"version": version}, 10.0)
 
     async def close(self) -> None:
         """Close connections."""
         await self._client.aclose()
 
-    async def _post(self, action: str, body: dict[str, Any], timeout_s: float) -> dict[str, int]:
+    async def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, int]:
         """Ask until the proxy answers. Raises `ProxyError` if it refuses.
 
         A proxy that does not know the worker sends it no calls: nothing is to be done.
@@ -106,16 +102,15 @@ class ProxyControl:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                path = f"{self._path}/{action}" if action else "/control/workers"
                 reply = await self._client.post(path, json=body, timeout=timeout_s)
             except httpx.TransportError as error:
                 problem = repr(error)
             else:
                 if reply.status_code == 404:
-                    log.warning("The proxy at %s does not know this worker (%s): going on without it.", self._url, self._path)
+                    log.warning("The proxy at %s does not know this worker (%s): going on without it.", self._url, path)
                     return {}
                 if reply.is_client_error:
-                    raise ProxyError(f"The proxy refused {self._path}/{action}: {reply.status_code} {reply.text[:200]}.")
+                    raise ProxyError(f"The proxy refused {path}: {reply.status_code} {reply.text[:200]}.")
                 if reply.is_success:
                     answer: dict[str, int] = reply.json()
                     return answer
@@ -134,6 +129,8 @@ class WeightAgent:
         self._control = ProxyControl(settings.control_url, settings.control_key, worker_id) if settings.control_url else None
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-agent")
         self._store: TraceStore | None = None
+        self._announced = False
+        self._refused: int | None = None
 
     async def run(self) -> None:
         """Register the worker, then install every version that becomes the newest."""
@@ -153,43 +150,52 @@ class WeightAgent:
             await asyncio.shield(self._close())
 
     async def _follow(self) -> None:
-        """Install the newest version if it is another one than the worker serves."""
+        """Install the newest version if it is another one than the worker serves; let calls come otherwise."""
         if self._store is None:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
-            first = await self._newest(self._store)
-            if first is None or first.version == self.engine.version:
-                await self._serve(self._store)
-            else:
-                await self._report(self._store, "starting")
-        found = await self._newest(self._store)
-        if found is not None and found.version != self.engine.version:
+            await self._report(self._store, "starting")
+        if await self._wanted(self._store):
             async with self._lease(self._store):
-                newest = await self._newest(self._store) or found
-                if newest.version != self.engine.version:
-                    await self._update(self._store, newest)
+                if version := await self._wanted(self._store):
+                    await self._update(self._store, version)
+        elif not self._announced:
+            await self._announce(self._store)
+
+    async def _wanted(self, store: TraceStore) -> PolicyVersion | None:
+        """The newest version, unless the worker serves it or could not."""
+        found = await self._off_loop(lambda: store.read(lambda conn: policies.latest(conn, self.settings.policy_id)))
+        return None if found is None or found.version in (self.engine.version, self._refused) else found
 
     async def _update(self, store: TraceStore, version: PolicyVersion) -> None:
         weights = await self._off_loop(lambda: read_verified(version))
+        self._announced = False
         await self._report(store, "draining")
         try:
             left = await self._control.drain(self.settings.drain_s) if self._control else 0
             await self._report(store, "updating")
-            before, previous = self.engine.version, await self.engine.snapshot()
-            await self.engine.install(weights, version.version)
-            try:
-                await self.engine.check()
-            except HarnessGymError:
-                await self.engine.install(previous, before)
-                raise
+            await self._install(weights, version.version)
             log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
         finally:
-            await self._serve(store)
+            await self._announce(store)
 
-    async def _serve(self, store: TraceStore) -> None:
+    async def _install(self, weights: dict[str, Tensor], version: int) -> None:
+        """Install and check. Weights that do not fit or compute nothing usable are not tried again; the old ones come back."""
+        before, previous = self.engine.version, await self.engine.snapshot()
+        try:
+            await self.engine.install(weights, version)
+            await self.engine.check()
+        except HarnessGymError:
+            self._refused = version
+            if self.engine.version != before:
+                await self.engine.install(previous, before)
+            raise
+
+    async def _announce(self, store: TraceStore) -> None:
         """Let calls come, to the version the engine has."""
         await self._report(store, "ready")
         if self._control:
-            await self._control.register(self.worker_id, self._address, self.engine.version)
+            await self._control.register(self._address, self.engine.version)
+        self._announced = True
 
     @contextlib.asynccontextmanager
     async def _lease(self, store: TraceStore) -> AsyncIterator[None]:
@@ -215,9 +221,6 @@ class WeightAgent:
             await asyncio.sleep(ttl / 3)
             if not await store.awrite(lambda conn: leases.renew(conn, resource, self.worker_id, ttl)):
                 log.warning("%s lost lease %s: more workers than intended may be updating.", self.worker_id, resource)
-
-    async def _newest(self, store: TraceStore) -> PolicyVersion | None:
-        return await self._off_loop(lambda: store.read(lambda conn: policies.latest(conn, self.settings.policy_id)))
 
     async def _report(self, store: TraceStore, state: WorkerState) -> None:
         run, version = self.settings.run_id, self.engine.version
