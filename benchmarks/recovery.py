@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
@@ -68,7 +68,7 @@ class Campaign:
         self._start()
         try:
             for step, victim in enumerate(self.victims):
-                self._wait(lambda s=step: self._steps() >= s, f"step {step}")
+                self._wait(lambda s=step: self._steps() >= s and self._progress() > 0, f"step {step}")
                 time.sleep(draw.uniform(0.0, 1.2))
                 if self._steps() >= self._total():
                     break
@@ -143,14 +143,14 @@ class Campaign:
         return int(lines[-1]["step"]) if lines else 0
 
     def _progress(self) -> int:
-        return self._steps() + len(self._read(_committed_calls))
+        return self._steps() + int(self._read(_number_of_calls))
 
     def _total(self) -> int:
         return RunFolder(self.folder).config().trainer.steps
 
     def _read(self, work):  # type: ignore[no-untyped-def]
         folder = RunFolder(self.folder)
-        if not (self.folder / "traces.db").exists() or not folder.config_path.exists():
+        if not folder.processes_path.exists():  # the store is not there yet
             return work(None)
         with TraceStore.open(folder.store_url()) as store:
             return store.read(work)
@@ -164,17 +164,22 @@ class Campaign:
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Waited {_PATIENCE_S:.0f} s for {what} in {self.folder}; see {self.folder}.log.")
-            time.sleep(0.05)
+            time.sleep(0.1)
 
 
 def _committed_calls(conn: Connection | None) -> dict[str, str]:
     if conn is None:
         return {}
     query = select(calls.c.id, calls.c.completion_hash).where(calls.c.status.in_(FINISHED))
-    return dict(conn.execute(query).tuples().all())
+    return dict(conn.execute(query).all())
+
+
+def _number_of_calls(conn: Connection | None) -> int:
+    query = select(func.count()).select_from(calls).where(calls.c.status.in_(FINISHED))
+    return 0 if conn is None else conn.execute(query).scalar_one()
 
 
 def _trained_twice(conn: Connection | None) -> int:
     assert conn is not None
-    seen = [rollout for rollout, in conn.execute(select(trained.c.rollout_id)).tuples()]
+    seen = [rollout for rollout, in conn.execute(select(trained.c.rollout_id))]
     return len(seen) - len(set(seen))

@@ -79,28 +79,39 @@ class PolicyConfig:
 class KVCache:
     """Keys and values of `rows` sequences of at most `length` tokens: per layer two tensors [rows, kv_heads, length, head_dim].
 
-    Both are views of one block [layers, rows, length, 2, kv_heads, head_dim], so a token is written by one copy per layer and a
+    Both are views of one block [layers, 2, rows, kv_heads, length, head_dim], so a token is written by one copy per layer and a
     row moves in one. The block is zero and takes memory only where it has been written.
     """
 
     def __init__(self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype = torch.float32) -> None:
-        shape = (config.num_hidden_layers, rows, length, 2, config.num_key_value_heads, config.head_dim)
+        shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, length, config.head_dim)
         zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         self.block = torch.from_numpy(zeros).view(dtype).view(shape)
-        self.flat = [layer.view(rows * length, 2 * config.num_key_value_heads, config.head_dim) for layer in self.block]
-        self.keys = [layer[:, :, 0].transpose(1, 2) for layer in self.block]
-        self.values = [layer[:, :, 1].transpose(1, 2) for layer in self.block]
+        self.keys, self.values = list(self.block[:, 0]), list(self.block[:, 1])
+        self._slots = list(self.block.flatten(1, 4))
+        self._heads = torch.arange(2 * config.num_key_value_heads)
+        self._heads += (rows - 1) * config.num_key_value_heads * (self._heads >= config.num_key_value_heads)
         self.rows, self.length = rows, length
+
+    def slots(self, rows_B: Tensor, position_BT: Tensor) -> Tensor:
+        """Where the keys and then the values of all heads go, token by token: an index [B * T * 2 * kv_heads] for `write`."""
+        head_BH = rows_B[:, None] * (len(self._heads) // 2) + self._heads
+        return (head_BH[:, None] * self.length + position_BT[:, :, None]).flatten()
+
+    def write(self, depth: int, slots: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> None:
+        """Store keys and values of one layer."""
+        pair = torch.cat((k_BHTD.transpose(1, 2), v_BHTD.transpose(1, 2)), dim=2)
+        self._slots[depth].index_copy_(0, slots, pair.flatten(0, 2))
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one row over another."""
-        self.block[:, target, :length] = self.block[:, source, :length]
+        self.block[:, :, target, :, :length] = self.block[:, :, source, :, :length]
 
     def swap_rows(self, a: int, b: int, length: int) -> None:
         """Exchange the first `length` positions of two rows."""
-        held = self.block[:, a, :length].clone()
-        self.block[:, a, :length] = self.block[:, b, :length]
-        self.block[:, b, :length] = held
+        held = self.block[:, :, a, :, :length].clone()
+        self.block[:, :, a, :, :length] = self.block[:, :, b, :, :length]
+        self.block[:, :, b, :, :length] = held
 
 
 class Attention(nn.Module):
@@ -119,10 +130,12 @@ class Attention(nn.Module):
         """Queries [B, heads, T, D], keys and values [B, kv_heads, T, D], rotated to their positions."""
         batch, length, _ = x_BTE.shape
         qkv = F.linear(x_BTE, self.qkv_proj.weight).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
-        q, k, v = torch.split(qkv, [self.heads, self.kv_heads, self.kv_heads], dim=2)
+        qk, v = torch.split(qkv, [self.heads + self.kv_heads, self.kv_heads], dim=2)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = _rms_norm(q, self.q_norm, self.eps), _rms_norm(k, self.k_norm, self.eps)
-        return _rotate(q, cos_BTD, sin_BTD).transpose(1, 2), _rotate(k, cos_BTD, sin_BTD).transpose(1, 2), v.transpose(1, 2)
+            weight = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
+            qk = _rms_norm(qk, weight, self.eps)
+        q, k = torch.split(_rotate(qk, cos_BTD, sin_BTD), [self.heads, self.kv_heads], dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Attention output [B, T, hidden]; `mask` is additive [B, 1, T, S], or None for plain causal attention."""
@@ -131,13 +144,19 @@ class Attention(nn.Module):
         )
         return F.linear(out.transpose(1, 2).flatten(2), self.o_proj.weight)
 
-    def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """`attend` for one query per sequence.
+    def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        """`attend` for one query per sequence; `mask` is [B * kv_heads, 1, S].
 
-        The queries that share a key head are taken as its sequence, so that keys and values are read once.
+        The queries that share a key head are taken as its sequence, so that keys and values are read once. In float32 two plain
+        products are faster on CPUs than the fused kernel; in shorter types that kernel keeps its sums in float32.
         """
-        grouped = q.view(len(q), self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-        out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
+        shape = (len(q) * self.kv_heads, self.heads // self.kv_heads, self.head_dim)
+        grouped, k, v = q.reshape(shape), k.flatten(0, 1), v.flatten(0, 1)
+        if q.dtype == torch.float32:
+            scores = torch.baddbmm(mask, grouped, k.transpose(1, 2), alpha=self.head_dim**-0.5)
+            out = torch.bmm(scores.softmax(-1), v)
+        else:
+            out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
         return F.linear(out.reshape(len(q), 1, self.heads * self.head_dim), self.o_proj.weight)
 
 
@@ -207,25 +226,23 @@ class Policy(nn.Module):
         `rows` is a slice of contiguous rows (no copy: what decoding uses) or a row index [B] (prefill). Right padding in
         `ids_BT` writes keys past a sequence's end, where later tokens overwrite them and the mask hides them until then.
         """
-        length, fresh = ids_BT.shape[1], not bool(start_B.any())
+        (batch, length), kv_heads = ids_BT.shape, self.config.num_key_value_heads
         position_BT = start_B[:, None] + torch.arange(length)
         horizon = int(position_BT.max()) + 1
+        fresh = horizon == length > 1
         mask = None if fresh else self._mask(position_BT, horizon)
+        last_mask = mask.expand(batch, kv_heads, 1, horizon).flatten(0, 1) if mask is not None and length == 1 else None
         cos, sin = self.cos[position_BT], self.sin[position_BT]
-        index = torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows
-        target = (index[:, None] * cache.length + position_BT).flatten()
+        slots = cache.slots(torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows, position_BT)
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         for depth, layer in enumerate(self.blocks):
             attention = layer.self_attn
             q, k, v = attention.project(layer.pre_attention(x), cos, sin)
-            pair = torch.cat((k.transpose(1, 2), v.transpose(1, 2)), dim=2)
-            cache.flat[depth].index_copy_(0, target, pair.flatten(0, 1))
+            cache.write(depth, slots, k, v)
             if not fresh:
-                held = cache.block[depth, rows, :horizon].transpose(1, 3)
-                k, v = held[:, :, 0], held[:, :, 1]
-            x = layer.feed_forward(
-                x + (attention.attend_one(q, k, v, mask) if length == 1 else attention.attend(q, k, v, mask))
-            )
+                k, v = cache.keys[depth][rows, :, :horizon], cache.values[depth][rows, :, :horizon]
+            attended = attention.attend(q, k, v, mask) if last_mask is None else attention.attend_one(q, k, v, last_mask)
+            x = layer.feed_forward(x + attended)
         return x
 
     def _mask(self, position_BT: Tensor, horizon: int) -> Tensor:
@@ -318,17 +335,21 @@ def _hf_name(name: str) -> str:
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension (arXiv 1910.07467). Written out: the fused one is slow on CPUs."""
     if x.dtype != torch.float32:
-        return F.rms_norm(x, weight.shape, weight, eps)
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+    mean = x.square().sum(-1, keepdim=True).mul(1 / x.shape[-1])
+    return x * torch.rsqrt(mean.add(eps)) * weight
 
 
 def _rotate(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
     left, right = x_BTHD.chunk(2, dim=-1)
-    return x_BTHD * cos_BTD[:, :, None] + torch.cat((-right, left), dim=-1) * sin_BTD[:, :, None]
+    return torch.addcmul(x_BTHD * cos_BTD[:, :, None], torch.cat((right, left), dim=-1), sin_BTD[:, :, None])
 
 
 def _rotary_table(config: PolicyConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim] (RoPE, arXiv 2104.09864, in the half-split layout of Llama and Qwen)."""
+    """Cosines and sines [positions, head_dim] (RoPE, arXiv 2104.09864, in the half-split layout of Llama and Qwen).
+
+    The first half of the sines is negated, which is what `_rotate` needs.
+    """
     inverse = config.rope_theta ** (-torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse).repeat(1, 2)
-    return angles.cos(), angles.sin()
+    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), inverse)
+    return angles.cos().repeat(1, 2), torch.cat((-angles.sin(), angles.sin()), dim=-1)

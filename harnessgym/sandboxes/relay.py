@@ -107,6 +107,7 @@ class _Downstream(_Side):
     def __init__(self, listening: Listening) -> None:
         self._listening = listening
         self._connecting: asyncio.Task[None] | None = None
+        self._early = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -127,12 +128,23 @@ class _Downstream(_Side):
             upstream.transport.close()
             return
         self.other = upstream
+        super().data_received(self._early)
         self.transport.resume_reading()
 
+    def data_received(self, data: bytes) -> None:
+        """Keeps what comes before the proxy is connected: some event loops read once although they were paused."""
+        if self.other is None:
+            self._early += data
+        else:
+            super().data_received(data)
+
     def connection_lost(self, error: Exception | None) -> None:
+        """A client that is gone takes its end at the proxy along, whatever was still to be written there."""
         self._listening.open.discard(self)
         if self._connecting is not None:
             self._connecting.cancel()
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.abort()
         super().connection_lost(error)
 
     def drop(self) -> None:

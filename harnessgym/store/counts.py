@@ -24,4 +24,4 @@ def stop_reasons(conn: Connection, run_id: str) -> dict[str, int]:
     """How many rollouts ended for which reason."""
     query = select(rollouts.c.stop_reason, func.count()).where(rollouts.c.run_id == run_id)
     ended = query.where(rollouts.c.stop_reason.is_not(None)).group_by(rollouts.c.stop_reason)
-    return dict(conn.execute(ended).tuples().all())
+    return dict(conn.execute(ended).all())

@@ -216,13 +216,13 @@ def set_group_state(conn: Connection, group_id: str, state: GroupState) -> None:
 def group_states(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
     """How many groups of a purpose are in each state."""
     query = select(groups.c.state, func.count()).where(groups.c.run_id == run_id, groups.c.purpose == purpose)
-    return dict(conn.execute(query.group_by(groups.c.state)).tuples().all())
+    return dict(conn.execute(query.group_by(groups.c.state)).all())
 
 
 def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
     """How many rollouts of a run have each status."""
     query = select(rollouts.c.status, func.count()).where(rollouts.c.run_id == run_id).group_by(rollouts.c.status)
-    return dict(conn.execute(query).tuples().all())
+    return dict(conn.execute(query).all())
 
 
 def rewards_of(conn: Connection, run_id: str, purpose: str) -> list[float]:

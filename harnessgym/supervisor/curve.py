@@ -18,7 +18,7 @@ def draw_curve(metrics: list[dict[str, float]], summary: dict[str, Any], path: P
     for key, label in (("success", "held-out success, temperature 1"), ("greedy", "held-out success, greedy")):
         values = [summary[f"{key}_before"], summary[f"{key}_after"]]
         if None not in values:
-            axes.plot(ends, values, marker="o", linestyle="--", label=label)
+            axes.plot(ends, values, marker="o", markersize=8, linestyle="", label=label)
     axes.set(xlabel="training step (= policy version)", ylabel="success", ylim=(-0.03, 1.03))
     axes.set_title(
         f"η = {summary['eta']}, largest staleness {summary['max_staleness']}, {summary['rollouts']} training rollouts"

@@ -52,7 +52,7 @@ def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccou
     number, sampled = conn.execute(_of_groups(counted, calls.c.rollout_id, run_id, purpose)).one()
     tokens = func.sum(exclusions.c.end - exclusions.c.start)
     reasons = _of_groups(select(exclusions.c.reason, tokens), exclusions.c.rollout_id, run_id, purpose)
-    by_reason = {str(reason): int(total) for reason, total in conn.execute(reasons.group_by(exclusions.c.reason)).tuples()}
+    by_reason = {str(reason): int(total) for reason, total in conn.execute(reasons.group_by(exclusions.c.reason))}
     steps = _surviving(conn, run_id, purpose)
     staleness = _staleness(conn, run_id, purpose, steps)
     return TokenAccount(number, sampled, sum(step.tokens for step in steps.values()), by_reason, staleness)

@@ -293,7 +293,7 @@ def test_a_call_that_spans_versions_says_which_token_came_from_which(tmp_path):
 def test_a_failed_engine_is_unhealthy_and_refuses(tmp_path):
     with serving(make_model(tmp_path)) as client:
         assert client.get("/health").status_code == 200
-        client.engine.rows.kv.flat = []
+        client.engine.policy.blocks[0].self_attn.o_proj = None
         assert ask(client, max_tokens=3)["finish_reason"] == "abort"
         assert client.get("/health").status_code == 500
         assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 503

@@ -90,14 +90,14 @@ def test_cache_rows_are_copied_and_swapped():
     cache = KVCache(policy.config, rows=3, length=8)
     ids = torch.randint(0, 97, (2, 5))
     policy.forward_cached(ids, torch.zeros(2, dtype=torch.long), cache, slice(0, 2))
-    first, second = cache.block[:, 0, :5].clone(), cache.block[:, 1, :5].clone()
+    first, second = cache.block[:, :, 0, :, :5].clone(), cache.block[:, :, 1, :, :5].clone()
     cache.copy_row(0, 2, 5)
     cache.swap_rows(0, 1, 5)
-    assert torch.equal(cache.block[:, 0, :5], second)
-    assert torch.equal(cache.block[:, 1, :5], first)
-    assert torch.equal(cache.block[:, 2, :5], first)
-    assert torch.equal(cache.keys[1][2, :, :5], first[1, :, 0].transpose(0, 1))
-    assert torch.equal(cache.values[1][2, :, :5], first[1, :, 1].transpose(0, 1))
+    assert torch.equal(cache.block[:, :, 0, :, :5], second)
+    assert torch.equal(cache.block[:, :, 1, :, :5], first)
+    assert torch.equal(cache.block[:, :, 2, :, :5], first)
+    assert torch.equal(cache.keys[1][2, :, :5], first[1, 0])
+    assert torch.equal(cache.values[1][2, :, :5], first[1, 1])
 
 
 def test_published_weights_restore_the_policy_bit_by_bit():

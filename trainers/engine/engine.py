@@ -245,7 +245,7 @@ class Engine:
         for position, (row, token) in enumerate(zip(index, tokens, strict=True)):
             sequence = self._active[row]
             if sequence.sampling.logprobs:
-                sequence.alternatives.append(_likeliest(sampled.scores_BV[position], sequence.sampling.logprobs))
+                sequence.alternatives.append(_likeliest(sampled.probs_BV[position].log(), sequence.sampling.logprobs))
             stop = sequence.matcher.feed(token) if sequence.matcher else None
             if token in sequence.stops:
                 ended.append((row, "stop", None if token in sequence.eos else token))

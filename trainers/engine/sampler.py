@@ -20,11 +20,11 @@ DRAWS = 64
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens [B] and their logprobs [B]; `scores_BV` are the logprobs of all tokens (-inf outside the kept set)."""
+    """Tokens [B], their logprobs [B], and the probabilities of all tokens (0 outside the kept set)."""
 
     tokens: Tensor
     logprobs: Tensor
-    scores_BV: Tensor
+    probs_BV: Tensor
 
 
 def truncate(scores_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
@@ -56,13 +56,13 @@ def sample(logits_BV: Tensor, temperature_B: Floats, top_k_B: Ints, top_p_B: Flo
         index = torch.from_numpy(np.flatnonzero(cut_B))
         kept = truncate(scores_BV[index], torch.from_numpy(top_k_B)[index], torch.from_numpy(top_p_B)[index])
         scores_BV = scores_BV.index_copy(0, index, kept)
-    scores_BV = scores_BV.log_softmax(-1)
-    cumulative_BV = scores_BV.exp().cumsum(-1)
+    probs_BV = scores_BV.softmax(-1)
+    cumulative_BV = probs_BV.cumsum(-1)
     point_B1 = torch.from_numpy(uniform_B)[:, None] * cumulative_BV[:, -1:]
-    tokens = torch.searchsorted(cumulative_BV, point_B1, right=True).clamp_(max=scores_BV.shape[-1] - 1)
+    tokens = torch.searchsorted(cumulative_BV, point_B1, right=True).clamp_(max=probs_BV.shape[-1] - 1)
     if greedy_B.any():
         tokens = torch.where(torch.from_numpy(greedy_B)[:, None], scores_BV.argmax(-1, keepdim=True), tokens)
-    logprobs = scores_BV.gather(1, tokens)
+    logprobs = probs_BV.gather(1, tokens).log_()
     if greedy_B.any():
-        logprobs = logprobs.masked_fill(torch.from_numpy(greedy_B)[:, None], 0.0)
-    return Sampled(tokens[:, 0], logprobs[:, 0], scores_BV)
+        logprobs.masked_fill_(torch.from_numpy(greedy_B)[:, None], 0.0)
+    return Sampled(tokens[:, 0], logprobs[:, 0], probs_BV)

@@ -82,7 +82,7 @@ def files_of_the_other():
 def connects(address, family=socket.AF_INET):
     with socket.socket(family) as probe:
         probe.settimeout(1)
-        return probe.connect_ex(address) == 0
+        return probe.connect_ex(address) == 0 and probe.getsockname() != probe.getpeername()  # not just itself
 
 
 def network():

@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine
 
 import harnessgym.store
 from harnessgym.errors import SchemaError, StoreError
@@ -37,30 +38,30 @@ def test_migrations_build_what_is_declared(path):
         assert store.read(revision_of) == HEAD
 
 
-def test_indexes_and_unique_constraints_are_those_declared(path):
-    with TraceStore.create(f"sqlite:///{path}"):
-        pass
-    migrated = sqlite3.connect(path)
-    declared = sqlite3.connect(path.parent / "declared.db")
-    from sqlalchemy import create_engine
+def describe(path: Path) -> dict[str, object]:
+    """Columns, references and indexes by table, as SQLite has them."""
+    raw = sqlite3.connect(path)
+    tables = [row[0] for row in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    indexes = raw.execute("SELECT tbl_name, name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()
+    found: dict[str, object] = {"indexes": sorted((table, name, " ".join(sql.split())) for table, name, sql in indexes)}
+    for table in sorted(set(tables) - {"alembic_version"}):
+        references = sorted(row[2:] for row in raw.execute(f"PRAGMA foreign_key_list({table})"))
+        unique = sorted(
+            tuple(column[2] for column in raw.execute(f"PRAGMA index_info({row[1]})"))
+            for row in raw.execute(f"PRAGMA index_list({table})")
+            if row[2]
+        )
+        found[table] = raw.execute(f"PRAGMA table_info({table})").fetchall(), references, unique
+    raw.close()
+    return found
 
+
+def test_columns_references_and_indexes_are_those_declared(path):
+    TraceStore.create(f"sqlite:///{path}").close()
     engine = create_engine(f"sqlite:///{path.parent / 'declared.db'}")
     metadata.create_all(engine)
     engine.dispose()
-
-    def columns(raw: sqlite3.Connection, pragma: str) -> list[tuple[object, ...]]:
-        names = [row[0] for row in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
-        return [(name, *row) for name in names if name != "alembic_version" for row in sorted(raw.execute(f"PRAGMA {pragma}({name})"))]
-
-    def indexed(raw: sqlite3.Connection) -> list[tuple[object, ...]]:
-        names = [row[0] for row in raw.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY 1")]
-        return [(name, *row) for name in names for row in raw.execute(f"PRAGMA index_info({name})")]
-
-    for pragma in ("table_info", "foreign_key_list"):
-        assert [row[2:] for row in columns(migrated, pragma)] == [row[2:] for row in columns(declared, pragma)]
-    assert indexed(migrated) == indexed(declared)
-    migrated.close()
-    declared.close()
+    assert describe(path) == describe(path.parent / "declared.db")
 
 
 def test_head_is_alembics_head():

@@ -67,5 +67,7 @@ def test_two_calls_cannot_share_an_ordinal(store, rollout_id):
 
 
 def test_sessions_of_a_rollout_come_in_order_of_opening(store, rollout_id):
-    opened = [store.write(lambda conn, n=number: sessions.add(conn, rollout_id, f"k{n}", sampling={})).id for number in range(5)]
+    opened = [
+        store.write(lambda conn, n=number: sessions.add(conn, rollout_id, f"k{n}", sampling={})).id for number in range(5)
+    ]
     assert store.read(lambda conn: sessions.of_rollout(conn, rollout_id)) == opened

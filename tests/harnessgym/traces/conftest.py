@@ -52,8 +52,8 @@ class SessionRecording:
         segment, new = self.forest.add_prompt(added, None if after is None else self._ends[after])
         ids = self.forest.ids(segment.id)
         intent = CallIntent(
-            call_id, self.id, self.rollout_id, len(self.calls), "chat", kind, "keep", new_id(), new_id(), len(ids), hash_ids(ids),
-            segment.id, "engine-0", sampling_applied=sampling or {"temperature": 1.0}, parent_call_id=after,
+            call_id, self.id, self.rollout_id, len(self.calls), "chat", kind, "keep", new_id(), new_id(), len(ids),
+            hash_ids(ids), segment.id, "engine-0", sampling_applied=sampling or {"temperature": 1.0}, parent_call_id=after,
             parent_evidence="none" if after is None else "token_prefix",
         )  # fmt: skip
         self.store.write(lambda conn: calls.intend(conn, intent, segment if new else None))

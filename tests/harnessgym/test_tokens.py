@@ -1,0 +1,87 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harnessgym.errors import TraceError
+from harnessgym.tokens import (
+    VersionSpan,
+    hash_completion,
+    hash_ids,
+    pack_ids,
+    pack_logprobs,
+    spans_of,
+    unpack_ids,
+    unpack_logprobs,
+    versions_of,
+)
+
+IDS = st.lists(st.integers(0, 2**31 - 1))
+
+
+@given(IDS)
+def test_ids_survive_packing(ids):
+    assert unpack_ids(pack_ids(ids)).tolist() == ids
+    assert len(pack_ids(ids)) == 4 * len(ids)
+
+
+@given(st.lists(st.floats(max_value=0.0, width=32, allow_nan=False)))
+def test_logprobs_survive_packing(logprobs):
+    assert unpack_logprobs(pack_logprobs(logprobs)).tolist() == logprobs
+
+
+def test_bytes_are_little_endian_whatever_the_machine():
+    assert pack_ids([1, 258]) == bytes([1, 0, 0, 0, 2, 1, 0, 0])
+    assert pack_logprobs([-1.0]) == bytes([0, 0, 0x80, 0xBF])
+
+
+def test_an_array_packs_like_a_list():
+    assert pack_ids(np.array([1, 2], dtype=np.int64)) == pack_ids([1, 2])  # type: ignore[arg-type]
+
+
+def test_an_id_that_does_not_fit_is_refused():
+    with pytest.raises(OverflowError):
+        pack_ids([2**31])
+
+
+def test_a_hash_names_exactly_its_bytes():
+    assert hash_ids([]) == xxhash.xxh3_128_hexdigest(b"")
+    assert hash_ids([1, 2]) == xxhash.xxh3_128_hexdigest(pack_ids([1, 2])) != hash_ids([2, 1])
+
+
+def test_a_completion_hash_covers_ids_logprobs_and_spans():
+    base = ([1, 2], [-0.5, -1.0], [VersionSpan(0, 2, 3)])
+    others = [
+        ([1, 3], *base[1:]),
+        (base[0], [-0.5, -1.5], base[2]),
+        (*base[:2], [VersionSpan(0, 2, 4)]),
+        (*base[:2], [VersionSpan(0, 1, 3), VersionSpan(1, 2, 3)]),
+    ]
+    assert len({hash_completion(*base), *(hash_completion(*other) for other in others)}) == 5
+    assert hash_completion(*base) == hash_completion(*base)
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+def test_spans_are_the_runs_of_versions(versions):
+    spans = spans_of(versions)
+    assert versions_of(spans, len(versions)).tolist() == versions
+    assert all(left.version != right.version for left, right in pairwise(spans))
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [],
+        [VersionSpan(0, 2, 1)],
+        [VersionSpan(1, 3, 1)],
+        [VersionSpan(0, 4, 1)],
+        [VersionSpan(0, 2, 1), VersionSpan(1, 3, 1)],
+        [VersionSpan(0, 0, 1), VersionSpan(0, 3, 1)],
+    ],
+)
+def test_spans_that_do_not_tile_the_completion_are_refused(spans):
+    with pytest.raises(TraceError, match=r"[Ss]pan"):
+        versions_of(spans, 3)

@@ -1,0 +1,76 @@
+"""A proxy process that is killed: what clients and the store see afterwards."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from harnessgym.rollout.control import ControlClient
+from harnessgym.store.workers import WorkerRow, upsert
+from tests.proxies.conftest import KEY, POLICY, MakeWorld, World
+
+pytestmark = pytest.mark.anyio
+HI = [{"role": "user", "content": "hi"}]
+SCRIPT = """
+import json, sys
+from proxies.app import ProxySettings, serve
+serve(ProxySettings(**json.loads(sys.argv[1])))
+"""
+
+
+class Slow:
+    """A worker kind for another process: `tests.proxies.test_proxy_crash:Slow`."""
+
+    def __new__(cls, address: str, *, version: int) -> Any:
+        from proxies.upstreams.scripted import ScriptedUpstream
+
+        ids = json.loads(address)
+        return ScriptedUpstream(lambda prompt, sampling: ids, chunk=1, delay_s=0.1, version=version)
+
+
+def spawn(world: World, harness: socket.socket, control: socket.socket) -> "subprocess.Popen[str]":
+    settings = {"store": world.store.url, "run_id": world.settings.run_id, "policy": str(POLICY), "control_key": KEY}
+    settings |= {"fd": harness.fileno(), "control_fd": control.fileno()}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(settings)]
+    fds = (harness.fileno(), control.fileno())
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, pass_fds=fds)
+
+
+def end(child: "subprocess.Popen[str]", number: int) -> None:
+    child.send_signal(number)
+    child.wait(10)
+    assert child.stdout is not None
+    child.stdout.close()
+
+
+async def test_a_killed_proxy_takes_up_its_intents_and_connections_queue(make_world: MakeWorld) -> None:
+    async with make_world("unused<|im_end|>") as world:
+        ids = world.text("one two three<|im_end|>")
+        row = WorkerRow("slow", world.settings.run_id, "tests.proxies.test_proxy_crash:Slow", json.dumps(ids), 0, "ready")
+        world.store.write(lambda conn: upsert(conn, row))
+        with socket.create_server(("127.0.0.1", 0)) as harness, socket.create_server(("127.0.0.1", 0)) as control:
+            url, control_url = (f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in (harness, control))
+            child = spawn(world, harness, control)
+            async with ControlClient(control_url, KEY) as client:
+                session = await client.open_session(world.rollout_id, sampling={"seed": 1})
+            body = {"model": "m", "messages": HI}
+            asking = asyncio.create_task(world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body))
+            call = await world.status(session, 0, "intent")
+            end(child, signal.SIGKILL)
+            with pytest.raises(Exception, match="disconnected|reset|closed"):
+                await asking
+            asking = asyncio.create_task(world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body))
+            await asyncio.sleep(0.1)
+            child = spawn(world, harness, control)
+            response = await asking
+            assert response.json()["choices"][0]["message"]["content"] == "one two three"
+            assert response.json()["id"].endswith(call.id)
+            (only,) = world.calls(session)
+            assert list(world.completion(session, only).ids) == ids
+            end(child, signal.SIGTERM)
+            assert child.returncode == 0
