@@ -62,7 +62,7 @@ class Row:
     calls_per_s: float
 
 
-async def engine_app(scope: Scope, receive: Receive, send: Send) -> None:
+async def engine_app(_: Scope, receive: Receive, send: Send) -> None:
     """Streams the answer in four chunks, as an engine would."""
     body = b""
     while True:
@@ -217,11 +217,13 @@ def main() -> None:
     global END  # noqa: PLW0603
     from tokenizers import Tokenizer
 
-    END = Tokenizer.from_file(str(POLICY / "tokenizer.json")).token_to_id("<|im_end|>")
+    END = Tokenizer.from_file(str(POLICY / "tokenizer.json")).token_to_id("<|im_end|>") or 0
     rows = asyncio.run(run(options.calls, options.wire))
     print(f"{'engine':10} {'stream':>6} {'conc':>4} {'calls':>6} {'p50 ms':>7} {'p99 ms':>7} {'cpu ms':>7} {'calls/s':>8}")
     for row in rows:
-        print(f"{row.engine:10} {row.stream!s:>6} {row.concurrency:4} {row.calls:6} {row.p50_ms:7.2f} {row.p99_ms:7.2f}", end="")
+        print(
+            f"{row.engine:10} {row.stream!s:>6} {row.concurrency:4} {row.calls:6} {row.p50_ms:7.2f} {row.p99_ms:7.2f}", end=""
+        )
         print(f" {row.cpu_ms_per_call:7.2f} {row.calls_per_s:8.1f}")
     out = Path("benchmarks/out/proxy_overhead.json")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -64,6 +64,7 @@ class Call:
     """How ids of its tool calls begin."""
     request: ModelRequest
     prompt: Prompt
+    prompt_len: int
     prompt_segment: str
     chain: str
     """Digest of the request's messages."""
@@ -100,6 +101,10 @@ class Call:
         """The call is committed, or has failed."""
         self.answer, self.problem = answer, problem
         self.wake()
+
+    def release(self) -> None:
+        """Let go of the tokens; what clients are shown stays."""
+        self.prompt, self.sampled = Prompt([], None, [], None), Sampled()
 
     def wake(self) -> None:
         """Tell every listener to look again."""

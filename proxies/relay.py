@@ -75,6 +75,11 @@ class Relay:
 
         Raises `RequestProblem` when there can be none. Awaits nothing, so that calls of a session are ordered as they came.
         """
+        if session.sealed:
+            raise RequestProblem(Problem("sealed", "This session was sealed while the request was read. Do not retry."))
+        if session.stale:
+            detail = "A write of this session failed; it is read again from the store once its calls have ended."
+            raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
         known = session.rejoin(arrival.digest, retry=arrival.retry)
         if known is not None:
             return known
@@ -133,6 +138,7 @@ class Relay:
         call = self._make(session, arrival, prompt, segment, chain, stored.id, stored.ordinal)
         feed = self._feed(call)
         feed.add(tokens.ids)
+        call.prompt_len = stored.prompt_len
         usage = Usage(stored.prompt_len, len(tokens.ids))
         self._settle(call, feed.finish(), stored.finish_reason or "stop", usage)
         session.recent.append(call)
@@ -143,8 +149,8 @@ class Relay:
             raise RequestProblem(
                 Problem(
                     "overflow",
-                    f"This model's maximum context length is {self.limits.max_length} tokens. However, your messages resulted in "
-                    f"{len(prompt.ids)} tokens. Please reduce the length of the messages.",
+                    f"This model's maximum context length is {self.limits.max_length} tokens. However, your messages resulted "
+                    f"in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
                 )
             )
 
@@ -162,6 +168,7 @@ class Relay:
             call_prefix=arrival.call_prefix,
             request=request,
             prompt=prompt,
+            prompt_len=len(prompt.ids),
             prompt_segment=segment.id,
             chain=chain,
             sampling=replace(sampling, seed=seed, stop=(*sampling.stop, *request.stop), stop_token_ids=stop_token_ids),
@@ -180,7 +187,7 @@ class Relay:
             history=session.row.history,
             request_digest=arrival.digest,
             chain_digest=call.chain,
-            prompt_len=len(call.prompt.ids),
+            prompt_len=call.prompt_len,
             prompt_hash=hash_ids(call.prompt.ids),
             prompt_segment=call.prompt_segment,
             upstream="",
@@ -223,6 +230,7 @@ class Relay:
         finally:
             self.in_flight -= 1
             session.live.pop(call.id, None)
+            call.release()
 
     async def _sample(self, session: Session, call: Call, feed: Feed) -> None:
         """Sample the answer, on another worker from the tokens so far whenever one is lost."""
@@ -271,7 +279,7 @@ class Relay:
 
     async def _commit(self, session: Session, call: Call, message: Message, status: CallStatus, started: float) -> None:
         sampled = call.sampled
-        usage = Usage(len(call.prompt.ids), len(sampled.ids), sampled.cached_tokens)
+        usage = Usage(call.prompt_len, len(sampled.ids), sampled.cached_tokens)
         segment = Segment(
             new_id(), session.row.id, "completion", call.prompt_segment, tuple(sampled.ids), tuple(sampled.logprobs)
         )

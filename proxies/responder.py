@@ -60,7 +60,7 @@ class Responder:
 
     async def _stream(self) -> None:
         call = self._call
-        request, prompt_tokens = call.request, len(call.prompt.ids)
+        request, prompt_tokens = call.request, call.prompt_len
         try:
             await self._begun()
             async with aclosing(self._dialect.stream(self._deltas(), call.stamp, request, prompt_tokens)) as events:  # type: ignore[type-var]

@@ -89,7 +89,8 @@ class Learner:
             load_weights(self.policy, weights)
             self.step, self.version = newest.step, newest.version
         else:
-            self._commit(Checkpoint(0, 0, published_weights(self.policy), {}, torch.get_rng_state(), None, {}))
+            optimizer = self.optimizer.state_dict()
+            self._commit(Checkpoint(0, 0, published_weights(self.policy), optimizer, torch.get_rng_state(), None, {}))
 
     def next_groups(self) -> list[LoadedGroup]:
         """Wait for the next batch: complete groups without a gap, none of them too stale."""

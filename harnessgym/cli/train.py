@@ -74,10 +74,8 @@ def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
     from harnessgym.supervisor.curve import draw_curve
     from harnessgym.supervisor.progress import read_metrics
     from harnessgym.supervisor.summary import summarise
-    from harnessgym.traces.account import exclude_rest
 
     folder = supervisor.folder
-    supervisor.store.write(lambda conn: exclude_rest(conn, supervisor.run_id))
     sandbox = json.loads((folder.root / "sandbox.json").read_text())
     summary = summarise(supervisor.store, folder, supervisor.stages, sandbox)
     write_json(folder.summary_path, summary)

@@ -68,10 +68,10 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
 
 
 def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:
-    """Record why tokens are not trained."""
+    """Record why tokens are not trained; what is recorded already keeps its first reason."""
     for item in items:
         values = {name: getattr(item, name) for name in ExcludedTokens.__dataclass_fields__}
-        conn.execute(insert(exclusions).values(id=new_id(), **values))
+        conn.execute(insert(exclusions).prefix_with("OR IGNORE").values(id=new_id(), **values))
 
 
 def steps(conn: Connection, policy_id: str) -> list[int]:

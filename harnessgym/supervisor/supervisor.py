@@ -13,6 +13,8 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.process import ProcessId, identify
 from harnessgym.registry import load
@@ -24,6 +26,7 @@ from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.supervisor.children import FATAL_EXIT, Children, ChildSpec
 from harnessgym.supervisor.sockets import Sockets, url_of
+from harnessgym.traces.account import exclude_rest
 
 _TICK_S = 0.1
 Notify = Callable[[str], None]
@@ -198,7 +201,13 @@ class Supervisor:
             "training": "evaluating_after" if self.config.evaluation.tasks else "done",
             "evaluating_after": "done",
         }
-        self.store.write(lambda conn: runs.set_status(conn, self.run_id, following[status]))
+        self.store.write(partial(self._enter, status=following[status]))
+
+    def _enter(self, conn: Connection, status: RunStatus) -> None:
+        """A run that is done has a closed account: what nothing trained is excluded in the same transaction."""
+        if status == "done":
+            exclude_rest(conn, self.run_id)
+        runs.set_status(conn, self.run_id, status)
 
     def _resumed_status(self) -> RunStatus:
         """The phase a failed run goes on with."""

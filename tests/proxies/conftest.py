@@ -74,7 +74,8 @@ class World:
 
     def prompt(self, session: OpenedSession, call: RecordedCall) -> list[int]:
         """A call's prompt, put together from the store alone."""
-        segments, ids, at = self.segments(session), list[int](), call.prompt_segment
+        segments, ids = self.segments(session), list[int]()
+        at: str | None = call.prompt_segment
         while at is not None:
             ids = [*segments[at].ids, *ids]
             at = segments[at].parent_id

@@ -127,11 +127,12 @@ async def test_harnesses_and_control_over_unix_sockets(make_world: MakeWorld) ->
 
 
 async def test_the_control_client_waits_for_a_proxy_that_restarts(make_world: MakeWorld) -> None:
-    with tempfile.TemporaryDirectory(prefix="hg-") as folder:
-        async with make_world("one<|im_end|>", control_uds=Path(folder) / "control.sock", control_port=None) as world:
-            async with ControlClient(world.proxy.control_address, KEY) as patient:
-                await world.stop()
-                opening = asyncio.create_task(patient.open_session(world.rollout_id))
-                await asyncio.sleep(0.3)
-                await world.start()
-                assert (await opening).key
+    folder = tempfile.TemporaryDirectory(prefix="hg-")
+    options = {"control_uds": Path(folder.name) / "control.sock", "control_port": None}
+    with folder:
+        async with make_world("one<|im_end|>", **options) as world, ControlClient(world.proxy.control_address, KEY) as patient:
+            await world.stop()
+            opening = asyncio.create_task(patient.open_session(world.rollout_id))
+            await asyncio.sleep(0.3)
+            await world.start()
+            assert (await opening).key

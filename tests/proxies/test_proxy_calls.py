@@ -1,6 +1,7 @@
 """Calls end to end over HTTP: what the engine is given, what is recorded, and when a client may see it."""
 
 import asyncio
+import itertools
 import json
 import sqlite3
 from collections.abc import Sequence
@@ -18,7 +19,12 @@ from tests.proxies.conftest import MakeWorld, World
 pytestmark = pytest.mark.anyio
 HI = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "get", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
-TOOLS = [{"type": "function", "function": {"name": "get", "description": "Get.", "parameters": {"type": "object", "properties": {"key": {}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "get", "description": "Get.", "parameters": {"type": "object", "properties": {"key": {}}}},
+    }
+]
 
 
 def scripted(world: World, name: str = "w0") -> ScriptedUpstream:
@@ -66,7 +72,7 @@ async def test_a_conversation_is_one_branch_of_exactly_the_engines_tokens(make_w
             assert column(world, call.id, "prompt_hash") == call_rows.prompt_fingerprint(asked.prompt)[1]
         texts = [world.text(text + "<|im_end|>") for text in ("one", "two words", "three")]
         assert [list(world.completion(session, call).ids) for call in recorded] == texts
-        for earlier, later in zip(recorded, recorded[1:], strict=False):
+        for earlier, later in itertools.pairwise(recorded):
             path = world.prompt(session, earlier) + list(world.completion(session, earlier).ids)
             assert world.prompt(session, later)[: len(path)] == path
             assert later.parent_call_id == earlier.id
@@ -179,7 +185,7 @@ async def test_nothing_a_client_can_act_on_comes_before_the_commit(make_world: M
         await asyncio.sleep(0.5)
         assert (b"Looking" in seen) is stream
         assert b"tool_calls" not in seen
-        assert b"finish_reason\":\"" not in seen
+        assert b'finish_reason":"' not in seen
         lock.execute("ROLLBACK")
         lock.close()
         await reading
@@ -221,8 +227,8 @@ async def leave_early(world: World, key: str, *, stream: bool = False) -> None:
     upstream = scripted(world)
     upstream.gate.clear()
     async with httpx.AsyncClient(trust_env=False) as impatient:
+        body = {"model": "m", "messages": HI, "stream": stream}
         with pytest.raises(httpx.ReadTimeout):
-            body = {"model": "m", "messages": HI, "stream": stream}
             await impatient.post(f"{world.proxy.url}/s/{key}/v1/chat/completions", json=body, timeout=0.3)
     await asyncio.sleep(0.05)
     upstream.gate.set()
@@ -230,7 +236,9 @@ async def leave_early(world: World, key: str, *, stream: bool = False) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("finished", [False, True])
-async def test_an_equal_body_after_a_lost_connection_is_the_same_call(make_world: MakeWorld, stream: bool, finished: bool) -> None:
+async def test_an_equal_body_after_a_lost_connection_is_the_same_call(
+    make_world: MakeWorld, stream: bool, finished: bool
+) -> None:
     async with make_world("one<|im_end|>", "two<|im_end|>") as world:
         session = await world.open()
         await leave_early(world, session.key, stream=stream)
@@ -266,8 +274,8 @@ async def test_a_call_nobody_waits_for_ends_after_its_grace_time(make_world: Mak
         await world.start()
         session = await world.open()
         async with httpx.AsyncClient(trust_env=False) as impatient:
+            body = {"model": "m", "messages": HI}
             with pytest.raises(httpx.ReadTimeout):
-                body = {"model": "m", "messages": HI}
                 await impatient.post(f"{world.proxy.url}/s/{session.key}/v1/chat/completions", json=body, timeout=0.5)
         call = await world.status(session, 0, "aborted")
         assert 0 < (call.completion_len or 0) < len(world.text("one two three four five<|im_end|>"))
@@ -306,7 +314,9 @@ async def test_another_worker_continues_a_lost_ones_answer(make_world: MakeWorld
 async def test_an_engine_that_refuses_or_miscounts_is_an_error(make_world: MakeWorld, stream: bool) -> None:
     async with make_world(upstreams={}) as world:
         ids = world.text("one two three<|im_end|>")
-        world.upstreams["w0"] = ScriptedUpstream([ids], failures=[Failure(0, lost=False), Failure(4, lost=False)], miscount=1, delay_s=0.02)
+        world.upstreams["w0"] = ScriptedUpstream(
+            [ids], failures=[Failure(0, lost=False), Failure(4, lost=False)], miscount=1, delay_s=0.02
+        )
         await world.stop()
         await world.start()
         session = await world.open()
@@ -315,7 +325,10 @@ async def test_an_engine_that_refuses_or_miscounts_is_an_error(make_world: MakeW
             if stream and turn:
                 assert response.status_code == 200
                 assert "error" in events(response.content)[-1]
-                assert all(not event.get("choices") or event["choices"][0]["finish_reason"] is None for event in events(response.content))
+                assert all(
+                    not event.get("choices") or event["choices"][0]["finish_reason"] is None
+                    for event in events(response.content)
+                )
             else:
                 assert response.status_code >= 500
         assert [call.status for call in world.calls(session)] == ["error"] * 3
@@ -356,3 +369,18 @@ async def test_a_stream_that_waits_is_kept_alive(make_world: MakeWorld) -> None:
         response = await world.chat(session.key, HI, stream=True)
         assert b"\n:" in response.content
         assert streamed_text(response.content) == "one"
+
+
+async def test_after_a_failed_write_the_session_is_read_again(make_world: MakeWorld) -> None:
+    async with make_world("one<|im_end|>", "two<|im_end|>", "three<|im_end|>") as world:
+        session = await world.open()
+        messages = await converse(world, session.key, 1)
+        trigger = "CREATE TRIGGER refuse BEFORE INSERT ON bodies BEGIN SELECT RAISE(ABORT, 'no more'); END"
+        world.store.write(lambda conn: conn.exec_driver_sql(trigger))
+        failed = await world.chat(session.key, messages)
+        assert failed.status_code >= 500
+        world.store.write(lambda conn: conn.exec_driver_sql("DROP TRIGGER refuse"))
+        assert (await world.chat(session.key, messages)).status_code == 200
+        one, three = world.calls(session)
+        assert (three.ordinal, three.parent_call_id) == (1, one.id)
+        assert world.prompt(session, three) == list(scripted(world).asked[-1].prompt)

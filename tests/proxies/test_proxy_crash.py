@@ -34,7 +34,12 @@ class Slow:
 
 
 def spawn(world: World, harness: socket.socket, control: socket.socket) -> "subprocess.Popen[str]":
-    settings = {"store": world.store.url, "run_id": world.settings.run_id, "policy": str(POLICY), "control_key": KEY}
+    settings: dict[str, object] = {
+        "store": world.store.url,
+        "run_id": world.settings.run_id,
+        "policy": str(POLICY),
+        "control_key": KEY,
+    }
     settings |= {"fd": harness.fileno(), "control_fd": control.fileno()}
     command = [sys.executable, "-c", SCRIPT, json.dumps(settings)]
     fds = (harness.fileno(), control.fileno())
@@ -62,7 +67,7 @@ async def test_a_killed_proxy_takes_up_its_intents_and_connections_queue(make_wo
             asking = asyncio.create_task(world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body))
             call = await world.status(session, 0, "intent")
             end(child, signal.SIGKILL)
-            with pytest.raises(Exception, match="disconnected|reset|closed"):
+            with pytest.raises(Exception, match=r"disconnected|reset|closed"):
                 await asking
             asking = asyncio.create_task(world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body))
             await asyncio.sleep(0.1)

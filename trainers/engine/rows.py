@@ -14,6 +14,10 @@ from trainers.engine.sampler import DRAWS
 from trainers.policy import KVCache, PolicyConfig
 
 
+_WORTH = 8
+"""Shorter prefixes are computed again: chance matches would cost more than they save."""
+
+
 class Rows:
     """Per row: tokens, how many of them have keys and values, salt, and the sampling state of a running sequence."""
 
@@ -108,7 +112,7 @@ class Rows:
         shared = np.where(differs.any(1), differs.argmax(1), len(tokens))
         shared = np.minimum(shared, self.computed[rows] if among is None else self.length[rows])
         best = int(shared.argmax())
-        return int(rows[best]), int(shared[best])
+        return (int(rows[best]), int(shared[best])) if shared[best] >= _WORTH else (0, 0)
 
     def _victim(self) -> int:
         """An empty row, or else the one that has gone unused the longest, among those that hold no running sequence."""

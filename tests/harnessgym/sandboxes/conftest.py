@@ -39,7 +39,9 @@ class StubProxy:
                 if path.startswith("/barrier/"):
                     await self.barrier(int(path.rsplit("/", 1)[1]))
                 data = json.dumps(answer(path)).encode()
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+                )
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass

@@ -89,19 +89,53 @@ def network():
     open_ports = [port for port in range(1, 65536) if connects(("127.0.0.1", port))]
     outside = [("192.0.2.1", 80), ("169.254.169.254", 80), ("8.8.8.8", 53), ("127.0.0.1", int(HOST_PORT)), ("10.0.0.1", 22)]
     reached = [address for address in outside if connects(address)]
-    for family, address in ((socket.AF_INET6, ("::1", int(HOST_PORT))), (socket.AF_UNIX, PROXY_SOCKET), (socket.AF_UNIX, f"\0{OTHER}")):
+    for family, address in (
+        (socket.AF_INET6, ("::1", int(HOST_PORT))),
+        (socket.AF_UNIX, PROXY_SOCKET),
+        (socket.AF_UNIX, f"\0{OTHER}"),
+    ):
         if succeeds(lambda family=family, address=address: socket.socket(family).connect(address)):
             reached.append(address)
-    families = [number for number in range(46) if succeeds(lambda number=number: socket.socket(number, socket.SOCK_STREAM).close())]
+    families = [
+        number for number in range(46) if succeeds(lambda number=number: socket.socket(number, socket.SOCK_STREAM).close())
+    ]
     interfaces = [name for _, name in socket.if_nameindex()]
     return {"open_ports": open_ports, "reached": reached, "families": families, "interfaces": interfaces}
 
 
 def writable():
-    places = ["/", "/usr", "/etc", "/run", "/run/harnessgym", "/bin", "/lib", "/home", "/dev", "/proc", "/proc/sys/kernel", sys.prefix]
-    places += [sys.base_prefix, os.path.dirname(sys.argv[0]), os.path.dirname(os.__file__), HOST_ROOT, "/var", "/sys", "/root", "/srv"]
+    places = [
+        "/",
+        "/usr",
+        "/etc",
+        "/run",
+        "/run/harnessgym",
+        "/bin",
+        "/lib",
+        "/home",
+        "/dev",
+        "/proc",
+        "/proc/sys/kernel",
+        sys.prefix,
+    ]
+    places += [
+        sys.base_prefix,
+        os.path.dirname(sys.argv[0]),
+        os.path.dirname(os.__file__),
+        HOST_ROOT,
+        "/var",
+        "/sys",
+        "/root",
+        "/srv",
+    ]
     inside = [place for place in places if succeeds(lambda place=place: open(f"{place}/x-{ME}", "w").close())]
-    for path in (sys.argv[0], "/etc/passwd", "/proc/sys/kernel/core_pattern", "/proc/sys/vm/drop_caches", "/proc/sysrq-trigger"):
+    for path in (
+        sys.argv[0],
+        "/etc/passwd",
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/vm/drop_caches",
+        "/proc/sysrq-trigger",
+    ):
         if succeeds(lambda path=path: open(path, "a").close()):
             inside.append(path)
     return inside

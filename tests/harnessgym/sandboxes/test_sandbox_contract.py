@@ -27,7 +27,9 @@ def running(mark):
 async def test_a_command_runs_in_its_workspace_with_its_environment(backend):
     async with backend.open(Limits()) as sandbox:
         await sandbox.write("deep/er/in.txt", b"hello")
-        result = await sandbox.exec(["sh", "-c", 'cat in.txt; echo "$WORD" >&2; cat; exit 3'], env={"WORD": "w"}, cwd="deep/er", stdin=b"!")
+        result = await sandbox.exec(
+            ["sh", "-c", 'cat in.txt; echo "$WORD" >&2; cat; exit 3'], env={"WORD": "w"}, cwd="deep/er", stdin=b"!"
+        )
         assert (result.exit_code, result.signal, result.stdout, result.stderr) == (3, None, b"hello!", b"w\n")
         assert not result.ok
         assert not result.timed_out
@@ -195,10 +197,17 @@ async def test_files_go_in_and_out(backend, tmp_path):
         await sandbox.upload(tmp_path / "in", "got")
         await sandbox.upload(tmp_path / "in" / "a", "single")
         assert await sandbox.read("single") == b"\0a"
-        assert (await sandbox.exec(["sh", "-c", "cat got/sub/b; mv got moved; rm single; chmod 0 moved/a; chmod 600 moved/a"])).ok
+        assert (
+            await sandbox.exec(["sh", "-c", "cat got/sub/b; mv got moved; rm single; chmod 0 moved/a; chmod 600 moved/a"])
+        ).ok
         await sandbox.download(".", tmp_path / "out")
         await sandbox.download("moved/sub", tmp_path / "sub")
-    assert sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*")) == ["moved", "moved/a", "moved/sub", "moved/sub/b"]
+    assert sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*")) == [
+        "moved",
+        "moved/a",
+        "moved/sub",
+        "moved/sub/b",
+    ]
     assert (tmp_path / "sub" / "b").read_bytes() == b"b"
 
 
@@ -294,7 +303,10 @@ print(anthropic.Anthropic().messages.create(model="m", max_tokens=1, messages=[]
         for warm in ("openai", "anthropic"):
             result = await sandbox.exec(["python", path], env=env, prewarm=Prewarm(warm), readable=[path])
             assert (result.stdout, result.exit_code) == (b"done\ndone\n", 0), result.stderr
-    keys = [(path, headers.get("x-api-key") or headers["authorization"].removeprefix("Bearer ")) for path, headers, _ in stub.requests]
+    keys = [
+        (path, headers.get("x-api-key") or headers["authorization"].removeprefix("Bearer "))
+        for path, headers, _ in stub.requests
+    ]
     assert keys == [("/v1/chat/completions", "one"), ("/v1/messages", "two")] * 2
 
 

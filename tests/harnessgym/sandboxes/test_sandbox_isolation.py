@@ -82,7 +82,9 @@ while True:
 async def test_the_scratch_folders_are_bounded(bubblewrap):
     async with bubblewrap.open(Limits()) as sandbox:
         for folder in ("/tmp", "/home/agent", "/dev/shm"):
-            result = await sandbox.exec(["sh", "-c", f"head -c 100000000 /dev/zero > {folder}/big; stat -c %s {folder}/big; rm {folder}/big"])
+            result = await sandbox.exec(
+                ["sh", "-c", f"head -c 100000000 /dev/zero > {folder}/big; stat -c %s {folder}/big; rm {folder}/big"]
+            )
             assert b"No space left" in result.stderr
             assert int(result.stdout) <= 64 << 20
 

@@ -21,7 +21,11 @@ def workspace(tmp_path_factory):
     return made
 
 
-@given(folders=st.lists(names.map(lambda name: f"d{name}"), max_size=4), name=names.map(lambda name: f"f{name}"), data=st.binary(max_size=500))
+@given(
+    folders=st.lists(names.map(lambda name: f"d{name}"), max_size=4),
+    name=names.map(lambda name: f"f{name}"),
+    data=st.binary(max_size=500),
+)
 def test_what_is_written_is_read_back(workspace, folders, name, data):
     path = "/".join([*folders, name])
     workspace.write(path, data)

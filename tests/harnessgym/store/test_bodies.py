@@ -21,12 +21,16 @@ def rebuilt(body: bytes) -> bytes:
 
 
 @given(
-    st.fixed_dictionaries({"model": st.text(), "messages": st.lists(JSON, max_size=5)}, optional={"tools": JSON, "input": JSON}),
+    st.fixed_dictionaries(
+        {"model": st.text(), "messages": st.lists(JSON, max_size=5)}, optional={"tools": JSON, "input": JSON}
+    ),
     st.booleans(),
     st.sampled_from([None, (",", ":"), (" , ", " : "), (",\n", ":\t")]),
     st.sampled_from([None, 2]),
 )
-def test_json_bodies_come_back(body: dict[str, Any], ascii_only: bool, separators: tuple[str, str] | None, indent: int | None) -> None:
+def test_json_bodies_come_back(
+    body: dict[str, Any], ascii_only: bool, separators: tuple[str, str] | None, indent: int | None
+) -> None:
     raw = json.dumps(body, ensure_ascii=ascii_only, separators=separators, indent=indent).encode(errors="surrogatepass")
     assert rebuilt(raw) == raw
 

@@ -58,7 +58,9 @@ def test_equal_prompts_share_a_segment_and_every_token_is_stored_once(
     for _, prompt, completion, _ in calls:
         assert forest.path(completion.id)[-2:] == [prompt, completion]
     assert {leaf.id for leaf in forest.leaves()} == {
-        completion.id for _, _, completion, _ in calls if not any(prompt.parent_id == completion.id for _, prompt, _, _ in calls)
+        completion.id
+        for _, _, completion, _ in calls
+        if not any(prompt.parent_id == completion.id for _, prompt, _, _ in calls)
     }
 
 
@@ -91,7 +93,12 @@ def test_an_answer_is_recognised_as_clients_replay_it() -> None:
     prompt, _ = forest.add_prompt([1], None)
     forest.add_completion("c", prompt.id, [2], [0.0], digest)
     forest.add_replays(chain[-1], answer, digest)
-    for replayed in (answer, Message("assistant", " one \n"), Message("assistant", "one"), replace(answer, reasoning="because")):
+    for replayed in (
+        answer,
+        Message("assistant", " one \n"),
+        Message("assistant", "one"),
+        replace(answer, reasoning="because"),
+    ):
         request = (*asked, replayed, Message("user", "more"))
         found = forest.attach(forest.chain(CONTEXT, request))
         assert found is not None
