@@ -10,22 +10,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import Connection, func, select
 
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, runs
+from harnessgym.store import TraceStore, rollouts, runs
 from harnessgym.store.calls import FINISHED
 from harnessgym.store.tables import calls, trained
 from harnessgym.supervisor.progress import read_metrics
 from harnessgym.traces.verify import verify
 
-VICTIMS = ("proxy", "engine-0", "engine-1", "node", "trainer", "supervisor")
+VICTIMS = ("proxy", "engine", "node", "trainer", "supervisor")
+"""Kinds of process. Of the engines, one is picked at random each time."""
 _PATIENCE_S = 120.0
+T = TypeVar("T")
 
 
 @dataclass
@@ -72,7 +75,7 @@ class Campaign:
                 time.sleep(draw.uniform(0.0, 1.2))
                 if self._steps() >= self._total():
                     break
-                self._kill(victim, report)
+                self._kill(victim, draw.choice(("engine-0", "engine-1")) if victim == "engine" else victim, report)
             self._wait(self._finished, "the end")
         finally:
             if self._supervisor is not None and self._supervisor.poll() is None:
@@ -89,7 +92,7 @@ class Campaign:
         with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
             self._supervisor = subprocess.Popen([*command, *settings], stdout=log, stderr=log)
 
-    def _kill(self, victim: str, report: Report) -> None:
+    def _kill(self, kind: str, victim: str, report: Report) -> None:
         self._wait(lambda: self._process(victim) is not None, f"a running {victim}")
         self._committed |= self._read(_committed_calls)
         process = self._process(victim)
@@ -103,8 +106,8 @@ class Campaign:
             self._start()
         before = self._progress()
         self._wait(lambda: self._progress() > before, f"progress after {victim} was killed")
-        report.kills[victim] = report.kills.get(victim, 0) + 1
-        report.recovery_s.setdefault(victim, []).append(time.monotonic() - killed)
+        report.kills[kind] = report.kills.get(kind, 0) + 1
+        report.recovery_s.setdefault(kind, []).append(time.monotonic() - killed)
 
     def _process(self, victim: str) -> ProcessId | None:
         if victim == "supervisor":
@@ -127,8 +130,6 @@ class Campaign:
             report.findings = [f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings]
             run = store.read(runs.only)
             assert run is not None
-            from harnessgym.store import rollouts
-
             report.failed_rollouts = store.read(lambda conn: rollouts.rollout_states(conn, run.id)).get("failed", 0)
 
     def _finished(self) -> bool:
@@ -148,14 +149,14 @@ class Campaign:
     def _total(self) -> int:
         return RunFolder(self.folder).config().trainer.steps
 
-    def _read(self, work):  # type: ignore[no-untyped-def]
+    def _read(self, work: Callable[[Connection | None], T]) -> T:
         folder = RunFolder(self.folder)
         if not folder.processes_path.exists():  # the store is not there yet
             return work(None)
         with TraceStore.open(folder.store_url()) as store:
             return store.read(work)
 
-    def _wait(self, condition, what: str) -> None:  # type: ignore[no-untyped-def]
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             if self._supervisor is not None and self._supervisor.poll() not in (None, 0):
@@ -181,5 +182,5 @@ def _number_of_calls(conn: Connection | None) -> int:
 
 def _trained_twice(conn: Connection | None) -> int:
     assert conn is not None
-    seen = [rollout for rollout, in conn.execute(select(trained.c.rollout_id))]
+    seen = [rollout for (rollout,) in conn.execute(select(trained.c.rollout_id))]
     return len(seen) - len(set(seen))

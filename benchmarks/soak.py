@@ -42,7 +42,8 @@ def main() -> None:
         number = len(done)
         folder = _ROOT / f"campaign-{number:03d}"
         shutil.rmtree(folder, ignore_errors=True)
-        victims = random.Random(options.seed * 1000 + number).sample(list(VICTIMS) * _PER_CAMPAIGN, len(VICTIMS) * _PER_CAMPAIGN)
+        victims = list(VICTIMS) * _PER_CAMPAIGN
+        random.Random(options.seed * 1000 + number).shuffle(victims)
         sizes = ["--trainer.steps", str(len(victims) + 2), "--trainer.groups_per_step", "4", "--trainer.group_size", "4"]
         report = Campaign(folder, victims, options.seed * 1000 + number, sizes).run()
         done.append(asdict(report))

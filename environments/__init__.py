@@ -1,0 +1,1 @@
+"""Environments: task sets and their graders, one folder each. Named in `harnessgym/registry.py`."""

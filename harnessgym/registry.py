@@ -9,7 +9,9 @@ from typing import Any, Literal
 from harnessgym.config import nearest
 from harnessgym.errors import ConfigError
 
-Kind = Literal["task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "service", "settings"]
+Kind = Literal[
+    "task_set", "harness", "sandbox", "algorithm", "advantage", "loss", "correction", "grader", "dialect", "service", "settings"
+]
 
 REGISTRY: dict[Kind, dict[str, str]] = {
     "task_set": {"lookup": "environments.lookup:LookupTasks"},
@@ -23,6 +25,8 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "grpo": "trainers.advantages.group_relative:grpo",
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
     },
+    "loss": {"clipped": "trainers.losses.clipped:clipped_surrogate"},
+    "correction": {"truncated": "trainers.corrections.importance_sampling:truncated"},
     "grader": {},
     "dialect": {"chat": "proxies.dialects.chat:Chat", "messages": "proxies.dialects.messages:Messages"},
     "service": {

@@ -143,8 +143,11 @@ class SandboxBackend(Protocol):
     """What a node opens once. Leaving it ends every sandbox it opened."""
 
     capabilities: frozenset[Capability]
-    settings: type[BaseModel]
-    """What its constructor takes."""
+
+    @property
+    def settings(self) -> type[BaseModel]:
+        """What its constructor takes."""
+        ...
 
     @staticmethod
     def unavailable() -> str | None:

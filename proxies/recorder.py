@@ -5,16 +5,13 @@ noted in passing and shares a later transaction.
 """
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Literal, TypeVar
 
-from sqlalchemy import Connection
-
 from harnessgym.store import calls
-from harnessgym.store.bodies import split_body
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
-from harnessgym.store.trace_store import TraceStore
+from harnessgym.store.trace_store import TraceStore, Work
 
 T = TypeVar("T")
 Delivery = Literal["delivered", "acknowledged", "undelivered"]
@@ -32,12 +29,7 @@ class Recorder:
 
     def intend(self, intent: CallIntent, segment: Segment | None, body: bytes) -> "Future[None]":
         """Queue a call's intent with its new prompt tokens and its request body; all become durable together."""
-
-        def work(conn: Connection) -> None:
-            calls.intend(conn, intent, segment)
-            calls.add_body(conn, intent.id, "request", split_body(body))
-
-        return self._submit(work)
+        return self._submit(lambda conn: calls.intend(conn, intent, segment, body))
 
     async def finish(self, outcome: CallOutcome) -> None:
         """Commit a call's tokens and outcome."""
@@ -62,7 +54,7 @@ class Recorder:
             self._timer = None
         self._submit_notes()
 
-    async def write(self, work: Callable[[Connection], T]) -> T:
+    async def write(self, work: Work[T]) -> T:
         """Commit anything else."""
         return await self.wait(self._submit(work))
 
@@ -71,26 +63,13 @@ class Recorder:
         """Wait for a commit. Raises `StoreError` if the store refused."""
         return await asyncio.shield(asyncio.wrap_future(future))
 
-    def _submit(self, work: Callable[[Connection], T]) -> "Future[T]":
-        if not self._notes:
-            return self._store.submit(work)
-        notes, self._notes = self._notes, {}
-
-        def both(conn: Connection) -> T:
-            _write_notes(conn, notes)
-            return work(conn)
-
-        return self._store.submit(both)
+    def _submit(self, work: Work[T]) -> "Future[T]":
+        self._submit_notes()
+        return self._store.submit(work)
 
     def _submit_notes(self) -> None:
-        if self._notes:
-            notes, self._notes = self._notes, {}
-            self._store.submit(lambda conn: _write_notes(conn, notes))
-
-
-def _write_notes(conn: Connection, notes: dict[str, Delivery]) -> None:
-    by_delivery: dict[Delivery, list[str]] = {}
-    for call_id, delivery in notes.items():
-        by_delivery.setdefault(delivery, []).append(call_id)
-    for delivery, call_ids in by_delivery.items():
-        calls.observe(conn, call_ids, delivery)
+        notes, self._notes = self._notes, {}
+        for delivery in set(notes.values()):
+            self._store.submit(
+                partial(calls.observe, call_ids=[key for key, found in notes.items() if found == delivery], status=delivery)
+            )

@@ -8,7 +8,7 @@ SMALL = ["--trainer.steps", "5", "--trainer.groups_per_step", "2", "--trainer.gr
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(("victim", "seed"), [("proxy", 1), ("engine-0", 2), ("node", 3), ("trainer", 4), ("supervisor", 5)])
+@pytest.mark.parametrize(("victim", "seed"), [("proxy", 1), ("engine", 2), ("node", 3), ("trainer", 4), ("supervisor", 5)])
 def test_killed_three_times_nothing_is_lost_and_nothing_trained_twice(tmp_path, victim, seed):
     report = Campaign(tmp_path / "run", [victim] * 3, seed, SMALL).run()
     assert report.kills == {victim: 3}

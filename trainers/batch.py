@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ class LoadedGroup:
 
 def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
     """Read a complete group's rows."""
-    found = [store.read(lambda conn, m=member: rows_of(conn, m.rollout_id, group_id=group.id)) for member in group.members]
+    found = [store.read(partial(rows_of, rollout_id=member.rollout_id, group_id=group.id)) for member in group.members]
     excluded = [
         ExcludedTokens(member.rollout_id, item.call_id, item.start, item.end, item.reason)
         for member, trajectory in zip(group.members, found, strict=True)

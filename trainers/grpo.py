@@ -102,8 +102,8 @@ class Learner:
                 if group.id not in loaded:
                     loaded[group.id] = load_group(self.store, group)
             stale = [g for g in loaded.values() if g.staleness(self.version) > self.config.trainer.max_staleness]
-            for group in stale:
-                self._drop(loaded.pop(group.group.id))
+            for item in stale:
+                self._drop(loaded.pop(item.group.id))
             if len(ready) == wanted and not stale:
                 return [loaded[group.id] for group in ready]
             time.sleep(_POLL_S)
@@ -133,7 +133,8 @@ class Learner:
         pairs = [(row, value) for row, value in zip(batch.rows, batch.advantages, strict=True) if value != 0.0]
         if not pairs:
             return {}
-        update = policy_update(self.policy, self.optimizer, *zip(*pairs, strict=True), self.settings)
+        rows, advantages = [row for row, _ in pairs], [value for _, value in pairs]
+        update = policy_update(self.policy, self.optimizer, rows, advantages, self.settings)
         return {name: float(getattr(update, name)) for name in update.__dataclass_fields__}
 
     def log(self, metrics: dict[str, float]) -> None:

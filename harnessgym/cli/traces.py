@@ -45,16 +45,18 @@ def verify_command(source: _Source, run: Annotated[str | None, typer.Option(help
 
 @app.command("show")
 def show_command(
-    source: _Source, rollout: Annotated[str | None, typer.Argument(help="Rollout id, or how it begins.")] = None
+    source: _Source,
+    rollout: Annotated[str | None, typer.Argument(help="Rollout id, or how it begins.")] = None,
+    limit: Annotated[int, typer.Option(help="Rollouts to list.")] = 30,
 ) -> None:
-    """List rollouts, or the calls of one as the forest they form."""
+    """List the newest rollouts, or the calls of one as the forest they form."""
     from rich.console import Console
 
     from harnessgym.store import TraceStore
 
     with TraceStore.open(store_url(source)) as store:
         if rollout is None:
-            Console().print(store.read(_rollouts))
+            Console().print(store.read(lambda conn: _rollouts(conn, limit)))
         else:
             Console().print(store.read(lambda conn: _forest(conn, rollout)))
 
@@ -99,36 +101,30 @@ def _findings(report: "Report") -> "Table":
     return table
 
 
-def _rollouts(conn: "Connection") -> "Table":
+def _rollouts(conn: "Connection", limit: int) -> "Table":
     from rich.table import Table
-    from sqlalchemy import func, select
 
-    from harnessgym.store.tables import calls, groups, rollouts
+    from harnessgym.store.listing import newest_rollouts
 
-    own = [rollouts.c[name] for name in ("id", "harness", "slot", "attempt", "status", "stop_reason", "verdict")]
-    made = [func.count(calls.c.id).label("calls"), func.coalesce(func.sum(calls.c.completion_len), 0).label("tokens")]
-    query = select(groups.c.purpose, groups.c.ordinal.label("group"), *own, *made).join(
-        groups, groups.c.id == rollouts.c.group_id
-    )
-    query = query.outerjoin(calls, calls.c.rollout_id == rollouts.c.id).group_by(rollouts.c.id)
-    found = conn.execute(query.order_by(groups.c.purpose, groups.c.ordinal, rollouts.c.slot, rollouts.c.attempt))
-    table = Table(*found.keys(), title="Rollouts", title_justify="left")
-    for row in found:
-        table.add_row(*("" if value is None else str(value) for value in row))
+    table = Table("id", "group", "harness", "try", "ended", "verdict", "reward", "calls", "tokens", title_justify="left")
+    table.title = f"The newest {limit} rollouts"
+    table.columns[0].no_wrap = True
+    for row in newest_rollouts(conn, limit):
+        place = f"{row.purpose} {row.ordinal}.{row.slot}"
+        ended, reward = row.stop_reason or row.status, "" if row.reward is None else f"{row.reward:g}"
+        table.add_row(row.id, place, row.harness, str(row.attempt), ended, row.verdict, reward, str(row.calls), str(row.tokens))
     return table
 
 
 def _forest(conn: "Connection", prefix: str) -> "Group":
     """The calls of one rollout, session by session."""
     from rich.console import Group
-    from sqlalchemy import select
 
     from harnessgym.errors import StoreError
     from harnessgym.store import calls, sessions
-    from harnessgym.store.tables import rollouts
+    from harnessgym.store.listing import rollouts_beginning
 
-    query = select(rollouts.c.id).where(rollouts.c.id.startswith(prefix, autoescape=True)).limit(2)
-    found = list(conn.execute(query).scalars())
+    found = rollouts_beginning(conn, prefix)
     if len(found) != 1:
         problem = "No rollout begins" if not found else "More than one rollout begins"
         raise StoreError(f"{problem} with {prefix!r}. `harnessgym traces show` without a rollout lists them.")

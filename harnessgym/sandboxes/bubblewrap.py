@@ -71,7 +71,6 @@ class Bubblewrap(LocalBackend):
 
     name = "bubblewrap"
     settings = BubblewrapSettings
-    unavailable = staticmethod(bubblewrap_available)
     capabilities = frozenset({Capability.NETWORK, Capability.FILES, Capability.PROCESSES, Capability.PREWARM})
 
     def __init__(self, settings: BubblewrapSettings | None = None) -> None:
@@ -81,6 +80,11 @@ class Bubblewrap(LocalBackend):
         if self._own.proxy_socket_dir is not None:
             self.proxy_url = f"http://127.0.0.1:{self._own.port}"
             self.relay = Relay(self._own.proxy_socket_dir / "proxy.sock")
+
+    @staticmethod
+    def unavailable() -> str | None:
+        """See `bubblewrap_available`."""
+        return bubblewrap_available()
 
     async def __aenter__(self) -> Self:
         problem = bubblewrap_available(self._own.bwrap)

@@ -1,6 +1,7 @@
 """The node's side of a fork server: starts it, orders rollouts from it, starts it again when it has died."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -180,13 +181,13 @@ class ForkServer:
         try:
             done, _ = await asyncio.wait({watching}, timeout=timeout_s)
             if not done:
-                channel.send(b"K")
+                _stop(channel)
                 await asyncio.wait({watching}, timeout=_DEATH_S)
                 if not watching.done():
                     raise SandboxError(f"A rollout's init did not end it within {_DEATH_S:.0f} s of its timeout.")
             return watching.result(), not done
         except asyncio.CancelledError:
-            channel.send(b"K")
+            _stop(channel)
             await asyncio.wait({watching}, timeout=_DEATH_S)
             raise
         finally:
@@ -230,6 +231,11 @@ async def _watch(channel: socket.socket, on_listener: OnListener | None) -> Even
                 raise SandboxError(f"The sandbox could not be set up: {event.message}.")
             if event.kind == "exited":
                 return event
+
+
+def _stop(channel: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # its init has already gone
+        channel.send(b"K")
 
 
 async def _readable(channel: socket.socket) -> None:

@@ -258,12 +258,17 @@ class LocalBackend:
 def _claim(root: Path) -> tuple[Path, int]:
     """Makes this node's folder and locks it, after removing the unlocked folders of nodes that died."""
     root.mkdir(parents=True, exist_ok=True, mode=0o711)
-    for folder in root.glob(f"{_LABEL}*"):
-        _remove_if_abandoned(folder)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_LABEL}{os.getpid()}-", dir=root))
-    folder.chmod(0o711)
-    lease = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lease, fcntl.LOCK_EX)
+    gate = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(gate, fcntl.LOCK_EX)  # nobody looks between the making of a folder and its lock
+        for folder in root.glob(f"{_LABEL}*"):
+            _remove_if_abandoned(folder)
+        folder = Path(tempfile.mkdtemp(prefix=f"{_LABEL}{os.getpid()}-", dir=root))
+        folder.chmod(0o711)
+        lease = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(lease, fcntl.LOCK_EX)
+    finally:
+        os.close(gate)
     return folder, lease
 
 

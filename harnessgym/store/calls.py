@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
-from harnessgym.store.bodies import SplitBody, join_body
+from harnessgym.store.bodies import SplitBody, join_body, split_body
 from harnessgym.store.tables import bodies, calls, messages, new_id, segments
 from harnessgym.tokens import (
     TokenIds,
@@ -118,12 +118,14 @@ class RecordedCall:
     usage: dict[str, int]
 
 
-def intend(conn: Connection, intent: CallIntent, segment: Segment | None) -> None:
-    """Write a call's intent, with its prompt segment unless the store has that already."""
+def intend(conn: Connection, intent: CallIntent, segment: Segment | None, body: bytes | None = None) -> None:
+    """Write a call's intent, with its prompt segment unless the store has that already, and with the request's body."""
     if segment is not None:
         _insert_segment(conn, segment)
     values = {name: getattr(intent, name) for name in CallIntent.__dataclass_fields__}
     conn.execute(_INSERT_CALL, {**values, "status": "intent"})
+    if body is not None:
+        add_body(conn, intent.id, "request", split_body(body))
 
 
 def finish(conn: Connection, outcome: CallOutcome) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -158,10 +159,7 @@ def test_tools_are_called_and_the_answer_is_written(name, options, tmp_path):
     assert results(name, requests[-1][2]) == expected(CALLS)
     assert answer == "47"
     assert "answer: 47" in log
-    assert all(
-        "k-1" in (headers.get("authorization", "") + headers.get("x-api-key", "")).lower() or "k-1" in str(headers)
-        for _, headers, _ in requests
-    )
+    assert all("k-1" in str(headers) for _, headers, _ in requests)
 
 
 @BOTH
@@ -169,7 +167,7 @@ def test_tools_are_called_and_the_answer_is_written(name, options, tmp_path):
 def test_each_request_continues_the_one_before(name, options, tmp_path):
     requests, _, _ = run(name, [CALLS[:1], CALLS[1:3], "done"], tmp_path, *options)
     bodies = [body for _, _, body in requests]
-    for earlier, later in zip(bodies, bodies[1:], strict=False):
+    for earlier, later in pairwise(bodies):
         assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
         assert {k: v for k, v in later.items() if k != "messages"} == {k: v for k, v in earlier.items() if k != "messages"}
 

@@ -1,6 +1,5 @@
 """Group-relative advantages against plain loops."""
 
-import importlib
 import math
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.advantages import ADVANTAGES
+from harnessgym.registry import load, names
 from trainers.advantages.group_relative import dr_grpo, grpo
 
 REWARDS = st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=16)
@@ -46,8 +45,7 @@ def test_anything_but_one_number_per_rollout_is_refused(rewards: object) -> None
         grpo(rewards)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+@pytest.mark.parametrize("name", names("advantage"))
 def test_every_registered_name_loads_and_keeps_the_order(name: str) -> None:
-    module, _, function = ADVANTAGES[name].partition(":")
-    advantages = getattr(importlib.import_module(module), function)([0.0, 1.0, 0.5])
+    advantages = load("advantage", name)([0.0, 1.0, 0.5])
     assert advantages[0] < advantages[2] < advantages[1]

@@ -7,7 +7,9 @@ from trainers.checkpoint import Checkpoint
 
 
 def state(step):
-    return Checkpoint(step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, torch.get_rng_state(), None, {"reward": 0.5})
+    return Checkpoint(
+        step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, torch.get_rng_state(), None, {"reward": 0.5}
+    )
 
 
 def test_the_newest_is_loaded_whole(tmp_path):

@@ -1,6 +1,5 @@
 """Importance weights against plain loops."""
 
-import importlib
 import math
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.corrections import CORRECTIONS
+from harnessgym.registry import load, names
 from trainers.corrections.importance_sampling import effective_sample_size, truncated
 
 LOG_RATIOS = st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=32)
@@ -43,7 +42,6 @@ def test_effective_sample_size_at_its_ends() -> None:
     assert float(effective_sample_size(torch.tensor([]))) == 1.0
 
 
-@pytest.mark.parametrize("name", sorted(CORRECTIONS))
+@pytest.mark.parametrize("name", names("correction"))
 def test_every_registered_name_loads(name: str) -> None:
-    module, _, function = CORRECTIONS[name].partition(":")
-    assert getattr(importlib.import_module(module), function)(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]
+    assert load("correction", name)(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]

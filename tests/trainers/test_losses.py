@@ -1,6 +1,5 @@
 """The clipped surrogate and the loss denominators against plain loops."""
 
-import importlib
 import math
 
 import numpy as np
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.traces.trajectories import Row
-from trainers.losses import LOSSES
+from harnessgym.registry import load, names
 from trainers.losses.clipped import clipped_surrogate, clipped_tokens
 from trainers.losses.normalisation import Normalisation, token_weights
 
@@ -86,8 +85,7 @@ def test_splitting_a_rollout_into_rows_leaves_every_weight(
         np.testing.assert_array_equal(parts[2 * index] + parts[2 * index + 1], weight)
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", names("loss"))
 def test_every_registered_name_loads(name: str) -> None:
-    module, _, function = LOSSES[name].partition(":")
-    loss = getattr(importlib.import_module(module), function)(torch.zeros(2), torch.tensor([1.0, -1.0]))
+    loss = load("loss", name)(torch.zeros(2), torch.tensor([1.0, -1.0]))
     assert loss.tolist() == [-1.0, 1.0]

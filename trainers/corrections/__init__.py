@@ -3,8 +3,3 @@
 Pure functions from log(pi_old / mu) per token, float [N], to a weight per token, float [N]. A weight may be zero, but a
 correction never removes a token: what it masks still counts in every denominator.
 """
-
-CORRECTIONS = {
-    "tis": "trainers.corrections.importance_sampling:truncated",
-}
-"""Name to `"module:function"`."""

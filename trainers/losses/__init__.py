@@ -2,8 +2,3 @@
 
 `normalisation.token_weights` turns per-token losses into one number; no loss divides by anything itself.
 """
-
-LOSSES = {
-    "clipped": "trainers.losses.clipped:clipped_surrogate",
-}
-"""Name to `"module:function"`."""

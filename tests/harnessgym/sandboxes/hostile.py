@@ -1,7 +1,6 @@
 """A harness that tries to get out. Runs inside a sandbox; prints what it managed as JSON. Imports nothing of ours."""
 
 import ctypes
-import errno
 import json
 import os
 import re
@@ -10,6 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 ME, OTHER, HOST_PORT, HOST_ROOT, PROXY_SOCKET = sys.argv[1:]
 KEY = re.compile(rb"KEY-[0-9a-f]{32}")
@@ -49,22 +49,20 @@ def keys_in_memory():
 
 
 def keys_in_proc():
+    """Keys in what /proc shows of every process, and what of init's could be opened at all."""
     keys, pids = set(), [int(name) for name in os.listdir("/proc") if name.isdigit()]
     for pid in pids:
-        for name in ("environ", "cmdline", "maps", "mem", "fd", "root", "cwd"):
+        for name in ("environ", "cmdline", "maps", "mem"):
             try:
-                path = f"/proc/{pid}/{name}"
-                if name in ("fd", "root", "cwd"):
-                    found.setdefault("entered", []) if pid == os.getpid() else os.listdir(path)
-                    if pid not in (os.getpid(),) and pid == 1:
-                        found.setdefault("entered", []).append(path)
-                    continue
-                with open(path, "rb") as file:
+                with open(f"/proc/{pid}/{name}", "rb") as file:
                     if pid == 1 and name in ("environ", "mem"):
-                        found.setdefault("read_init", []).append(path)
+                        found.setdefault("opened", []).append(file.name)
                     keys |= set(KEY.findall(file.read(1 << 20)))
             except OSError:
                 continue
+    for name in ("fd", "root", "cwd"):
+        if succeeds(lambda name=name: os.listdir(f"/proc/1/{name}")):
+            found.setdefault("opened", []).append(name)
     found["pids"] = sorted(set(pids) - {1, os.getpid()})
     return sorted(key.decode() for key in keys - {MINE})
 
@@ -137,7 +135,7 @@ def writable():
         "/proc/sysrq-trigger",
     ):
         if succeeds(lambda path=path: open(path, "a").close()):
-            inside.append(path)
+            inside += [path]
     return inside
 
 
@@ -156,7 +154,7 @@ def calls():
         "ptrace init": lambda: libc.ptrace(16, 1, 0, 0),
         "keyctl": lambda: libc.syscall({"x86_64": 250, "aarch64": 219}[os.uname().machine], 0, -3, 1),
         "io_uring": lambda: libc.syscall(425, 8, ctypes.create_string_buffer(120)),
-        "raise nproc": lambda: _raise_nproc(),
+        "raise nproc": _raise_nproc,
     }
     for name, attempt in attempts.items():
         if os.fork() == 0:
@@ -184,17 +182,14 @@ def kill_everyone():
             continue
         try:
             os.kill(pid, signal.SIGKILL)
-        except OSError as error:
-            assert error.errno in (errno.ESRCH, errno.EPERM)
-        else:
-            hit.append(pid)
+        except (ProcessLookupError, PermissionError):
+            continue
+        hit.append(pid)
     return hit
 
 
-open(f"/workspace/secret-{ME}", "w").write(MINE.decode())
-open(f"/tmp/secret-{ME}", "w").write(MINE.decode())
-open(f"/dev/shm/secret-{ME}", "w").write(MINE.decode())
-open(f"{os.environ['HOME']}/secret-{ME}", "w").write(MINE.decode())
+for place in ("/workspace", "/tmp", "/dev/shm", os.environ["HOME"]):
+    Path(f"{place}/secret-{ME}").write_bytes(MINE)
 listener = socket.create_server(("127.0.0.1", 0))
 abstract = socket.socket(socket.AF_UNIX)
 abstract.bind(f"\0{ME}")

@@ -103,7 +103,7 @@ async def test_nothing_outlives_a_killed_node(name, tmp_path, make_backend):
     while len(pids_with(f"sleep {mark}")) < 3:
         assert node.poll() is None
         await asyncio.sleep(0.05)
-    before = {pid for pid in descendants(node.pid)}
+    before = set(descendants(node.pid))
     assert before
     node.kill()
     node.wait()

@@ -103,7 +103,7 @@ async def test_closing_drops_connections_and_the_port(tmp_path):
 
 async def test_a_slow_reader_holds_the_sender_back(tmp_path):
     async with echo(tmp_path / "s"), relayed(tmp_path / "s") as address:
-        reader, writer = await asyncio.open_connection(*address, limit=1 << 12)
+        _, writer = await asyncio.open_connection(*address, limit=1 << 12)
         sent = 0
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):

@@ -103,7 +103,7 @@ async def test_a_module_and_a_sibling_module_can_be_run(backend):
 async def test_only_python_can_be_prewarmed(backend):
     async with backend.open(Limits()) as sandbox:
         for command in (["sh", "-c", "true"], ["python"], ["python", "-m"]):
-            with pytest.raises(SandboxError, match="prewarmed|Python command"):
+            with pytest.raises(SandboxError, match=r"prewarmed|Python command"):
                 await sandbox.exec(command, prewarm=PLAIN)
 
 

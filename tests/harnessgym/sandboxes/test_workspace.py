@@ -1,5 +1,6 @@
 """Properties of workspace access: what is written is read back, and nothing leads outside."""
 
+import contextlib
 import os
 import string
 
@@ -36,15 +37,11 @@ def test_what_is_written_is_read_back(workspace, folders, name, data):
 def test_no_path_leads_outside(workspace, path):
     outer = workspace.root.parent
     before = {str(each) for each in outer.iterdir()}
-    try:
+    with contextlib.suppress(SandboxError):
         workspace.write(path, b"x")
-    except SandboxError:
-        pass
     assert {str(each) for each in outer.iterdir()} == before
-    try:
+    with contextlib.suppress(SandboxError, FileNotFoundError):
         workspace.read(path)
-    except (SandboxError, FileNotFoundError):
-        pass
 
 
 def test_descriptors_do_not_leak(workspace, tmp_path):

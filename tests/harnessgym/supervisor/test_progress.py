@@ -3,7 +3,9 @@ from harnessgym.supervisor.progress import read_metrics
 
 
 def test_a_step_logged_twice_around_a_crash_counts_once(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n{"step": 2, "reward": 0.3}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n{"step": 2, "reward": 0.3}\n'
+    )
     assert [line["reward"] for line in read_metrics(RunFolder(tmp_path))] == [0.1, 0.3]
 
 
