@@ -4,8 +4,8 @@
 
 Both arms have the same weights, prompts, number of new tokens, precision and torch threads, and sample. The engine is a server
 process that streams to 32 concurrent requests from this client process; the peer runs in a process of its own, with the whole
-batch in one `generate` call and no HTTP. The arms take turns. Three cases per model: `distinct` prompts (nothing shared),
-`shared` (32 times one new prompt, as a group of rollouts has it), and for reference the engine on its own.
+batch in one `generate` call and no HTTP. The arms take turns. Two cases per model: `distinct` prompts (nothing shared) and
+`shared` (32 times one new prompt, as a group of rollouts has it: the engine computes it once).
 """
 
 import argparse

@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +52,20 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM in a block that must be gone through. In other threads than the main one, does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    earlier = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in earlier:
+            signal.signal(number, handler)
 
 
 def _stat(pid: int) -> tuple[int, bool] | None:

@@ -126,6 +126,8 @@ class SupervisorSection(Config):
     """Restarts of one process within a minute before the run is given up."""
     threads: int = Field(1, gt=0)
     """Torch and OpenMP threads of each process."""
+    stall_s: float = Field(120.0, gt=0)
+    """After so many seconds without a finished rollout or a step, say who waits for whom, and again as long as it lasts."""
 
 
 class RunConfig(Config):

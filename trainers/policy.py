@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -266,7 +267,11 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
     if not (folder / "config.json").is_file():
         raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
     policy = Policy(PolicyConfig.from_hf(json.loads((folder / "config.json").read_text()), str(folder / "config.json")))
-    load_weights(policy, load_file(folder / "model.safetensors"))
+    try:
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise PolicyError(f"The weights at {folder}/model.safetensors cannot be read: {error}.") from error
+    load_weights(policy, weights)
     return policy.to(dtype)
 
 

@@ -1,9 +1,11 @@
 """The command line. One file per command; nothing heavy is imported before a command runs."""
 
 import sys
+from typing import NoReturn
 
 import typer
 
+from harnessgym.disk import full_disk
 from harnessgym.errors import HarnessGymError
 
 
@@ -25,9 +27,21 @@ def app() -> typer.Typer:
 
 
 def main() -> None:
-    """Entry point: errors of ours are one message and exit status 2, without a traceback."""
+    """Entry point. Exit status 0: done; 1: done, and the answer is no; 2: an error; 130: interrupted.
+
+    Errors of ours, and a full disk wherever it is met, are one message without a traceback.
+    """
     try:
         app()()
     except HarnessGymError as error:
-        sys.stderr.write(f"harnessgym: {error}\n")
-        raise SystemExit(2) from None
+        _give_up(str(error))
+    except Exception as error:
+        problem = full_disk(error)
+        if problem is None:
+            raise
+        _give_up(problem)
+
+
+def _give_up(message: str) -> NoReturn:
+    sys.stderr.write(f"harnessgym: {message}\n")
+    raise SystemExit(2) from None

@@ -7,13 +7,15 @@ import typer
 
 from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, run_service
 
+_EPILOG = """Any setting can be given as `--key value`; `--show-settings` lists them all.
+
+Example: `harnessgym engine environments/lookup/policy --port 8000 --max_batch 16`"""
+
 
 def register(root: typer.Typer) -> None:
     """Add the command."""
 
-    @root.command(
-        "engine", context_settings=OVERRIDES, epilog="Any setting can be given as `--key value`; see --show-settings."
-    )
+    @root.command("engine", context_settings=OVERRIDES, epilog=_EPILOG)
     def command(
         context: typer.Context,
         model: Annotated[

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,8 +19,10 @@ ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Setti
 ShowOption = Annotated[bool, typer.Option("--show-settings", help="List every setting with its meaning and default, and exit.")]
 
 
-def run_service(name: str, config: Path | None, overrides: list[str], show: bool) -> None:
-    """Validate the settings of a service and run it until it ends."""
+def run_service(
+    name: str, config: Path | None, overrides: list[str], show: bool, serve: Callable[[Any], None] | None = None
+) -> None:
+    """Validate the settings of a service and run it, the registered one or `serve`, until it ends."""
     model: type[BaseModel] = load("settings", name)
     if show:
         show_settings(model, name)
@@ -31,7 +34,7 @@ def run_service(name: str, config: Path | None, overrides: list[str], show: bool
         die_with_parent(int(parent))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    load("service", name)(settings)
+    (serve or load("service", name))(settings)
 
 
 def show_settings(model: type[BaseModel], title: str) -> None:

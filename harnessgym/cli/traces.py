@@ -106,8 +106,8 @@ def _rollouts(conn: "Connection", limit: int) -> "Table":
 
     from harnessgym.store.listing import newest_rollouts
 
-    table = Table("id", "group", "harness", "try", "ended", "verdict", "reward", "calls", "tokens", title_justify="left")
-    table.title = f"The newest {limit} rollouts"
+    heads = ("id", "group", "harness", "try", "ended", "verdict", "reward", "calls", "tokens")
+    table = Table(*heads, title=f"The newest {limit} rollouts", title_justify="left", box=None, pad_edge=False)
     table.columns[0].no_wrap = True
     for row in newest_rollouts(conn, limit):
         place = f"{row.purpose} {row.ordinal}.{row.slot}"
@@ -136,7 +136,7 @@ def _session(session_id: str, found: "Sequence[RecordedCall]") -> "Table":
     from rich.table import Table
 
     heads = ("#", "continues", "kind", "status", "protocol", "prompt", "sampled", "versions", "finish")
-    table = Table(*heads, title=f"Session {session_id}", title_justify="left")
+    table = Table(*heads, title=f"Session {session_id}", title_justify="left", box=None, pad_edge=False)
     ordinals = {call.id: str(call.ordinal) for call in found}
     for call in found:
         versions = ",".join(str(span.version) for span in call.version_spans)

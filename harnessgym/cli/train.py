@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from harnessgym.run_config import RunConfig
 
 
+_EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all.
+
+Example: `harnessgym train examples/quickstart.toml --folder runs/small --trainer.steps 3 --evaluation.tasks 0`
+
+Exit status: 0 done, 1 `--require-gain` not met, 2 an error (one message says what to do), 130 interrupted."""
+
+
 def register(root: typer.Typer) -> None:
     """Add the command."""
 
-    @root.command("train", context_settings=OVERRIDES, epilog="Any setting can be given as `--section.key value`.")
+    @root.command("train", context_settings=OVERRIDES, epilog=_EPILOG)
     def command(
         context: typer.Context,
         config: Annotated[Path | None, typer.Argument(help="The run's TOML file.")] = None,
@@ -38,32 +45,38 @@ def register(root: typer.Typer) -> None:
             return
         if config is None:
             raise typer.BadParameter("give the run's TOML file, e.g. `harnessgym train run.toml`")
-        loaded = load_config(RunConfig, config, context.args)
-        summary = _train(loaded, folder or Path("runs") / loaded.name)
+        try:
+            loaded = load_config(RunConfig, config, context.args)
+            summary = _train(loaded, folder or Path("runs") / loaded.name)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted. The same command goes on from here.", err=True)
+            raise SystemExit(130) from None
         if require_gain and not _gained(summary):
             typer.echo("The 95 % interval of the gain does not lie above 0: nothing was learnt.", err=True)
             raise typer.Exit(1)
 
 
 def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
+    """Run to the end. SIGTERM is an interruption like Ctrl-C: every process of the run ends, and the run can go on later."""
+    import signal
+
     from rich.console import Console
 
     from harnessgym.cli.dashboard import Dashboard
     from harnessgym.supervisor import Supervisor, claim_folder, prepare
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = Console()
     folder = prepare(config, root)
     claim_folder(folder)
-    with Dashboard(console) as dashboard:
-        supervisor = Supervisor(folder, notify=dashboard.say)
-        try:
+    supervisor = Supervisor(folder)
+    try:
+        with Dashboard(console) as dashboard:
+            supervisor.notify = dashboard.say
             supervisor.serve(dashboard)
-            return _conclude(supervisor, console)
-        except KeyboardInterrupt:
-            console.print("Interrupted. The same command goes on from here.")
-            raise SystemExit(130) from None
-        finally:
-            supervisor.close()
+        return _conclude(supervisor, console)
+    finally:
+        supervisor.close()
 
 
 def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """`harnessgym train-worker`."""
 
+from typing import Any
+
 import typer
 
 from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, run_service
@@ -13,4 +15,12 @@ def register(root: typer.Typer) -> None:
     )
     def command(context: typer.Context, config: ConfigOption = None, show_settings: ShowOption = False) -> None:
         """Train: take complete groups from the store, step, checkpoint, publish policy versions."""
-        run_service("train-worker", config, context.args, show_settings)
+        run_service("train-worker", config, context.args, show_settings, _train)
+
+
+def _train(settings: Any) -> None:
+    """Run the algorithm that the run's configuration names."""
+    from harnessgym.registry import load
+    from harnessgym.run_folder import RunFolder
+
+    load("algorithm", RunFolder(settings.run).config().trainer.algorithm)(settings)

@@ -9,10 +9,11 @@ from functools import partial
 from pathlib import Path
 
 from harnessgym.config import Config, validate
-from harnessgym.errors import ConfigError, SandboxError
+from harnessgym.errors import ConfigError
 from harnessgym.harness import Harness
 from harnessgym.registry import load
 from harnessgym.rollout.control import ControlClient
+from harnessgym.rollout.patience import Patience
 from harnessgym.rollout.pipeline import Pipeline
 from harnessgym.rollout.plan import Plan
 from harnessgym.rollout.stop_reason import StopReason
@@ -44,7 +45,7 @@ class NodeSettings(Config):
 
 
 async def serve(settings: NodeSettings) -> None:
-    """Run rollouts until the run is done. Raises `SandboxError` when everything fails for reasons that are not the policy's."""
+    """Run rollouts until the run is done. Raises `SandboxError` when too much fails in a row for reasons not the policy's."""
     folder = RunFolder(settings.run)
     config = folder.config()
     with TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store:
@@ -89,7 +90,7 @@ class Node:
         self.store, self.plan, self.pipeline, self.config = store, plan, pipeline, config
         self.holder = f"node-{os.getpid()}-{time.time_ns()}"
         self.running: dict[asyncio.Task[None], RolloutRow] = {}
-        self.failures_in_a_row = 0
+        self.patience = Patience(config.node.abort_after_failures)
         self._renewed = time.monotonic()
 
     async def serve(self) -> None:
@@ -135,17 +136,13 @@ class Node:
         outcome = await self.pipeline.run(row)
         attempts = self.config.node.max_attempts
         if outcome.verdict != "infrastructure_error":
-            self.failures_in_a_row = 0
+            self.patience.succeeded()
             await self.store.awrite(lambda conn: rollouts.finish(conn, outcome))
             return
-        self.failures_in_a_row += 1
         _LOG.warning("rollout %s (%s): %s: %s", row.id, row.harness, outcome.stop_reason, outcome.detail)
         await self.store.awrite(lambda conn: rollouts.fail(conn, outcome, attempts))
-        if self.failures_in_a_row >= self.config.node.abort_after_failures:
-            raise SandboxError(
-                f"{self.failures_in_a_row} rollouts in a row failed for reasons that are not the policy's; the last, of harness "
-                f"{row.harness!r}: {outcome.stop_reason}: {outcome.detail} Mend that and start the run again: it resumes."
-            )
+        self.patience.failed(row, outcome)
+        self.patience.groups(self.store.read(lambda conn: rollouts.group_states(conn, self.plan.run_id, "train")))
 
     async def _requeue_lost(self) -> None:
         """Rollouts whose node went silent run again."""

@@ -5,13 +5,15 @@ from the workspace once everything it had started is dead.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from harnessgym.errors import HarnessGymError, TaskError
+from harnessgym.disk import full_disk
+from harnessgym.errors import HarnessError, HarnessGymError, TaskError
 from harnessgym.harness import Endpoint, Harness, start
 from harnessgym.registry import load
 from harnessgym.rollout.control import ControlClient
@@ -60,22 +62,30 @@ class Pipeline:
 
     async def run(self, row: RolloutRow) -> RolloutOutcome:
         """Run one claimed rollout to its outcome. Failures that are not the policy's come back as an infrastructure error."""
-        watch, task = Stopwatch(), self.task(row.task_key)
+        watch = Stopwatch()
         try:
+            task = self.task(row.task_key)
             require(self.backend.capabilities, needs(task))
             async with self.backend.open(task.limits) as sandbox:
                 return await self._stages(row, task, sandbox, watch)
         except HarnessGymError as error:
             return _infrastructure(row, StopReason.SANDBOX_ERROR, str(error), watch)
+        except OSError as error:  # a full disk, files or processes used up: a matter of this machine at this moment
+            detail = full_disk(error) or f"The machine refused: {error!r}."
+            return _infrastructure(row, StopReason.SANDBOX_ERROR, detail, watch)
 
     async def _stages(self, row: RolloutRow, task: Task, sandbox: Sandbox, watch: Stopwatch) -> RolloutOutcome:
         limits = {"turns": task.limits.turns}
         session = await self.control.open_session(
             row.id, sampling={**row.sampling, "seed": row.seed}, limits=limits, min_version=row.submitted_version
         )
-        launch = self.harnesses[row.harness].launch(task, Endpoint(sandbox.proxy_url, session.key))
-        watch.lap("prepare")
-        result = await start(launch, task, sandbox)
+        try:
+            launch = self._harness(row.harness).launch(task, Endpoint(sandbox.proxy_url, session.key))
+            watch.lap("prepare")
+            result = await start(launch, task, sandbox)
+        except (HarnessGymError, OSError):
+            await self.control.seal(session.session_id)
+            raise
         watch.lap("run")
         calls = (await self.control.seal(session.session_id)).calls
         trajectory = self.store.read(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
@@ -87,6 +97,11 @@ class Pipeline:
         grade = await _grade(task, sandbox)
         watch.lap("evaluate")
         return _judged(row, result, grade, watch, _stop_reason(result, calls, task))
+
+    def _harness(self, name: str) -> Harness:
+        if name not in self.harnesses:
+            raise HarnessError(f"The run has no harness {name!r} (it has: {', '.join(sorted(self.harnesses))}).")
+        return self.harnesses[name]
 
 
 def _stop_reason(result: ExecResult, calls: int, task: Task) -> StopReason:
@@ -103,10 +118,16 @@ def _stop_reason(result: ExecResult, calls: int, task: Task) -> StopReason:
 
 async def _grade(task: Task, sandbox: Sandbox) -> Grade:
     grader: Grader = load("grader", task.grader)
+    where = f"The grader {task.grader!r} of task {task.id!r}"
     try:
-        return await asyncio.to_thread(grader, task, sandbox.workspace)
+        grade = await asyncio.to_thread(grader, task, sandbox.workspace)
     except Exception as error:  # a grader's bug must not be a reward, nor end the node
-        raise TaskError(f"The grader {task.grader!r} of task {task.id!r} failed: {type(error).__name__}: {error}.") from error
+        raise TaskError(f"{where} failed: {type(error).__name__}: {error}.") from error
+    if grade.tampered is None and "reward" not in grade.rewards:
+        raise TaskError(f'{where} gave no channel "reward" (it gave: {", ".join(sorted(grade.rewards)) or "nothing"}).')
+    if not all(math.isfinite(value) for value in grade.rewards.values()):
+        raise TaskError(f"{where} gave a reward that is no finite number: {dict(grade.rewards)}.")
+    return grade
 
 
 def _judged(row: RolloutRow, result: ExecResult, grade: Grade, watch: Stopwatch, reason: StopReason) -> RolloutOutcome:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from harnessgym.admission import Admission
+from harnessgym.errors import TaskError
 from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
 from harnessgym.store import policies, rollouts, runs, workers
@@ -38,9 +39,13 @@ class Plan:
         for split in ("train", "test"):
             self._tasks[split] = task_set.tasks(split)
             self._by_key |= {task.id: task for task in self._tasks[split]}
+        if not self._tasks["train"]:
+            raise TaskError(f"The task set {self.config.tasks.set!r} has no training tasks.")
 
     def task(self, key: str) -> Task:
-        """A task by its id."""
+        """A task by its id. Raises `TaskError` if the set has no such task."""
+        if key not in self._by_key:
+            raise TaskError(f"The task set {self.config.tasks.set!r} has no task {key!r}. Has the set changed?")
         return self._by_key[key]
 
     def submit(self, conn: Connection, status: str) -> int:

@@ -40,7 +40,7 @@ def newest_rollouts(conn: Connection, limit: int) -> list[ListedRollout]:
         .order_by(rollouts.c.created_at.desc(), rollouts.c.id.desc())
         .limit(limit)
     )
-    return [ListedRollout(*row) for row in conn.execute(query)]
+    return [ListedRollout(*tuple(row)) for row in conn.execute(query)]
 
 
 def rollouts_beginning(conn: Connection, prefix: str) -> list[str]:

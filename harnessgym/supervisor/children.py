@@ -1,5 +1,6 @@
 """Child processes of a run: started with inherited sockets, watched, restarted within bounds, ended with the run."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -76,8 +77,8 @@ class Children:
             child.recent.popleft()
         if len(child.recent) >= self.max_restarts:
             raise HarnessGymError(
-                f"The {name} process ended {len(child.recent) + 1} times within a minute. Its log is {self.log_path(name)}; "
-                f"the last of it:\n{self.last_words(name)}"
+                f"The {name} process ended {len(child.recent) + 1} times within a minute, so it is not started again. "
+                f"Its log is {self.log_path(name)}; the last of it:\n{self.last_words(name)}"
             )
         child.recent.append(now)
         child.restarts += 1
@@ -101,18 +102,21 @@ class Children:
                 child.process.kill()
                 child.process.wait()
         self.by_name.clear()
-        self._record()
+        with contextlib.suppress(OSError):  # on a full disk the record stays, and names processes that are dead
+            self._record()
 
     def log_path(self, name: str) -> Path:
         """Where a process writes what it has to say."""
         return self.folder.logs / f"{name}.log"
 
     def last_words(self, name: str, size: int = 1_500) -> str:
-        """The end of a process's log."""
+        """The end of a process's log: the error it ended with, if it is one of ours, else its last `size` bytes."""
         try:
-            return self.log_path(name).read_bytes()[-size:].decode(errors="replace").strip()
+            text = self.log_path(name).read_bytes()[-4 * size :].decode(errors="replace").strip()
         except FileNotFoundError:
             return "(it wrote nothing)"
+        start = text.rfind("\nharnessgym: ") + 1
+        return text[start:] if text.startswith("harnessgym: ", start) else text[-size:] or "(it wrote nothing)"
 
     def _spawn(self, spec: ChildSpec) -> subprocess.Popen[bytes]:
         settings = spec.settings.model_dump(mode="json") if isinstance(spec.settings, Config) else spec.settings

@@ -1,5 +1,6 @@
 """What a run looks like from outside: the numbers of the live dashboard, read from its store and folder."""
 
+import contextlib
 import json
 import time
 from collections import deque
@@ -71,12 +72,12 @@ class Observer:
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
-    """One entry per training step in order; a step logged twice around a crash counts once."""
+    """One entry per training step in order. A step logged twice around a crash counts once, a line cut off not at all."""
     if not folder.metrics_path.exists():
         return []
     by_step: dict[float, dict[str, float]] = {}
     for line in folder.metrics_path.read_text().splitlines():
-        if line.endswith("}"):
+        with contextlib.suppress(ValueError):
             entry = json.loads(line)
             by_step[entry["step"]] = entry
     return [by_step[step] for step in sorted(by_step)]

@@ -1,21 +1,30 @@
 """The listening sockets of a run, held by the supervisor so that connections queue while a process restarts."""
 
 import contextlib
+import json
 import shutil
 import socket
 import tempfile
 from pathlib import Path
 
 from harnessgym.errors import ConfigError
+from harnessgym.run_folder import write_json
 
 _BACKLOG = 512
+_PREFIX = "harnessgym-"
 
 
 class Sockets:
-    """A proxy's three listeners and one per engine. Unix sockets live in a short temporary folder: their paths are limited."""
+    """A proxy's three listeners and one per engine. Unix sockets live in a short temporary folder: their paths are limited.
 
-    def __init__(self, engines: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="harnessgym-"))
+    The file `record` names that folder, so that the next supervisor removes it if this one is killed.
+    """
+
+    def __init__(self, engines: int, record: Path) -> None:
+        self._record = record
+        _remove_leftover(record)
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        write_json(record, str(self.folder))
         self.proxy_folder = self.folder / "proxy"
         self.proxy_folder.mkdir()
         self.proxy_folder.chmod(0o755)
@@ -41,12 +50,23 @@ class Sockets:
             with contextlib.suppress(OSError):
                 item.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._record.unlink(missing_ok=True)
 
 
 def url_of(listener: socket.socket) -> str:
     """The HTTP address of a listening TCP socket."""
     host, port = listener.getsockname()
     return f"http://{host}:{port}"
+
+
+def _remove_leftover(record: Path) -> None:
+    """Remove the folder of a supervisor that was killed; nothing that does not look like one."""
+    try:
+        folder = Path(json.loads(record.read_text()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return
+    if folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(_PREFIX) and (folder / "proxy").is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tcp() -> socket.socket:

@@ -2,6 +2,7 @@
 
 import math
 import random
+import sys
 from typing import Any
 
 from sqlalchemy import Connection
@@ -38,7 +39,7 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
     published = policies.versions(conn, policy_id)
     tokens = account(conn, run.id)
     values = {name: rollouts.rewards_of(conn, run.id, name) for name in _PURPOSES}
-    gain, low, high = paired_gain(values["before_sampled"], values["after_sampled"])
+    gain, low, high = paired_gain(*_paired(conn, run.id))
     finished = counts.finished_rollouts(conn, run.id, "train")
     return {
         "success_before": _mean(values["before_sampled"]),
@@ -70,6 +71,18 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "seed": config.seed,
         "reward_shuffle": config.trainer.reward_shuffle,
     }
+
+
+def _paired(conn: Connection, run_id: str) -> tuple[list[float], list[float]]:
+    """Rewards before and after, by task, over the tasks that could be judged both times."""
+
+    def judged(purpose: str) -> dict[str, float]:
+        groups = rollouts.complete_groups(conn, run_id, purpose, sys.maxsize)
+        return {group.task_id: sum(m.reward for m in group.members) / len(group.members) for group in groups}
+
+    before, after = judged("before_sampled"), judged("after_sampled")
+    common = [task for task in before if task in after]
+    return [before[task] for task in common], [after[task] for task in common]
 
 
 def _mean(values: list[float]) -> float | None:

@@ -4,62 +4,31 @@ Everything it must remember is in the run's folder and store. Killed and started
 and goes on where the run stood.
 """
 
+import contextlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 
 from sqlalchemy import Connection
 
-from harnessgym.errors import ConfigError, HarnessGymError
-from harnessgym.process import ProcessId, identify
-from harnessgym.registry import load
-from harnessgym.rollout.node import NodeSettings, make_harness
+from harnessgym import disk
+from harnessgym.errors import HarnessGymError, StoreError
+from harnessgym.process import undisturbed
+from harnessgym.rollout.node import NodeSettings
 from harnessgym.rollout.plan import EVALUATIONS
-from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.supervisor.children import FATAL_EXIT, Children, ChildSpec
+from harnessgym.supervisor.preparation import Notify, choose_sandbox
 from harnessgym.supervisor.sockets import Sockets, url_of
+from harnessgym.supervisor.stall import StallWatch
 from harnessgym.traces.account import exclude_rest
 
 _TICK_S = 0.1
-Notify = Callable[[str], None]
-
-
-def prepare(config: RunConfig, root: Path) -> RunFolder:
-    """Make a run's folder, or take up the one that is there. Raises `ConfigError` if it belongs to another configuration."""
-    folder = RunFolder(root.resolve())
-    config = config.model_copy(
-        update={"policy": config.policy.model_copy(update={"path": str(Path(config.policy.path).resolve())})}
-    )
-    load("task_set", config.tasks.set)
-    for section in config.harnesses:
-        make_harness(section)
-    if not (Path(config.policy.path) / "config.json").is_file():
-        raise ConfigError(f"policy.path: there is no model at {config.policy.path} (config.json is missing).")
-    if folder.config_path.exists() and folder.config() != config:
-        raise ConfigError(f"{root} holds a run with another configuration. Give another --folder, or remove that one first.")
-    if not folder.config_path.exists():
-        write_json(folder.config_path, config.model_dump(mode="json"))
-    return folder
-
-
-def choose_sandbox(config: RunConfig, notify: Notify) -> str:
-    """The configured backend, or its fallback (announced) where this machine lacks it."""
-    factory = load("sandbox", config.sandbox.backend)
-    problem: str | None = factory.unavailable()
-    if problem is None:
-        return config.sandbox.backend
-    if not config.sandbox.fallback:
-        raise ConfigError(f"The sandbox backend {config.sandbox.backend!r} cannot be used: {problem}")
-    notify(f"Sandbox: {problem} Falling back to {config.sandbox.fallback!r}, which isolates nothing.")
-    return config.sandbox.fallback
 
 
 class Supervisor:
@@ -82,12 +51,16 @@ class Supervisor:
 
     def serve(self, watch: Callable[["Supervisor"], None]) -> RunStatus:
         """Run until done. `watch` is called about ten times a second. Raises `HarnessGymError` if the run cannot go on."""
+        first = self.status
+        if first == "done":
+            return first
         for name in self.children.end_leftovers():
             self.notify(f"Ended the {name} process that an earlier supervisor of this run had left.")
         self.store.write(lambda conn: rollouts.expire(conn, self.run_id))
-        if self.status == "failed":
+        if first == "failed":
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, self._resumed_status()))
-        sockets = Sockets(self.config.engine.workers)
+        sockets = Sockets(self.config.engine.workers, self.folder.root / "sockets.json")
+        stall = StallWatch(self.store, self.run_id, self.policy_id, self.children, self.config.supervisor.stall_s)
         try:
             self._start_all(sockets)
             while (status := self.status) != "done":
@@ -95,15 +68,20 @@ class Supervisor:
                 self._check_processes(status)
                 self._advance(status)
                 watch(self)
+                if told := stall.look(status):
+                    self.notify(told)
                 time.sleep(_TICK_S)
                 self._count(status, time.monotonic() - started)
-        except HarnessGymError:
+        except (HarnessGymError, OSError) as error:
+            self._refuse_full_disk(error)
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, "failed"))
             raise
         finally:
-            self.children.end_all()
-            sockets.close()
-            self._count("", 0.0, save=True)
+            with undisturbed():
+                self.children.end_all()
+                sockets.close()
+                with contextlib.suppress(OSError):
+                    self._count("", 0.0, save=True)
         return self.status
 
     def close(self) -> None:
@@ -179,14 +157,21 @@ class Supervisor:
             if name == "trainer" and code == 0:
                 self.children.forget(name)
                 continue
+            self._refuse_full_disk(None)
             if code == FATAL_EXIT:
-                raise HarnessGymError(f"The {name} process gave up:\n{self.children.last_words(name)}")
+                words = self.children.last_words(name).removeprefix("harnessgym: ")
+                raise HarnessGymError(f"The {name} process gave up (its log: {self.children.log_path(name)}): {words}")
             self.notify(f"The {name} process ended (status {code}) while {status.replace('_', ' ')}; starting it again.")
             if name.startswith("engine-"):
                 self.store.write(partial(workers.set_state, worker_id=name, state="dead"))
             if name == "node":
                 self.store.write(lambda conn: rollouts.expire(conn, self.run_id))
             self.children.restart(name)
+
+    def _refuse_full_disk(self, error: BaseException | None) -> None:
+        """Raises `StoreError` if the run's disk is full: whatever else went wrong, that is the cause to name."""
+        if shortage := disk.shortage(self.folder.root):
+            raise StoreError(shortage) from error
 
     def _advance(self, status: RunStatus) -> None:
         """Enter the next phase when this one is over."""
@@ -230,19 +215,3 @@ class Supervisor:
         if save or time.monotonic() - self._saved > 1.0:
             self._saved = time.monotonic()
             write_json(self.folder.root / "stages.json", self.stages)
-
-
-def claim_folder(folder: RunFolder) -> None:
-    """Refuse a second supervisor of the same run. Raises `ConfigError`."""
-    lock = folder.root / "supervisor.pid"
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    if lock.exists():
-        try:
-            earlier = ProcessId(*json.loads(lock.read_text()))
-        except (ValueError, TypeError):
-            earlier = None
-        if earlier is not None and earlier.alive() and earlier.pid != os.getpid():
-            raise ConfigError(f"Process {earlier.pid} is running {folder.root} already. Wait for it, or end it.")
-    own = identify(os.getpid())
-    assert own is not None
-    write_json(lock, [own.pid, own.started])

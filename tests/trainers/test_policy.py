@@ -152,3 +152,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(raw | {"intermediate_size": 50}))
     with pytest.raises(PolicyError, match="has shape"):
         load_policy(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(PolicyError, match="cannot be read"):
+        load_policy(tmp_path)

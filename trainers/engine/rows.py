@@ -13,7 +13,6 @@ from harnessgym.tokens import IdArray
 from trainers.engine.sampler import DRAWS
 from trainers.policy import KVCache, PolicyConfig
 
-
 _WORTH = 8
 """Shorter prefixes are computed again: chance matches would cost more than they save."""
 

@@ -1,0 +1,122 @@
+"""Before a run starts: everything its configuration names is looked up, and its folder is claimed. Nothing is spawned yet."""
+
+import fcntl
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harnessgym.config import validate
+from harnessgym.errors import ConfigError, HarnessError
+from harnessgym.process import identify
+from harnessgym.registry import Kind, load, names
+from harnessgym.rollout.node import make_harness
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder, write_json
+
+Notify = Callable[[str], None]
+_UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
+
+
+def prepare(config: RunConfig, root: Path) -> RunFolder:
+    """Make a run's folder, or take up the one that is there.
+
+    Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another configuration.
+    """
+    folder = RunFolder(root.resolve())
+    policy = Path(config.policy.path).resolve()
+    config = config.model_copy(update={"policy": config.policy.model_copy(update={"path": str(policy)})})
+    _check_names(config)
+    if not (policy / "config.json").is_file():
+        raise ConfigError(f"policy.path: there is no model at {policy} (config.json is missing).")
+    if not folder.config_path.exists():
+        try:
+            write_json(folder.config_path, config.model_dump(mode="json"))
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise ConfigError(f"The run folder {root} cannot be written ({error.strerror}). Give another --folder.") from error
+    elif changed := _differences(folder.config().model_dump(mode="json"), config.model_dump(mode="json")):
+        raise ConfigError(
+            f"{root} holds a run with another configuration: {'; '.join(changed)}. "
+            "Give another --folder, or remove that one first."
+        )
+    return folder
+
+
+def claim_folder(folder: RunFolder) -> int:
+    """Refuse a second supervisor of the same run. Returns a descriptor that holds the claim until it, or the process, ends.
+
+    Raises `ConfigError`.
+    """
+    path = folder.root / "supervisor.pid"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise ConfigError(f"Process {_pid_in(path)} is running {folder.root} already. Wait for it, or end it.") from None
+    own = identify(os.getpid())
+    assert own is not None
+    os.truncate(lock, 0)
+    os.write(lock, json.dumps([own.pid, own.started]).encode())
+    return lock
+
+
+def choose_sandbox(config: RunConfig, notify: Notify) -> str:
+    """The configured backend, or its fallback, announced, where this machine lacks it. Raises `ConfigError` without one."""
+    factory = load("sandbox", config.sandbox.backend)
+    problem: str | None = factory.unavailable()
+    if problem is None:
+        return config.sandbox.backend
+    if not config.sandbox.fallback:
+        raise ConfigError(f"The sandbox backend {config.sandbox.backend!r} cannot be used: {problem}")
+    notify(f"Sandbox: {problem} Falling back to {config.sandbox.fallback!r}, which isolates nothing.")
+    return config.sandbox.fallback
+
+
+def _check_names(config: RunConfig) -> None:
+    """Look up every name. Algorithms and advantages are only looked up in the registry: loading them would load torch."""
+    task_set = _load("tasks.set", "task_set", config.tasks.set)()
+    if not task_set.tasks("train"):
+        raise ConfigError(f"tasks.set: the task set {config.tasks.set!r} has no training tasks.")
+    for section in config.harnesses:
+        _load(f"harness {section.name!r}", "harness", section.type)
+        try:
+            make_harness(section)
+        except HarnessError as error:
+            raise ConfigError(f"harness {section.name!r}: {error}") from error
+    _load("sandbox.backend", "sandbox", config.sandbox.backend)
+    if config.sandbox.fallback:
+        _load("sandbox.fallback", "sandbox", config.sandbox.fallback)
+    trainer = config.trainer
+    if trainer.algorithm not in names("algorithm"):
+        _load("trainer.algorithm", "algorithm", trainer.algorithm)
+    else:
+        validate(load("settings", _UPDATE_SETTINGS), dict(trainer.update), "[trainer.update]")
+    if trainer.advantage not in names("advantage"):
+        _load("trainer.advantage", "advantage", trainer.advantage)
+
+
+def _load(setting: str, kind: Kind, name: str) -> Any:
+    """What a setting names. Raises `ConfigError` that says which setting, and what is known."""
+    try:
+        return load(kind, name)
+    except ConfigError as error:
+        known = "" if "Known:" in str(error) else f" Known: {', '.join(names(kind))}."
+        raise ConfigError(f"{setting}: {error}{known}") from error
+
+
+def _differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Dotted settings that differ, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted({*old, *new})
+        return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))]
+    return [] if old == new else [f"{where} was {old!r} and is {new!r}"]
+
+
+def _pid_in(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_text())[0])
+    except (ValueError, IndexError, TypeError):
+        return "of another supervisor"

@@ -1,0 +1,111 @@
+"""A run that stands still says so: who waits for whom, so that nobody watches a dead dashboard."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from harnessgym.store import TraceStore, policies, rollouts, workers
+from harnessgym.store.runs import RunStatus
+from harnessgym.store.workers import WorkerRow
+from harnessgym.supervisor.children import Children
+
+_PURPOSES: Mapping[str, tuple[str, ...]] = {
+    "evaluating_before": ("before_sampled", "before_greedy"),
+    "training": ("train",),
+    "evaluating_after": ("after_sampled", "after_greedy"),
+}
+_LOOKS_PER_PERIOD = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a run stands, in counts."""
+
+    status: RunStatus
+    groups: Mapping[str, int]
+    """Of this phase, by state."""
+    rollouts: Mapping[str, int]
+    """Of the run, by status."""
+    version: int
+    """Newest version, -1 if there is none."""
+    workers: tuple[WorkerRow, ...]
+
+    @property
+    def progress(self) -> tuple[object, ...]:
+        """Changes whenever a rollout finishes, a step is taken or a phase ends. Failed rollouts are no progress."""
+        return self.status, self.rollouts.get("finished", 0), self.groups.get("consumed", 0), self.version
+
+
+@dataclass
+class StallWatch:
+    """Looks at a run ever so often, and explains when `period_s` have passed without progress, once per period."""
+
+    store: TraceStore
+    run_id: str
+    policy_id: str
+    children: Children
+    period_s: float
+    _last: tuple[object, ...] = ()
+    _since: float = field(default_factory=time.monotonic)
+    _told: float = field(default_factory=time.monotonic)
+    _next: float = 0.0
+
+    def look(self, status: RunStatus) -> str | None:
+        """What to tell people, if it is time."""
+        now = time.monotonic()
+        if now < self._next:
+            return None
+        self._next = now + self.period_s / _LOOKS_PER_PERIOD
+        standing = self.store.read(lambda conn: stand(conn, self.run_id, self.policy_id, status))
+        if standing.progress != self._last:
+            self._last, self._since, self._told = standing.progress, now, now
+        if now - self._told < self.period_s:
+            return None
+        self._told = now
+        return self._explain(standing, now - self._since)
+
+    def _explain(self, standing: Standing, seconds: float) -> str:
+        engines = ", ".join(f"{each.id} v{each.version} {each.state}" for each in standing.workers) or "none has registered"
+        lines = [
+            f"No rollout has finished and no step was taken for {seconds:.0f} s while {standing.status.replace('_', ' ')}.",
+            f"  {waiting(standing)}",
+            f"  rollouts: {_counts(standing.rollouts)}; groups of this phase: {_counts(standing.groups)}",
+            f"  newest version: {standing.version}; engines: {engines}",
+        ]
+        for name, child in self.children.by_name.items():
+            words = self.children.last_words(name).splitlines()
+            lines.append(f"  {name} (pid {child.process.pid}, {child.restarts} restarts): {words[-1] if words else '-'}")
+        return "\n".join([*lines, f"  Logs: {self.children.folder.logs}. Ctrl-C ends the run; the same command goes on."])
+
+
+def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> Standing:
+    """A run's counts now."""
+    found = [rollouts.group_states(conn, run_id, purpose) for purpose in _PURPOSES.get(status, ())]
+    states = {state: sum(each.get(state, 0) for each in found) for each in found for state in each}
+    latest = policies.latest(conn, policy_id)
+    version = -1 if latest is None else latest.version
+    by_status = rollouts.rollout_states(conn, run_id)
+    return Standing(status, states, by_status, version, tuple(workers.of_run(conn, run_id)))
+
+
+def waiting(standing: Standing) -> str:
+    """Who waits for whom, as far as the counts tell."""
+    evaluating, serving = standing.status != "training", standing.workers
+    reasons = (
+        (standing.version < 0, "Everybody waits for the trainer to publish the starting weights."),
+        (not any(worker.state == "ready" for worker in serving), "Harnesses wait for an engine: none is ready."),
+        (standing.rollouts.get("running"), "The trainer waits for rollouts, which wait for a harness, an engine or a grader."),
+        (standing.rollouts.get("pending"), "The trainer waits for rollouts, which wait for the node to run them."),
+        (
+            evaluating and any(worker.version < standing.version for worker in serving),
+            "The node waits for every engine to serve the newest version.",
+        ),
+        (standing.groups.get("complete") and not evaluating, "The node waits for the trainer to consume complete groups."),
+    )
+    return next((text for holds, text in reasons if holds), "The node submits nothing: it waits for engines or the trainer.")
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(found.items())) or "none"

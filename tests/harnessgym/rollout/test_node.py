@@ -1,0 +1,179 @@
+import time
+
+import pytest
+from sqlalchemy import func, select
+
+from harnessgym.errors import SandboxError, TaskError
+from harnessgym.process import identify
+from harnessgym.rollout.plan import Plan
+from harnessgym.store.tables import exclusions, rewards
+from proxies.upstreams.scripted import Failure, ScriptedUpstream
+
+pytestmark = pytest.mark.anyio
+
+
+def one_group(line):
+    return line.groups().get("open", 0) == 0 and sum(line.groups().values()) >= 1
+
+
+def count(line, table):
+    return line.store.read(lambda conn: conn.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+async def test_a_good_harness_finishes_with_rewards(make_line):
+    async with make_line("good") as line:
+        await line.run(one_group)
+        assert [(row["stop_reason"], row["verdict"]) for row in line.rollouts()] == [("finished", "valid")] * 2
+        (group,) = line.complete()
+        assert [member.reward for member in group.members] == [1.0, 1.0]
+        assert set(line.rollouts()[0]["latencies"]) == {"prepare", "run", "reconstruct", "evaluate"}
+
+
+@pytest.mark.parametrize(
+    ("harness", "words"), [("crashes_after", "cannot read the answer"), ("aborts", "signal 6")]
+)
+async def test_a_crash_after_a_call_is_the_policys_affair(make_line, harness, words):
+    async with make_line(harness) as line:
+        await line.run(one_group)
+        for row in line.rollouts():
+            assert (row["stop_reason"], row["verdict"]) == ("harness_error", "valid")
+            assert words in row["detail"]
+        assert [member.reward for member in line.complete()[0].members] == [0.0, 0.0]
+
+
+async def test_a_hanging_harness_is_killed_with_all_it_started(make_line, tmp_path):
+    async with make_line("hangs", tasks="Impatient") as line:
+        await line.run(one_group)
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("timeout", "valid")}
+        assert "wall-clock" in line.rollouts()[0]["detail"]
+    pids = [int(pid) for pid in (tmp_path / "mark").read_text().split()]
+    assert len(pids) == 4
+    deadline = time.monotonic() + 5
+    while any((found := identify(pid)) and found.alive() for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any((found := identify(pid)) and found.alive() for pid in pids)
+
+
+async def test_a_flood_of_output_is_cut_and_named(make_line):
+    async with make_line("floods") as line:
+        await line.run(one_group)
+        for row in line.rollouts():
+            assert (row["stop_reason"], row["verdict"]) == ("output_limit", "valid")
+            assert "Output beyond the limit was dropped" in row["detail"]
+            assert len(row["detail"]) < 5_000
+
+
+async def test_a_harness_that_never_stops_asking_meets_the_turn_limit(make_line):
+    async with make_line("talks") as line:
+        await line.run(one_group)
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("turn_limit", "valid")}
+        assert len(line.upstream.asked) == 8
+
+
+@pytest.mark.parametrize(("harness", "words"), [("never_calls", "nothing to do"), ("crashes_before", "no configuration")])
+async def test_a_harness_that_never_calls_is_tried_again_and_then_ends_the_node_with_one_error(make_line, harness, words):
+    async with make_line(harness, max_attempts=3) as line:
+        with pytest.raises(SandboxError, match="in a row") as caught:
+            await line.run(lambda _: False)
+        for part in ("6 rollouts", "never called the proxy", words, "start the run again"):
+            assert part in str(caught.value)
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("no_calls", "infrastructure_error")}
+        assert {row["attempt"] for row in line.rollouts()} == {0, 1, 2}
+        assert line.groups()["dropped"] >= 1
+        assert count(line, rewards) == 0
+
+
+async def test_beside_a_broken_harness_the_good_one_goes_on_in_reduced_groups(make_line):
+    async with make_line("good", "never_calls", group_size=4, groups_per_step=3, abort_after_failures=24) as line:
+        await line.run(lambda line: line.groups().get("complete", 0) == 3)
+        for group in line.complete():
+            assert [member.reward for member in group.members] == [1.0, 1.0]
+        by_harness = {(row["harness"], row["stop_reason"], row["status"]) for row in line.rollouts()}
+        assert by_harness == {("good", "finished", "finished"), ("never_calls", "no_calls", "failed")}
+        assert max(row["attempt"] for row in line.rollouts()) == 2
+        assert line.groups() == {"complete": 3}
+
+
+async def test_groups_that_are_dropped_without_end_end_the_node(make_line):
+    """One rollout of two is left in every group, so that failures are never many in a row and yet nothing can be trained."""
+    async with make_line("good", "never_calls", max_running=1, max_attempts=1, abort_after_failures=3) as line:
+        with pytest.raises(SandboxError, match="3 groups in a row were dropped.*never_calls"):
+            await line.run(lambda _: False)
+        assert "complete" not in line.groups()
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ("Raising", "grade_raising' of task 'tiny/train/.' failed: KeyError: 'metadata'"),
+        ("Rewardless", 'gave no channel "reward" .it gave: style'),
+        ("NotANumber", "no finite number"),
+        ("Containers", "does not offer image"),
+    ],
+)
+async def test_what_is_not_the_policys_fault_is_never_a_reward(make_line, tasks, words):
+    async with make_line("good", tasks=tasks, abort_after_failures=2, max_running=1) as line:
+        with pytest.raises(SandboxError, match=words):
+            await line.run(lambda _: False)
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("sandbox_error", "infrastructure_error")}
+        assert count(line, rewards) == 0
+
+
+async def test_tokens_of_a_failed_rollout_are_excluded(make_line):
+    async with make_line("good", tasks="Raising", abort_after_failures=2, max_running=1) as line:
+        with pytest.raises(SandboxError):
+            await line.run(lambda _: False)
+        found = line.store.read(lambda conn: conn.execute(select(exclusions.c.reason)).scalars().all())
+        assert found
+        assert set(found) <= {"infrastructure_error", "group_dropped"}
+
+
+async def test_a_tampered_rollout_has_a_verdict_and_no_reward(make_line):
+    async with make_line("good", tasks="Cheated") as line:
+        await line.run(one_group)
+        assert {row["verdict"] for row in line.rollouts()} == {"tampered"}
+        assert {row["detail"] for row in line.rollouts()} == {"the answer was there before"}
+        assert [member.reward for member in line.complete()[0].members] == [0.0, 0.0]
+
+
+async def test_an_engine_that_refuses_is_infrastructure(make_line, language):
+    broken = ScriptedUpstream([[5, 6]], failures=[Failure(after=1, lost=False)] * 99)
+    async with make_line("good", upstream=broken, abort_after_failures=2, max_running=1) as line:
+        with pytest.raises(SandboxError, match="engine_error"):
+            await line.run(lambda _: False)
+        assert {row["verdict"] for row in line.rollouts()} == {"infrastructure_error"}
+
+
+async def test_a_workspace_that_cannot_be_made_is_infrastructure(make_line, tmp_path):
+    async with make_line("good", abort_after_failures=2, max_running=1) as line:
+        root = line.node.pipeline.backend.root
+        root.rename(tmp_path / "elsewhere")
+        try:
+            with pytest.raises(SandboxError, match="The machine refused: FileNotFoundError"):
+                await line.run(lambda _: False)
+        finally:
+            (tmp_path / "elsewhere").rename(root)
+
+
+async def test_workspaces_do_not_outlive_their_rollouts(make_line, tmp_path):
+    async with make_line("good", "crashes_after") as line:
+        await line.run(one_group)
+        assert list(line.node.pipeline.backend.root.iterdir()) == []
+    assert list((tmp_path / "workspaces").iterdir()) == []
+
+
+async def test_a_task_set_that_lost_a_task_is_named(make_line):
+    async with make_line("good") as line:
+        with pytest.raises(TaskError, match="has no task 'gone'"):
+            line.node.plan.task("gone")
+
+
+def test_a_task_set_without_training_tasks_is_refused(make_config):
+    with pytest.raises(TaskError, match="no training tasks"):
+        Plan("run", "policy", make_config("good", tasks="Empty"), "process")
+
+
+async def test_a_finished_run_ends_its_node(make_line):
+    async with make_line("good", status="done") as line:
+        await line.run(lambda _: False, timeout_s=5.0)
+        assert line.rollouts() == []

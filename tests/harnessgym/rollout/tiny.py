@@ -1,0 +1,102 @@
+"""Tasks, graders and harnesses of a few lines, good and bad, for tests of nodes and runs."""
+
+from harnessgym.task import Grade, Limits, Task
+
+HERE = "tests.harnessgym.rollout.tiny"
+_CALL = """
+import json, os, subprocess, sys, time, urllib.error, urllib.request
+
+def call(text="What?"):
+    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+HARNESSES = {
+    "good": "open('answer.txt', 'w').write(call())",
+    "crashes_before": "raise RuntimeError('no configuration')",
+    "crashes_after": "call(); raise RuntimeError('cannot read the answer')",
+    "aborts": "call(); os.abort()",
+    "hangs": (
+        "call(); child = subprocess.Popen(['setsid', 'sleep', '600']);"
+        "open(os.environ['MARK'], 'a').write(f'{os.getpid()} {child.pid} '); time.sleep(600)"
+    ),
+    "floods": "call(); sys.stdout.write('x' * 3_000_000); sys.stderr.write('y' * 3_000_000)",
+    "never_calls": "print('nothing to do')",
+    "talks": "\nfor i in range(99):\n    try: call(str(i))\n    except urllib.error.HTTPError: break",
+}
+"""Name to the program behind `call(text)`, which asks the proxy for a chat completion."""
+
+
+def write_harnesses(folder, names):
+    """Sections of a run's configuration, for programs written to `folder`."""
+    sections = []
+    for name in names:
+        program = folder / f"{name}.py"
+        program.write_text(f"{_CALL}\n{HARNESSES[name]}\n")
+        settings = {"argv": ["python", str(program)], "env": {"MARK": str(folder / "mark")}}
+        sections.append({"name": name, "type": "command", "settings": settings})
+    return sections
+
+
+class Tiny:
+    """Five training tasks and three held out; a subclass changes the grader, the image or the limits."""
+
+    name = "tiny"
+    grader, image, limits = "grade", None, Limits(wall_s=10.0, turns=4)
+
+    def tasks(self, split):
+        count = {"train": 5, "test": 3}[split]
+        return [
+            Task(f"tiny/{split}/{i}", "Answer.", split, i, image=self.image, limits=self.limits, grader=f"{HERE}:{self.grader}")
+            for i in range(count)
+        ]
+
+
+class Impatient(Tiny):
+    limits = Limits(wall_s=1.0, turns=4)
+
+
+class Containers(Tiny):
+    image = "debian:13"
+
+
+class Empty(Tiny):
+    def tasks(self, split):
+        return []
+
+
+class Raising(Tiny):
+    grader = "grade_raising"
+
+
+class Rewardless(Tiny):
+    grader = "grade_rewardless"
+
+
+class NotANumber(Tiny):
+    grader = "grade_nan"
+
+
+class Cheated(Tiny):
+    grader = "grade_cheated"
+
+
+def grade(task, workspace):
+    return Grade({"reward": float((workspace / "answer.txt").is_file())})
+
+
+def grade_raising(task, workspace):
+    raise KeyError("metadata")
+
+
+def grade_rewardless(task, workspace):
+    return Grade({"style": 1.0})
+
+
+def grade_nan(task, workspace):
+    return Grade({"reward": float("nan")})
+
+
+def grade_cheated(task, workspace):
+    return Grade({"reward": 1.0}, tampered="the answer was there before")
