@@ -5,6 +5,7 @@ routes bear being called twice, except that a session opened twice leaves one th
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ import httpx
 from harnessgym.errors import ProxyError
 from harnessgym.store.workers import WorkerState
 
+_LOG = logging.getLogger("harnessgym.control")
 _RETRY_S = 30.0
 _PAUSE_S = 0.1
 
@@ -86,8 +88,12 @@ class ControlClient:
         await self._ask("POST", "/control/workers", wanted)
 
     async def drain(self, worker_id: str, timeout_s: float = 5.0) -> int:
-        """Send a worker no new calls and wait for those in flight. Returns how many are left when the time is over."""
-        answer = await self._ask("POST", f"/control/workers/{worker_id}/drain", {"timeout_s": timeout_s}, wait_s=timeout_s)
+        """Send a worker no new calls and wait for those in flight. Returns how many are left when the time is over.
+
+        A proxy that does not know the worker sends it no calls: none are left.
+        """
+        path, wanted = f"/control/workers/{worker_id}/drain", {"timeout_s": timeout_s}
+        answer = await self._ask("POST", path, wanted, wait_s=timeout_s, absent={"in_flight": 0})
         return int(answer["in_flight"])
 
     async def undrain(self, worker_id: str, version: int) -> None:
@@ -110,8 +116,16 @@ class ControlClient:
     ) -> None:
         await self.aclose()
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None, wait_s: float = 0.0) -> dict[str, Any]:
-        deadline = asyncio.get_running_loop().time() + self._retry_s
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        wait_s: float = 0.0,
+        absent: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The answer's JSON; `absent` stands for a 404, where given."""
+        deadline, silent = asyncio.get_running_loop().time() + self._retry_s, False
         while True:
             try:
                 response = await self._http.request(method, path, json=body, timeout=30.0 + wait_s)
@@ -120,7 +134,12 @@ class ControlClient:
                 if asyncio.get_running_loop().time() > deadline:
                     hint = "Is the proxy running?"
                     raise ProxyError(f"The proxy's control API at {self._url} does not answer ({error!r}). {hint}") from error
+                if not silent:
+                    _LOG.warning("The proxy's control API at %s cannot be used (%r); trying again.", self._url, error)
+                silent = True
                 await asyncio.sleep(_PAUSE_S)
+        if response.status_code == httpx.codes.NOT_FOUND and absent is not None:
+            return absent
         if response.status_code != httpx.codes.OK:
             raise ProxyError(f"The proxy refused {method} {path} with status {response.status_code}: {response.text[:500]}")
         answer: dict[str, Any] = response.json()

@@ -1,8 +1,10 @@
 """The node: claims rollouts under a lease, runs many at a time, and writes what came of them."""
 
 import asyncio
+import contextlib
 import logging
 import os
+import signal
 import sys
 import time
 from functools import partial
@@ -60,8 +62,16 @@ async def serve(settings: NodeSettings) -> None:
 
 
 def run(settings: NodeSettings) -> None:
-    """Entry point of `harnessgym node`."""
-    asyncio.run(serve(settings))
+    """Entry point of `harnessgym node`. At SIGTERM it kills what its rollouts run and removes their workspaces."""
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_serve_until_told(settings))
+
+
+async def _serve_until_told(settings: NodeSettings) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    await serve(settings)
 
 
 def make_harness(section: HarnessSection) -> Harness:

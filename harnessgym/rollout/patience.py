@@ -29,7 +29,7 @@ class Patience:
         if self.failures >= self.limit:
             raise SandboxError(
                 f"{self.failures} rollouts in a row failed for reasons that are not the policy's; the last, "
-                f"{self._last} {_REMEDY}"
+                f"{self._last}\n{_REMEDY}"
             )
 
     def groups(self, states: Mapping[str, int]) -> None:
@@ -40,5 +40,5 @@ class Patience:
         elif dropped - self._seen[1] >= self.limit:
             raise SandboxError(
                 f"{dropped - self._seen[1]} groups in a row were dropped, because fewer than two rollouts of each had a "
-                f"verdict: the trainer gets nothing. The last failure, {self._last} {_REMEDY}"
+                f"verdict: the trainer gets nothing. The last failure, {self._last}\n{_REMEDY}"
             )

@@ -140,7 +140,7 @@ def renew(conn: Connection, rollout_ids: Sequence[str], holder: str, ttl_s: floa
 
 
 def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
-    """Store a verdict and rewards, and complete the group if this was its last. False if the rollout is no longer ours to end."""
+    """Store a verdict and rewards; complete the group if this was its last. False if the rollout is not ours to end."""
     row = _end(conn, outcome, "finished")
     if row is None:
         return False

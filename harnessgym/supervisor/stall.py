@@ -76,7 +76,7 @@ class StallWatch:
         ]
         for name, child in self.children.by_name.items():
             words = self.children.last_words(name).splitlines()
-            lines.append(f"  {name} (pid {child.process.pid}, {child.restarts} restarts): {words[-1] if words else '-'}")
+            lines.append(f"  {name} (pid {child.process.pid}, {child.restarts} restarts): {words[-1][:160]}")
         return "\n".join([*lines, f"  Logs: {self.children.folder.logs}. Ctrl-C ends the run; the same command goes on."])
 
 
@@ -92,17 +92,17 @@ def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> S
 
 def waiting(standing: Standing) -> str:
     """Who waits for whom, as far as the counts tell."""
-    evaluating, serving = standing.status != "training", standing.workers
+    serving = standing.workers
     reasons = (
         (standing.version < 0, "Everybody waits for the trainer to publish the starting weights."),
         (not any(worker.state == "ready" for worker in serving), "Harnesses wait for an engine: none is ready."),
         (standing.rollouts.get("running"), "The trainer waits for rollouts, which wait for a harness, an engine or a grader."),
         (standing.rollouts.get("pending"), "The trainer waits for rollouts, which wait for the node to run them."),
         (
-            evaluating and any(worker.version < standing.version for worker in serving),
+            any(worker.version < standing.version for worker in serving),
             "The node waits for every engine to serve the newest version.",
         ),
-        (standing.groups.get("complete") and not evaluating, "The node waits for the trainer to consume complete groups."),
+        (standing.groups.get("complete"), "The node waits for the trainer to consume complete groups."),
     )
     return next((text for holds, text in reasons if holds), "The node submits nothing: it waits for engines or the trainer.")
 

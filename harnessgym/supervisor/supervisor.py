@@ -20,6 +20,7 @@ from harnessgym.process import undisturbed
 from harnessgym.rollout.node import NodeSettings
 from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.supervisor.children import FATAL_EXIT, Children, ChildSpec
@@ -81,6 +82,7 @@ class Supervisor:
                 self.children.end_all()
                 sockets.close()
                 with contextlib.suppress(OSError):
+                    Workspace(self.folder.workspaces, None, 0).remove()
                     self._count("", 0.0, save=True)
         return self.status
 

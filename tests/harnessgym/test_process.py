@@ -34,7 +34,10 @@ def test_end_is_patient_and_then_is_not():
 
 def test_a_child_dies_with_its_parent(tmp_path):
     pid_file = tmp_path / "pid"
-    child = f"import os, time; from harnessgym.process import die_with_parent; die_with_parent(os.getppid()); open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    child = (
+        "import os, time; from harnessgym.process import die_with_parent; die_with_parent(os.getppid()); "
+        f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    )
     parent = subprocess.Popen(
         [
             sys.executable,

@@ -17,7 +17,7 @@ from harnessgym.store import TraceStore, calls, ledger, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import new_id
 from harnessgym.task import Task
-from harnessgym.tokens import VersionSpan, hash_ids
+from harnessgym.tokens import VersionSpan
 from harnessgym.traces.forest import Forest
 from trainers import checkpoint
 from trainers.grpo import Learner, TrainerSettings, train
@@ -45,7 +45,7 @@ def make_run(root, model, **trainer):
         "policy": {"path": str(model)},
         "tasks": {"set": "lookup"},
         "harnesses": [{"name": "h"}],
-        "trainer": {"steps": STEPS, "groups_per_step": 2, "group_size": 3, "max_staleness": 1, "update": {"lr": 0.01}} | trainer,
+        "trainer": {"steps": STEPS, "groups_per_step": 2, "group_size": 3, "update": {"lr": 0.01}} | trainer,
     }
     folder = RunFolder(root)
     write_json(folder.config_path, validate(RunConfig, config, "test").model_dump(mode="json"))
@@ -55,7 +55,7 @@ def make_run(root, model, **trainer):
 
 
 def record_groups(folder, ordinals, version=0, weights=None):
-    """Finished groups whose completions are random, with the policy's own logprobs and rewards that depend on the tokens."""
+    """Finished groups whose completions are random, with the policy's own logprobs; rewards depend on the tokens."""
     config = folder.config()
     with TraceStore.open(folder.store_url()) as store:
         run = store.read(runs.only)
@@ -82,7 +82,7 @@ def record_rollout(store, config, row, ordinal, version):
     chain = chain_digests(context_digest(()), (Message("user", "hi"),))[-1]
     prompt, _ = forest.add_prompt(PROMPT, None)
     intent = calls.CallIntent(
-        call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain, len(PROMPT), hash_ids(PROMPT), prompt.id, "engine",
+        call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain, *calls.prompt_fingerprint(PROMPT), prompt.id, "engine",
         sampling_applied={"temperature": 1.0, "top_p": 1.0, "top_k": 0},
     )  # fmt: skip
     store.write(lambda conn: calls.intend(conn, intent, prompt))
@@ -156,8 +156,8 @@ def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp
         with TraceStore.open(folder.store_url()) as store:
             learner = learner_of(folder, store)
             assert (learner.step, learner.version) == (1, 1)
-            assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1]
-            assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"consumed": 2}
+            assert store.read(partial(ledger.steps, policy_id=learner.policy_id)) == [1]
+            assert store.read(partial(rollouts.group_states, run_id=learner.run.id, purpose="train")) == {"consumed": 2}
 
 
 def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_new_number(folder):

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.traces.trajectories import Row
 from harnessgym.registry import load, names
+from harnessgym.traces.trajectories import Row
 from trainers.losses.clipped import clipped_surrogate, clipped_tokens
 from trainers.losses.normalisation import Normalisation, token_weights
 

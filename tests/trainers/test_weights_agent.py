@@ -258,7 +258,7 @@ def test_a_bad_version_is_not_served_and_a_later_one_is(site, damage, caplog):
 def test_a_wrong_control_key_is_logged_and_serving_goes_on(site, caplog):
     with control(site), site.engine(control_key="wrong") as url, caplog.at_level(logging.WARNING):
         site.publish(1)
-        wait_for(lambda: "refused /control/workers: 401" in caplog.text)
+        wait_for(lambda: "refused POST /control/workers with status 401" in caplog.text)
         assert ask(url)["policy_versions"] == [[4, 0]]
 
 

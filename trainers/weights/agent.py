@@ -11,13 +11,13 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-import httpx
 from sqlalchemy import Connection
 from torch import Tensor
 
-from harnessgym.errors import HarnessGymError, PolicyError, ProxyError
+from harnessgym.errors import HarnessGymError, PolicyError
+from harnessgym.rollout.control import ControlClient
 from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow, WorkerState
@@ -69,64 +69,13 @@ def read_verified(version: PolicyVersion) -> dict[str, Tensor]:
     return weights
 
 
-class ProxyControl:
-    """The proxy's control API, as far as a worker needs it. Outlasts a restarting proxy."""
-
-    def __init__(self, url: str, key: str, worker_id: str) -> None:
-        uds = url.removeprefix("unix:") if url.startswith("unix:") else None
-        self._client = httpx.AsyncClient(
-            transport=httpx.AsyncHTTPTransport(uds=uds),
-            base_url="http://proxy" if uds else url,
-            headers={"Authorization": f"Bearer {key}"},
-        )
-        self._url, self._worker_id = url, worker_id
-
-    async def register(self, address: str, version: int) -> None:
-        """Let calls come to the worker at `address`, which serves `version`: ends a drain, and tells a proxy that lost it."""
-        await self._post("/control/workers", {"id": self._worker_id, "address": address, "version": version}, 10.0)
-
-    async def drain(self, timeout_s: float) -> int:
-        """Stop new calls to the worker and wait for those in flight, up to `timeout_s`; how many are left."""
-        reply = await self._post(f"/control/workers/{self._worker_id}/drain", {"timeout_s": timeout_s}, timeout_s + 10.0)
-        return int(reply.get("in_flight", 0))
-
-    async def close(self) -> None:
-        """Close connections."""
-        await self._client.aclose()
-
-    async def _post(self, path: str, body: dict[str, Any], timeout_s: float) -> dict[str, int]:
-        """Ask until the proxy answers. Raises `ProxyError` if it refuses.
-
-        A proxy that does not know the worker sends it no calls: nothing is to be done.
-        """
-        pause = _FIRST_PAUSE_S
-        while True:
-            try:
-                reply = await self._client.post(path, json=body, timeout=timeout_s)
-            except httpx.TransportError as error:
-                problem = repr(error)
-            else:
-                if reply.status_code == 404:
-                    log.warning("The proxy at %s does not know this worker (%s): going on without it.", self._url, path)
-                    return {}
-                if reply.is_client_error:
-                    raise ProxyError(f"The proxy refused {path}: {reply.status_code} {reply.text[:200]}.")
-                if reply.is_success:
-                    answer: dict[str, int] = reply.json()
-                    return answer
-                problem = f"status {reply.status_code}"
-            log.warning("The proxy's control API at %s cannot be used (%s); again in %.1f s.", self._url, problem, pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
-
-
 class WeightAgent:
     """Follows a policy on behalf of one worker; `run` ends only by cancellation."""
 
     def __init__(self, settings: AgentSettings, worker_id: str, address: str, engine: Installer) -> None:
         self.settings, self.worker_id, self.engine = settings, worker_id, engine
         self._address = settings.address or address
-        self._control = ProxyControl(settings.control_url, settings.control_key, worker_id) if settings.control_url else None
+        self._control = ControlClient(settings.control_url, settings.control_key) if settings.control_url else None
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-agent")
         self._store: TraceStore | None = None
         self._announced = False
@@ -171,12 +120,14 @@ class WeightAgent:
         self._announced = False
         await self._report(store, "draining")
         try:
-            left = await self._control.drain(self.settings.drain_s) if self._control else 0
+            left = await self._control.drain(self.worker_id, self.settings.drain_s) if self._control else 0
             await self._report(store, "updating")
             await self._install(weights, version.version)
-            log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
-        finally:
+        except Exception:  # the old weights serve on
             await self._announce(store)
+            raise
+        log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
+        await self._announce(store)
 
     async def _install(self, weights: dict[str, Tensor], version: int) -> None:
         """Install and check. Weights that do not fit or compute nothing usable are not tried again; the old ones come back."""
@@ -194,7 +145,7 @@ class WeightAgent:
         """Let calls come, to the version the engine has."""
         await self._report(store, "ready")
         if self._control:
-            await self._control.register(self._address, self.engine.version)
+            await self._control.register(self.worker_id, self._address, self.engine.version)
         self._announced = True
 
     @contextlib.asynccontextmanager
@@ -233,7 +184,7 @@ class WeightAgent:
 
     async def _close(self) -> None:
         if self._control:
-            await self._control.close()
+            await self._control.aclose()
         if self._store is not None:
             await self._report(self._store, "dead")
             await self._off_loop(self._store.close)

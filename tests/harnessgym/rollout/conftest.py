@@ -112,7 +112,9 @@ def make_line(tmp_path, language, make_config):
                 async with ControlClient(proxy.control_address, KEY) as control, sandboxes as backend:
                     plan = Plan(run_id, policy_id, config, "process")
                     harnesses = {section.name: make_harness(section) for section in config.harnesses}
-                    yield Line(store, Node(store, plan, Pipeline(store, control, backend, harnesses, plan.task), config), upstream)
+                    yield Line(
+                        store, Node(store, plan, Pipeline(store, control, backend, harnesses, plan.task), config), upstream
+                    )
             finally:
                 await proxy.stop()
 

@@ -16,6 +16,10 @@ def one_group(line):
     return line.groups().get("open", 0) == 0 and sum(line.groups().values()) >= 1
 
 
+def living(pids):
+    return [pid for pid in pids if (found := identify(pid)) is not None and found.alive()]
+
+
 def count(line, table):
     return line.store.read(lambda conn: conn.execute(select(func.count()).select_from(table)).scalar_one())
 
@@ -29,9 +33,7 @@ async def test_a_good_harness_finishes_with_rewards(make_line):
         assert set(line.rollouts()[0]["latencies"]) == {"prepare", "run", "reconstruct", "evaluate"}
 
 
-@pytest.mark.parametrize(
-    ("harness", "words"), [("crashes_after", "cannot read the answer"), ("aborts", "signal 6")]
-)
+@pytest.mark.parametrize(("harness", "words"), [("crashes_after", "cannot read the answer"), ("aborts", "signal 6")])
 async def test_a_crash_after_a_call_is_the_policys_affair(make_line, harness, words):
     async with make_line(harness) as line:
         await line.run(one_group)
@@ -49,9 +51,9 @@ async def test_a_hanging_harness_is_killed_with_all_it_started(make_line, tmp_pa
     pids = [int(pid) for pid in (tmp_path / "mark").read_text().split()]
     assert len(pids) == 4
     deadline = time.monotonic() + 5
-    while any((found := identify(pid)) and found.alive() for pid in pids) and time.monotonic() < deadline:
+    while living(pids) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not any((found := identify(pid)) and found.alive() for pid in pids)
+    assert living(pids) == []
 
 
 async def test_a_flood_of_output_is_cut_and_named(make_line):
@@ -97,7 +99,7 @@ async def test_beside_a_broken_harness_the_good_one_goes_on_in_reduced_groups(ma
 async def test_groups_that_are_dropped_without_end_end_the_node(make_line):
     """One rollout of two is left in every group, so that failures are never many in a row and yet nothing can be trained."""
     async with make_line("good", "never_calls", max_running=1, max_attempts=1, abort_after_failures=3) as line:
-        with pytest.raises(SandboxError, match="3 groups in a row were dropped.*never_calls"):
+        with pytest.raises(SandboxError, match=r"(?s)\d groups in a row were dropped.*never_calls"):
             await line.run(lambda _: False)
         assert "complete" not in line.groups()
 

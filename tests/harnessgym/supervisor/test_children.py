@@ -53,3 +53,13 @@ def test_leftovers_of_a_killed_supervisor_are_ended_and_nothing_else(children, t
 def test_secrets_in_settings_are_for_the_owner_alone(children, tmp_path):
     children.start(ChildSpec("node", "node", {"control_key": "secret"}))
     assert (tmp_path / "services" / "node.json").stat().st_mode & 0o077 == 0
+
+
+def test_the_last_word_is_the_error_and_not_what_was_logged_before(children):
+    log = children.log_path("node")
+    log.parent.mkdir(parents=True)
+    log.write_text("INFO started\nINFO working\nharnessgym: It failed.\nBecause of this.\n")
+    assert children.last_words("node") == "harnessgym: It failed.\nBecause of this."
+    log.write_text("x" * 9_000 + " the end")
+    assert len(children.last_words("node")) == 1_500
+    assert children.last_words("nobody") == "(it wrote nothing)"

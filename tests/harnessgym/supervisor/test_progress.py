@@ -16,3 +16,8 @@ def test_a_line_cut_off_by_a_crash_is_skipped(tmp_path):
 
 def test_a_run_that_has_not_trained_has_none(tmp_path):
     assert read_metrics(RunFolder(tmp_path)) == []
+
+
+def test_a_line_that_ran_into_the_next_after_a_full_disk_is_skipped(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "rew{"step": 2, "reward": 0.2}\n')
+    assert [line["step"] for line in read_metrics(RunFolder(tmp_path))] == [1]

@@ -1,0 +1,194 @@
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from harnessgym.rollout.plan import Plan
+from harnessgym.store import TraceStore, policies, rollouts, runs, workers
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.tables import groups, tasks
+from harnessgym.store.tables import rollouts as rollout_table
+from harnessgym.store.workers import WorkerRow
+
+
+@pytest.fixture
+def make_plan(tmp_path, make_config):
+    """A plan on a store of its own: `make_plan(steps=3, ...)` gives (store, plan)."""
+    stores = []
+
+    def make(*names, **options):
+        store = TraceStore.create(f"sqlite:///{tmp_path}/{len(stores)}.db")
+        stores.append(store)
+        run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
+        policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
+        return store, Plan(run_id, policy_id, make_config(*(names or ("good",)), **options), "process")
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def publish(store, plan, version, *, serve=True):
+    row = PolicyVersion(version, version - 1 if version else None, "full", "", version, "", 0, committed=True, orphaned=False)
+    store.write(lambda conn: policies.publish(conn, plan.policy_id, row))
+    if serve:
+        serving(store, plan, version)
+
+
+def serving(store, plan, version, *, name="w0", state="ready"):
+    store.write(lambda conn: workers.upsert(conn, WorkerRow(name, plan.run_id, "embedded", name, version, state)))
+
+
+def submit(store, plan, status="training"):
+    return store.write(lambda conn: plan.submit(conn, status))
+
+
+def move(store, plan, old, new, limit):
+    """Move the first `limit` training groups of a state to another; returns how many there were."""
+    query = (
+        select(groups.c.id).where(groups.c.state == old, groups.c.purpose == "train").order_by(groups.c.ordinal).limit(limit)
+    )
+    found = store.read(lambda conn: conn.execute(query).scalars().all())
+    for group_id in found:
+        store.write(lambda conn, group_id=group_id: rollouts.set_group_state(conn, group_id, new))
+    return len(found)
+
+
+def submitted(store):
+    """Everything that was submitted, without ids and times."""
+    query = (
+        select(groups.c.purpose, groups.c.ordinal, tasks.c.key, rollout_table.c.slot, rollout_table.c.harness)
+        .add_columns(rollout_table.c.seed, groups.c.sampling)
+        .join(groups, groups.c.id == rollout_table.c.group_id)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .order_by(groups.c.purpose, groups.c.ordinal, rollout_table.c.slot)
+    )
+    return store.read(lambda conn: [tuple(row) for row in conn.execute(query)])
+
+
+def test_an_evaluation_is_submitted_once_and_waits_for_every_worker(make_plan):
+    store, plan = make_plan()
+    assert submit(store, plan, "evaluating_before") == 0
+    publish(store, plan, 0, serve=False)
+    assert submit(store, plan, "evaluating_before") == 0
+    serving(store, plan, 0)
+    assert submit(store, plan, "evaluating_before") == 4
+    assert submit(store, plan, "evaluating_before") == 0
+    publish(store, plan, 1)
+    serving(store, plan, 0, name="w1")
+    assert submit(store, plan, "evaluating_after") == 0
+    serving(store, plan, 1, name="w1")
+    assert submit(store, plan, "evaluating_after") == 4
+    assert submit(store, plan, "evaluating_after") == 0
+    kept = [(purpose, key) for purpose, _, key, *_ in submitted(store)]
+    for purpose in ("before_sampled", "before_greedy", "after_sampled", "after_greedy"):
+        assert [key for each, key in kept if each == purpose] == ["tiny/test/0", "tiny/test/1"]
+
+
+def test_a_dead_worker_does_not_hold_an_evaluation_up(make_plan):
+    store, plan = make_plan()
+    publish(store, plan, 0)
+    serving(store, plan, -1, name="w1", state="dead")
+    assert submit(store, plan, "evaluating_before") == 4
+
+
+def test_greedy_evaluation_samples_at_temperature_zero_and_the_rest_does_not(make_plan):
+    store, plan = make_plan()
+    publish(store, plan, 0)
+    submit(store, plan, "evaluating_before")
+    submit(store, plan)
+    for purpose, *_, sampling in submitted(store):
+        assert sampling["temperature"] == (0.0 if purpose == "before_greedy" else 1.0)
+
+
+def test_nothing_is_submitted_without_a_worker_or_outside_the_phases(make_plan):
+    store, plan = make_plan()
+    assert submit(store, plan) == 0
+    publish(store, plan, 0)
+    assert [submit(store, plan, status) for status in ("done", "failed")] == [0, 0]
+
+
+def test_two_processes_plan_the_same_and_another_seed_another(make_plan):
+    def plan_all(seed):
+        store, plan = make_plan("good", "talks", steps=5, groups_per_step=2, group_size=3)
+        plan.config = plan.config.model_copy(update={"seed": seed})
+        for version in range(5):
+            publish(store, plan, version)
+            submit(store, plan)
+            move(store, plan, "open", "consumed", 2)
+        submit(store, plan, "evaluating_after")
+        return submitted(store)
+
+    first = plan_all(0)
+    assert first == plan_all(0)
+    assert first != plan_all(1)
+    seeds = [seed for _, _, _, _, _, seed, _ in first]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+def test_every_epoch_has_every_task_once_and_slots_take_harnesses_in_turn(make_plan):
+    store, plan = make_plan("good", "talks", steps=5, groups_per_step=2)
+    for version in range(5):
+        publish(store, plan, version)
+        submit(store, plan)
+        move(store, plan, "open", "consumed", 2)
+    rows = submitted(store)
+    order = [key for _, _, key, slot, *_ in rows if slot == 0]
+    assert len(order) == 10
+    assert sorted(order[:5]) == sorted(order[5:]) == [f"tiny/train/{i}" for i in range(5)]
+    for _, ordinal, _, slot, harness, *_ in rows:
+        assert harness == ("good", "talks")[(ordinal + slot) % 2]
+
+
+def test_a_dropped_group_is_replaced_by_one_of_a_new_ordinal(make_plan):
+    store, plan = make_plan(steps=1, groups_per_step=2)
+    publish(store, plan, 0)
+    assert submit(store, plan) == 2
+    move(store, plan, "open", "dropped", 1)
+    assert submit(store, plan) == 1
+    assert submit(store, plan) == 0
+    assert sorted({ordinal for _, ordinal, *_ in submitted(store)}) == [0, 1, 2]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    eta=st.integers(0, 2),
+    per_step=st.integers(1, 3),
+    steps=st.integers(1, 4),
+    max_running=st.integers(1, 6),
+    moves=st.lists(st.tuples(st.sampled_from(["complete", "drop", "step", "serve"]), st.integers(1, 3)), max_size=25),
+)
+def test_admission_never_exceeds_staleness_nor_the_total(make_plan, eta, per_step, steps, max_running, moves):
+    """Whatever happens in between: what is not consumed fits into the batches up to `eta` after the served version."""
+    store, plan = make_plan(steps=steps, groups_per_step=per_step, max_running=max_running)
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": eta})
+    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    publish(store, plan, 0)
+    step = served = 0
+    for what, number in moves:
+        submit(store, plan)
+        states = store.read(lambda conn: rollouts.group_states(conn, plan.run_id, "train"))
+        kept = sum(states.values()) - states.get("dropped", 0)
+        assert kept <= min((eta + served + 1) * per_step, steps * per_step)
+        if what == "complete":
+            move(store, plan, "open", "complete", number)
+        elif what == "drop":
+            move(store, plan, "open", "dropped", number)
+        elif what == "step" and states.get("complete", 0) >= per_step and step < steps:
+            move(store, plan, "complete", "consumed", per_step)
+            step += 1
+            publish(store, plan, step, serve=False)
+        elif what == "serve":
+            served = step
+            serving(store, plan, served)
+
+
+def test_groups_are_stamped_with_the_oldest_version_served(make_plan):
+    store, plan = make_plan(steps=4)
+    publish(store, plan, 0)
+    publish(store, plan, 1)
+    serving(store, plan, 0, name="w1")
+    submit(store, plan)
+    rows = store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 99))
+    assert {row.submitted_version for row in rows} == {0}

@@ -1,0 +1,244 @@
+import threading
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
+from harnessgym.store.tables import groups
+from harnessgym.store.tables import rollouts as rollout_table
+from harnessgym.task import Task
+
+
+class World:
+    """A run and its rollouts."""
+
+    def __init__(self, url):
+        self.store = TraceStore.create(url)
+        self.run = self.store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
+        self.policy = self.store.write(lambda conn: policies.register(conn, self.run, "policy"))
+        self.task = self.store.write(lambda conn: runs.add_task(conn, "set", Task("task", "Do it.")))
+        self.ordinal = 0
+
+    def submit(self, size, purpose="train"):
+        names, seeds = ("pi",) * size, tuple(range(size))
+        spec = GroupSpec(
+            self.run, self.task, self.policy, purpose, self.ordinal, 3, {"temperature": 1.0}, names, "process", seeds
+        )
+        self.ordinal += 1
+        return self.store.write(lambda conn: rollouts.submit(conn, spec))
+
+    def claim(self, limit=99, ttl_s=60.0, holder="node"):
+        return self.store.write(lambda conn: rollouts.claim(conn, self.run, holder, ttl_s, limit))
+
+    def finish(self, row, reward=1.0, verdict="valid"):
+        outcome = RolloutOutcome(row.id, "finished", verdict, {"reward": reward}, latencies={"run": 0.5})
+        return self.store.write(lambda conn: rollouts.finish(conn, outcome))
+
+    def fail(self, row, max_attempts=3):
+        outcome = RolloutOutcome(row.id, "no_calls", "infrastructure_error", detail="why")
+        return self.store.write(lambda conn: rollouts.fail(conn, outcome, max_attempts))
+
+    def lost(self):
+        return self.store.read(lambda conn: rollouts.lost(conn, self.run))
+
+    def state(self, group):
+        return self.store.read(lambda conn: conn.execute(select(groups.c.state).where(groups.c.id == group)).scalar_one())
+
+    def rows(self):
+        query = select(rollout_table).order_by(rollout_table.c.slot, rollout_table.c.attempt)
+        return self.store.read(lambda conn: list(conn.execute(query).mappings()))
+
+    def complete(self, purpose="train", limit=99):
+        return self.store.read(lambda conn: rollouts.complete_groups(conn, self.run, purpose, limit))
+
+
+@pytest.fixture
+def make_world(tmp_path):
+    made = []
+
+    def make():
+        made.append(World(f"sqlite:///{tmp_path}/{len(made)}.db"))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.store.close()
+
+
+@pytest.fixture
+def world(make_world):
+    return make_world()
+
+
+def test_a_claim_leases_oldest_groups_first_with_what_they_fix(world):
+    first, second = world.submit(2), world.submit(2)
+    assert [(row.group_id, row.slot) for row in world.claim(3)] == [(first, 0), (first, 1), (second, 0)]
+    (row,) = world.claim(3)
+    assert (row.group_id, row.slot, row.seed, row.attempt, row.task_key) == (second, 1, 1, 0, "task")
+    assert (row.purpose, row.sampling, row.submitted_version, row.harness) == ("train", {"temperature": 1.0}, 3, "pi")
+    assert world.claim() == []
+
+
+def test_holders_that_race_never_share_a_rollout(world):
+    for _ in range(20):
+        world.submit(3)
+    taken, stores = [], [TraceStore.open(world.store.url) for _ in range(4)]
+    barrier = threading.Barrier(4)
+
+    def take(store, name):
+        barrier.wait()
+        while got := store.write(lambda conn: rollouts.claim(conn, world.run, name, 60.0, 2)):
+            taken.extend((row.id, name) for row in got)
+
+    threads = [threading.Thread(target=take, args=(store, f"n{i}")) for i, store in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for store in stores:
+        store.close()
+    assert len(taken) == len({rollout for rollout, _ in taken}) == 60
+    holders = {row["id"]: row["holder"] for row in world.rows()}
+    assert holders == dict(taken)
+
+
+def test_a_lease_that_runs_out_is_lost_until_it_is_renewed(world):
+    world.submit(2)
+    kept, silent = world.claim(ttl_s=-1.0)
+    assert set(world.lost()) == {kept.id, silent.id}
+    world.store.write(lambda conn: rollouts.renew(conn, [kept.id, silent.id], "another", 60.0))
+    assert set(world.lost()) == {kept.id, silent.id}
+    world.store.write(lambda conn: rollouts.renew(conn, [kept.id], "node", 60.0))
+    assert world.lost() == [silent.id]
+
+
+def test_all_leases_of_a_dead_node_end_at_once(world):
+    world.submit(2)
+    rows = world.claim()
+    assert world.lost() == []
+    world.store.write(lambda conn: rollouts.expire(conn, world.run))
+    assert set(world.lost()) == {row.id for row in rows}
+
+
+def test_a_rollout_is_ended_once(world):
+    group = world.submit(2)
+    one, two = world.claim()
+    assert world.finish(one)
+    assert not world.finish(one, reward=0.0)
+    assert not world.fail(one)
+    assert world.state(group) == "open"
+    assert world.finish(two, reward=0.5)
+    assert world.state(group) == "complete"
+    assert [member.reward for member in world.complete()[0].members] == [1.0, 0.5]
+
+
+def test_a_node_that_lost_its_lease_cannot_end_what_runs_again_elsewhere(world):
+    group = world.submit(2)
+    late, other = world.claim(ttl_s=-1.0)
+    world.fail(late)
+    (again,) = world.claim(holder="second")
+    assert (again.slot, again.attempt, again.seed) == (late.slot, 1, late.seed)
+    assert not world.finish(late)
+    assert world.finish(again)
+    assert world.finish(other)
+    assert world.state(group) == "complete"
+    assert {member.rollout_id for member in world.complete()[0].members} == {again.id, other.id}
+
+
+def test_an_infrastructure_error_keeps_its_row_and_its_reason(world):
+    world.submit(2)
+    row, _ = world.claim()
+    world.fail(row)
+    kept, fresh, _ = world.rows()
+    assert (kept["status"], kept["verdict"], kept["stop_reason"], kept["detail"]) == (
+        "failed",
+        "infrastructure_error",
+        "no_calls",
+        "why",
+    )
+    assert (fresh["status"], fresh["attempt"], fresh["slot"], fresh["verdict"]) == ("pending", 1, kept["slot"], None)
+
+
+def test_a_slot_is_given_up_after_its_attempts_and_the_group_goes_on_reduced(world):
+    group = world.submit(3)
+    broken, *good = world.claim()
+    for row in good:
+        world.finish(row)
+    for attempt in range(3):
+        assert world.state(group) == "open"
+        assert world.fail(broken, max_attempts=3)
+        if attempt < 2:
+            (broken,) = world.claim()
+    assert world.claim() == []
+    assert world.state(group) == "complete"
+    assert [member.slot for member in world.complete()[0].members] == [1, 2]
+
+
+def test_a_group_with_one_rollout_left_is_dropped(world):
+    group = world.submit(3)
+    one, two, three = world.claim()
+    world.finish(one)
+    world.fail(two, max_attempts=1)
+    world.fail(three, max_attempts=1)
+    assert world.state(group) == "dropped"
+    assert world.complete() == []
+
+
+def test_a_group_of_one_is_complete_with_one(world):
+    group, lost = world.submit(1, "before_greedy"), world.submit(1, "before_greedy")
+    one, two = world.claim()
+    world.finish(one)
+    world.fail(two, max_attempts=1)
+    assert (world.state(group), world.state(lost)) == ("complete", "dropped")
+    assert [found.id for found in world.complete("before_greedy")] == [group]
+
+
+def test_a_tampered_rollout_is_a_member_with_its_verdict(world):
+    world.submit(2)
+    one, two = world.claim()
+    world.finish(one, reward=0.0, verdict="tampered")
+    world.finish(two)
+    assert [(member.verdict, member.reward) for member in world.complete()[0].members] == [("tampered", 0.0), ("valid", 1.0)]
+
+
+def test_groups_are_handed_on_in_order_and_never_past_a_gap(world):
+    first, second, third = (world.submit(1) for _ in range(3))
+    one, two, three = world.claim()
+    world.finish(three)
+    world.finish(two)
+    assert world.complete() == []
+    world.finish(one)
+    assert [group.id for group in world.complete()] == [first, second, third]
+    assert [group.id for group in world.complete(limit=2)] == [first, second]
+    world.store.write(lambda conn: rollouts.set_group_state(conn, first, "dropped"))
+    assert [group.id for group in world.complete()] == [second, third]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(size=st.integers(2, 4), attempts=st.integers(1, 3), ends=st.lists(st.sampled_from("ffl"), max_size=14), data=st.data())
+def test_a_group_always_ends_and_is_complete_exactly_with_two_or_more(make_world, size, attempts, ends, data):
+    """Finish, fail or lose in any order: no slot is forgotten, none has two verdicts, and the stated rule decides."""
+    world = make_world()
+    group, running, tries = world.submit(size), [], dict.fromkeys(range(size), 0)
+    for end in [*ends, *"f" * 20]:
+        running += world.claim()
+        if not running:
+            break
+        row = running.pop(data.draw(st.integers(0, len(running) - 1)))
+        if end == "f" and data.draw(st.booleans()):
+            world.finish(row)
+        else:
+            tries[row.slot] += 1
+            world.fail(row, attempts)
+    while running := [*running, *world.claim()]:
+        world.finish(running.pop())
+    finished = [row for row in world.rows() if row["status"] == "finished"]
+    assert len({row["slot"] for row in finished}) == len(finished)
+    assert world.state(group) == ("complete" if len(finished) >= 2 else "dropped")
+    for slot, count in tries.items():
+        assert count <= attempts
+        assert count == attempts or slot in {row["slot"] for row in finished}
+    world.store.close()

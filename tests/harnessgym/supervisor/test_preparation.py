@@ -1,0 +1,83 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harnessgym.config import validate
+from harnessgym.errors import ConfigError
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder
+from harnessgym.supervisor import claim_folder, prepare
+from harnessgym.supervisor.preparation import choose_sandbox
+
+
+def config(**changes):
+    raw = {
+        "name": "x",
+        "policy": {"path": "environments/lookup/policy"},
+        "tasks": {"set": "lookup"},
+        "harnesses": [{"name": "pi", "settings": {"argv": ["pi"]}}],
+    }
+    return validate(RunConfig, raw | changes, "the test")
+
+
+def test_a_folder_is_made_and_taken_up_again_by_the_same_configuration(tmp_path):
+    first = prepare(config(), tmp_path / "run")
+    assert prepare(config(), tmp_path / "run") == first
+    assert os.path.isabs(first.config().policy.path)
+
+
+def test_another_configuration_names_what_differs(tmp_path):
+    prepare(config(), tmp_path)
+    with pytest.raises(ConfigError, match="seed was 0 and is 1"):
+        prepare(config(seed=1), tmp_path)
+
+
+def test_names_are_checked_without_loading_torch():
+    code = (
+        "import sys, tempfile, pathlib\nfrom harnessgym.config import load_config\n"
+        "from harnessgym.run_config import RunConfig\nfrom harnessgym.supervisor import prepare\n"
+        "prepare(load_config(RunConfig, pathlib.Path('examples/quickstart.toml')), pathlib.Path(tempfile.mkdtemp()))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_claim_holds_against_others_and_ends_with_its_process(tmp_path):
+    claim = f"""
+import pathlib, sys
+from harnessgym.run_folder import RunFolder
+from harnessgym.supervisor import claim_folder
+claim_folder(RunFolder(pathlib.Path({str(tmp_path)!r})))
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+    other = subprocess.Popen([sys.executable, "-c", claim], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"claimed\n"
+        with pytest.raises(ConfigError, match=f"Process {other.pid} is running"):
+            claim_folder(RunFolder(tmp_path))
+    finally:
+        other.kill()
+        other.communicate()
+    held = claim_folder(RunFolder(tmp_path))
+    assert json.loads((tmp_path / "supervisor.pid").read_text())[0] == os.getpid()
+    os.close(held)
+
+
+def test_a_backend_this_machine_lacks_is_replaced_only_with_a_word(tmp_path):
+    said = []
+    lacking = config(sandbox={"backend": "tests.harnessgym.supervisor.test_preparation:Lacking"})
+    assert choose_sandbox(lacking, said.append) == "process"
+    assert "bwrap is missing" in said[0]
+    refusing = config(sandbox={"backend": "tests.harnessgym.supervisor.test_preparation:Lacking", "fallback": None})
+    with pytest.raises(ConfigError, match="bwrap is missing"):
+        choose_sandbox(refusing, said.append)
+
+
+class Lacking:
+    @staticmethod
+    def unavailable():
+        return "bwrap is missing."

@@ -1,0 +1,164 @@
+"""What a user gets for a mistake: one message that names the cause and the remedy, before anything is started."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harnessgym.store import TraceStore, runs
+from tests.harnessgym.rollout.tiny import HERE
+
+ROOT = Path(__file__).parents[1]
+POLICY = ROOT / "environments/lookup/policy"
+
+
+def harnessgym(*arguments, cwd=ROOT):
+    return subprocess.run(
+        [sys.executable, "-m", "harnessgym", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env=os.environ | {"COLUMNS": "200"},
+        check=False,
+    )
+
+
+def refused(result):
+    """The one message of a command that refused."""
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stdout + result.stderr
+    assert result.stderr.startswith("harnessgym: ")
+    assert result.stderr.count("harnessgym: ") == 1
+    return result.stderr.removeprefix("harnessgym: ")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (["--trainer.stesp", "3"], ["trainer.stesp", "no such setting", "Did you mean 'steps'?"]),
+        (["--trianer.steps", "3"], ["trianer", "Did you mean 'trainer'?"]),
+        (["--trainer.steps", "many"], ["trainer.steps", "integer", "'many'"]),
+        (["--trainer.steps", "0"], ["trainer.steps", "greater than 0"]),
+        (["--trainer.update.lrr", "1"], ["[trainer.update]", "lrr", "Did you mean 'lr'?"]),
+        (["--trainer.update.lr=-1"], ["[trainer.update]", "lr", "greater than 0"]),
+        (["--tasks.set", "lookpu"], ["tasks.set", "'lookpu'", "Did you mean 'lookup'?", "Known: lookup"]),
+        (["--tasks.set", f"{HERE}:Nothing"], ["tasks.set", "Nothing"]),
+        (["--tasks.set", f"{HERE}:Empty"], ["tasks.set", "no training tasks"]),
+        (["--sandbox.backend", "bubblewarp"], ["sandbox.backend", "Did you mean 'bubblewrap'?", "Known: bubblewrap, process"]),
+        (["--sandbox.fallback", "prozess"], ["sandbox.fallback", "Did you mean 'process'?"]),
+        (["--trainer.algorithm", "gpro"], ["trainer.algorithm", "Did you mean 'grpo'?"]),
+        (["--trainer.advantage", "gropo"], ["trainer.advantage", "Did you mean 'grpo'?"]),
+        (["--policy.path", "/nowhere/model"], ["policy.path", "/nowhere/model", "config.json"]),
+        (["--trainer.steps"], ["--trainer.steps", "no value"]),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_is_started(tmp_path, overrides, parts):
+    said = refused(harnessgym("train", "examples/quickstart.toml", "--folder", tmp_path / "run", *overrides))
+    for part in parts:
+        assert part in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("harness", "parts"),
+    [
+        ({"name": "a", "type": "comand", "settings": {}}, ["harness 'a'", "'comand'", "Did you mean 'command'?"]),
+        ({"name": "a", "settings": {"argv": ["python", "nowhere.py"]}}, ["harness 'a'", "nowhere.py"]),
+        ({"name": "a", "settings": {"agrv": ["python"]}}, ["harness 'a'", "Did you mean 'argv'?"]),
+        ({"name": "a", "settings": {"argv": ["python", "--key={key}"]}}, ["harness 'a'", "Put it into env"]),
+    ],
+)
+def test_a_wrong_harness_is_refused_before_anything_is_started(tmp_path, harness, parts):
+    config = {"name": "x", "policy": {"path": str(POLICY)}, "tasks": {"set": "lookup"}, "harnesses": [harness]}
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    said = refused(harnessgym("train", tmp_path / "run.json", "--folder", tmp_path / "run"))
+    for part in parts:
+        assert part in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_and_a_malformed_file(tmp_path):
+    assert "no config file" in refused(harnessgym("train", tmp_path / "run.toml"))
+    (tmp_path / "run.toml").write_text("name = \n")
+    said = refused(harnessgym("train", tmp_path / "run.toml"))
+    assert "run.toml" in said
+    assert "line 1" in said
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    said = refused(harnessgym("train", "examples/quickstart.toml", "--folder", tmp_path / "file" / "run"))
+    assert str(tmp_path / "file") in said
+    assert "--folder" in said
+
+
+@pytest.fixture
+def taken():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_a_taken_port_of_the_proxy(tmp_path, taken):
+    url = f"sqlite:///{tmp_path}/traces.db"
+    with TraceStore.create(url) as store:
+        run = store.write(lambda conn: runs.add(conn, "x", {}, "0", "training"))
+    fixed = ["--store", url, "--run_id", run, "--policy", POLICY, "--control_key", "k"]
+    for ports in (["--port", taken, "--control_port", 0], ["--port", 0, "--control_port", taken]):
+        said = refused(harnessgym("proxy", *fixed, *ports))
+        assert f"127.0.0.1:{taken}" in said
+        assert "in use" in said
+
+
+def test_a_taken_port_of_an_engine(taken):
+    said = refused(harnessgym("engine", POLICY, "--port", taken))
+    assert f"127.0.0.1:{taken}" in said
+    assert "Choose another --port" in said
+
+
+def test_a_model_folder_that_is_none(tmp_path):
+    assert str(tmp_path) in refused(harnessgym("engine", tmp_path, "--port", 0))
+
+
+def test_a_store_that_is_not_there(tmp_path):
+    said = refused(
+        harnessgym("proxy", "--store", f"sqlite:///{tmp_path}/no.db", "--run_id", "x", "--policy", POLICY, "--control_key", "k")
+    )
+    assert "harnessgym store migrate" in said
+
+
+def test_a_folder_that_holds_another_run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = ["train", "examples/quickstart.toml", "--folder", folder]
+    from harnessgym.config import load_config
+    from harnessgym.run_config import RunConfig
+    from harnessgym.supervisor import prepare
+
+    prepare(load_config(RunConfig, ROOT / "examples/quickstart.toml"), folder)
+    said = refused(harnessgym(*config, "--seed", 7, "--trainer.update.lr", 0.5))
+    for part in ("another configuration", "seed was 0 and is 7", "trainer.update.lr was 0.0004 and is 0.5", "--folder"):
+        assert part in said
+
+
+@pytest.mark.parametrize("command", ["train", "proxy", "engine", "node", "train-worker", "traces", "store", "list", "doctor"])
+def test_every_help_teaches(command):
+    result = harnessgym(command, "--help")
+    assert result.returncode == 0
+    assert "Usage: harnessgym" in result.stdout or f"{command} [OPTIONS]" in result.stdout
+    if command in ("train", "proxy", "engine"):
+        assert f"harnessgym {command} " in result.stdout.partition("Example")[2]
+    if command == "train":
+        assert "--trainer.steps 3" in result.stdout
+        assert "130 interrupted" in result.stdout
+
+
+def test_an_unknown_command_and_a_missing_file_are_usage_errors():
+    assert harnessgym("tarin").returncode == 2
+    result = harnessgym("train")
+    assert result.returncode == 2
+    assert "harnessgym train run.toml" in result.stderr

@@ -1,0 +1,292 @@
+"""What a user gets when something goes wrong in the middle of a run: it goes on, or says in one message why it cannot."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harnessgym.process import ProcessId, identify
+from harnessgym.run_folder import RunFolder
+from harnessgym.store import TraceStore, rollouts, runs
+from harnessgym.supervisor.progress import read_metrics
+from tests.harnessgym.rollout.tiny import HERE, write_harnesses
+
+ROOT = Path(__file__).parents[1]
+POLICY = ROOT / "environments/lookup/policy"
+
+
+class Run:
+    """A run of tiny tasks, started by its command line and looked at from outside."""
+
+    def __init__(self, tmp_path, *harnesses, folder=None, **sections):
+        self.folder = folder or tmp_path / "run"
+        config = {
+            "name": "bad",
+            "policy": {"path": str(POLICY)},
+            "tasks": {"set": f"{HERE}:Tiny"},
+            "harnesses": write_harnesses(tmp_path, harnesses),
+            "sandbox": {"backend": "process"},
+            "sampling": {"max_tokens": 8},
+            "node": {"max_running": 4},
+            "engine": {"workers": 1, "max_length": 256},
+            "trainer": {"steps": 2, "groups_per_step": 2, "group_size": 4},
+            "evaluation": {"tasks": 0},
+        }
+        for name, values in sections.items():
+            config[name] = config.get(name, {}) | values
+        self.config = tmp_path / "run.json"
+        self.config.write_text(json.dumps(config))
+        self.output = tmp_path / "output.txt"
+        self.process = None
+
+    def command(self, *arguments):
+        folder = ["--folder", str(self.folder)]
+        return [sys.executable, "-m", "harnessgym", "train", str(self.config), *folder, *map(str, arguments)]
+
+    def start(self, *arguments):
+        with self.output.open("w") as out:
+            self.process = subprocess.Popen(
+                self.command(*arguments), stdout=out, stderr=out, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}
+            )
+        return self
+
+    def end(self, *arguments, code=0, timeout_s=100):
+        """Run to the end (starting it if need be); returns what it said."""
+        if self.process is None or self.process.poll() is not None:
+            self.start(*arguments)
+        try:
+            assert self.process.wait(timeout=timeout_s) == code, self.said()
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.wait()
+        said = self.said()
+        assert "Traceback" not in said
+        assert said.count("harnessgym: ") == (code == 2)
+        return said
+
+    def said(self):
+        return self.output.read_text()
+
+    def wait(self, condition, timeout_s=60):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, self.said()
+            assert self.process.poll() is None, self.said()
+            time.sleep(0.02)
+
+    def pids(self):
+        try:
+            return {name: ProcessId(*entry) for name, entry in json.loads(self.paths().processes_path.read_text()).items()}
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def running(self):
+        """Rollouts that are running now."""
+        if not self.pids().get("node"):
+            return 0
+        with TraceStore.open(self.paths().store_url()) as store:
+            return store.read(lambda conn: rollouts.rollout_states(conn, runs.only(conn).id)).get("running", 0)
+
+    def steps(self):
+        return len(read_metrics(self.paths()))
+
+    def paths(self):
+        return RunFolder(self.folder)
+
+    def sockets(self):
+        return Path(json.loads((self.folder / "sockets.json").read_text()))
+
+    def assert_nothing_is_left(self):
+        assert not processes_of(self.folder)
+        assert not self.paths().workspaces.exists()
+        assert not (self.folder / "sockets.json").exists()
+
+    def assert_verified(self):
+        command = [sys.executable, "-m", "harnessgym", "traces", "verify", str(self.folder)]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, timeout=60)
+        assert result.returncode == 0, result.stdout
+
+
+def processes_of(folder):
+    """Living processes that were started with this folder in their arguments, or in a workspace of it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words, place = (entry / "cmdline").read_bytes().decode(errors="replace"), os.readlink(entry / "cwd")
+            except OSError:
+                continue
+            known = identify(int(entry.name))
+            if (str(folder) in words or place.startswith(str(folder))) and known is not None and known.alive():
+                found.append((entry.name, words))
+    return found
+
+
+def none_left(folder, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while (left := processes_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    made = []
+
+    def make(*harnesses, **options):
+        made.append(Run(tmp_path, *harnesses, **options))
+        return made[-1]
+
+    yield make
+    for run in made:
+        if run.process is not None and run.process.poll() is None:
+            run.process.terminate()
+            run.process.wait(timeout=20)
+
+
+def test_beside_a_broken_harness_a_run_finishes_with_reduced_groups(make_run):
+    run = make_run("good", "never_calls")
+    run.end()
+    summary = json.loads(run.paths().summary_path.read_text())
+    assert summary["rollouts"] >= 8
+    assert summary["stop_reasons"]["no_calls"] >= 3 * 4
+    assert run.steps() == 2
+    run.assert_verified()
+    run.assert_nothing_is_left()
+
+
+def test_evaluation_goes_on_without_the_tasks_that_cannot_be_judged(make_run):
+    run = make_run("good", "never_calls", evaluation={"tasks": 3}, trainer={"steps": 1})
+    run.end()
+    summary = json.loads(run.paths().summary_path.read_text())
+    assert summary["evaluation"]["rollouts"] == dict.fromkeys(summary["evaluation"]["rollouts"], 2)
+    assert summary["gain"] == 0.0
+    run.assert_verified()
+
+
+def test_a_run_whose_only_harness_never_calls_ends_with_one_error(make_run):
+    run = make_run("never_calls", node={"max_running": 4, "abort_after_failures": 6})
+    said = run.end(code=2)
+    for part in ("node process gave up", "node.log", "6 rollouts in a row", "never called the proxy", "nothing to do"):
+        assert part in said
+    run.assert_nothing_is_left()
+
+
+def test_interrupted_twice_nothing_is_left_and_the_run_goes_on_to_its_end(make_run):
+    run = make_run("good")
+    for number in (signal.SIGINT, signal.SIGTERM):
+        run.start()
+        run.wait(lambda: run.running() > 0)
+        sockets = run.sockets()
+        run.process.send_signal(number)
+        assert "The same command goes on from here" in run.end(code=130, timeout_s=20)
+        run.assert_nothing_is_left()
+        assert not sockets.exists()
+    run.end()
+    run.assert_verified()
+    began = time.monotonic()
+    assert "training rollouts" in run.end()
+    assert time.monotonic() - began < 10
+    assert "does not lie above 0" in run.end("--require-gain", code=1)
+
+
+def test_a_killed_supervisor_takes_everything_along_and_the_next_start_cleans_up(make_run):
+    run = make_run("hangs", tasks={"set": f"{HERE}:Tiny"})
+    run.start()
+    run.wait(lambda: run.running() > 0 and (run.config.parent / "mark").exists())
+    children, sockets = run.pids(), run.sockets()
+    second = subprocess.run(run.command(), capture_output=True, text=True, cwd=ROOT, check=False, timeout=30)
+    assert second.returncode == 2
+    assert re.search(rf"Process {run.process.pid} is running .* already", second.stderr)
+    run.process.kill()
+    run.process.wait()
+    assert none_left(run.folder) == []
+    assert not any(child.alive() for child in children.values())
+    harness_pids = [int(pid) for pid in (run.config.parent / "mark").read_text().split()]
+    assert [pid for pid in harness_pids if (found := identify(pid)) is not None and found.alive()] == []
+    assert sockets.is_dir()
+    run.start()
+    run.wait(lambda: not sockets.exists())
+    run.process.send_signal(signal.SIGINT)
+    run.end(code=130, timeout_s=20)
+    run.assert_nothing_is_left()
+
+
+def test_an_engine_whose_model_is_gone_ends_the_run_with_one_error(make_run, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(POLICY, model)
+    run = make_run("good", policy={"path": str(model)}, trainer={"steps": 50}).start()
+    run.wait(lambda: run.steps() >= 1)
+    shutil.rmtree(model)
+    run.pids()["engine-0"].signal(signal.SIGKILL)
+    said = run.end(code=2, timeout_s=60)
+    for part in ("engine-0 process gave up", "engine-0.log", str(model)):
+        assert part in said
+    run.assert_nothing_is_left()
+
+
+def test_an_engine_that_keeps_dying_is_restarted_so_often_and_no_more(make_run):
+    run = make_run("good", trainer={"steps": 500}, supervisor={"max_restarts": 2}).start()
+    for _ in range(3):
+        run.wait(lambda: (found := run.pids().get("engine-0")) is not None and found.alive())
+        engine = run.pids()["engine-0"]
+        engine.signal(signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while run.pids().get("engine-0") == engine and time.monotonic() < deadline and run.process.poll() is None:
+            time.sleep(0.02)
+    said = run.end(code=2, timeout_s=30)
+    assert "engine-0 process ended 3 times within a minute" in said
+    assert "engine-0.log" in said
+    assert said.count("starting it again") == 3
+    run.assert_nothing_is_left()
+
+
+def test_a_run_that_stands_still_says_who_waits_for_whom_and_goes_on_when_it_can(make_run):
+    run = make_run("good", trainer={"steps": 6}, supervisor={"stall_s": 2.0}).start()
+    run.wait(lambda: run.steps() >= 1)
+    engine = run.pids()["engine-0"]
+    engine.signal(signal.SIGSTOP)
+    try:
+        before = len(run.said())
+        run.wait(lambda: run.said()[before:].count("No rollout has finished") == 2)
+    finally:
+        engine.signal(signal.SIGCONT)
+    said = run.said()[before:]
+    assert re.search("trainer waits for rollouts|engine to serve the newest version|wait for an engine", said)
+    for part in ("no step was taken for 2 s", "no step was taken for 4 s", "rollouts: ", "engine-0 v", "node (pid", "Logs:"):
+        assert part in said
+    run.end()
+    run.assert_verified()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of a few megabytes, and how to make it larger."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield disk, lambda: subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_is_named_and_with_more_space_the_run_finishes(make_run, small_disk):
+    disk, enlarge = small_disk
+    run = make_run("good", folder=disk / "run", trainer={"steps": 12, "groups_per_step": 2, "group_size": 8})
+    said = run.end(code=2)
+    assert re.search(rf"disk that holds {disk}\S* is full", said)
+    assert "Free space there and run the same command again" in said
+    assert none_left(run.folder) == []
+    enlarge()
+    run.end()
+    assert run.steps() >= 11
+    run.assert_verified()
