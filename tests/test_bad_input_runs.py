@@ -14,7 +14,7 @@ import pytest
 
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, rollouts, runs
+from harnessgym.store import TraceStore, counts, rollouts, runs
 from harnessgym.supervisor.progress import read_metrics
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
 
@@ -95,6 +95,13 @@ class Run:
         with TraceStore.open(self.paths().store_url()) as store:
             return store.read(lambda conn: rollouts.rollout_states(conn, runs.only(conn).id)).get("running", 0)
 
+    def tokens(self):
+        """Tokens sampled so far."""
+        if not self.pids().get("node"):
+            return 0
+        with TraceStore.open(self.paths().store_url()) as store:
+            return store.read(lambda conn: counts.tokens_sampled(conn, runs.only(conn).id))
+
     def steps(self):
         return len(read_metrics(self.paths()))
 
@@ -127,6 +134,22 @@ def processes_of(folder):
             known = identify(int(entry.name))
             if (str(folder) in words or place.startswith(str(folder))) and known is not None and known.alive():
                 found.append((entry.name, words))
+    return found
+
+
+def descendants(pid):
+    """Identities of all processes below one."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, below = [], [pid]
+    while below:
+        below = [child for child, parent in parents.items() if parent in below]
+        found += [known for child in below if (known := identify(child)) is not None]
     return found
 
 
@@ -198,20 +221,22 @@ def test_interrupted_twice_nothing_is_left_and_the_run_goes_on_to_its_end(make_r
     assert "does not lie above 0" in run.end("--require-gain", code=1)
 
 
-def test_a_killed_supervisor_takes_everything_along_and_the_next_start_cleans_up(make_run):
-    run = make_run("hangs", tasks={"set": f"{HERE}:Tiny"})
-    run.start()
-    run.wait(lambda: run.running() > 0 and (run.config.parent / "mark").exists())
-    children, sockets = run.pids(), run.sockets()
+@pytest.mark.parametrize("backend", ["process", pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)])
+def test_a_killed_supervisor_takes_everything_along_and_the_next_start_cleans_up(make_run, backend):
+    run = make_run("sleeps", sandbox={"backend": backend, "fallback": None}).start()
+    run.wait(lambda: run.tokens() > 0)
+    everything, sockets = descendants(run.process.pid), run.sockets()
+    assert len(everything) > 5
     second = subprocess.run(run.command(), capture_output=True, text=True, cwd=ROOT, check=False, timeout=30)
     assert second.returncode == 2
     assert re.search(rf"Process {run.process.pid} is running .* already", second.stderr)
     run.process.kill()
     run.process.wait()
+    deadline = time.monotonic() + 5
+    while any(each.alive() for each in everything) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [each for each in everything if each.alive()] == []
     assert none_left(run.folder) == []
-    assert not any(child.alive() for child in children.values())
-    harness_pids = [int(pid) for pid in (run.config.parent / "mark").read_text().split()]
-    assert [pid for pid in harness_pids if (found := identify(pid)) is not None and found.alive()] == []
     assert sockets.is_dir()
     run.start()
     run.wait(lambda: not sockets.exists())

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from harnessgym.staleness import batch_staleness, token_staleness
+from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
@@ -19,10 +19,11 @@ Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows with one advantage each, and what the ledger will say of them."""
+    """Rows with one advantage each, and what the ledger will say of all that the step consumes."""
 
     group_ids: tuple[str, ...]
     rows: tuple[Row, ...]
+    """Of groups with a signal; the others have no gradient."""
     advantages: tuple[float, ...]
     rewards: tuple[float, ...]
     """One per rollout."""
@@ -43,9 +44,9 @@ class LoadedGroup:
     """Per member."""
     excluded: tuple[ExcludedTokens, ...]
 
-    def staleness(self, version: int) -> int:
-        """Of its oldest token, if trained now."""
-        return batch_staleness(version, (row.versions for rows in self.rows for row in rows))
+    def staleness(self, version: int, chain: VersionChain) -> int:
+        """Of its oldest token, if trained in a step from `version`."""
+        return chain.oldest(version, (row.versions for rows in self.rows for row in rows))
 
 
 def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
@@ -59,8 +60,19 @@ def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
     return LoadedGroup(group, tuple(trajectory.rows for trajectory in found), tuple(excluded))
 
 
-def make_batch(groups: Sequence[LoadedGroup], version: int, estimator: Estimator, shuffle: np.random.Generator | None) -> Batch:
-    """Join groups. `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt."""
+def make_batch(
+    groups: Sequence[LoadedGroup],
+    version: int,
+    chain: VersionChain,
+    estimator: Estimator,
+    shuffle: np.random.Generator | None,
+) -> Batch:
+    """Join groups for a step from `version`.
+
+    Groups whose rewards are all equal teach nothing: their rows are left out of the step and of its means (as in DAPO,
+    arXiv 2503.14476), and the ledger counts them as trained with advantage zero. `shuffle` permutes the rewards over all
+    rollouts first: the control in which nothing can be learnt.
+    """
     rewards = np.array([member.reward for item in groups for member in item.group.members])
     if shuffle is not None:
         rewards = shuffle.permutation(rewards)
@@ -71,24 +83,22 @@ def make_batch(groups: Sequence[LoadedGroup], version: int, estimator: Estimator
     for item in groups:
         own = rewards[at : at + len(item.group.members)]
         at += len(own)
-        signal += bool(own.std() > 0)
+        teaches = bool(own.std() > 0)
+        signal += teaches
         for member, member_rows, advantage in zip(item.group.members, item.rows, estimator(own), strict=True):
-            rows.extend(member_rows)
-            advantages.extend([float(advantage)] * len(member_rows))
-            trained.append(_share(member.rollout_id, member_rows, version))
+            tokens = sum(int(row.mask.sum()) for row in member_rows)
+            oldest = chain.oldest(version, (row.versions for row in member_rows))
+            trained.append(TrainedRollout(member.rollout_id, tokens, oldest))
+            if teaches:
+                rows.extend(member_rows)
+                advantages.extend([float(advantage)] * len(member_rows))
     return Batch(
         group_ids=tuple(item.group.id for item in groups),
         rows=tuple(rows),
         advantages=tuple(advantages),
         rewards=tuple(float(reward) for reward in rewards),
-        staleness=batch_staleness(version, (row.versions for row in rows)),
+        staleness=max((share.max_staleness for share in trained), default=0),
         signal=signal / len(groups),
         trained=tuple(trained),
         excluded=tuple(entry for item in groups for entry in item.excluded),
     )
-
-
-def _share(rollout_id: str, rows: Sequence[Row], version: int) -> TrainedRollout:
-    tokens = sum(int(row.mask.sum()) for row in rows)
-    oldest = [int(row.versions[row.mask == 1].min()) for row in rows if row.mask.any()]
-    return TrainedRollout(rollout_id, tokens, token_staleness(version, min(oldest)) if oldest else 0)

@@ -50,6 +50,7 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
     if target.exists():
         shutil.rmtree(target)
     temporary.rename(target)
+    _sync_folder(root)
     for old in steps(root)[:-_KEPT]:
         shutil.rmtree(root / f"step-{old:06d}")
     return target
@@ -57,7 +58,15 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
 
 def steps(root: Path) -> list[int]:
     """Steps that have a checkpoint, in order."""
-    return sorted(int(path.name.removeprefix("step-")) for path in root.glob("step-*"))
+    return sorted(int(path.parent.name.removeprefix("step-")) for path in root.glob("step-*/state.pt"))
+
+
+def _sync_folder(root: Path) -> None:
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def load_newest(root: Path) -> Checkpoint | None:

@@ -21,7 +21,8 @@ from harnessgym.errors import TrainerError
 from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.staleness import VersionChain
+from harnessgym.store import TraceStore, ledger, policies, rollouts, runs
 from harnessgym.store.ledger import StepRecord, commit_step
 from harnessgym.store.policies import PolicyVersion
 from trainers import checkpoint
@@ -83,7 +84,10 @@ class Learner:
             self.optimizer.load_state_dict(found.optimizer)
             torch.set_rng_state(found.random)
             self.step, self.version = found.step, found.version
+            self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
+            if found.metrics:
+                self.log(found.metrics)  # the trainer may have died before it could
         elif newest is not None:
             _, weights = read_version(Path(newest.path))
             load_weights(self.policy, weights)
@@ -95,13 +99,14 @@ class Learner:
     def next_groups(self) -> list[LoadedGroup]:
         """Wait for the next batch: complete groups without a gap, none of them too stale."""
         loaded: dict[str, LoadedGroup] = {}
-        wanted = self.config.trainer.groups_per_step
+        wanted, chain = self.config.trainer.groups_per_step, self._chain()
         while True:
             ready = self.store.read(lambda conn: rollouts.complete_groups(conn, self.run.id, "train", wanted))
             for group in ready:
                 if group.id not in loaded:
                     loaded[group.id] = load_group(self.store, group)
-            stale = [g for g in loaded.values() if g.staleness(self.version) > self.config.trainer.max_staleness]
+            allowed = self.config.trainer.max_staleness
+            stale = [item for item in loaded.values() if item.staleness(self.version, chain) > allowed]
             for item in stale:
                 self._drop(loaded.pop(item.group.id))
             if len(ready) == wanted and not stale:
@@ -112,7 +117,7 @@ class Learner:
         """One optimizer step on a batch, checkpointed, published and entered in the ledger."""
         options = self.config.trainer
         shuffle = np.random.default_rng([self.config.seed, self.step]) if options.reward_shuffle else None
-        batch = make_batch(groups, self.version, self.estimator, shuffle)
+        batch = make_batch(groups, self.version, self._chain(), self.estimator, shuffle)
         update = self._update(batch)
         metrics = update | {
             "step": self.step + 1,
@@ -129,18 +134,19 @@ class Learner:
         return metrics
 
     def _update(self, batch: Batch) -> dict[str, float]:
-        """Step on the rows that have an advantage: the others have no gradient, and count as trained with advantage zero."""
-        pairs = [(row, value) for row, value in zip(batch.rows, batch.advantages, strict=True) if value != 0.0]
-        if not pairs:
+        """Step on the batch; one without any signal changes nothing, and still makes a version."""
+        if not batch.rows:
             return {}
-        rows, advantages = [row for row, _ in pairs], [value for _, value in pairs]
-        update = policy_update(self.policy, self.optimizer, rows, advantages, self.settings)
+        update = policy_update(self.policy, self.optimizer, batch.rows, batch.advantages, self.settings)
         return {name: float(getattr(update, name)) for name in update.__dataclass_fields__}
 
     def log(self, metrics: dict[str, float]) -> None:
         """Append a line to the run's metrics."""
         with self.folder.metrics_path.open("a") as file:
             file.write(json.dumps(metrics | {"time": time.time()}) + "\n")
+
+    def _chain(self) -> VersionChain:
+        return VersionChain(self.store.read(lambda conn: policies.versions(conn, self.policy_id)))
 
     def _checkpoint(self, batch: Batch, parent: int, metrics: dict[str, float]) -> Checkpoint:
         version = PolicyVersion(

@@ -7,11 +7,12 @@ replays it from its checkpoint.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert, select, update
 
 from harnessgym.store import policies, rollouts
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.tables import exclusions, new_id, trained
+from harnessgym.store.tables import exclusions, groups, new_id, trained
+from harnessgym.store.tables import rollouts as rollouts_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,17 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
     exclude_tokens(conn, record.excluded)
     for group_id in record.group_ids:
         rollouts.set_group_state(conn, group_id, "consumed")
+
+
+def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
+    """Go on from an earlier version: orphan the later ones, and give back the groups only they consumed. Returns how many."""
+    given_up = policies.orphan_after(conn, policy_id, version)
+    if given_up:
+        members = select(rollouts_table.c.group_id).join(trained, trained.c.rollout_id == rollouts_table.c.id)
+        later = members.where(trained.c.policy_id == policy_id, trained.c.version > version)
+        consumed = (groups.c.state == "consumed") & groups.c.id.in_(later)
+        conn.execute(update(groups).where(consumed).values(state="complete"))
+    return given_up
 
 
 def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:

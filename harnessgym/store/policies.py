@@ -69,7 +69,7 @@ def next_version(conn: Connection, policy_id: str) -> int:
 
 def orphan_after(conn: Connection, policy_id: str, version: int) -> int:
     """Mark every version above one as orphaned: they are not on the surviving chain. Returns how many."""
-    later = (policy_versions.c.policy_id == policy_id) & (policy_versions.c.version > version)
+    later = (policy_versions.c.policy_id == policy_id) & (policy_versions.c.version > version) & ~policy_versions.c.orphaned
     return conn.execute(update(policy_versions).where(later).values(orphaned=True)).rowcount
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Column, Connection, Select, func, select
 
+from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
 from harnessgym.store.ledger import ExcludedTokens, exclude_tokens
 from harnessgym.store.tables import calls, exclusions, groups, rollouts, trained
-from harnessgym.traces.version_chain import VersionChain
 
 
 @dataclass(frozen=True, slots=True)

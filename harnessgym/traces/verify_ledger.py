@@ -6,11 +6,11 @@ from typing import Any
 
 from sqlalchemy import Connection, RowMapping, select
 
+from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
 from harnessgym.store.tables import calls, exclusions, groups, rollouts, runs, trained
 from harnessgym.traces.findings import Tally
 from harnessgym.traces.verify_session import stored_spans
-from harnessgym.traces.version_chain import VersionChain
 
 _CLOSED_STATES = ("consumed", "dropped")
 

@@ -19,6 +19,7 @@ from harnessgym.store.tables import new_id
 from harnessgym.task import Task
 from harnessgym.tokens import VersionSpan
 from harnessgym.traces.forest import Forest
+from harnessgym.traces.verify import verify
 from trainers import checkpoint
 from trainers.grpo import Learner, TrainerSettings, train
 from trainers.policy import Policy, PolicyConfig, load_policy, published_weights, save_policy, token_logprobs
@@ -169,6 +170,23 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
         assert (learner.step, learner.version) == (1, 1)
         assert all(torch.equal(value, before[name]) for name, value in published_weights(learner.policy).items())
         assert learner.train_step(learner.next_groups())["version"] == 2
+
+
+def test_going_back_a_checkpoint_orphans_later_versions_and_gives_their_groups_back(tmp_path, model):
+    folder = make_run(tmp_path / "run", model, max_staleness=STEPS)
+    record_groups(folder, range(2 * STEPS))
+    weights_after(folder, [2])
+    shutil.rmtree(folder.checkpoints / "step-000002")
+    weights_after(folder, [STEPS])
+    with TraceStore.open(folder.store_url()) as store:
+        run = store.read(runs.only)
+        policy_id = store.write(lambda conn: policies.register(conn, run.id, "policy"))
+        found = store.read(lambda conn: policies.versions(conn, policy_id))
+        assert [(item.version, item.parent_version, item.step, item.orphaned) for item in found] == [
+            (0, None, 0, False), (1, 0, 1, False), (2, 1, 2, True), (3, 1, 2, False), (4, 3, 3, False), (5, 4, 4, False),
+        ]  # fmt: skip
+        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": 2 * STEPS}
+        assert verify(store, run.id).findings == ()
 
 
 def test_a_group_that_is_too_stale_is_dropped_and_counted(folder):

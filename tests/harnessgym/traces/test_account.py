@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
 from harnessgym.store.ledger import ExcludedTokens, exclude_tokens
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.traces.account import TokenAccount, account, exclude_rest
 from harnessgym.traces.verify import verify
-from harnessgym.traces.version_chain import VersionChain
 
 
 def read(recording, purpose: str = "train") -> TokenAccount:
