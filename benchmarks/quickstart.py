@@ -6,6 +6,7 @@ the control gains.
 """
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ def main() -> None:
     shutil.rmtree(_ROOT, ignore_errors=True)
     results = {name: _run(name, seed, shuffle) for name, seed, shuffle in _ARMS}
     Console().print(_table(results))
-    machine = f"{platform.machine()}, {platform.python_version()}, 2 cores"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     write_json(Path("benchmarks/out/quickstart.json"), {"machine": machine, "arms": results})
     sys.exit(int(not all(_as_claimed(result) for result in results.values())))
 
@@ -59,7 +60,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
         "staleness",
         "s",
         "as claimed",
-        title=f"Quickstart, {platform.machine()}, 2 cores",
+        title=f"Quickstart, {platform.machine()}, {os.cpu_count()} cores",
     )
     for name, result in results.items():
         low, high = result["gain_ci95"]

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, func, select
 
 from harnessgym.process import ProcessId, identify
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, rollouts, runs
+from harnessgym.store import TraceStore, counts, rollouts, runs
 from harnessgym.store.calls import FINISHED
 from harnessgym.store.tables import calls, trained
 from harnessgym.supervisor.progress import read_metrics
@@ -37,13 +37,15 @@ class Report:
 
     kills: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, list[float]] = field(default_factory=dict)
-    """Per victim: seconds from each kill to the next finished rollout or training step."""
+    """Per kind of victim: seconds from each kill to the run's next committed call or training step, whoever makes it."""
     calls: int = 0
     lost: int = 0
     """Calls that were committed before a kill and are gone or changed."""
     trained_twice: int = 0
     findings: list[str] = field(default_factory=list)
     """What `traces verify` says."""
+    stop_reasons: dict[str, int] = field(default_factory=dict)
+    """How the rollouts ended; a kill must never end one with a verdict of its own."""
     failed_rollouts: int = 0
     steps: int = 0
     wall_s: float = 0.0
@@ -130,6 +132,7 @@ class Campaign:
             report.findings = [f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings]
             run = store.read(runs.only)
             assert run is not None
+            report.stop_reasons = store.read(lambda conn: counts.stop_reasons(conn, run.id))
             report.failed_rollouts = store.read(lambda conn: rollouts.rollout_states(conn, run.id)).get("failed", 0)
 
     def _finished(self) -> bool:

@@ -6,12 +6,14 @@ Campaigns of mixed kills follow each other until every process was killed often 
 
 import argparse
 import json
+import os
 import platform
 import random
 import shutil
 import statistics
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,7 +40,7 @@ def main() -> None:
     state_path = _ROOT / "state.json"
     done = json.loads(state_path.read_text()) if state_path.exists() else []
     began = time.monotonic()
-    while len(done) * _PER_CAMPAIGN < options.kills:
+    while min(_kills(done).values()) < options.kills:
         number = len(done)
         folder = _ROOT / f"campaign-{number:03d}"
         shutil.rmtree(folder, ignore_errors=True)
@@ -54,13 +56,18 @@ def main() -> None:
     sys.exit(_report(done, options.seed, time.monotonic() - began))
 
 
+def _kills(done: list[dict]) -> dict[str, int]:
+    """Kills so far by kind of process."""
+    return {victim: sum(report["kills"].get(victim, 0) for report in done) for victim in VICTIMS}
+
+
 def _report(done: list[dict], seed: int, wall_s: float) -> int:
-    table = Table("process", "kills", "recovery s (median)", "(max)", title=f"Soak, seed {seed}, {platform.machine()}, 2 cores")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    table = Table("process", "kills", "next activity, s (median)", "(max)", title=f"Soak, seed {seed}, {machine}")
     for victim in VICTIMS:
         times = [value for report in done for value in report["recovery_s"].get(victim, [])]
-        kills = sum(report["kills"].get(victim, 0) for report in done)
         middle, worst = (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("-", "-")
-        table.add_row(victim, str(kills), middle, worst)
+        table.add_row(victim, str(_kills(done)[victim]), middle, worst)
     totals = {
         "campaigns": len(done),
         "calls_committed": sum(report["calls"] for report in done),
@@ -68,6 +75,7 @@ def _report(done: list[dict], seed: int, wall_s: float) -> int:
         "rollouts_trained_twice": sum(report["trained_twice"] for report in done),
         "findings_of_verify": sum(len(report["findings"]) for report in done),
         "rollouts_run_again": sum(report["failed_rollouts"] for report in done),
+        "stop_reasons": dict(sum((Counter(report["stop_reasons"]) for report in done), Counter())),
         "training_steps": sum(report["steps"] for report in done),
         "campaign_wall_s": round(sum(report["wall_s"] for report in done)),
         "wall_s": round(wall_s),
@@ -75,7 +83,7 @@ def _report(done: list[dict], seed: int, wall_s: float) -> int:
     console = Console()
     console.print(table)
     console.print(totals)
-    write_json(Path("benchmarks/out/soak.json"), {"seed": seed, "totals": totals, "campaigns": done})
+    write_json(Path("benchmarks/out/soak.json"), {"seed": seed, "machine": machine, "totals": totals, "campaigns": done})
     return int(bool(totals["calls_lost"] or totals["rollouts_trained_twice"] or totals["findings_of_verify"]))
 
 

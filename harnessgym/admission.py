@@ -1,14 +1,10 @@
 """When new work may be submitted, so that nothing the trainer consumes is staler than allowed.
 
 Pure decisions: the node calls them with counts from the store, the simulator with its own. The bound holds if batches are
-consumed in order of submission; `select_batch` does that.
+consumed in order of submission, as the trainer does.
 """
 
 from dataclasses import dataclass
-from typing import Literal
-
-Policy = Literal["wait", "drop"]
-"""What happens to a group that would be consumed too stale: nothing, because consumption waits its turn; or it is dropped."""
 
 
 @dataclass(frozen=True, slots=True)

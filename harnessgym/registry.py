@@ -10,7 +10,7 @@ from harnessgym.config import nearest
 from harnessgym.errors import ConfigError
 
 Kind = Literal[
-    "task_set", "harness", "sandbox", "algorithm", "advantage", "loss", "correction", "grader", "dialect", "service", "settings"
+    "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "upstream", "service", "settings"
 ]
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -25,10 +25,10 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "grpo": "trainers.advantages.group_relative:grpo",
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
     },
-    "loss": {"clipped": "trainers.losses.clipped:clipped_surrogate"},
-    "correction": {"truncated": "trainers.corrections.importance_sampling:truncated"},
     "grader": {},
     "dialect": {"chat": "proxies.dialects.chat:Chat", "messages": "proxies.dialects.messages:Messages"},
+    "parser": {"hermes": "proxies.parsers.hermes:HermesParser"},
+    "upstream": {"embedded": "proxies.upstreams.vllm:VllmUpstream", "vllm": "proxies.upstreams.vllm:VllmUpstream"},
     "service": {
         "proxy": "proxies.app:serve",
         "engine": "trainers.engine:serve",

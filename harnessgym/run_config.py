@@ -31,7 +31,7 @@ class HarnessSection(Config):
     type: str = "command"
     """Registered harness type, or `module:Class`."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of that type; `harnessgym harness show command` lists them."""
+    """Settings of that type; for `command`, see `harnessgym.harnesses.command.CommandConfig`."""
 
 
 class SandboxSection(Config):
@@ -98,7 +98,7 @@ class TrainerSection(Config):
     reward_shuffle: bool = False
     """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
     update: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the update: lr, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
+    """Settings of the update: lr, proximal, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
 
 
 class EvaluationSection(Config):
@@ -106,8 +106,6 @@ class EvaluationSection(Config):
 
     tasks: int = Field(200, ge=0)
     """Held-out tasks; 0 skips evaluation."""
-    max_running: int = Field(16, gt=0)
-    """Evaluation rollouts at one time."""
 
 
 class StoreSection(Config):

@@ -70,14 +70,18 @@ class RunFolder:
         return self.config().store.url or f"sqlite:///{self.root / 'traces.db'}"
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """Replace a JSON file whole: a reader sees the old or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as file:
-        json.dump(value, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    Path(name).chmod(0o644)
-    Path(name).replace(path)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,13 +1,14 @@
 """A policy's language: how messages become its tokens and its tokens become messages, from one model folder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from harnessgym.message import Message
+from harnessgym.registry import load
 from harnessgym.tokens import TokenIds
 from proxies.parser import Parser
-from proxies.parsers import load_parser
 from proxies.renderer import Renderer
 from proxies.renderers.template import TemplateRenderer
 
@@ -31,9 +32,10 @@ class Language:
 
     @classmethod
     def of_policy(cls, folder: Path, parser: str = "hermes") -> "Language":
-        """The language of a Hugging Face model folder. Raises `PolicyError` if it cannot be read."""
+        """The language of a Hugging Face model folder. Raises `PolicyError` if it cannot be read, `ConfigError` for an unknown
+        parser."""
         renderer = TemplateRenderer.from_folder(folder)
-        kind = load_parser(parser)
+        kind: Callable[..., Parser] = load("parser", parser)
 
         def make(*, call_prefix: str, tools: bool) -> Parser:
             return kind(

@@ -80,19 +80,18 @@ class Relay:
         if session.stale:
             detail = "A write of this session failed; it is read again from the store once its calls have ended."
             raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
-        known = session.rejoin(arrival.digest, retry=arrival.retry)
-        if known is not None:
-            return known
-        stored = session.unanswered.pop(arrival.digest, None)
-        if stored is not None and stored.completion_segment is not None:
-            return self._restore(session, arrival, stored)
+        earlier = session.rejoin(arrival.digest, retry=arrival.retry)
+        if isinstance(earlier, Call):
+            return earlier
+        if earlier is not None and earlier.completion_segment is not None:
+            return self._restore(session, arrival, earlier)
         if self.in_flight >= self.limits.max_in_flight:
             detail = f"The proxy has {self.in_flight} calls in flight, which is its limit."
             raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
         turns = session.row.limits.get("turns")
-        if stored is None and turns is not None and session.next_ordinal >= turns:
+        if earlier is None and turns is not None and session.next_ordinal >= turns:
             raise RequestProblem(Problem("limit", f"This session's limit of {turns} model calls is reached."))
-        return self._resume(session, arrival, stored) if stored is not None else self._start(session, arrival)
+        return self._resume(session, arrival, earlier) if earlier is not None else self._start(session, arrival)
 
     async def close(self, sessions: Sequence[Session]) -> None:
         """Interrupt every call and wait until what it has is recorded."""
@@ -123,6 +122,7 @@ class Relay:
         prompt = Prompt(session.forest.ids(stored.prompt_segment), None, [], None)
         segment = session.forest.segments[stored.prompt_segment]
         call = self._make(session, arrival, prompt, segment, stored.chain_digest, stored.id, stored.ordinal)
+        session.take_up(stored)
         session.remember(call, [])
         done: Future[None] = Future()
         done.set_result(None)
@@ -141,6 +141,7 @@ class Relay:
         call.prompt_len = stored.prompt_len
         usage = Usage(stored.prompt_len, len(tokens.ids))
         self._settle(call, feed.finish(), stored.finish_reason or "stop", usage)
+        session.take_up(stored)
         session.recent.append(call)
         return call
 
@@ -224,9 +225,7 @@ class Relay:
             if not isinstance(error, HarnessGymError):
                 log.exception("Call %s failed inside the proxy.", call.id)
             feed.close()
-            await self._fail(call, error)
-            if isinstance(error, StoreError):
-                session.stale = True
+            await self._fail(session, call, error, intended)
         finally:
             self.in_flight -= 1
             session.live.pop(call.id, None)
@@ -311,11 +310,15 @@ class Relay:
         call.deltas.append(Finished(reason, usage))
         call.settle(Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created))
 
-    async def _fail(self, call: Call, error: Exception) -> None:
+    async def _fail(self, session: Session, call: Call, error: Exception, intended: "Future[None]") -> None:
+        """Record and show that a call failed. If a write failed, its intent's included, the session is read again."""
         text = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
+        session.stale = session.stale or isinstance(error, StoreError)
         try:
+            await self.recorder.wait(intended)
             await self.recorder.fail(call.id, text)
         except StoreError:
+            session.stale = True
             log.exception("The failure of call %s could not be recorded.", call.id)
         early = isinstance(error, UpstreamLost) and not call.sampled.ids
         call.settle(problem=Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None))

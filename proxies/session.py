@@ -44,8 +44,9 @@ class Session:
     """Calls in flight by id."""
     recent: "deque[Call]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Calls of this process, oldest first, in flight ones included."""
-    unanswered: dict[str, RecordedCall] = field(default_factory=dict)
-    """Calls of an earlier process that no client is known to have got, by request digest."""
+    unanswered: "dict[str, deque[RecordedCall]]" = field(default_factory=dict)
+    """Calls of an earlier process that no client is known to have got, by request digest, in the order they began. Equal requests
+    that were in flight together are calls of their own."""
     acknowledged: set[str] = field(default_factory=set)
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)
@@ -69,21 +70,32 @@ class Session:
             if call.status == "acknowledged":
                 session.acknowledged.add(call.id)
             if call.status in ("intent", "committed", "undelivered"):
-                session.unanswered[call.request_digest] = call
+                session.unanswered.setdefault(call.request_digest, deque()).append(call)
             if call.completion_segment is not None and call.answer_digest is not None:
                 answer = read(session.forest.segments[call.completion_segment].ids)
                 session.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.heads.add(call.answer_digest)
         return session
 
-    def rejoin(self, digest: str, *, retry: bool) -> Call | None:
-        """The call that a request asks for again, if it is a retry.
+    def rejoin(self, digest: str, *, retry: bool) -> Call | RecordedCall | None:
+        """The call that a request asks for again, if it is a retry: one of this process, or one that an earlier process left.
 
         It is one if the client says so, or if an equal request's connection closed before the client could act on its answer.
+        Calls without a client come first, so that equal requests that all come back get back one call each.
         """
         equal = [call for call in reversed(self.recent) if call.digest == digest and call.problem is None and not call.aborted]
-        abandoned = [call for call in equal if not call.listeners and not call.acted]
-        return next(iter(abandoned), None) or (equal[0] if equal and retry else None)
+        abandoned = next((call for call in equal if not call.listeners and not call.acted), None)
+        return abandoned or self._left_over(digest, retry=retry) or (equal[0] if equal and retry else None)
+
+    def take_up(self, stored: RecordedCall) -> None:
+        """A call that an earlier process left has a client again."""
+        self.unanswered[stored.request_digest].remove(stored)
+
+    def _left_over(self, digest: str, *, retry: bool) -> RecordedCall | None:
+        """An answer whose process ended right after its commit may have arrived, so only a declared retry gets it again."""
+        left = self.unanswered.get(digest, ())
+        lost = next((call for call in left if call.status != "committed"), None)
+        return lost or (next(iter(left), None) if retry else None)
 
     def seed(self, prompt_segment: str, prompt_hash: str) -> int | None:
         """The seed of the next call with this prompt: fixed by the session's seed, the prompt, and how often it came before.

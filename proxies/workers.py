@@ -5,7 +5,6 @@ health check; calls wait while nobody can take them.
 """
 
 import asyncio
-import importlib
 import logging
 import random
 from collections.abc import AsyncIterator, Callable
@@ -13,14 +12,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from harnessgym.errors import ConfigError, UpstreamLost
+from harnessgym.registry import load
 from harnessgym.routing import WorkerLoad, choose
 from harnessgym.store.workers import WorkerRow, WorkerState
 from proxies.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-UPSTREAMS = {"embedded": "proxies.upstreams.vllm:VllmUpstream", "vllm": "proxies.upstreams.vllm:VllmUpstream"}
-"""Kind of worker to the client that speaks to it; a full `module:Class` is accepted as a kind."""
 _PROBE_S = 0.2
 _PROBE_MAX_S = 2.0
 
@@ -155,10 +153,8 @@ class WorkerTable:
 
 def connect_upstream(row: WorkerRow) -> Upstream:
     """The client for a worker's kind. Raises `ConfigError` for a kind nobody knows."""
-    target = UPSTREAMS.get(row.kind, row.kind)
-    module, _, name = target.partition(":")
-    if not name:
-        known = ", ".join(sorted(UPSTREAMS))
-        raise ConfigError(f"Worker {row.id} is of unknown kind {row.kind!r}. Known: {known}, or module:Class.")
-    upstream: Upstream = getattr(importlib.import_module(module), name)(row.address, version=row.version)
-    return upstream
+    try:
+        kind: Callable[..., Upstream] = load("upstream", row.kind)
+    except ConfigError as error:
+        raise ConfigError(f"Worker {row.id} at {row.address} cannot be used. {error}") from error
+    return kind(row.address, version=row.version)

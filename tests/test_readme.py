@@ -28,11 +28,10 @@ def test_the_file_tree_names_what_is_there():
     folder = ROOT
     for line in tree.splitlines():
         name = line.split()[0]
-        folder = ROOT if not line.startswith(" ") else folder
-        path = (folder / name) if not line.startswith(" ") else folder / name
+        top = not line.startswith(" ")
+        path = (ROOT if top else folder) / name
         assert path.exists(), line
-        if not line.startswith(" "):
-            folder = path
+        folder = path if top else folder
 
 
 def test_every_link_leads_somewhere():

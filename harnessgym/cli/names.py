@@ -18,7 +18,7 @@ def register(root: typer.Typer) -> None:
 
         table = Table("kind", "name", "loads")
         for kind in get_args(Kind):
-            if kind not in ("service", "settings"):
+            if kind not in ("service", "settings", "grader"):
                 for name, target in sorted(REGISTRY[kind].items()):
                     table.add_row(kind, name, target)
         Console().print(table)

@@ -39,8 +39,8 @@ class TraceStore:
 
     ```python
     with TraceStore.create("sqlite:///runs/demo/traces.db") as store:
-        store.write(lambda conn: rollouts.add_run(conn, name="demo", config={}))
-        print(store.read(lambda conn: rollouts.count_by_status(conn, run_id)))
+        run_id = store.write(lambda conn: runs.add(conn, "demo", {}, code_version="1", status="training"))
+        print(store.read(lambda conn: rollouts.rollout_states(conn, run_id)))
     ```
     """
 

@@ -38,6 +38,11 @@ def set_state(conn: Connection, worker_id: str, state: WorkerState) -> None:
     conn.execute(update(workers).where(workers.c.id == worker_id).values(state=state, updated_at=time.time()))
 
 
+def retire(conn: Connection, run_id: str) -> None:
+    """All workers of a run are gone: nobody may route to their old addresses."""
+    conn.execute(update(workers).where(workers.c.run_id == run_id).values(state="dead", updated_at=time.time()))
+
+
 def of_run(conn: Connection, run_id: str | None) -> list[WorkerRow]:
     """All workers of a run by id."""
     columns = [workers.c[name] for name in WorkerRow.__dataclass_fields__]

@@ -121,8 +121,7 @@ class Children:
     def _spawn(self, spec: ChildSpec) -> subprocess.Popen[bytes]:
         settings = spec.settings.model_dump(mode="json") if isinstance(spec.settings, Config) else spec.settings
         path = self.folder.root / "services" / f"{spec.name}.json"
-        write_json(path, settings)
-        path.chmod(0o600)
+        write_json(path, settings, mode=0o600)
         self.folder.logs.mkdir(parents=True, exist_ok=True)
         threads = str(self.threads)
         extra = {

@@ -80,6 +80,9 @@ def _check_names(config: RunConfig) -> None:
     task_set = _load("tasks.set", "task_set", config.tasks.set)()
     if not task_set.tasks("train"):
         raise ConfigError(f"tasks.set: the task set {config.tasks.set!r} has no training tasks.")
+    if config.evaluation.tasks and not task_set.tasks("test"):
+        hint = "Set evaluation.tasks to 0, or choose another set."
+        raise ConfigError(f"tasks.set: the task set {config.tasks.set!r} has no held-out tasks to evaluate on. {hint}")
     for section in config.harnesses:
         _load(f"harness {section.name!r}", "harness", section.type)
         try:

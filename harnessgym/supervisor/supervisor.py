@@ -57,7 +57,8 @@ class Supervisor:
             return first
         for name in self.children.end_leftovers():
             self.notify(f"Ended the {name} process that an earlier supervisor of this run had left.")
-        self.store.write(lambda conn: rollouts.expire(conn, self.run_id))
+        self.store.write(partial(rollouts.expire, run_id=self.run_id))
+        self.store.write(partial(workers.retire, run_id=self.run_id))
         if first == "failed":
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, self._resumed_status()))
         sockets = Sockets(self.config.engine.workers, self.folder.root / "sockets.json")
@@ -199,7 +200,7 @@ class Supervisor:
     def _resumed_status(self) -> RunStatus:
         """The phase a failed run goes on with."""
         latest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
-        if latest is not None and latest.step >= self.config.trainer.steps:
+        if self.config.evaluation.tasks and latest is not None and latest.step >= self.config.trainer.steps:
             return "evaluating_after"
         started = self.store.read(lambda conn: rollouts.group_states(conn, self.run_id, "train"))
         return "training" if started or not self.config.evaluation.tasks else "evaluating_before"

@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 
 from harnessgym.errors import ConfigError
 from harnessgym.message import Message, ToolCall
+from harnessgym.registry import load
 from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
+from proxies.language import Language
 from proxies.parser import ParsedDelta
-from proxies.parsers import load_parser
 from proxies.parsers.hermes import HermesParser, read_call
 from proxies.renderers.template import TemplateRenderer
 
@@ -239,7 +240,6 @@ def test_whitespace_alone_is_an_answer_but_not_between_tags() -> None:
 
 
 def test_parsers_are_found_by_name() -> None:
-    assert load_parser("hermes") is HermesParser
-    assert load_parser("proxies.parsers.hermes:HermesParser") is HermesParser
-    with pytest.raises(ConfigError, match="hermes"):
-        load_parser("nothing")
+    assert load("parser", "hermes") is HermesParser
+    with pytest.raises(ConfigError, match="Known: hermes"):
+        Language.of_policy(POLICY, "nothing")

@@ -107,7 +107,8 @@ async def test_control_refuses_what_it_does_not_know(make_world: MakeWorld) -> N
         with pytest.raises(ProxyError, match="404"):
             await world.control.seal("nothing")
         with pytest.raises(ProxyError, match="404"):
-            await world.control.drain("nobody")
+            await world.control.undrain("nobody", version=1)
+        assert await world.control.drain("nobody") == 0
 
 
 async def test_harnesses_and_control_over_unix_sockets(make_world: MakeWorld) -> None:

@@ -222,6 +222,24 @@ async def test_a_retry_across_a_restart_gives_the_same_call(make_world: MakeWorl
         assert again.json()["choices"][0]["message"]["content"] == "two"
 
 
+@pytest.mark.parametrize("retry", [False, True])
+async def test_an_answer_committed_right_before_a_restart_is_given_again_to_a_declared_retry_only(
+    make_world: MakeWorld, retry: bool
+) -> None:
+    async with make_world("one<|im_end|>", "two<|im_end|>") as world:
+        session = await world.open()
+        first = await world.chat(session.key, HI)
+        call = await world.status(session, 0, "delivered")
+        await world.stop()
+        world.store.write(lambda conn: call_rows.set_status(conn, call.id, "committed"))
+        await world.start()
+        url = f"{world.proxy.url}/s/{session.key}/v1/chat/completions"
+        headers = {"x-stainless-retry-count": "1"} if retry else {}
+        second = await world.http.post(url, json={"model": "m", "messages": HI}, headers=headers)
+        assert (second.json()["id"] == first.json()["id"]) is retry
+        assert len(world.calls(session)) == (1 if retry else 2)
+
+
 async def leave_early(world: World, key: str, *, stream: bool = False) -> None:
     """Ask, and close the connection before the engine has said anything."""
     upstream = scripted(world)
@@ -379,6 +397,21 @@ async def test_after_a_failed_write_the_session_is_read_again(make_world: MakeWo
         world.store.write(lambda conn: conn.exec_driver_sql(trigger))
         failed = await world.chat(session.key, messages)
         assert failed.status_code >= 500
+        world.store.write(lambda conn: conn.exec_driver_sql("DROP TRIGGER refuse"))
+        assert (await world.chat(session.key, messages)).status_code == 200
+        one, three = world.calls(session)
+        assert (three.ordinal, three.parent_call_id) == (1, one.id)
+        assert world.prompt(session, three) == list(scripted(world).asked[-1].prompt)
+
+
+async def test_after_a_failed_write_and_a_failed_engine_the_session_is_read_again(make_world: MakeWorld) -> None:
+    async with make_world("one<|im_end|>", "lost<|im_end|>", "three<|im_end|>") as world:
+        session = await world.open()
+        messages = await converse(world, session.key, 1)
+        scripted(world)._failures += [None, Failure(0, lost=False)]
+        trigger = "CREATE TRIGGER refuse BEFORE INSERT ON bodies BEGIN SELECT RAISE(ABORT, 'no more'); END"
+        world.store.write(lambda conn: conn.exec_driver_sql(trigger))
+        assert (await world.chat(session.key, messages)).status_code >= 500
         world.store.write(lambda conn: conn.exec_driver_sql("DROP TRIGGER refuse"))
         assert (await world.chat(session.key, messages)).status_code == 200
         one, three = world.calls(session)

@@ -98,5 +98,5 @@ def test_kinds_of_worker() -> None:
     from harnessgym.errors import ConfigError
 
     assert connect_upstream(WorkerRow("w", None, "vllm", "http://127.0.0.1:1", 4, "ready")).version == 4
-    with pytest.raises(ConfigError, match="Known: embedded, vllm"):
+    with pytest.raises(ConfigError, match=r"Worker w at .*Known: embedded, vllm"):
         connect_upstream(WorkerRow("w", None, "nothing", "http://127.0.0.1:1", 4, "ready"))

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.registry import load, names
 from trainers.corrections.importance_sampling import effective_sample_size, truncated
 
 LOG_RATIOS = st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=32)
@@ -40,8 +39,3 @@ def test_effective_sample_size_at_its_ends() -> None:
     assert float(effective_sample_size(torch.full((9,), 3.0))) == pytest.approx(1.0)
     assert float(effective_sample_size(torch.tensor([1_000.0, 0.0, 0.0, 0.0]))) == pytest.approx(0.25)
     assert float(effective_sample_size(torch.tensor([]))) == 1.0
-
-
-@pytest.mark.parametrize("name", names("correction"))
-def test_every_registered_name_loads(name: str) -> None:
-    assert load("correction", name)(torch.zeros(3)).tolist() == [1.0, 1.0, 1.0]

@@ -83,7 +83,8 @@ def record_rollout(store, config, row, ordinal, version):
     chain = chain_digests(context_digest(()), (Message("user", "hi"),))[-1]
     prompt, _ = forest.add_prompt(PROMPT, None)
     intent = calls.CallIntent(
-        call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain, *calls.prompt_fingerprint(PROMPT), prompt.id, "engine",
+        call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain,
+        *calls.prompt_fingerprint(PROMPT), prompt.id, "engine",
         sampling_applied={"temperature": 1.0, "top_p": 1.0, "top_k": 0},
     )  # fmt: skip
     store.write(lambda conn: calls.intend(conn, intent, prompt))

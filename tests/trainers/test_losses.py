@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.registry import load, names
 from harnessgym.traces.trajectories import Row
 from trainers.losses.clipped import clipped_surrogate, clipped_tokens
 from trainers.losses.normalisation import Normalisation, token_weights
@@ -83,9 +82,3 @@ def test_splitting_a_rollout_into_rows_leaves_every_weight(
     parts = token_weights(split, normalisation)
     for index, weight in enumerate(token_weights(whole, normalisation)):
         np.testing.assert_array_equal(parts[2 * index] + parts[2 * index + 1], weight)
-
-
-@pytest.mark.parametrize("name", names("loss"))
-def test_every_registered_name_loads(name: str) -> None:
-    loss = load("loss", name)(torch.zeros(2), torch.tensor([1.0, -1.0]))
-    assert loss.tolist() == [-1.0, 1.0]

@@ -57,8 +57,20 @@ class Counters:
     installs: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Work for the engine's thread, and what becomes of it if the engine stops first."""
+
+    do: Callable[[], None]
+    drop: Callable[[], None]
+
+
 class Engine:
-    """Runs a policy's sequences. All methods may be called from any thread; the work is done on the engine's own."""
+    """Runs a policy's sequences. All methods may be called from any thread; the work is done on the engine's own.
+
+    Once it is closed or its thread has failed, every sequence has ended with "abort", every future has failed with
+    `UpstreamError`, and further orders are refused with `UpstreamError`.
+    """
 
     def __init__(
         self, policy: Policy, rows: Rows, *, max_batch: int, prefill_tokens: int = 4_096, seed: int = 0, version: int = 0
@@ -67,51 +79,54 @@ class Engine:
         self.counters = Counters()
         self.max_batch, self._prefill_tokens = max_batch, prefill_tokens
         self._seeds = np.random.SeedSequence(seed)
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._ordering = threading.Lock()
         self._waiting: deque[Sequence] = deque()
         self._active: list[Sequence] = []
-        self._installs: deque[tuple[InstallMode, Callable[[], None]]] = deque()
+        self._installs: deque[tuple[InstallMode, Order]] = deque()
         self._numbers = np.arange(max_batch)
         self._flushed_at = 0.0
         self._closed = False
         self.failure: Exception | None = None
+        self._on_failure: Callable[[Exception], None] | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self) -> None:
-        """Start the engine's thread."""
+    def start(self, on_failure: Callable[[Exception], None] | None = None) -> None:
+        """Start the engine's thread; should it fail, it calls `on_failure` last."""
+        self._on_failure = on_failure
         self._thread.start()
 
     def close(self) -> None:
         """Abort what is running and stop the thread."""
-        self._inbox.put(self._close)
+        self._order(Order(self._close, lambda: None), refuse=False)
         self._thread.join()
 
     def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence. Raises `UpstreamError` if the engine has failed."""
-        if self.failure is not None:
-            raise UpstreamError(f"The engine has stopped: {self.failure!r}. Restart it.")
-        self._inbox.put(partial(self._waiting.append, sequence))
+        """Queue a sequence. Raises `UpstreamError` if the engine has stopped."""
+        self._order(Order(partial(self._waiting.append, sequence), partial(self._abort, sequence)))
 
     def abort(self, sequence: Sequence) -> None:
         """End a sequence before its next step; its last chunk says "abort". Does nothing to a finished one."""
-        self._inbox.put(partial(self._abort, sequence))
+        abort = partial(self._abort, sequence)
+        self._order(Order(abort, abort), refuse=False)
 
     def install(self, source: dict[str, Tensor] | Path, version: int, mode: InstallMode = "reprefill") -> Future[None]:
         """Change to other weights (tensors by Hugging Face name, or a version directory, whose checksums are verified).
 
         "reprefill": between two steps; running sequences have their context computed again. "finish": running sequences end
         on the old weights while new ones wait. The future raises `PolicyError` if the weights do not fit, and then the old ones
-        stay in place; a directory that cannot be verified raises at once.
+        stay in place; a directory that cannot be verified, or an engine that has stopped (`UpstreamError`), raises at once.
         """
         done: Future[None] = Future()
         weights = read_version(source)[1] if isinstance(source, Path) else source
-        self._inbox.put(partial(self._order_install, weights, version, mode, done))
+        order = self._promise(done, partial(self._install, weights, version))
+        self._order(Order(partial(self._installs.append, (mode, order)), order.drop))
         return done
 
     def check(self) -> Future[None]:
         """One forward pass over one token; the future raises `UpstreamError` unless all logits are finite."""
         done: Future[None] = Future()
-        self._inbox.put(partial(_fulfil, done, self._check))
+        self._order(self._promise(done, self._check))
         return done
 
     @property
@@ -134,18 +149,37 @@ class Engine:
             log.exception("The engine's thread failed; all its sequences are aborted.")
             self.failure = error
             self._close()
+            if self._on_failure is not None:
+                self._on_failure(error)
+
+    def _order(self, order: Order, *, refuse: bool = True) -> None:
+        """Hand an order to the thread. A stopped engine ignores it, or raises `UpstreamError` if it is to `refuse`."""
+        with self._ordering:
+            if not self._closed:
+                self._inbox.put(order)
+            elif refuse:
+                raise self._stopped()
+
+    def _stopped(self) -> UpstreamError:
+        return UpstreamError(
+            f"The engine has {'failed: ' + repr(self.failure) if self.failure else 'been closed'}. Restart it."
+        )
+
+    def _promise(self, done: Future[None], work: Callable[[], None]) -> Order:
+        """An order that settles a future, whatever happens to the engine."""
+        return Order(partial(_fulfil, done, work), lambda: _fail(done, self._stopped()))
 
     def _obey(self) -> None:
         """Take orders; wait for one if there is nothing to run."""
         if not (self._active or self._waiting or self._installs):
-            self._inbox.get()()
+            self._inbox.get().do()
         while not self._inbox.empty():
-            self._inbox.get()()
+            self._inbox.get().do()
 
     @torch.inference_mode()
     def _step(self) -> None:
         while self._installs and (self._installs[0][0] == "reprefill" or not self._active):
-            self._installs.popleft()[1]()
+            self._installs.popleft()[1].do()
         if not self._installs:
             self._admit()
         count = len(self._active)
@@ -160,18 +194,20 @@ class Engine:
 
     def _admit(self) -> None:
         while self._waiting and len(self._active) < self.max_batch:
-            sequence = self._waiting.popleft()
-            if sequence.finished:
-                continue
-            rows, sampling = self.rows, sequence.sampling
-            row = rows.admit(sequence.prompt, sequence.salt)
-            rows.limit[row] = sequence.limit
-            rows.temperature[row], rows.top_k[row], rows.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
-            seed = sampling.seed if sampling.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
-            sequence.uniforms = np.random.Generator(np.random.Philox(key=seed % (1 << 128)))
-            sequence.row = row
-            self._active.append(sequence)
-            self.counters.prompt_tokens += len(sequence.prompt)
+            if not self._waiting[0].finished:
+                self._place(self._waiting[0])
+            self._waiting.popleft()  # only now: should placing it fail, it is aborted with what waits
+
+    def _place(self, sequence: Sequence) -> None:
+        rows, sampling = self.rows, sequence.sampling
+        row = rows.admit(sequence.prompt, sequence.salt)
+        rows.limit[row] = sequence.limit
+        rows.temperature[row], rows.top_k[row], rows.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
+        seed = sampling.seed if sampling.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
+        sequence.uniforms = np.random.Generator(np.random.Philox(key=seed % (1 << 128)))
+        sequence.row = row
+        self._active.append(sequence)
+        self.counters.prompt_tokens += len(sequence.prompt)
 
     def _prefill(self, pending: list[int]) -> None:
         """Compute what rows lack of their contexts, as many rows as fit in a step, and sample their next tokens."""
@@ -302,9 +338,6 @@ class Engine:
             scores += [TokenScore(i, lp, rank, _likeliest(scores_V, most)) for i, lp, rank, scores_V in rows]
         sequence.prompt_scores = scores
 
-    def _order_install(self, weights: dict[str, Tensor], version: int, mode: InstallMode, done: Future[None]) -> None:
-        self._installs.append((mode, partial(_fulfil, done, partial(self._install, weights, version))))
-
     def _install(self, weights: dict[str, Tensor], version: int) -> None:
         self._flush()
         load_weights(self.policy, weights)
@@ -325,13 +358,18 @@ class Engine:
             sequence.deliver(Chunk([], [], self.version, finish="abort"))
 
     def _close(self) -> None:
-        self._closed = True
-        for sequence in (*self._active, *self._waiting):
-            self._abort(sequence)
+        """Take no more orders, and drop all there are: one that cannot be dropped must not keep the others waiting."""
+        with self._ordering:
+            self._closed = True
+        drops = [order.drop for _, order in self._installs]
+        drops += [partial(self._abort, sequence) for sequence in (*self._active, *self._waiting)]
         while not self._inbox.empty():
-            order = self._inbox.get()
-            if isinstance(order, partial) and order.func == self._waiting.append:
-                self._abort(order.args[0])
+            drops.append(self._inbox.get().drop)
+        for drop in drops:
+            try:
+                drop()
+            except Exception:
+                log.exception("A call could not be told that the engine has stopped.")
 
 
 def build_engine(
@@ -357,10 +395,20 @@ def _likeliest(scores_V: Tensor, count: int) -> dict[int, float]:
 
 
 def _fulfil(done: Future[None], work: Callable[[], None]) -> None:
-    """Do the work and settle the future with how it went."""
+    """Do the work, unless nobody waits for it any more, and settle the future with how it went."""
+    if not done.set_running_or_notify_cancel():
+        return
     try:
         work()
     except (HarnessGymError, RuntimeError) as error:
         done.set_exception(error)
+    except Exception as error:
+        done.set_exception(UpstreamError(f"The engine has failed: {error!r}. Restart it."))
+        raise
     else:
         done.set_result(None)
+
+
+def _fail(done: Future[None], error: UpstreamError) -> None:
+    if done.set_running_or_notify_cancel():
+        done.set_exception(error)

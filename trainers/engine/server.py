@@ -12,7 +12,7 @@ import logging
 import socket
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
@@ -199,8 +199,20 @@ class EngineInstaller:
         await asyncio.wrap_future(self._engine.check())
 
 
-def create_app(engine: Engine, settings: EngineSettings, address: str = "") -> Starlette:
-    """The ASGI application of a started engine, listening at `address`; its lifespan runs the weight agent, if it has one."""
+def create_app(
+    engine: Engine, settings: EngineSettings, address: str = "", stop: Callable[[BaseException], None] | None = None
+) -> Starlette:
+    """The ASGI application of a started engine, listening at `address`; its lifespan runs the weight agent, if it has one.
+
+    `stop` is called with the error that ended the agent, on the event loop.
+    """
+
+    def report(ended: asyncio.Task[None]) -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            log.error("The weight agent of %s ended: %s", settings.worker_id, error)
+            if stop is not None:
+                stop(error)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -208,6 +220,7 @@ def create_app(engine: Engine, settings: EngineSettings, address: str = "") -> S
         if settings.agent is not None:
             follower = WeightAgent(settings.agent, settings.worker_id, address, EngineInstaller(engine))
             agent = asyncio.create_task(follower.run())
+            agent.add_done_callback(report)
         yield
         if agent is not None:
             agent.cancel()
@@ -278,15 +291,24 @@ def keep_memory() -> None:
 
 
 def serve(settings: EngineSettings) -> None:
-    """Serve until SIGINT or SIGTERM. Prints one line with the address when it listens."""
+    """Serve until SIGINT or SIGTERM. Prints one line with the address when it listens.
+
+    Raises `PolicyError` if the policy has a version that cannot be served: no restart mends that. Exits with status 1 if the
+    engine's thread fails: a restart does.
+    """
     keep_memory()
     listener = listen(settings)
     engine = load_engine(settings)
-    engine.start()
+    errors: list[BaseException] = []
+
+    def stop(error: BaseException) -> None:
+        errors.append(error)
+        server.should_exit = True
+
     address = listener.getsockname()
     where = f"http://{address[0]}:{address[1]}" if isinstance(address, tuple) else f"unix:{address}"
     config = uvicorn.Config(
-        create_app(engine, settings, where),
+        create_app(engine, settings, where, stop),
         loop="uvloop",
         http="httptools",
         lifespan="on",
@@ -294,9 +316,15 @@ def serve(settings: EngineSettings) -> None:
         log_level="warning",
     )
     config.timeout_graceful_shutdown = 2
+    server = uvicorn.Server(config)
+    engine.start(stop)
     sys.stdout.write(f"engine {settings.worker_id} serves {settings.names[0]} at {where}\n")
     sys.stdout.flush()
     try:
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     finally:
         engine.close()
+    if engine.failure is not None:
+        raise SystemExit(1)
+    for error in errors:
+        raise error

@@ -1,8 +1,9 @@
 """The weight agent: keeps an engine worker on the newest committed version of its policy.
 
 At most f workers of a policy update at a time (leases in the trace store). An update drains the worker at the proxy, installs,
-checks, and puts the worker back with its new version. Whatever fails, the engine goes on serving what it has, and the agent
-tries again.
+checks, and puts the worker back with its new version. Whatever fails on the way, the engine goes on serving what it has, and
+the agent tries again. Only a version that cannot be served ends the agent: a worker that stayed behind for good would hold up
+the whole run, which waits for its slowest worker.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection
 from torch import Tensor
 
-from harnessgym.errors import HarnessGymError, PolicyError
+from harnessgym.errors import HarnessGymError, PolicyError, StoreError, UpstreamError
 from harnessgym.rollout.control import ControlClient
 from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
@@ -70,7 +71,7 @@ def read_verified(version: PolicyVersion) -> dict[str, Tensor]:
 
 
 class WeightAgent:
-    """Follows a policy on behalf of one worker; `run` ends only by cancellation."""
+    """Follows a policy on behalf of one worker."""
 
     def __init__(self, settings: AgentSettings, worker_id: str, address: str, engine: Installer) -> None:
         self.settings, self.worker_id, self.engine = settings, worker_id, engine
@@ -79,10 +80,13 @@ class WeightAgent:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-agent")
         self._store: TraceStore | None = None
         self._announced = False
-        self._refused: int | None = None
 
     async def run(self) -> None:
-        """Register the worker, then install every version that becomes the newest."""
+        """Register the worker, then install every version that becomes the newest, until cancelled.
+
+        Raises `PolicyError` for a version that cannot be served; the engine then has its old weights, and the store calls the
+        worker dead.
+        """
         pause = _FIRST_PAUSE_S
         try:
             while True:
@@ -90,6 +94,8 @@ class WeightAgent:
                     await self._follow()
                     pause = _FIRST_PAUSE_S
                     await asyncio.sleep(self.settings.poll_s)
+                except PolicyError:
+                    raise
                 except Exception as error:  # serving must outlive whatever happens to the agent
                     trace = None if isinstance(error, HarnessGymError) else error
                     log.warning("Weight agent of %s: %s Again in %.1f s.", self.worker_id, error, pause, exc_info=trace)
@@ -104,42 +110,58 @@ class WeightAgent:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
             await self._report(self._store, "starting")
         if await self._wanted(self._store):
-            async with self._lease(self._store):
+            async with self._lease(self._store) as lease:
                 if version := await self._wanted(self._store):
-                    await self._update(self._store, version)
+                    await self._update(self._store, version, lease)
         elif not self._announced:
             await self._announce(self._store)
 
     async def _wanted(self, store: TraceStore) -> PolicyVersion | None:
-        """The newest version, unless the worker serves it or could not."""
+        """The newest version, unless the worker serves it."""
         found = await self._off_loop(lambda: store.read(lambda conn: policies.latest(conn, self.settings.policy_id)))
-        return None if found is None or found.version in (self.engine.version, self._refused) else found
+        return None if found is None or found.version == self.engine.version else found
 
-    async def _update(self, store: TraceStore, version: PolicyVersion) -> None:
-        weights = await self._off_loop(lambda: read_verified(version))
+    async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
+        try:
+            weights = await self._off_loop(lambda: read_verified(version))
+        except PolicyError as error:
+            if await self._wanted(store) != version:  # removed because it was overtaken
+                return
+            raise self._refusal(version, error) from error
         self._announced = False
         await self._report(store, "draining")
         try:
             left = await self._control.drain(self.worker_id, self.settings.drain_s) if self._control else 0
+            if not await self._renewed(store, lease):
+                raise StoreError(f"Update lease {lease} was lost before version {version.version} was installed.")
             await self._report(store, "updating")
-            await self._install(weights, version.version)
+            await self._install(weights, version)
+        except PolicyError:
+            raise
         except Exception:  # the old weights serve on
             await self._announce(store)
             raise
         log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
         await self._announce(store)
 
-    async def _install(self, weights: dict[str, Tensor], version: int) -> None:
-        """Install and check. Weights that do not fit or compute nothing usable are not tried again; the old ones come back."""
+    async def _install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
+        """Install and check. Weights that do not fit or compute nothing usable raise `PolicyError`; the old ones come back."""
         before, previous = self.engine.version, await self.engine.snapshot()
         try:
-            await self.engine.install(weights, version)
+            await self.engine.install(weights, version.version)
             await self.engine.check()
-        except HarnessGymError:
-            self._refused = version
+        except HarnessGymError as error:
             if self.engine.version != before:
                 await self.engine.install(previous, before)
-            raise
+            elif isinstance(error, UpstreamError):  # the engine has stopped, which says nothing about the version
+                raise
+            raise self._refusal(version, error) from error
+
+    def _refusal(self, version: PolicyVersion, reason: HarnessGymError) -> PolicyError:
+        return PolicyError(
+            f"{self.worker_id} cannot serve policy version {version.version} at {version.path}: {reason} A restart does not mend "
+            "a bad version: find out what wrote it, and publish again."
+        )
 
     async def _announce(self, store: TraceStore) -> None:
         """Let calls come, to the version the engine has."""
@@ -149,7 +171,7 @@ class WeightAgent:
         self._announced = True
 
     @contextlib.asynccontextmanager
-    async def _lease(self, store: TraceStore) -> AsyncIterator[None]:
+    async def _lease(self, store: TraceStore) -> AsyncIterator[str]:
         """Hold one of the policy's update leases, waiting for it as long as others hold them all."""
         ttl = self.settings.lease_ttl_s
         names = [f"update:{self.settings.policy_id}:{number}" for number in range(self.settings.update_leases)]
@@ -161,17 +183,24 @@ class WeightAgent:
             await asyncio.sleep(self.settings.poll_s)
         renewal = asyncio.create_task(self._renew(store, held))
         try:
-            yield
+            yield held
         finally:
             renewal.cancel()
             await store.awrite(lambda conn: leases.release(conn, held, self.worker_id))
 
-    async def _renew(self, store: TraceStore, resource: str) -> None:
-        ttl = self.settings.lease_ttl_s
+    async def _renew(self, store: TraceStore, lease: str) -> None:
+        """Keep a lease. That it was lost is only logged here; an update asks again before it installs."""
         while True:
-            await asyncio.sleep(ttl / 3)
-            if not await store.awrite(lambda conn: leases.renew(conn, resource, self.worker_id, ttl)):
-                log.warning("%s lost lease %s: more workers than intended may be updating.", self.worker_id, resource)
+            await asyncio.sleep(self.settings.lease_ttl_s / 3)
+            try:
+                if not await self._renewed(store, lease):
+                    log.warning("%s lost lease %s: more workers than intended may be updating.", self.worker_id, lease)
+            except StoreError as error:
+                log.warning("%s could not renew lease %s: %s", self.worker_id, lease, error)
+
+    async def _renewed(self, store: TraceStore, lease: str) -> bool:
+        ttl = self.settings.lease_ttl_s
+        return await store.awrite(lambda conn: leases.renew(conn, lease, self.worker_id, ttl))
 
     async def _report(self, store: TraceStore, state: WorkerState) -> None:
         run, version = self.settings.run_id, self.engine.version
@@ -186,6 +215,9 @@ class WeightAgent:
         if self._control:
             await self._control.aclose()
         if self._store is not None:
-            await self._report(self._store, "dead")
+            try:
+                await self._report(self._store, "dead")
+            except StoreError as error:
+                log.warning("%s could not report its end: %s", self.worker_id, error)
             await self._off_loop(self._store.close)
         self._reader.shutdown(wait=False)

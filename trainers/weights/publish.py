@@ -70,11 +70,16 @@ def version_path(root: Path, version: int) -> Path:
 def publish_full(
     root: Path, version: int, parent: int | None, weights: dict[str, Tensor], step: int, run: str
 ) -> PublishedVersion:
-    """Write all tensors as a version. Raises `PolicyError` if the version exists."""
+    """Write all tensors as a version. Raises `PolicyError` if the version exists.
+
+    One trainer at a time publishes to `root`: drafts that are there were left by one that was killed, and are removed.
+    """
     target = version_path(root, version)
     if target.exists():
         raise PolicyError(f"Policy version {version} exists at {target}; versions are never overwritten. Publish a new one.")
     root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".v*-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
     entries = {name: _entry(tensor) for name, tensor in tensors.items()}
     manifest = Manifest(version=version, parent=parent, step=step, run=run, tensors=entries)

@@ -1,0 +1,38 @@
+"""Orders to the engine's thread: work that is either done there or, if the engine stops first, dropped."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from harnessgym.errors import HarnessGymError, UpstreamError
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Work for the engine's thread, and what becomes of it if the engine stops first. Both run on that thread."""
+
+    do: Callable[[], None]
+    drop: Callable[[], None]
+
+
+def promise(done: Future[None], work: Callable[[], None], stopped: Callable[[], UpstreamError]) -> Order:
+    """An order that settles a future with how the work went, or with `stopped()`; no work for a future that was cancelled."""
+
+    def do() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            work()
+        except (HarnessGymError, RuntimeError) as error:
+            done.set_exception(error)
+        except Exception as error:
+            done.set_exception(UpstreamError(f"The engine has failed: {error!r}. Restart it."))
+            raise
+        else:
+            done.set_result(None)
+
+    def drop() -> None:
+        if done.set_running_or_notify_cancel():
+            done.set_exception(stopped())
+
+    return Order(do, drop)
