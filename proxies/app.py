@@ -1,6 +1,6 @@
 """The proxy as a process: its settings, its listeners, its parts put together.
 
-    harnessgym proxy --store sqlite:///traces.db --run_id RUN --policy models/tiny --control_key KEY --port 8100 --control_port 8101
+    harnessgym proxy --store sqlite:///traces.db --run_id RUN --policy FOLDER --control_key KEY --port 8100 --control_port 8101
 
 Everything it knows is in the store, so it may be killed at any time and started again.
 """

@@ -32,8 +32,7 @@ class Language:
 
     @classmethod
     def of_policy(cls, folder: Path, parser: str = "hermes") -> "Language":
-        """The language of a Hugging Face model folder. Raises `PolicyError` if it cannot be read, `ConfigError` for an unknown
-        parser."""
+        """The language of a Hugging Face model folder. Raises `PolicyError` or, for the parser, `ConfigError`."""
         renderer = TemplateRenderer.from_folder(folder)
         kind: Callable[..., Parser] = load("parser", parser)
 

@@ -45,8 +45,8 @@ class Session:
     recent: "deque[Call]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Calls of this process, oldest first, in flight ones included."""
     unanswered: "dict[str, deque[RecordedCall]]" = field(default_factory=dict)
-    """Calls of an earlier process that no client is known to have got, by request digest, in the order they began. Equal requests
-    that were in flight together are calls of their own."""
+    """Calls of an earlier process that no client is known to have got, by request digest, in the order they began. Equal
+    requests that were in flight together are calls of their own."""
     acknowledged: set[str] = field(default_factory=set)
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)

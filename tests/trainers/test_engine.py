@@ -271,6 +271,71 @@ def test_closing_aborts_what_is_left():
     assert {ask.wait().finish[0] for ask in asks} <= {"abort", "length"}
 
 
+def test_a_closed_engine_settles_every_order_and_refuses_more():
+    engine = build_engine(make_policy(), max_batch=1)
+    engine.start()
+    running = Ask(engine, prompts(1)[0], Sampling(200))
+    waiting = Ask(engine, prompts(1)[0], Sampling(200))
+    install = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
+    assert running.started.wait(60)
+    engine.close()
+    engine.close()
+    assert (running.wait().finish[0], waiting.wait().finish[0]) == ("abort", "abort")
+    with pytest.raises(UpstreamError, match="has been closed"):
+        install.result(60)
+    refused(engine, "has been closed")
+
+
+def refused(engine, match):
+    for order in (lambda: Ask(engine, [1], Sampling(1)), engine.check, lambda: engine.install({}, version=1)):
+        with pytest.raises(UpstreamError, match=match):
+            order()
+
+
+def test_a_failed_engine_settles_every_order_and_refuses_more(caplog):
+    engine, errors = build_engine(make_policy(), max_batch=2), []
+    engine.start(errors.append)
+    held, go = threading.Event(), threading.Event()
+
+    def take(_):
+        held.set()
+        assert go.wait(60)
+        raise ValueError("taking a chunk failed")
+
+    engine.submit(Sequence(prompts(1)[0], Sampling(200), take))
+    assert held.wait(60)
+    asks = [Ask(engine, prompt, Sampling(9)) for prompt in prompts(3)]
+    futures = [engine.install({}, version=1), engine.install({}, version=2, mode="finish"), engine.check()]
+    go.set()
+    for future in futures:
+        with pytest.raises(UpstreamError, match="taking a chunk failed"):
+            future.result(60)
+    assert {ask.wait().finish[0] for ask in asks} == {"abort"}
+    engine.close()
+    assert errors == [engine.failure]
+    assert "ValueError: taking a chunk failed" in caplog.text
+    refused(engine, "taking a chunk failed")
+
+
+def test_an_order_that_breaks_the_engine_is_settled_too():
+    engine = build_engine(make_policy())
+    engine.start()
+    engine.policy.blocks[0].self_attn.o_proj = None
+    with pytest.raises(UpstreamError, match="has no attribute 'weight'"):
+        engine.check().result(60)
+    engine.close()
+    assert isinstance(engine.failure, AttributeError)
+
+
+def test_a_cancelled_order_is_not_carried_out(engine):
+    running = Ask(engine, prompts(1)[0], Sampling(100))
+    done = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
+    assert done.cancel() or done.done()
+    assert len(running.wait().ids) == 100
+    engine.check().result(60)
+    assert done.cancelled() == (engine.version == 0)
+
+
 def test_the_whole_context_can_be_filled(engine):
     prompt = prompts(1, 250)[0]
     short = [Ask(engine, prompt[:5], Sampling(251, seed=2)) for _ in range(2)]

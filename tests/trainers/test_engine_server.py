@@ -318,3 +318,28 @@ def test_serve_is_a_process_that_prints_where_it_listens(tmp_path, inherited):
     process.wait(20)
     process.stdout.close()
     listener.close()
+
+
+def test_a_failed_engine_ends_its_process(tmp_path):
+    make_model(tmp_path)
+    code = f"""
+from trainers.engine import EngineSettings, server
+load = server.load_engine
+def load_broken(settings):
+    engine = load(settings)
+    engine.policy.blocks[0].self_attn.o_proj = None
+    return engine
+server.load_engine = load_broken
+server.serve(EngineSettings(model={str(tmp_path)!r}, port=0))
+"""
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
+        url = process.stdout.readline().split()[-1]
+        reply = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 3}, timeout=30)
+        assert reply.json()["choices"][0]["finish_reason"] == "abort"
+        assert process.wait(20) == 1
+        log = process.stderr.read()
+    assert "Traceback" in log
+    assert "AttributeError: 'NoneType' object has no attribute 'weight'" in log

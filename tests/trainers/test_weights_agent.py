@@ -1,5 +1,8 @@
 import asyncio
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -93,6 +96,20 @@ class Site:
         )
         if record:
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
+        return made
+
+    def publish_damaged(self, damage):
+        """Version 1, which no engine can serve."""
+        if damage == "not a number":
+            return self.publish(1, weights={name: tensor * float("nan") for name, tensor in self.weights(1).items()})
+        if damage == "other shapes":
+            return self.publish(1, weights={name: torch.zeros(2) for name in self.weights(1)})
+        made = self.publish(1, record=False)
+        if damage == "file":
+            (made.path / "COMMITTED").unlink()
+        checksum = made.checksum if damage == "file" else "0" * 32
+        row = PolicyVersion(1, None, "full", str(made.path), 1, checksum, 1, committed=True, orphaned=False)
+        self.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
         return made
 
     def agent(self, **options):
@@ -229,30 +246,53 @@ def test_a_dead_holders_lease_expires(site):
 
 
 @pytest.mark.parametrize("damage", ["file", "recorded checksum", "not a number", "other shapes"])
-def test_a_bad_version_is_not_served_and_a_later_one_is(site, damage, caplog):
-    with control(site) as proxy, site.engine() as url, caplog.at_level(logging.WARNING):
+def test_a_bad_version_is_never_announced_and_ends_the_agent(site, damage, caplog):
+    with control(site) as proxy, site.engine() as url, caplog.at_level(logging.ERROR):
+        wait_for(lambda: proxy.log)
         tokens = ask(url)["token_ids"]
-        if damage == "file":
-            made = site.publish(1, record=False)
-            (made.path / "COMMITTED").unlink()
-            row = PolicyVersion(1, None, "full", str(made.path), 1, made.checksum, 1, committed=True, orphaned=False)
-            site.store.write(lambda conn: policies.publish(conn, site.policy_id, row))
-        elif damage == "recorded checksum":
-            made = site.publish(1, record=False)
-            row = PolicyVersion(1, None, "full", str(made.path), 1, "0" * 32, 1, committed=True, orphaned=False)
-            site.store.write(lambda conn: policies.publish(conn, site.policy_id, row))
-        elif damage == "not a number":
-            site.publish(1, weights={name: tensor * float("nan") for name, tensor in site.weights(1).items()})
-        else:
-            site.publish(1, weights={name: torch.zeros(2) for name in site.weights(1)})
-        wait_for(lambda: "Weight agent of w1" in caplog.text)
+        site.publish_damaged(damage)
+        wait_for(lambda: site.worker().state == "dead")
+        wait_for(lambda: "The weight agent of w1 ended" in caplog.text)
+        assert f"w1 cannot serve policy version 1 at {site.folder}/versions/v00000001: " in caplog.text
         assert ask(url)["token_ids"] == tokens
         assert version_of(url) == 0
-        site.publish(2)
-        wait_for(lambda: proxy.log[-1] == ("w1", "register", 2))
-        assert (site.worker().version, site.worker().state) == (2, "ready")
-        tried = sum(action == "drain" for _, action, _ in proxy.log)
-        assert tried == {"file": 1, "recorded checksum": 1, "not a number": 2, "other shapes": 2}[damage]
+        drained = damage in ("not a number", "other shapes")
+        assert [action for _, action, _ in proxy.log] == ["register", *["drain"] * drained]
+        assert site.store.read(lambda conn: leases.holder_of(conn, f"update:{site.policy_id}:0")) is None
+
+
+def test_a_bad_version_ends_the_process_for_good(site):
+    values = EngineSettings(model=site.folder / "model", port=0, worker_id="w1", agent=site.agent(control_url=None))
+    config = site.folder / "engine.json"
+    config.write_text(values.model_dump_json(exclude_none=True))
+    command = [sys.executable, "-m", "harnessgym", "engine", "--config", str(config)]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        process.stdout.readline()
+        wait_for(lambda: site.worker() is not None and site.worker().state == "ready")
+        made = site.publish_damaged("not a number")
+        assert process.wait(20) == 2
+        words = process.stderr.read().splitlines()
+    assert words[-1].startswith(f"harnessgym: w1 cannot serve policy version 1 at {made.path}: ")
+    assert "not finite" in words[-1]
+    assert site.worker().state == "dead"
+
+
+def test_an_update_whose_lease_is_lost_is_tried_again(site, caplog):
+    lease = f"update:{site.policy_id}:0"
+    with control(site) as proxy, site.engine() as url, caplog.at_level(logging.WARNING):
+        wait_for(lambda: proxy.log)
+        proxy.hold.clear()
+        site.publish(1)
+        wait_for(lambda: len(proxy.log) == 2)
+        site.store.write(lambda conn: leases.release(conn, lease, "w1"))
+        site.store.write(lambda conn: leases.acquire(conn, lease, "w2", 60))
+        proxy.hold.set()
+        wait_for(lambda: f"Update lease {lease} was lost before version 1 was installed" in caplog.text)
+        assert version_of(url) == 0
+        assert proxy.log[-1] == ("w1", "register", 0)
+        site.store.write(lambda conn: leases.release(conn, lease, "w2"))
+        wait_for(lambda: proxy.log[-1] == ("w1", "register", 1))
 
 
 def test_a_wrong_control_key_is_logged_and_serving_goes_on(site, caplog):

@@ -103,3 +103,12 @@ def test_the_newest_version_and_what_was_published_are_found_again(tmp_path):
     made = [publish_full(tmp_path, number, None, weights(number), step=0, run="r") for number in (2, 11)]
     assert newest_version(tmp_path) == 11
     assert [read_published(version.path) for version in made] == made
+
+
+def test_drafts_of_a_killed_trainer_are_removed(tmp_path):
+    kept = publish_full(tmp_path, 1, None, weights(), step=0, run="r")
+    draft = tmp_path / ".v00000002-abc"
+    draft.mkdir()
+    (draft / "model.safetensors").write_bytes(b"half")
+    made = publish_full(tmp_path, 2, 1, weights(), step=1, run="r")
+    assert set(tmp_path.iterdir()) == {kept.path, made.path}

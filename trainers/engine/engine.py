@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harnessgym.errors import HarnessGymError, UpstreamError
+from harnessgym.errors import UpstreamError
+from trainers.engine.orders import Order, promise
 from trainers.engine.rows import Rows
 from trainers.engine.sampler import DRAWS, Ints, Sampled, sample
 from trainers.engine.sequence import Chunk, FinishReason, Sequence, TokenScore
@@ -55,14 +56,6 @@ class Counters:
     aborted: int = 0
     steps: int = 0
     installs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """Work for the engine's thread, and what becomes of it if the engine stops first."""
-
-    do: Callable[[], None]
-    drop: Callable[[], None]
 
 
 class Engine:
@@ -119,14 +112,14 @@ class Engine:
         """
         done: Future[None] = Future()
         weights = read_version(source)[1] if isinstance(source, Path) else source
-        order = self._promise(done, partial(self._install, weights, version))
+        order = promise(done, partial(self._install, weights, version), self._stopped)
         self._order(Order(partial(self._installs.append, (mode, order)), order.drop))
         return done
 
     def check(self) -> Future[None]:
         """One forward pass over one token; the future raises `UpstreamError` unless all logits are finite."""
         done: Future[None] = Future()
-        self._order(self._promise(done, self._check))
+        self._order(promise(done, self._check, self._stopped))
         return done
 
     @property
@@ -161,13 +154,8 @@ class Engine:
                 raise self._stopped()
 
     def _stopped(self) -> UpstreamError:
-        return UpstreamError(
-            f"The engine has {'failed: ' + repr(self.failure) if self.failure else 'been closed'}. Restart it."
-        )
-
-    def _promise(self, done: Future[None], work: Callable[[], None]) -> Order:
-        """An order that settles a future, whatever happens to the engine."""
-        return Order(partial(_fulfil, done, work), lambda: _fail(done, self._stopped()))
+        how = f"has failed: {self.failure!r}" if self.failure is not None else "has been closed"
+        return UpstreamError(f"The engine {how}. Restart it.")
 
     def _obey(self) -> None:
         """Take orders; wait for one if there is nothing to run."""
@@ -392,23 +380,3 @@ def _likeliest(scores_V: Tensor, count: int) -> dict[int, float]:
     """The `count` likeliest tokens with their logprobs, likeliest first."""
     top = scores_V.topk(count)
     return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-
-
-def _fulfil(done: Future[None], work: Callable[[], None]) -> None:
-    """Do the work, unless nobody waits for it any more, and settle the future with how it went."""
-    if not done.set_running_or_notify_cancel():
-        return
-    try:
-        work()
-    except (HarnessGymError, RuntimeError) as error:
-        done.set_exception(error)
-    except Exception as error:
-        done.set_exception(UpstreamError(f"The engine has failed: {error!r}. Restart it."))
-        raise
-    else:
-        done.set_result(None)
-
-
-def _fail(done: Future[None], error: UpstreamError) -> None:
-    if done.set_running_or_notify_cancel():
-        done.set_exception(error)

@@ -209,10 +209,10 @@ def create_app(
 
     def report(ended: asyncio.Task[None]) -> None:
         error = None if ended.cancelled() else ended.exception()
-        if error is not None:
+        if error is not None and stop is not None:
+            stop(error)
+        elif error is not None:
             log.error("The weight agent of %s ended: %s", settings.worker_id, error)
-            if stop is not None:
-                stop(error)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -159,8 +159,8 @@ class WeightAgent:
 
     def _refusal(self, version: PolicyVersion, reason: HarnessGymError) -> PolicyError:
         return PolicyError(
-            f"{self.worker_id} cannot serve policy version {version.version} at {version.path}: {reason} A restart does not mend "
-            "a bad version: find out what wrote it, and publish again."
+            f"{self.worker_id} cannot serve policy version {version.version} at {version.path}: {reason} A restart does not "
+            "mend a bad version: find out what wrote it, and publish again."
         )
 
     async def _announce(self, store: TraceStore) -> None:
