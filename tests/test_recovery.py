@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.recovery import Campaign
 
-SMALL = ["--trainer.steps", "5", "--trainer.groups_per_step", "2", "--trainer.group_size", "4"]
+SMALL = ["--trainer.steps", "12", "--trainer.groups_per_step", "2", "--trainer.group_size", "4"]
 
 
 @pytest.mark.timeout(280)
@@ -12,5 +12,5 @@ SMALL = ["--trainer.steps", "5", "--trainer.groups_per_step", "2", "--trainer.gr
 def test_killed_three_times_nothing_is_lost_and_nothing_trained_twice(tmp_path, victim, seed):
     report = Campaign(tmp_path / "run", [victim] * 3, seed, SMALL).run()
     assert report.kills == {victim: 3}
-    assert report.steps == 5
+    assert report.steps == 12
     assert (report.lost, report.trained_twice, report.findings) == (0, 0, [])

@@ -57,7 +57,10 @@ def register(root: typer.Typer) -> None:
 
 
 def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
-    """Run to the end. SIGTERM is an interruption like Ctrl-C: every process of the run ends, and the run can go on later."""
+    """Run to the end. SIGTERM is an interruption like Ctrl-C: every process of the run ends, and the run can go on later.
+
+    Both are set here, because a shell that starts this in the background leaves it deaf to Ctrl-C.
+    """
     import signal
 
     from rich.console import Console
@@ -65,7 +68,8 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
     from harnessgym.cli.dashboard import Dashboard
     from harnessgym.supervisor import Supervisor, claim_folder, prepare
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     console = Console()
     folder = prepare(config, root)
     claim_folder(folder)

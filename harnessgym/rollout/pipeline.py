@@ -107,8 +107,10 @@ class Pipeline:
 def _stop_reason(result: ExecResult, calls: int, task: Task) -> StopReason:
     if result.timed_out:
         return StopReason.TIMEOUT
+    if calls >= task.limits.turns:
+        return StopReason.TURN_LIMIT
     if not result.ok:
-        return StopReason.TURN_LIMIT if calls >= task.limits.turns else StopReason.HARNESS_ERROR
+        return StopReason.HARNESS_ERROR
     if result.stdout_truncated or result.stderr_truncated:
         return StopReason.OUTPUT_LIMIT
     return StopReason.FINISHED

@@ -13,7 +13,7 @@ class StopReason(StrEnum):
     TIMEOUT = "timeout"
     """The wall-clock limit passed; everything the harness had started was killed."""
     TURN_LIMIT = "turn_limit"
-    """The harness failed with the session's model calls used up."""
+    """The session's model calls were used up, whatever the harness did then."""
     OUTPUT_LIMIT = "output_limit"
     """The harness wrote more output than is kept."""
     NO_CALLS = "no_calls"

