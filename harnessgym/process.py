@@ -68,6 +68,23 @@ def undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def interruption_deferred() -> Iterator[None]:
+    """Let SIGINT and SIGTERM interrupt only after a block that must not be torn apart. Main thread only, else nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    earlier = [(number, signal.signal(number, lambda sent, _: came.append(sent))) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in earlier:
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 def _stat(pid: int) -> tuple[int, bool] | None:
     """(start time, is a zombie) of a pid."""
     try:

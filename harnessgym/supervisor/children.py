@@ -13,7 +13,7 @@ from typing import IO
 
 from harnessgym.config import Config
 from harnessgym.errors import HarnessGymError
-from harnessgym.process import ProcessId, end, identify
+from harnessgym.process import ProcessId, end, identify, interruption_deferred
 from harnessgym.run_folder import RunFolder, write_json
 
 FATAL_EXIT = 2
@@ -63,8 +63,9 @@ class Children:
 
     def start(self, spec: ChildSpec) -> None:
         """Start a process."""
-        self.by_name[spec.name] = Child(spec, self._spawn(spec))
-        self._record()
+        with interruption_deferred():  # a child nobody knows of would be left behind
+            self.by_name[spec.name] = Child(spec, self._spawn(spec))
+            self._record()
 
     def exited(self) -> list[tuple[str, int]]:
         """Processes that have ended, with their exit status."""
@@ -82,8 +83,9 @@ class Children:
             )
         child.recent.append(now)
         child.restarts += 1
-        child.process = self._spawn(child.spec)
-        self._record()
+        with interruption_deferred():
+            child.process = self._spawn(child.spec)
+            self._record()
 
     def forget(self, name: str) -> None:
         """A process has done its work."""

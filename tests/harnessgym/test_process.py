@@ -4,7 +4,9 @@ import subprocess
 import sys
 import time
 
-from harnessgym.process import ProcessId, end, identify
+import pytest
+
+from harnessgym.process import ProcessId, end, identify, interruption_deferred
 
 
 def sleeper(code="import time; time.sleep(60)"):
@@ -54,3 +56,16 @@ def test_a_child_dies_with_its_parent(tmp_path):
     while grandchild.alive() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not grandchild.alive()
+
+
+def test_an_interruption_waits_for_the_block_it_must_not_tear():
+    done = []
+
+    def block():
+        with interruption_deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert done == ["whole"]
