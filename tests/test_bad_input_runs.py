@@ -112,7 +112,7 @@ class Run:
         return Path(json.loads((self.folder / "sockets.json").read_text()))
 
     def assert_nothing_is_left(self):
-        assert not processes_of(self.folder)
+        assert not none_left(self.folder)
         assert not self.paths().workspaces.exists()
         assert not (self.folder / "sockets.json").exists()
 
