@@ -127,7 +127,7 @@ class Attention(nn.Module):
         self.q_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
         self.k_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
 
-    def project(self, x_BTE: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, heads, T, D], keys and values [B, kv_heads, T, D], rotated to their positions."""
         batch, length, _ = x_BTE.shape
         qkv = F.linear(x_BTE, self.qkv_proj.weight).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             weight = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
             qk = _rms_norm(qk, weight, self.eps)
-        q, k = torch.split(_rotate(qk, cos_BTD, sin_BTD), [self.heads, self.kv_heads], dim=2)
+        q, k = torch.split(_rotate(qk, cos_BT1D, sin_BT1D), [self.heads, self.kv_heads], dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -208,7 +208,7 @@ class Policy(nn.Module):
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Logits [B, T, vocab] of whole, right-padded sequences (padding never reaches a real token's logits)."""
         length = ids_BT.shape[1]
-        cos, sin = self.cos[None, :length], self.sin[None, :length]
+        cos, sin = self.cos[None, :length, None], self.sin[None, :length, None]
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         for layer in self.blocks:
             q, k, v = layer.self_attn.project(layer.pre_attention(x), cos, sin)
@@ -221,19 +221,23 @@ class Policy(nn.Module):
         return F.linear(x, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
 
     @torch.inference_mode()
-    def forward_cached(self, ids_BT: Tensor, start_B: Tensor, cache: KVCache, rows: slice | Tensor) -> Tensor:
+    def forward_cached(
+        self, ids_BT: Tensor, start_B: Tensor, cache: KVCache, rows: slice | Tensor, last_B: Tensor | None = None
+    ) -> Tensor:
         """Hidden states [B, T, hidden] of tokens appended to cache rows that already hold `start_B` tokens each.
 
         `rows` is a slice of contiguous rows (no copy: what decoding uses) or a row index [B] (prefill). Right padding in
         `ids_BT` writes keys past a sequence's end, where later tokens overwrite them and the mask hides them until then.
+        With `last_B` only those positions' hidden states [B, 1, hidden] are computed to the end: the last layer needs no more
+        than keys and values of the others.
         """
-        (batch, length), kv_heads = ids_BT.shape, self.config.num_key_value_heads
+        length = ids_BT.shape[1]
         position_BT = start_B[:, None] + torch.arange(length)
         horizon = int(position_BT.max()) + 1
         fresh = horizon == length > 1
-        mask = None if fresh else self._mask(position_BT, horizon)
-        last_mask = mask.expand(batch, kv_heads, 1, horizon).flatten(0, 1) if mask is not None and length == 1 else None
-        cos, sin = self.cos[position_BT], self.sin[position_BT]
+        mask = None if fresh or length == 1 else self._mask(position_BT, horizon)[:, None]
+        one_mask = self._one_mask(position_BT, horizon) if length == 1 else None
+        cos, sin = self.cos[position_BT][:, :, None], self.sin[position_BT][:, :, None]
         slots = cache.slots(torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows, position_BT)
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         for depth, layer in enumerate(self.blocks):
@@ -242,14 +246,22 @@ class Policy(nn.Module):
             cache.write(depth, slots, k, v)
             if not fresh:
                 k, v = cache.keys[depth][rows, :, :horizon], cache.values[depth][rows, :, :horizon]
-            attended = attention.attend(q, k, v, mask) if last_mask is None else attention.attend_one(q, k, v, last_mask)
+            if last_B is not None and depth == len(self.blocks) - 1:
+                batch_B = torch.arange(len(last_B))
+                x, q = x[batch_B, last_B][:, None], q[batch_B, :, last_B]
+                one_mask = self._one_mask(position_BT[batch_B, last_B][:, None], horizon)
+            attended = attention.attend(q, k, v, mask) if one_mask is None else attention.attend_one(q, k, v, one_mask)
             x = layer.feed_forward(x + attended)
         return x
 
     def _mask(self, position_BT: Tensor, horizon: int) -> Tensor:
-        """Additive mask [B, 1, T, horizon] that hides what lies behind each token's own position."""
+        """Additive mask [B, T, horizon] that hides what lies behind each token's own position."""
         hidden = torch.arange(horizon) > position_BT[:, :, None]
-        return torch.zeros(hidden.shape, dtype=self.norm.dtype).masked_fill_(hidden, float("-inf"))[:, None]
+        return torch.zeros(hidden.shape, dtype=self.norm.dtype).masked_fill_(hidden, float("-inf"))
+
+    def _one_mask(self, position_B1: Tensor, horizon: int) -> Tensor:
+        """Additive mask [B * kv_heads, 1, horizon] for one query per sequence."""
+        return self._mask(position_B1, horizon).repeat_interleave(self.config.num_key_value_heads, dim=0)
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
@@ -341,13 +353,12 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension (arXiv 1910.07467). Written out: the fused one is slow on CPUs."""
     if x.dtype != torch.float32:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
-    mean = x.square().sum(-1, keepdim=True).mul(1 / x.shape[-1])
-    return x * torch.rsqrt(mean.add(eps)) * weight
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * torch.addcmul(weight.new_full((), eps), norm, norm, value=1 / x.shape[-1]).rsqrt() * weight
 
 
-def _rotate(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
-    left, right = x_BTHD.chunk(2, dim=-1)
-    return torch.addcmul(x_BTHD * cos_BTD[:, :, None], torch.cat((right, left), dim=-1), sin_BTD[:, :, None])
+def _rotate(x_BTHD: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> Tensor:
+    return torch.addcmul(x_BTHD * cos_BT1D, x_BTHD.roll(x_BTHD.shape[-1] // 2, -1), sin_BT1D)
 
 
 def _rotary_table(config: PolicyConfig) -> tuple[Tensor, Tensor]:

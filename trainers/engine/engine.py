@@ -8,6 +8,7 @@ Promises:
 - What one version or salt computed is never read under another.
 """
 
+import contextlib
 import logging
 import queue
 import threading
@@ -36,6 +37,9 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 0.02
 """Tokens of running sequences are delivered at most this often."""
+
+GATHER_S = 0.0005
+"""An idle engine that gets an order starts once no other has come for this long (or the batch is full)."""
 
 SHARE = 16
 """Shared prompt tokens that make it worth to let another prompt go first and copy from it."""
@@ -161,8 +165,15 @@ class Engine:
         """Take orders; wait for one if there is nothing to run."""
         if not (self._active or self._waiting or self._installs):
             self._inbox.get().do()
+            self._gather()
         while not self._inbox.empty():
             self._inbox.get().do()
+
+    def _gather(self) -> None:
+        """After idleness, take orders that follow at once: a batch that starts together is computed together."""
+        with contextlib.suppress(queue.Empty):
+            while len(self._waiting) < self.max_batch and not self._closed:
+                self._inbox.get(timeout=GATHER_S).do()
 
     @torch.inference_mode()
     def _step(self) -> None:
@@ -204,12 +215,14 @@ class Engine:
         last = self.rows.length[index] - start - 1
         columns = np.minimum(start[:, None] + np.arange(width), self.rows.kv.length - 1)
         ids = torch.from_numpy(self.rows.tokens[index[:, None], columns])
-        hidden = self.policy.forward_cached(ids, torch.from_numpy(start), self.rows.kv, torch.from_numpy(index))
+        scored = [row for row in index.tolist() if self._active[row].needs_scores]
+        last_B, all_B = torch.from_numpy(last), torch.arange(len(index))
+        where = (torch.from_numpy(start), self.rows.kv, torch.from_numpy(index))
+        hidden = self.policy.forward_cached(ids, *where, None if scored else last_B)
         self.rows.computed[index] = self.rows.length[index]
-        for position, row in enumerate(index.tolist()):
-            if self._active[row].needs_scores:
-                self._score_prompt(self._active[row], hidden[position])
-        self._sample(index, hidden[torch.arange(len(index)), torch.from_numpy(last)])
+        for row in scored:
+            self._score_prompt(self._active[row], hidden[int(np.flatnonzero(index == row)[0])])
+        self._sample(index, hidden[all_B, last_B] if scored else hidden[:, 0])
 
     def _prefill_batch(self, pending: list[int]) -> tuple[Ints, int]:
         """Rows to prefill together, and the most tokens one of them lacks.
