@@ -6,7 +6,7 @@ a client re-serialised them (argument whitespace, `content` null or missing, too
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -42,17 +42,22 @@ class Message:
     tool_call_id: str | None = None
     """For role `tool`: the call it answers."""
     name: str | None = None
+    images: tuple[str, ...] = ()
+    """`data:` or `https:` URLs of images, shown after the text."""
 
     @cached_property
     def digest(self) -> str:
         """Identity of what the message says, hex. Ids that the proxy mints and argument formatting do not enter."""
         calls = [[call.name, canonical_json(call.parsed)] for call in self.tool_calls]
-        said = [self.role, self.content, self.reasoning, calls]
+        said = [self.role, self.content, self.reasoning, calls, *self.images]
         return hashlib.blake2b(canonical_json(said).encode(), digest_size=16).hexdigest()
 
     def to_template(self) -> dict[str, Any]:
         """The form chat templates take (Hugging Face / OpenAI), arguments as an object where they parse."""
         out: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.images:
+            parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+            out["content"] = [{"type": "text", "text": self.content}, *parts] if self.content else parts
         if self.reasoning:
             out["reasoning_content"] = self.reasoning
         if self.tool_calls:
@@ -75,10 +80,15 @@ class ToolSpec:
     description: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
     """JSON schema of the arguments."""
+    namespace: str = ""
+    """The group it belongs to in the protocol; `name` is unique without it."""
+    freeform: bool = False
+    """Whether it is called with plain text: its arguments are then an object whose only member, `input`, is that text."""
 
     def to_template(self) -> dict[str, Any]:
         """OpenAI function-tool form."""
-        return {"type": "function", "function": asdict(self)}
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +109,9 @@ class Sampling:
         return self if max_tokens is None else replace(self, max_tokens=min(self.max_tokens, max_tokens))
 
 
-def context_digest(tools: tuple[ToolSpec, ...], tool_choice: str = "auto") -> str:
+def context_digest(tools: tuple[ToolSpec, ...]) -> str:
     """Identity of what frames a conversation besides its messages: the tools offered."""
-    framing = [[asdict(tool) for tool in tools], tool_choice]
-    return hashlib.blake2b(canonical_json(framing).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(canonical_json([tool.to_template() for tool in tools]).encode(), digest_size=16).hexdigest()
 
 
 def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:

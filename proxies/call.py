@@ -111,14 +111,12 @@ class Call:
         for listener in self.listeners:
             listener.set()
 
-    def join(self) -> asyncio.Event:
+    def join(self, listener: asyncio.Event) -> None:
         """Listen. The event is set whenever there may be something new."""
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        listener = asyncio.Event()
         self.listeners.add(listener)
-        return listener
 
     def leave(self, listener: asyncio.Event, grace_s: float) -> None:
         """Stop listening. If nobody is left the call runs on for the grace time only."""

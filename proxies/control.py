@@ -176,7 +176,7 @@ class Control:
             }
             for worker in self._workers.all()
         ]
-        counts = {"calls": self._relay.calls, "in_flight": self._relay.in_flight, "tokens": self._relay.tokens}
+        counts = {"calls": self._relay.started, "in_flight": self._relay.in_flight, "tokens": self._relay.tokens}
         uptime = round(time.time() - self._started, 3)
         return JSONResponse({"sessions": len(self._sessions), **counts, "uptime_s": uptime, "workers": table})
 

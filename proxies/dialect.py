@@ -3,13 +3,34 @@
 A member of `dialects/` holds one protocol whole. The rest of the proxy never sees a provider's JSON.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from harnessgym.message import Message, ToolCall, ToolSpec
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+Purpose = Literal["generate", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One endpoint of a protocol, below the base URL that a harness is given."""
+
+    method: str
+    path: str
+    """`{name}` stands for one piece of the path."""
+    purpose: Purpose = "generate"
+    """generate: sample an answer. count: say how many tokens the prompt has."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """JSON that an answer must be."""
+
+    name: str = ""
+    schema: Mapping[str, Any] | None = None
+    """None: any JSON object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +47,16 @@ class ModelRequest:
     stream: bool = False
     include_usage: bool = False
     """OpenAI `stream_options.include_usage`."""
+    n: int = 1
+    """Answers wanted: siblings behind the same prompt."""
+    output: OutputFormat | None = None
+    """Set if the answer must be JSON."""
+    prompt: str | tuple[int, ...] | None = None
+    """A raw prompt, text or token ids, instead of messages; no chat template is applied."""
+    previous: str | None = None
+    """Id of the earlier call whose conversation this one continues; `messages` then holds only what is new."""
+    instructions: bool = False
+    """Whether the first message holds instructions that hold for this call only and are not handed on by `previous`."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling fields as the harness sent them; recorded, not applied."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -40,11 +71,19 @@ class Usage:
     cached_tokens: int = 0
 
 
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """Usage of siblings together: their prompt counts once."""
+    first = usages[0] if usages else Usage(0, 0)
+    return Usage(first.prompt_tokens, sum(usage.completion_tokens for usage in usages), first.cached_tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class TextDelta:
     """More visible text."""
 
     text: str
+    choice: int = 0
+    """Which of `n` answers this belongs to; so in every delta."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +91,7 @@ class ReasoningDelta:
     """More reasoning text."""
 
     text: str
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +100,7 @@ class ToolCallDelta:
 
     index: int
     call: ToolCall
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +109,9 @@ class Finished:
 
     reason: FinishReason
     usage: Usage
+    stop_sequence: str | None = None
+    """The stop string that ended the answer, if one did."""
+    choice: int = 0
 
 
 Delta = TextDelta | ReasoningDelta | ToolCallDelta | Finished
@@ -84,6 +128,8 @@ class Answer:
     usage: Usage
     created: int
     """Unix seconds."""
+    stop_sequence: str | None = None
+    """The stop string that ended the answer, if one did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +178,7 @@ class Dialect(Protocol):
     """One wire protocol, whole."""
 
     name: str
-    routes: tuple[tuple[str, str], ...]
-    """(method, path) pairs, below the base URL a harness is given."""
+    routes: tuple[Route, ...]
     tool_call_prefix: str
     """How the provider's tool-call ids begin; a parser mints ids that begin so."""
 
@@ -142,17 +187,27 @@ class Dialect(Protocol):
         ...
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
-        """Read a request. Raises `RequestProblem` for what is malformed or unsupported."""
+        """Read a request. Raises `RequestProblem` for what is malformed or unsupported.
+
+        `headers` also has the request's path, without the key, as `:path` and its query string as `:query`.
+        """
         ...
 
-    def render(self, answer: Answer) -> bytes:
-        """The body of a whole answer."""
+    def render(self, answers: Sequence[Answer], request: ModelRequest) -> bytes:
+        """The body of whole answers: one, or `request.n` siblings."""
+        ...
+
+    def count(self, tokens: int) -> bytes:
+        """The body that says how many tokens a prompt has; only asked of dialects with a `count` route."""
         ...
 
     def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
-        """The events of a streamed answer. Each event says whether a client may act on it."""
+        """The events of a streamed answer. Each event says whether a client may act on it.
+
+        Deltas of siblings come mixed; each of the `request.n` answers ends with its own `Finished`.
+        """
         ...
 
     def keepalive(self) -> bytes:

@@ -25,6 +25,11 @@ class Feed:
         self._timer: asyncio.TimerHandle | None = None
         self._begun = False
 
+    @property
+    def stop_sequence(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._stop.found
+
     def add(self, ids: Sequence[int]) -> None:
         """Take newly sampled tokens."""
         self._pending.extend(ids)
@@ -70,6 +75,8 @@ class _StopText:
         self._hold = max((len(stop) - 1 for stop in self._stops), default=0)
         self._held = ""
         self._stopped = False
+        self.found: str | None = None
+        """The stop string that was met first."""
 
     def feed(self, text: str) -> str:
         """What of the text so far can be shown and has not been."""
@@ -92,5 +99,8 @@ class _StopText:
 
     def cut(self, text: str) -> str:
         """The text before the first stop string in it."""
-        ends = [found for stop in self._stops if (found := text.find(stop)) >= 0]
-        return text[: min(ends)] if ends else text
+        ends = [(at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if not ends:
+            return text
+        end, self.found = min(ends)
+        return text[:end]

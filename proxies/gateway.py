@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from starlette.types import Receive, Scope, Send
 
 from proxies.connection import Connection, Disconnected
-from proxies.dialect import Dialect, Problem, RequestProblem
+from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
 from proxies.recorder import Recorder
 from proxies.relay import Arrival, Relay
 from proxies.responder import Responder
@@ -34,6 +34,14 @@ class _Target:
     """The rest."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Endpoint:
+    """What serves a route."""
+
+    dialect: Dialect
+    purpose: Purpose
+
+
 class Gateway:
     """Routes harness requests to the relay."""
 
@@ -43,14 +51,15 @@ class Gateway:
         self._sessions, self._relay, self._recorder = sessions, relay, recorder
         self._keepalive_s = keepalive_s
         self._fallback = dialects[0]
-        self._exact: dict[tuple[str, str], Dialect] = {}
-        self._patterns: list[tuple[str, re.Pattern[str], Dialect]] = []
+        self._dialects = dialects
+        self._exact: dict[tuple[str, str], _Endpoint] = {}
+        self._patterns: list[tuple[str, re.Pattern[str], _Endpoint]] = []
         for dialect in dialects:
-            for method, path in dialect.routes:
-                if "{" in path:
-                    self._patterns.append((method, _compile(path), dialect))
+            for route in dialect.routes:
+                if "{" in route.path:
+                    self._patterns.append((route.method, _compile(route.path), _Endpoint(dialect, route.purpose)))
                 else:
-                    self._exact[method, path] = dialect
+                    self._exact[route.method, route.path] = _Endpoint(dialect, route.purpose)
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,31 +68,39 @@ class Gateway:
             return
         connection = Connection(scope, receive, send)
         target = _target(connection.path)
-        dialect = self._find(connection.method, target.path)
+        endpoint = self._find(connection.method, target.path)
+        spoken = self._dialect_of(connection) if endpoint is None else endpoint.dialect
         try:
-            await self._serve(connection, target, dialect)
+            await self._serve(connection, target, endpoint, spoken)
         except RequestProblem as refusal:
-            await connection.respond(*(dialect or self._dialect_of(connection)).error(refusal.problem))
+            await connection.respond(*spoken.error(refusal.problem))
         except Disconnected:
             pass
 
-    async def _serve(self, connection: Connection, target: _Target, dialect: Dialect | None) -> None:
-        spoken = dialect or self._dialect_of(connection)
+    async def _serve(self, connection: Connection, target: _Target, endpoint: _Endpoint | None, spoken: Dialect) -> None:
+        if connection.headers.get("upgrade", "").lower() == "websocket":
+            return await connection.respond(426, {"upgrade": "HTTP/1.1", **_JSON}, b"{}")
+        if connection.method == "HEAD" and target.path in ("", "/"):
+            return await connection.respond(200, _JSON, b"")
         session = await self._session(target.key or spoken.secret(connection.headers))
-        if dialect is not None:
-            return await self._call(connection, target, dialect, session)
+        if endpoint is not None:
+            return await self._call(connection, target, endpoint, session)
         if connection.method == "GET" and (target.path == "/v1/models" or target.path.startswith("/v1/models/")):
             return await self._models(connection, one=target.path != "/v1/models")
         raise RequestProblem(Problem("not_found", f"There is no {connection.method} {target.path} here."))
 
-    async def _call(self, connection: Connection, target: _Target, dialect: Dialect, session: Session) -> None:
+    async def _call(self, connection: Connection, target: _Target, endpoint: _Endpoint, session: Session) -> None:
+        dialect = endpoint.dialect
         body = await connection.body()
         headers = {**connection.headers, ":path": target.path, ":query": connection.query.decode("latin-1")}
         request = dialect.parse(body, headers)
+        if endpoint.purpose == "count":
+            await connection.respond(200, _JSON, dialect.count(self._relay.count(session, request)))
+            return
         digest = hashlib.blake2b(target.path.encode() + b"\n" + body, digest_size=16).hexdigest()
         retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        call = self._relay.call(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
-        responder = Responder(connection, dialect, call, self._recorder, self._keepalive_s)
+        calls = self._relay.calls(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
+        responder = Responder(connection, dialect, calls, self._recorder, self._keepalive_s)
         await responder.run(self._relay.limits.grace_s)
 
     async def _session(self, key: str | None) -> Session:
@@ -102,15 +119,15 @@ class Gateway:
         listing = {"object": "list", "data": [card], "has_more": False, "first_id": model, "last_id": model}
         await connection.respond(200, _JSON, json.dumps(card if one else listing).encode())
 
-    def _find(self, method: str, path: str) -> Dialect | None:
-        dialect = self._exact.get((method, path))
-        if dialect is not None:
-            return dialect
+    def _find(self, method: str, path: str) -> _Endpoint | None:
+        endpoint = self._exact.get((method, path))
+        if endpoint is not None:
+            return endpoint
         return next((found for wanted, pattern, found in self._patterns if wanted == method and pattern.fullmatch(path)), None)
 
     def _dialect_of(self, connection: Connection) -> Dialect:
         """Whose error shape a client understands that asked for something no dialect has: the one that reads its key."""
-        for dialect in dict.fromkeys([*self._exact.values(), *(found for *_, found in self._patterns)]):
+        for dialect in self._dialects:
             if any(name in connection.headers for name in _KEY_HEADERS) and dialect.secret(connection.headers):
                 return dialect
         return self._fallback

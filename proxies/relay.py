@@ -67,11 +67,11 @@ class Relay:
         self.limits, self.workers, self.recorder = limits, workers, recorder
         self._language = language
         self.in_flight = 0
-        self.calls = 0
+        self.started = 0
         self.tokens = 0
 
-    def call(self, session: Session, arrival: Arrival) -> Call:
-        """The call that answers a request: the earlier one if this is its retry, otherwise a new one that starts now.
+    def calls(self, session: Session, arrival: Arrival) -> list[Call]:
+        """The calls that answer a request, one per sibling: earlier ones if this is their retry, otherwise new ones.
 
         Raises `RequestProblem` when there can be none. Awaits nothing, so that calls of a session are ordered as they came.
         """
@@ -80,18 +80,14 @@ class Relay:
         if session.stale:
             detail = "A write of this session failed; it is read again from the store once its calls have ended."
             raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
-        earlier = session.rejoin(arrival.digest, retry=arrival.retry)
-        if isinstance(earlier, Call):
-            return earlier
-        if earlier is not None and earlier.completion_segment is not None:
-            return self._restore(session, arrival, earlier)
-        if self.in_flight >= self.limits.max_in_flight:
-            detail = f"The proxy has {self.in_flight} calls in flight, which is its limit."
-            raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
-        turns = session.row.limits.get("turns")
-        if earlier is None and turns is not None and session.next_ordinal >= turns:
-            raise RequestProblem(Problem("limit", f"This session's limit of {turns} model calls is reached."))
-        return self._resume(session, arrival, earlier) if earlier is not None else self._start(session, arrival)
+        siblings = [arrival, *(replace(arrival, digest=f"{arrival.digest}:{n}") for n in range(1, arrival.request.n))]
+        earlier = [session.rejoin(sibling.digest, retry=arrival.retry) for sibling in siblings]
+        self._check_room(session, earlier)
+        return [self._answer(session, sibling, known) for sibling, known in zip(siblings, earlier, strict=True)]
+
+    def count(self, session: Session, request: ModelRequest) -> int:
+        """How many tokens a request's prompt has. Nothing is recorded. Raises `RequestProblem`."""
+        return len(self._prompt(session, request, self._chain(session, request)).ids)
 
     async def close(self, sessions: Sequence[Session]) -> None:
         """Interrupt every call and wait until what it has is recorded."""
@@ -101,11 +97,37 @@ class Relay:
                 call.interrupt()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _start(self, session: Session, arrival: Arrival) -> Call:
-        request = arrival.request
-        chain = session.forest.chain(context_digest(request.tools, request.tool_choice), request.messages)
+    def _check_room(self, session: Session, earlier: Sequence[Call | RecordedCall | None]) -> None:
+        """Raises `RequestProblem` if the calls that are to be sampled exceed a limit."""
+        sampled = sum(not isinstance(known, Call) and (known is None or known.completion_segment is None) for known in earlier)
+        if sampled and self.in_flight + sampled > self.limits.max_in_flight:
+            detail = f"The proxy has {self.in_flight} calls in flight, its limit is {self.limits.max_in_flight}."
+            raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
+        turns, new = session.row.limits.get("turns"), sum(known is None for known in earlier)
+        if new and turns is not None and session.next_ordinal + new > turns:
+            raise RequestProblem(Problem("limit", f"This session's limit of {turns} model calls is reached."))
+
+    def _answer(self, session: Session, arrival: Arrival, earlier: Call | RecordedCall | None) -> Call:
+        if isinstance(earlier, Call):
+            return earlier
+        if earlier is None:
+            return self._start(session, arrival)
+        resume = self._resume if earlier.completion_segment is None else self._restore
+        return resume(session, arrival, earlier)
+
+    @staticmethod
+    def _chain(session: Session, request: ModelRequest) -> list[str]:
+        return session.forest.chain(context_digest(request.tools), request.messages)
+
+    def _prompt(self, session: Session, request: ModelRequest, chain: Sequence[str]) -> Prompt:
         prompt = continue_from(session.forest, session.heads, chain, request, self._language, session.row.history)
         self._check_length(prompt)
+        return prompt
+
+    def _start(self, session: Session, arrival: Arrival) -> Call:
+        request = arrival.request
+        chain = self._chain(session, request)
+        prompt = self._prompt(session, request, chain)
         parent = prompt.parent
         segment, new = session.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
         call = self._make(session, arrival, prompt, segment, chain[-1], new_id(), session.next_ordinal)
@@ -140,7 +162,7 @@ class Relay:
         feed.add(tokens.ids)
         call.prompt_len = stored.prompt_len
         usage = Usage(stored.prompt_len, len(tokens.ids))
-        self._settle(call, feed.finish(), stored.finish_reason or "stop", usage)
+        self._settle(call, feed, feed.finish(), stored.finish_reason or "stop", usage)
         session.take_up(stored)
         session.recent.append(call)
         return call
@@ -201,11 +223,12 @@ class Relay:
         )
 
     def _feed(self, call: Call) -> Feed:
-        return Feed(call, self._language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=bool(call.request.tools)))
+        tools = bool(call.request.tools) and call.request.tool_choice != "none"
+        return Feed(call, self._language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
 
     def _run(self, session: Session, call: Call, intended: "Future[None]") -> None:
         self.in_flight += 1
-        self.calls += 1
+        self.started += 1
         call.task = asyncio.create_task(self._drive(session, call, intended))
 
     async def _drive(self, session: Session, call: Call, intended: "Future[None]") -> None:
@@ -220,7 +243,7 @@ class Relay:
                 status = "aborted"
             call.interruptible = False
             await self.recorder.wait(intended)
-            await self._commit(session, call, feed.finish(), status, started)
+            await self._commit(session, call, feed, status, started)
         except Exception as error:
             if not isinstance(error, HarnessGymError):
                 log.exception("Call %s failed inside the proxy.", call.id)
@@ -276,8 +299,8 @@ class Relay:
     def _owner(session: Session, call: Call) -> str | None:
         return None if call.prompt.parent is None else session.workers.get(call.prompt.parent.segment_id)
 
-    async def _commit(self, session: Session, call: Call, message: Message, status: CallStatus, started: float) -> None:
-        sampled = call.sampled
+    async def _commit(self, session: Session, call: Call, feed: Feed, status: CallStatus, started: float) -> None:
+        sampled, message = call.sampled, feed.finish()
         usage = Usage(call.prompt_len, len(sampled.ids), sampled.cached_tokens)
         segment = Segment(
             new_id(), session.row.id, "completion", call.prompt_segment, tuple(sampled.ids), tuple(sampled.logprobs)
@@ -301,14 +324,14 @@ class Relay:
         if status == "aborted":
             call.settle(problem=Problem("upstream", "The call was ended before its answer was complete."))
         else:
-            self._settle(call, message, sampled.finish_reason, usage)
+            self._settle(call, feed, message, sampled.finish_reason, usage)
             if not call.listeners:
                 self.recorder.note(call.id, "undelivered")
 
-    def _settle(self, call: Call, message: Message, finish_reason: str, usage: Usage) -> None:
+    def _settle(self, call: Call, feed: Feed, message: Message, finish_reason: str, usage: Usage) -> None:
         reason: FinishReason = "length" if finish_reason == "length" else "tool_calls" if message.tool_calls else "stop"
-        call.deltas.append(Finished(reason, usage))
-        call.settle(Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created))
+        call.deltas.append(Finished(reason, usage, feed.stop_sequence))
+        call.settle(Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created, feed.stop_sequence))
 
     async def _fail(self, session: Session, call: Call, error: Exception, intended: "Future[None]") -> None:
         """Record and show that a call failed. If a write failed, its intent's included, the session is read again."""

@@ -6,8 +6,9 @@ committed; so does every byte of an answer that is not streamed.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from proxies.call import Call
 from proxies.connection import Connection, Disconnected
@@ -22,12 +23,18 @@ class _Failed(Exception):
 
 
 class Responder:
-    """Gives one connection the answer of one call."""
+    """Gives one connection the answer of one request: that of one call, or those of siblings.
 
-    def __init__(self, connection: Connection, dialect: Dialect, call: Call, recorder: Recorder, keepalive_s: float) -> None:
-        self._connection, self._dialect, self._call = connection, dialect, call
+    What siblings say is interleaved; on none of it can a client act before all of them are committed.
+    """
+
+    def __init__(
+        self, connection: Connection, dialect: Dialect, calls: Sequence[Call], recorder: Recorder, keepalive_s: float
+    ) -> None:
+        self._connection, self._dialect, self._calls = connection, dialect, calls
+        self._request, self._stamp, self._prompt_len = calls[0].request, calls[0].stamp, calls[0].prompt_len
         self._recorder, self._keepalive_s = recorder, keepalive_s
-        self._listener: asyncio.Event
+        self._listener = asyncio.Event()
         self._buffer: list[bytes] = []
         self._acts = False
         """Whether the buffer holds an event on which a client can act."""
@@ -36,79 +43,91 @@ class Responder:
 
     async def run(self, grace_s: float) -> None:
         """Respond. If the client goes away first, the call is left to its grace time."""
-        call, connection = self._call, self._connection
-        self._listener = call.join()
-        connection.watch(self._listener)
+        for call in self._calls:
+            call.join(self._listener)
+        self._connection.watch(self._listener)
         try:
-            await (self._stream() if call.request.stream else self._whole())
+            await (self._stream() if self._request.stream else self._whole())
         except Disconnected:
-            if call.answer is not None and not call.acted:
-                self._recorder.note(call.id, "undelivered")
+            for call in self._calls:
+                if call.answer is not None and not call.acted:
+                    self._recorder.note(call.id, "undelivered")
         finally:
-            await connection.release()
-            call.leave(self._listener, grace_s)
+            await self._connection.release()
+            for call in self._calls:
+                call.leave(self._listener, grace_s)
+
+    @property
+    def _settled(self) -> bool:
+        return all(call.settled for call in self._calls)
+
+    @property
+    def _problem(self) -> Problem | None:
+        return next((call.problem for call in self._calls if call.problem is not None), None)
 
     async def _whole(self) -> None:
-        call = self._call
         await self._until_settled()
-        if call.answer is None:
+        answers = [call.answer for call in self._calls if call.answer is not None]
+        if len(answers) < len(self._calls):
             await self._refuse()
             return
-        body = self._dialect.render(call.answer)
+        body = self._dialect.render(answers, self._request)
         await self._connection.respond(200, {"content-type": "application/json"}, body)
         self._delivered()
 
     async def _stream(self) -> None:
-        call = self._call
-        request, prompt_tokens = call.request, call.prompt_len
         try:
             await self._begun()
-            async with aclosing(self._dialect.stream(self._deltas(), call.stamp, request, prompt_tokens)) as events:  # type: ignore[type-var]
+            rendered = self._dialect.stream(self._deltas(), self._stamp, self._request, self._prompt_len)
+            async with aclosing(rendered) as events:  # type: ignore[type-var]
                 async for event in events:
                     await self._take(event)
         except _Failed:
             if not self._started:
                 await self._refuse()
                 return
-            assert call.problem is not None
-            await self._flush(self._dialect.stream_error(call.problem), last=True)
+            assert self._problem is not None
+            await self._flush(self._dialect.stream_error(self._problem), last=True)
         else:
             await self._flush(last=True)
             self._delivered()
 
     async def _take(self, event: Event) -> None:
-        if event.act and not self._call.settled:
+        if event.act and not self._settled:
             await self._flush()
             await self._until_settled()
-        if event.act and self._call.answer is None:
+        if event.act and self._problem is not None:
             raise _Failed
         self._buffer.append(event.data)
         self._acts = self._acts or event.act
 
     async def _deltas(self) -> AsyncIterator[Delta]:
-        """The call's deltas from the first on. Before every wait, what has been rendered is written."""
-        call, given = self._call, 0
+        """The calls' deltas from the first on. Before every wait, what has been rendered is written."""
+        given = [0] * len(self._calls)
         while True:
-            while given < len(call.deltas):
-                given += 1
-                yield call.deltas[given - 1]
-            if call.answer is not None:
-                return
-            if call.problem is not None:
+            for choice, call in enumerate(self._calls):
+                while given[choice] < len(call.deltas):
+                    given[choice] += 1
+                    delta = call.deltas[given[choice] - 1]
+                    yield replace(delta, choice=choice) if choice else delta
+            if self._problem is not None:
                 raise _Failed
+            if self._settled:
+                if all(end == len(call.deltas) for end, call in zip(given, self._calls, strict=True)):
+                    return
+                continue
             await self._flush()
             await self._wait()
 
     async def _begun(self) -> None:
         """Wait for something to say, so that a call that fails at once is refused with a status that clients understand."""
-        call = self._call
-        if not call.deltas and not call.settled:
+        if not self._settled and not any(call.deltas for call in self._calls):
             await self._wait(start=False)
-        if not call.deltas and call.problem is not None:
+        if self._problem is not None and not any(call.deltas for call in self._calls):
             raise _Failed
 
     async def _until_settled(self) -> None:
-        while not self._call.settled:
+        while not self._settled:
             await self._wait()
 
     async def _wait(self, *, start: bool = True) -> None:
@@ -122,7 +141,7 @@ class Responder:
         self._listener.clear()
         if self._connection.closed:
             raise Disconnected
-        if start and self._call.request.stream and time.monotonic() - self._written_at >= self._keepalive_s:
+        if start and self._request.stream and time.monotonic() - self._written_at >= self._keepalive_s:
             await self._flush(self._dialect.keepalive())
 
     async def _flush(self, more: bytes = b"", *, last: bool = False) -> None:
@@ -136,13 +155,15 @@ class Responder:
         await self._connection.write(data, last=last)
         self._written_at = time.monotonic()
         if self._acts and not self._connection.closed:
-            self._call.acted = True
+            for call in self._calls:
+                call.acted = True
 
     async def _refuse(self) -> None:
-        problem = self._call.problem or Problem("upstream", "The call has no answer.")
+        problem = self._problem or Problem("upstream", "The call has no answer.")
         await self._connection.respond(*self._dialect.error(problem))
 
     def _delivered(self) -> None:
         if not self._connection.closed:
-            self._call.acted = True
-            self._recorder.note(self._call.id, "delivered")
+            for call in self._calls:
+                call.acted = True
+                self._recorder.note(call.id, "delivered")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from harnessgym.message import Message, ToolCall, ToolSpec
@@ -15,10 +15,12 @@ from proxies.dialect import (
     ModelRequest,
     Problem,
     ReasoningDelta,
+    Route,
     Stamp,
     TextDelta,
     ToolCallDelta,
     Usage,
+    total_usage,
 )
 from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
 from proxies.dialects.conversation import merge_systems
@@ -46,7 +48,7 @@ class Chat:
     """POST /v1/chat/completions."""
 
     name = "chat"
-    routes = (("POST", "/v1/chat/completions"), ("POST", "/chat/completions"))
+    routes = (Route("POST", "/v1/chat/completions"), Route("POST", "/chat/completions"))
     tool_call_prefix = "call_"
 
     def secret(self, headers: Mapping[str, str]) -> str | None:
@@ -68,30 +70,39 @@ class Chat:
             tool_choice=_tool_choice(fields, tools),
             max_tokens=fields.count("max_completion_tokens") or fields.count("max_tokens"),
             stop=fields.texts("stop"),
+            n=fields.count("n") or 1,
             stream=fields.flag("stream"),
             include_usage=fields.child("stream_options").flag("include_usage"),
             asked=fields.only(_ASKED),
             headers=public_headers(headers),
         )
 
-    def render(self, answer: Answer) -> bytes:
+    def render(self, answers: Sequence[Answer], request: ModelRequest) -> bytes:
         """A `chat.completion` object."""
-        choice = {
-            "index": 0,
-            "message": _assistant(answer.message),
-            "logprobs": None,
-            "finish_reason": answer.finish_reason,
-        }
+        del request
+        choices = [
+            {
+                "index": index,
+                "message": _assistant(answer.message),
+                "logprobs": None,
+                "finish_reason": answer.finish_reason,
+            }
+            for index, answer in enumerate(answers)
+        ]
         out = {
-            "id": f"chatcmpl-{answer.id}",
+            "id": f"chatcmpl-{answers[0].id}",
             "object": "chat.completion",
-            "created": answer.created,
-            "model": answer.model,
-            "choices": [choice],
-            "usage": _usage(answer.usage),
+            "created": answers[0].created,
+            "model": answers[0].model,
+            "choices": choices,
+            "usage": _usage(total_usage([answer.usage for answer in answers])),
             "system_fingerprint": None,
         }
         return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def count(self, tokens: int) -> bytes:
+        """The protocol has no such route."""
+        raise NotImplementedError
 
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
@@ -99,19 +110,22 @@ class Chat:
         """`chat.completion.chunk` events; the role first, the finish reason last, then usage if asked for, then `[DONE]`."""
         del prompt_tokens  # the protocol tells usage at the end
         chunks = _Chunks(stamp, request.include_usage)
-        yield Event(chunks.delta({"role": "assistant", "content": ""}), act=False)
+        used: list[Usage] = []
+        for choice in range(request.n):
+            yield Event(chunks.delta(choice, {"role": "assistant", "content": ""}), act=False)
         async for delta in deltas:
             match delta:
-                case TextDelta(text):
-                    yield Event(chunks.delta({"content": text}), act=False)
-                case ReasoningDelta(text):
-                    yield Event(chunks.delta({"reasoning_content": text}), act=False)
-                case ToolCallDelta(index, call):
-                    yield Event(chunks.delta({"tool_calls": [{"index": index, **_call(call)}]}), act=True)
-                case Finished(reason, usage):
-                    yield Event(chunks.delta({}, reason), act=True)
-                    if request.include_usage:
-                        yield Event(chunks.usage(usage), act=True)
+                case TextDelta(text, choice):
+                    yield Event(chunks.delta(choice, {"content": text}), act=False)
+                case ReasoningDelta(text, choice):
+                    yield Event(chunks.delta(choice, {"reasoning_content": text}), act=False)
+                case ToolCallDelta(index, call, choice):
+                    yield Event(chunks.delta(choice, {"tool_calls": [{"index": index, **_call(call)}]}), act=True)
+                case Finished(reason, usage, _, choice):
+                    used.append(usage)
+                    yield Event(chunks.delta(choice, {}, reason), act=True)
+        if request.include_usage:
+            yield Event(chunks.usage(total_usage(used)), act=True)
         yield Event(sse.DONE, act=True)
 
     def keepalive(self) -> bytes:
@@ -146,9 +160,9 @@ class _Chunks:
         }
         self._tail = {"usage": None} if include_usage else {}
 
-    def delta(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
+    def delta(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         """A chunk with one choice."""
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return sse.encode({**self._head, "choices": [choice], **self._tail})
 
     def usage(self, usage: Usage) -> bytes:
@@ -158,8 +172,6 @@ class _Chunks:
 
 def _refuse_options(fields: Fields) -> None:
     fields.refuse(_REFUSED)
-    if (fields.count("n") or 1) > 1:
-        unsupported("n: only 1 is supported by this endpoint.")
     if fields.given("response_format") and fields.child("response_format").text("type") != "text":
         unsupported("response_format: only the type 'text' is supported by this endpoint.")
     if any(mode != "text" for mode in fields.texts("modalities")):

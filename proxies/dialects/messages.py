@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from proxies.dialect import (
     ModelRequest,
     Problem,
     ReasoningDelta,
+    Route,
     Stamp,
     TextDelta,
     ToolCallDelta,
@@ -51,7 +52,7 @@ class Messages:
     """POST /v1/messages."""
 
     name = "messages"
-    routes = (("POST", "/v1/messages"),)
+    routes = (Route("POST", "/v1/messages"), Route("POST", "/v1/messages/count_tokens", "count"))
     tool_call_prefix = "toolu_"
 
     def secret(self, headers: Mapping[str, str]) -> str | None:
@@ -63,7 +64,7 @@ class Messages:
         fields = Fields.parse(body)
         fields.refuse(_REFUSED)
         fields.child("output_config").refuse(("format",))
-        if fields.count("max_tokens") is None:
+        if fields.count("max_tokens") is None and not headers.get(":path", "").endswith("/count_tokens"):
             malformed("max_tokens: Field required")
         turns = fields.children("messages")
         if not turns:
@@ -84,15 +85,21 @@ class Messages:
             headers=public_headers(headers),
         )
 
-    def render(self, answer: Answer) -> bytes:
+    def render(self, answers: Sequence[Answer], request: ModelRequest) -> bytes:
         """A `message` object."""
+        del request
+        (answer,) = answers
         out = {
             **_opening(answer.id, answer.model),
             "content": list(_blocks(answer.message)),
-            "stop_reason": _STOP_REASONS[answer.finish_reason],
+            **_stop(answer),
             "usage": _usage(answer.usage),
         }
         return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def count(self, tokens: int) -> bytes:
+        """A `message_tokens_count` object."""
+        return json.dumps({"input_tokens": tokens}).encode()
 
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
@@ -106,8 +113,7 @@ class Messages:
             if isinstance(delta, Finished):
                 for event in writer.close():
                     yield event
-                reason = {"stop_reason": _STOP_REASONS[delta.reason], "stop_sequence": None}
-                yield _event("message_delta", act=True, delta=reason, usage=_usage(delta.usage))
+                yield _event("message_delta", act=True, delta=_stop(delta), usage=_usage(delta.usage))
             else:
                 for event in writer.write(delta):
                     yield event
@@ -269,6 +275,14 @@ def _tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
     if kind not in ("auto", "any", "none"):
         malformed("tool_choice.type: Input should be 'auto', 'any', 'tool' or 'none'")
     return "required" if kind == "any" else kind
+
+
+def _stop(end: Answer | Finished) -> dict[str, Any]:
+    """Why an answer ended."""
+    if end.stop_sequence is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": end.stop_sequence}
+    reason = end.finish_reason if isinstance(end, Answer) else end.reason
+    return {"stop_reason": _STOP_REASONS[reason], "stop_sequence": None}
 
 
 def _opening(answer_id: str, model: str) -> dict[str, Any]:

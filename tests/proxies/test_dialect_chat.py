@@ -108,7 +108,7 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, object]) -> None:
 
 def test_answer() -> None:
     message = Message("assistant", reasoning="hm", tool_calls=(CALL,))
-    assert json.loads(CHAT.render(Answer("a1", "m", message, "tool_calls", Usage(40, 12, 8), 5))) == {
+    assert json.loads(CHAT.render([Answer("a1", "m", message, "tool_calls", Usage(40, 12, 8), 5)], ModelRequest("m", ()))) == {
         "id": "chatcmpl-a1",
         "object": "chat.completion",
         "created": 5,

@@ -122,7 +122,7 @@ def test_max_tokens_is_required() -> None:
 
 def test_answer() -> None:
     message = Message("assistant", "See.", reasoning="hm", tool_calls=(FIRST, ToolCall("toolu_a_1", "f", "no object")))
-    out = json.loads(MESSAGES.render(Answer("a1", "m", message, "length", Usage(40, 12, 8), 5)))
+    out = json.loads(MESSAGES.render([Answer("a1", "m", message, "length", Usage(40, 12, 8), 5)], ModelRequest("m", ())))
     assert out["content"][0].pop("signature")
     assert out == {
         "id": "msg_a1",
@@ -174,7 +174,11 @@ def test_stream() -> None:
         40,
     )
     signature = events[3][1]["delta"].pop("signature")
-    whole = json.loads(MESSAGES.render(Answer("a1", "m", Message("assistant", reasoning="hm"), "stop", Usage(1, 1), 5)))
+    whole = json.loads(
+        MESSAGES.render(
+            [Answer("a1", "m", Message("assistant", reasoning="hm"), "stop", Usage(1, 1), 5)], ModelRequest("m", ())
+        )
+    )
     assert signature == whole["content"][0]["signature"]
 
     def block(index: int, start: dict[str, object], *deltas: dict[str, object], act: bool = False) -> list[tuple[bool, object]]:

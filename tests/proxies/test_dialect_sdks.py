@@ -70,7 +70,7 @@ class Served:
         message = ANSWERS[asked.model]
         finish = "tool_calls" if message.tool_calls else "stop"
         return Response(
-            self.dialect.render(Answer("a1", asked.model, message, finish, USAGE, 1)), media_type="application/json"
+            self.dialect.render([Answer("a1", asked.model, message, finish, USAGE, 1)], asked), media_type="application/json"
         )
 
     async def events(self, asked: ModelRequest) -> AsyncIterator[bytes]:
@@ -98,7 +98,7 @@ async def deltas(name: str) -> AsyncIterator[Delta]:
 @pytest.fixture(scope="module", params=sorted(DIALECTS))
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     here = Served(load_dialect(request.param))
-    routes = [Route(path, here.answer, methods=[method]) for method, path in here.dialect.routes]
+    routes = [Route(route.path, here.answer, methods=[route.method]) for route in here.dialect.routes]
     server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="warning", ws="none", lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0))
     here.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
