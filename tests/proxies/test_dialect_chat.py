@@ -84,7 +84,6 @@ def test_tools_and_options() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2},
         {"logprobs": True},
         {"top_logprobs": 3},
         {"response_format": {"type": "json_object"}},
