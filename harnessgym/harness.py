@@ -4,10 +4,14 @@ A harness does no I/O. It says how to install the agent and, for a task and an e
 run that. `start` is the one way from a `Launch` to a running program.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
+from pydantic import Field, model_validator
+
+from harnessgym.config import Config
 from harnessgym.sandbox import ExecResult, Prewarm, Sandbox
 from harnessgym.task import Limits, Task
 
@@ -63,20 +67,41 @@ class Step:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SideCallRule:
-    """How to tell a call that is not the policy acting (a title, a classifier, a judge) from one that is."""
+class SideCallRule(Config):
+    """How to tell a call that is not the policy acting (a title, a classifier, a judge) from one that is.
 
-    kind: Literal["side", "compaction", "count"]
+    A call is of the first rule's kind whose every condition it meets.
+    """
+
+    kind: Literal["side", "compaction"]
+    """side: recorded, never trained. compaction: the policy summarises its own history; trained like any other call."""
     name: str
+    """What such calls are for, e.g. `title`; stored with the call."""
     no_tools: bool = False
     """Only calls that offer no tools."""
     json_schema: bool = False
     """Only calls that ask for JSON of a schema."""
     model: str = ""
     """Only calls for this model name."""
+    max_tokens: int = Field(0, ge=0)
+    """Only calls that ask for at most so many tokens; 0 is no condition."""
     system_prefix: str = ""
     """Only calls whose system text starts like this."""
+    system_pattern: str = ""
+    """Only calls in whose system text this regular expression is found."""
+    user_pattern: str = ""
+    """Only calls in whose last user message this regular expression is found."""
+
+    @model_validator(mode="after")
+    def _conditional(self) -> Self:
+        if not set(self.model_fields_set) - {"kind", "name"}:
+            raise ValueError(f"side-call rule {self.name!r} has no condition and would take every call. Give it one.")
+        for pattern in (self.system_pattern, self.user_pattern):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"side-call rule {self.name!r}: {pattern!r} is no regular expression: {error}.") from error
+        return self
 
 
 class Harness(Protocol):

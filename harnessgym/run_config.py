@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
+from harnessgym.session_options import SessionOptions
 
 
 class PolicySection(Config):
@@ -140,6 +141,7 @@ class RunConfig(Config):
     harnesses: tuple[HarnessSection, ...] = Field(min_length=1)
     sandbox: SandboxSection = SandboxSection()
     sampling: SamplingSection = SamplingSection()
+    session: SessionOptions = SessionOptions()
     node: NodeSection = NodeSection()
     engine: EngineSection = EngineSection()
     trainer: TrainerSection = TrainerSection()

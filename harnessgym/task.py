@@ -18,6 +18,8 @@ class Limits:
     """Seconds the harness may run."""
     turns: int = 64
     """Model calls the proxy answers in one session."""
+    tokens: int | None = None
+    """Tokens the policy may sample in one session; None is no limit."""
     output_bytes: int = 1 << 20
     """Bytes of harness output kept per stream; what is beyond is dropped and marked."""
     memory_mb: int = 2_048

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from harnessgym.errors import HarnessGymError, ProxyError
 from harnessgym.message import Sampling
+from harnessgym.session_options import SessionOptions
 from harnessgym.store import sessions, workers
 from harnessgym.store.workers import WorkerRow, WorkerState
 from proxies.recorder import Recorder
@@ -37,7 +38,9 @@ class OpenSession(BaseModel, extra="forbid"):
     """Fields of `message.Sampling`."""
     history: Literal["keep", "template"] = "keep"
     limits: dict[str, Any] = Field(default_factory=dict)
-    """turns: calls at most. min_version: the oldest policy version that may answer."""
+    """turns: calls at most. tokens: sampled tokens at most. wall_s: seconds from now on. min_version: the oldest policy version
+    that may answer."""
+    options: SessionOptions = SessionOptions()
     version_pin: int | None = None
     min_version: int | None = None
     """Short for `limits.min_version`."""
@@ -122,6 +125,7 @@ class Control:
                 history=wanted.history,
                 limits=limits,
                 version_pin=wanted.version_pin,
+                options=wanted.options.model_dump(mode="json", exclude_unset=True),
             )
         )
         return JSONResponse({"session_id": row.id, "key": key})

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from starlette.types import Receive, Scope, Send
 
+from harnessgym.store.events import EventRow
 from proxies.connection import Connection, Disconnected
 from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
 from proxies.recorder import Recorder
@@ -21,6 +22,8 @@ from proxies.responder import Responder
 from proxies.session import Session, SessionTable
 
 _KEY_HEADERS = ("x-api-key", "x-goog-api-key")
+_REFUSALS = 256
+"""Refused requests of one session that are recorded."""
 _JSON = {"content-type": "application/json"}
 
 
@@ -83,6 +86,15 @@ class Gateway:
         if connection.method == "HEAD" and target.path in ("", "/"):
             return await connection.respond(200, _JSON, b"")
         session = await self._session(target.key or spoken.secret(connection.headers))
+        try:
+            await self._serve_session(connection, target, endpoint, session)
+        except RequestProblem as refusal:
+            self._refused(session, target, refusal.problem)
+            raise
+
+    async def _serve_session(
+        self, connection: Connection, target: _Target, endpoint: _Endpoint | None, session: Session
+    ) -> None:
         if endpoint is not None:
             return await self._call(connection, target, endpoint, session)
         if connection.method == "GET" and (target.path == "/v1/models" or target.path.startswith("/v1/models/")):
@@ -102,6 +114,14 @@ class Gateway:
         calls = self._relay.calls(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
         responder = Responder(connection, dialect, calls, self._recorder, self._keepalive_s)
         await responder.run(self._relay.limits.grace_s)
+
+    def _refused(self, session: Session, target: _Target, problem: Problem) -> None:
+        """Record a refused request, as far as a session's share of such events reaches."""
+        if session.refusals < _REFUSALS:
+            session.refusals += 1
+            what = {"session_id": session.row.id, "path": target.path, "problem": problem.kind, "limit": problem.limit}
+            what["message"] = problem.message[:500]
+            self._recorder.happened(EventRow(session.row.rollout_id, "refused_request", what))
 
     async def _session(self, key: str | None) -> Session:
         """Raises `RequestProblem` unless the key opens a session."""

@@ -29,6 +29,8 @@ class Language:
     parser: MakeParser
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a turn."""
+    sees_images: bool = False
+    """Whether images of a prompt reach the policy."""
 
     @classmethod
     def of_policy(cls, folder: Path, parser: str = "hermes") -> "Language":

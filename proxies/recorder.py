@@ -9,8 +9,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Literal, TypeVar
 
-from harnessgym.store import calls
+from sqlalchemy import Connection
+
+from harnessgym.store import agents, calls, events
+from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
+from harnessgym.store.events import EventRow
 from harnessgym.store.trace_store import TraceStore, Work
 
 T = TypeVar("T")
@@ -27,9 +31,19 @@ class Recorder:
         self._notes: dict[str, Delivery] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def intend(self, intent: CallIntent, segment: Segment | None, body: bytes) -> "Future[None]":
-        """Queue a call's intent with its new prompt tokens and its request body; all become durable together."""
-        return self._submit(lambda conn: calls.intend(conn, intent, segment, body))
+    def intend(self, intent: CallIntent, segment: Segment | None, body: bytes, agent: AgentRow | None = None) -> "Future[None]":
+        """Queue a call's intent with its new prompt tokens, its request body and its new agent; all become durable together."""
+
+        def work(conn: Connection) -> None:
+            if agent is not None:
+                agents.add(conn, agent)
+            calls.intend(conn, intent, segment, body)
+
+        return self._submit(work)
+
+    def happened(self, event: EventRow) -> None:
+        """Queue an event. Nothing waits for it."""
+        self._submit(lambda conn: events.add(conn, event))
 
     async def finish(self, outcome: CallOutcome) -> None:
         """Commit a call's tokens and outcome."""

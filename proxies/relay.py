@@ -13,17 +13,21 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 
 from harnessgym.errors import HarnessGymError, StoreError, UpstreamError, UpstreamLost
+from harnessgym.harness import SideCallRule
 from harnessgym.message import Message, context_digest
+from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import hash_ids, spans_of
 from proxies.call import Call, Sampled
+from proxies.constraints import constrained
 from proxies.continuation import Prompt, continue_from
 from proxies.dialect import Answer, Finished, FinishReason, ModelRequest, Problem, RequestProblem, Stamp, Usage
 from proxies.feed import Feed
 from proxies.language import Language
 from proxies.recorder import Recorder
 from proxies.session import Session, answer_digest
+from proxies.side_calls import classify
 from proxies.workers import NoWorker, Worker, WorkerTable
 
 log = logging.getLogger(__name__)
@@ -83,11 +87,17 @@ class Relay:
         siblings = [arrival, *(replace(arrival, digest=f"{arrival.digest}:{n}") for n in range(1, arrival.request.n))]
         earlier = [session.rejoin(sibling.digest, retry=arrival.retry) for sibling in siblings]
         self._check_room(session, earlier)
+        arrival = replace(arrival, request=self._constrained(session, arrival.request))
+        siblings = [replace(sibling, request=arrival.request) for sibling in siblings]
         return [self._answer(session, sibling, known) for sibling, known in zip(siblings, earlier, strict=True)]
 
     def count(self, session: Session, request: ModelRequest) -> int:
         """How many tokens a request's prompt has. Nothing is recorded. Raises `RequestProblem`."""
+        request = self._constrained(session, request)
         return len(self._prompt(session, request, self._chain(session, request)).ids)
+
+    def _constrained(self, session: Session, request: ModelRequest) -> ModelRequest:
+        return constrained(request, session.options.constraints, sees_images=self._language.sees_images)
 
     async def close(self, sessions: Sequence[Session]) -> None:
         """Interrupt every call and wait until what it has is recorded."""
@@ -103,9 +113,9 @@ class Relay:
         if sampled and self.in_flight + sampled > self.limits.max_in_flight:
             detail = f"The proxy has {self.in_flight} calls in flight, its limit is {self.limits.max_in_flight}."
             raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
-        turns, new = session.row.limits.get("turns"), sum(known is None for known in earlier)
-        if new and turns is not None and session.next_ordinal + new > turns:
-            raise RequestProblem(Problem("limit", f"This session's limit of {turns} model calls is reached."))
+        new = sum(known is None for known in earlier)
+        if new and (reached := session.limit_reached(new)):
+            raise RequestProblem(reached)
 
     def _answer(self, session: Session, arrival: Arrival, earlier: Call | RecordedCall | None) -> Call:
         if isinstance(earlier, Call):
@@ -126,12 +136,19 @@ class Relay:
 
     def _start(self, session: Session, arrival: Arrival) -> Call:
         request = arrival.request
-        chain = self._chain(session, request)
+        context, chain = context_digest(request.tools), self._chain(session, request)
         prompt = self._prompt(session, request, chain)
         parent = prompt.parent
         segment, new = session.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
         call = self._make(session, arrival, prompt, segment, chain[-1], new_id(), session.next_ordinal)
-        intended = self.recorder.intend(self._intent(session, arrival, call), segment if new else None, arrival.body)
+        rule = classify(request, session.options.side_calls)
+        agent = fresh = None
+        if rule is None or rule.kind != "side":
+            agent, unknown = session.lineages.attribute(request, None if parent is None else parent.call_id, context)
+            fresh = agent if unknown else None
+            session.lineages.begin(agent, call.id)
+        intent = self._intent(session, arrival, call, rule, agent)
+        intended = self.recorder.intend(intent, segment if new else None, arrival.body, fresh)
         if parent is not None and parent.call_id not in session.acknowledged:
             session.acknowledged.add(parent.call_id)
             self.recorder.note(parent.call_id, "acknowledged")
@@ -174,6 +191,8 @@ class Relay:
                     "overflow",
                     f"This model's maximum context length is {self.limits.max_length} tokens. However, your messages resulted "
                     f"in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
+                    tokens=len(prompt.ids),
+                    max_tokens=self.limits.max_length,
                 )
             )
 
@@ -182,6 +201,7 @@ class Relay:
     ) -> Call:
         request = arrival.request
         sampling = session.sampling.limited(request.max_tokens).limited(self.limits.max_length - len(prompt.ids))
+        sampling = sampling.limited(session.tokens_left())
         seed = session.seed(segment.id, hash_ids(prompt.ids))
         stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *self._language.stop_token_ids)))
         return Call(
@@ -198,7 +218,9 @@ class Relay:
             stamp=Stamp(call_id, request.model or self.limits.model, int(time.time())),
         )
 
-    def _intent(self, session: Session, arrival: Arrival, call: Call) -> CallIntent:
+    def _intent(
+        self, session: Session, arrival: Arrival, call: Call, rule: SideCallRule | None, agent: AgentRow | None
+    ) -> CallIntent:
         parent, broken = call.prompt.parent, call.prompt.broken
         return CallIntent(
             id=call.id,
@@ -206,7 +228,9 @@ class Relay:
             rollout_id=session.row.rollout_id,
             ordinal=call.ordinal,
             protocol=arrival.protocol,
-            kind="policy",
+            kind="policy" if rule is None else rule.kind,
+            side_call=None if rule is None else rule.name,
+            agent_id=None if agent is None else agent.id,
             history=session.row.history,
             request_digest=arrival.digest,
             chain_digest=call.chain,

@@ -7,19 +7,24 @@ concurrent without a lock.
 
 import asyncio
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.message import Message, Sampling, chain_digests
-from harnessgym.store import calls, sessions
+from harnessgym.session_options import SessionOptions
+from harnessgym.store import agents, calls, sessions
+from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.sessions import SessionRow, hash_key
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.forest import Forest
 from proxies.call import Call
+from proxies.dialect import Problem
+from proxies.lineage import Lineages
 
 ReadAnswer = Callable[[TokenIds], Message]
 """Sampled tokens to the message they say."""
@@ -34,6 +39,8 @@ class Session:
     row: SessionRow
     forest: Forest
     sampling: Sampling
+    options: SessionOptions
+    lineages: Lineages
     sealed: bool = False
     stale: bool = False
     """A write failed, so that memory and store differ: load it again before the next call."""
@@ -53,20 +60,38 @@ class Session:
     """Completion segment to the worker that sampled it and has its prefix cached."""
     tokens: int = 0
     """Tokens sampled and committed."""
-    _prompts: dict[str, int] = field(default_factory=dict)
+    refusals: int = 0
+    """Refused requests that are recorded as events; their number is bounded."""
+    prompts: dict[str, int] = field(default_factory=dict)
+    """How often each prompt segment was asked."""
+
+    @classmethod
+    def of(cls, row: SessionRow) -> "Session":
+        """A session without its calls."""
+        options, lineages = SessionOptions.model_validate(row.options), Lineages(row.rollout_id, row.id)
+        return cls(row, Forest(row.id), _sampling(row), options, lineages, row.sealed)
 
     @classmethod
     def load(
-        cls, row: SessionRow, segments: Sequence[Segment], recorded: Sequence[RecordedCall], read: ReadAnswer
+        cls,
+        row: SessionRow,
+        segments: Sequence[Segment],
+        recorded: Sequence[RecordedCall],
+        agents: Sequence[AgentRow],
+        read: ReadAnswer,
     ) -> "Session":
         """A session as the store has it."""
-        session = cls(row, Forest.load(row.id, segments, recorded), _sampling(row), row.sealed)
+        session = cls.of(row)
+        session.forest = Forest.load(row.id, segments, recorded)
+        by_id = {agent.id: agent for agent in agents}
         for call in recorded:
+            if call.agent_id is not None:
+                session.lineages.begin(by_id[call.agent_id], call.id)
             session.next_ordinal = max(session.next_ordinal, call.ordinal + 1)
             session.heads.add(call.chain_digest)
             session.tokens += call.completion_len or 0
             if call.status != "intent":
-                session._prompts[call.prompt_segment] = session._prompts.get(call.prompt_segment, 0) + 1
+                session.prompts[call.prompt_segment] = session.prompts.get(call.prompt_segment, 0) + 1
             if call.status == "acknowledged":
                 session.acknowledged.add(call.id)
             if call.status in ("intent", "committed", "undelivered"):
@@ -74,8 +99,26 @@ class Session:
             if call.completion_segment is not None and call.answer_digest is not None:
                 answer = read(session.forest.segments[call.completion_segment].ids)
                 session.forest.add_replays(call.chain_digest, answer, call.answer_digest)
+                session.lineages.end(call.id, answer)
                 session.heads.add(call.answer_digest)
         return session
+
+    def limit_reached(self, new_calls: int) -> Problem | None:
+        """The budget that leaves no room for so many more calls; None if there is room."""
+        limits = self.row.limits
+        turns, tokens, wall_s = limits.get("turns"), limits.get("tokens"), limits.get("wall_s")
+        if turns is not None and self.next_ordinal + new_calls > turns:
+            return Problem("limit", f"This session's limit of {turns} model calls is reached.", limit="turns")
+        if tokens is not None and self.tokens >= tokens:
+            return Problem("limit", f"This session's limit of {tokens} sampled tokens is reached.", limit="tokens")
+        if wall_s is not None and time.time() - self.row.created_at > wall_s:
+            return Problem("limit", f"This session's {wall_s:g} seconds are over.", limit="wall_s")
+        return None
+
+    def tokens_left(self) -> int | None:
+        """Tokens that may still be sampled; None if there is no limit."""
+        limit = self.row.limits.get("tokens")
+        return None if limit is None else max(1, limit - self.tokens)
 
     def rejoin(self, digest: str, *, retry: bool) -> Call | RecordedCall | None:
         """The call that a request asks for again, if it is a retry: one of this process, or one that an earlier process left.
@@ -102,8 +145,8 @@ class Session:
 
         Arrival order does not enter, so a rollout whose calls race each other samples the same tokens again.
         """
-        count = self._prompts.get(prompt_segment, 0)
-        self._prompts[prompt_segment] = count + 1
+        count = self.prompts.get(prompt_segment, 0)
+        self.prompts[prompt_segment] = count + 1
         if self.sampling.seed is None:
             return None
         digest = hashlib.blake2b(f"{self.sampling.seed}:{prompt_hash}:{count}".encode(), digest_size=8).digest()
@@ -120,6 +163,7 @@ class Session:
         """A call is committed: later requests can continue it."""
         self.forest.graft(call.id, segment, answer_digest)
         self.forest.add_replays(call.chain, answer, answer_digest)
+        self.lineages.end(call.id, answer)
         self.heads.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
         self.tokens += len(segment.ids)
@@ -180,10 +224,11 @@ class SessionTable:
         if row is None:
             return None
         if row.sealed:
-            return Session(row, Forest(row.id), Sampling(), sealed=True)
+            return Session.of(row)
         segments = self._store.read(lambda conn: calls.segments_of(conn, [row.id]))
         recorded = self._store.read(lambda conn: calls.of_sessions(conn, [row.id]))
-        return Session.load(row, list(segments.values()), recorded, self._read)
+        known = self._store.read(lambda conn: agents.of_sessions(conn, [row.id]))
+        return Session.load(row, list(segments.values()), recorded, known, self._read)
 
 
 def answer_digest(chain: str, answer: Message) -> str:

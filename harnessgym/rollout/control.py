@@ -13,6 +13,7 @@ from typing import Any, Self
 import httpx
 
 from harnessgym.errors import ProxyError
+from harnessgym.session_options import SessionOptions
 from harnessgym.store.workers import WorkerState
 
 _LOG = logging.getLogger("harnessgym.control")
@@ -62,6 +63,7 @@ class ControlClient:
         limits: dict[str, Any] | None = None,
         version_pin: int | None = None,
         min_version: int | None = None,
+        options: SessionOptions | None = None,
     ) -> OpenedSession:
         """Open a session for a rollout. `sampling` has fields of `message.Sampling`; `limits["turns"]` bounds its calls."""
         wanted = {
@@ -71,6 +73,7 @@ class ControlClient:
             "limits": limits or {},
             "version_pin": version_pin,
             "min_version": min_version,
+            "options": {} if options is None else options.model_dump(mode="json", exclude_unset=True),
         }
         return OpenedSession(**await self._ask("POST", "/control/sessions", wanted))
 

@@ -58,7 +58,7 @@ async def serve(settings: NodeSettings) -> None:
             policy_id = store.write(lambda conn: policies.register(conn, found.id, config.policy.name))
             plan = Plan(found.id, policy_id, config, settings.sandbox)
             harnesses = {section.name: make_harness(section) for section in config.harnesses}
-            await Node(store, plan, Pipeline(store, control, backend, harnesses, plan.task), config).serve()
+            await Node(store, plan, Pipeline(store, control, backend, harnesses, config.session, plan.task), config).serve()
 
 
 def run(settings: NodeSettings) -> None:

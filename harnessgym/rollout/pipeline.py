@@ -7,7 +7,7 @@ from the workspace once everything it had started is dead.
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,8 @@ from harnessgym.registry import load
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend, needs, require
-from harnessgym.store import TraceStore
+from harnessgym.session_options import SessionOptions
+from harnessgym.store import TraceStore, events
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow, Verdict
 from harnessgym.task import Grade, Task
 from harnessgym.traces.trajectories import rows_of
@@ -58,6 +59,7 @@ class Pipeline:
     control: ControlClient
     backend: SandboxBackend
     harnesses: dict[str, Harness]
+    options: SessionOptions
     task: Callable[[str], Task]
 
     async def run(self, row: RolloutRow) -> RolloutOutcome:
@@ -75,12 +77,16 @@ class Pipeline:
             return _infrastructure(row, StopReason.SANDBOX_ERROR, detail, watch)
 
     async def _stages(self, row: RolloutRow, task: Task, sandbox: Sandbox, watch: Stopwatch) -> RolloutOutcome:
-        limits = {"turns": task.limits.turns}
+        harness = self._harness(row.harness)
         session = await self.control.open_session(
-            row.id, sampling={**row.sampling, "seed": row.seed}, limits=limits, min_version=row.submitted_version
+            row.id,
+            sampling={**row.sampling, "seed": row.seed},
+            limits={"turns": task.limits.turns, "tokens": task.limits.tokens},
+            min_version=row.submitted_version,
+            options=self.options.model_copy(update={"side_calls": (*self.options.side_calls, *harness.side_calls)}),
         )
         try:
-            launch = self._harness(row.harness).launch(task, Endpoint(sandbox.proxy_url, session.key))
+            launch = harness.launch(task, Endpoint(sandbox.proxy_url, session.key))
             watch.lap("prepare")
             result = await start(launch, task, sandbox)
         except (HarnessGymError, OSError):
@@ -96,7 +102,9 @@ class Pipeline:
             return _infrastructure(row, StopReason.NO_CALLS, f"The harness never called the proxy. {_describe(result)}", watch)
         grade = await _grade(task, sandbox)
         watch.lap("evaluate")
-        return _judged(row, result, grade, watch, _stop_reason(result, calls, task))
+        refused = self.store.read(lambda conn: events.of_rollout(conn, row.id, "refused_request"))
+        limits = {event.attributes.get("limit") for event in refused}
+        return _judged(row, result, grade, watch, _stop_reason(result, limits))
 
     def _harness(self, name: str) -> Harness:
         if name not in self.harnesses:
@@ -104,11 +112,14 @@ class Pipeline:
         return self.harnesses[name]
 
 
-def _stop_reason(result: ExecResult, calls: int, task: Task) -> StopReason:
+def _stop_reason(result: ExecResult, limits: Collection[str | None]) -> StopReason:
+    """`limits` are the budgets that the harness ran into."""
     if result.timed_out:
         return StopReason.TIMEOUT
-    if calls >= task.limits.turns:
+    if "turns" in limits:
         return StopReason.TURN_LIMIT
+    if "tokens" in limits:
+        return StopReason.TOKEN_LIMIT
     if not result.ok:
         return StopReason.HARNESS_ERROR
     if result.stdout_truncated or result.stderr_truncated:

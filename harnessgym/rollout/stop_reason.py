@@ -13,7 +13,9 @@ class StopReason(StrEnum):
     TIMEOUT = "timeout"
     """The wall-clock limit passed; everything the harness had started was killed."""
     TURN_LIMIT = "turn_limit"
-    """The session's model calls were used up, whatever the harness did then."""
+    """The harness asked for more model calls than its session has."""
+    TOKEN_LIMIT = "token_limit"  # noqa: S105 - no password
+    """The harness asked for more once its session's sampled tokens were used up."""
     OUTPUT_LIMIT = "output_limit"
     """The harness wrote more output than is kept."""
     NO_CALLS = "no_calls"

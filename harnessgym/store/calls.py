@@ -74,6 +74,8 @@ class CallIntent:
     """token_prefix (the parent's prompt + completion is a prefix of this prompt), header, message_hash, or none."""
     break_class: str | None = None
     break_detail: str | None = None
+    side_call: str | None = None
+    """Name of the rule that made it a call of another kind than `policy`."""
 
 
 @dataclass(frozen=True, slots=True)

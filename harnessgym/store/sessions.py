@@ -1,6 +1,7 @@
 """Sessions: a key, the sampling and limits it fixes, and whether it is sealed."""
 
 import hashlib
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,11 @@ class SessionRow:
     """keep or template."""
     limits: dict[str, Any]
     version_pin: int | None
+    options: dict[str, Any]
+    """Fields of `SessionOptions`."""
     sealed: bool
     calls_at_seal: int | None
+    created_at: float
 
 
 def hash_key(key: str) -> str:
@@ -40,9 +44,22 @@ def add(
     history: str = "keep",
     limits: dict[str, Any] | None = None,
     version_pin: int | None = None,
+    options: dict[str, Any] | None = None,
 ) -> SessionRow:
     """Open a session for a rollout under an unguessable key."""
-    row = SessionRow(new_id(), rollout_id, hash_key(key), sampling, history, limits or {}, version_pin, False, None)
+    row = SessionRow(
+        id=new_id(),
+        rollout_id=rollout_id,
+        key_hash=hash_key(key),
+        sampling=sampling,
+        history=history,
+        limits=limits or {},
+        version_pin=version_pin,
+        options=options or {},
+        sealed=False,
+        calls_at_seal=None,
+        created_at=time.time(),
+    )
     conn.execute(insert(sessions).values({name: getattr(row, name) for name in SessionRow.__dataclass_fields__}))
     return row
 

@@ -142,6 +142,7 @@ sessions = Table(
     Column("sealed", Boolean, nullable=False, default=False),
     Column("calls_at_seal", Integer),
     _created(),
+    Column("options", JSON, nullable=False, server_default="{}"),
 )  # fmt: skip
 
 agents = Table(
@@ -152,6 +153,10 @@ agents = Table(
     Column("parent_agent_id", String(24), ForeignKey("agents.id")),
     Column("spawn_event_id", String(24)),
     _created(),
+    Column("session_id", String(24), ForeignKey("sessions.id")),
+    Column("key", String),
+    Column("evidence", String),
+    UniqueConstraint("session_id", "key"),
 )  # fmt: skip
 
 segments = Table(
@@ -199,6 +204,7 @@ calls = Table(
     Column("break_detail", Text),
     Column("error", Text),
     _created(),
+    Column("side_call", String),
     UniqueConstraint("session_id", "ordinal"),
 )  # fmt: skip
 

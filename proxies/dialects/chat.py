@@ -1,7 +1,6 @@
 """OpenAI chat completions."""
 
 import json
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from proxies.dialect import (
     Event,
     Finished,
     ModelRequest,
+    OutputFormat,
     Problem,
     ReasoningDelta,
     Route,
@@ -24,24 +24,21 @@ from proxies.dialect import (
 )
 from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
 from proxies.dialects.conversation import merge_systems
+from proxies.dialects.openai_error import ErrorShape
 
 _ASKED = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
     "seed", "max_tokens", "max_completion_tokens", "stop", "reasoning_effort", "parallel_tool_calls",
 )  # fmt: skip
 _REFUSED = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
-_STATUS: dict[str, tuple[int, str, str | None]] = {
-    "malformed": (400, "invalid_request_error", None),
-    "unsupported": (400, "invalid_request_error", "unsupported_value"),
-    "unknown_key": (401, "invalid_request_error", "invalid_api_key"),
-    "sealed": (403, "invalid_request_error", "session_sealed"),
-    "limit": (403, "insufficient_quota", "session_limit_reached"),
-    "not_found": (404, "invalid_request_error", "not_found"),
-    "overflow": (400, "invalid_request_error", "context_length_exceeded"),
-    "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
-    "upstream": (502, "server_error", None),
-}
-"""Problem kind to HTTP status, error type and error code."""
+_ERRORS = ErrorShape(
+    "messages",
+    "This model's maximum context length is {max_tokens} tokens. However, your messages resulted in {tokens} tokens. "
+    "Please reduce the length of the messages.",
+)
+
+
+_MAX_CHOICES = 128
 
 
 class Chat:
@@ -70,7 +67,8 @@ class Chat:
             tool_choice=_tool_choice(fields, tools),
             max_tokens=fields.count("max_completion_tokens") or fields.count("max_tokens"),
             stop=fields.texts("stop"),
-            n=fields.count("n") or 1,
+            n=_choices(fields),
+            output=_output(fields),
             stream=fields.flag("stream"),
             include_usage=fields.child("stream_options").flag("include_usage"),
             asked=fields.only(_ASKED),
@@ -134,17 +132,11 @@ class Chat:
 
     def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and `{"error": ...}` body."""
-        status, _, _ = _STATUS[problem.kind]
-        headers = {"content-type": "application/json"}
-        if problem.kind in ("sealed", "limit"):
-            headers["x-should-retry"] = "false"
-        if problem.kind == "overloaded":
-            headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
-        return status, headers, json.dumps(_error(problem), ensure_ascii=False).encode()
+        return _ERRORS.respond(problem)
 
     def stream_error(self, problem: Problem) -> bytes:
         """A data event with an `error` member, on which clients raise."""
-        return sse.encode(_error(problem))
+        return sse.encode({"error": _ERRORS.describe(problem)})
 
 
 class _Chunks:
@@ -170,12 +162,30 @@ class _Chunks:
         return sse.encode({**self._head, "choices": [], "usage": _usage(usage)})
 
 
+def _choices(fields: Fields) -> int:
+    n = fields.count("n") or 1
+    if n > _MAX_CHOICES:
+        malformed(f"n: expected at most {_MAX_CHOICES}.")
+    return n
+
+
 def _refuse_options(fields: Fields) -> None:
     fields.refuse(_REFUSED)
-    if fields.given("response_format") and fields.child("response_format").text("type") != "text":
-        unsupported("response_format: only the type 'text' is supported by this endpoint.")
     if any(mode != "text" for mode in fields.texts("modalities")):
         unsupported("modalities: only 'text' is supported by this endpoint.")
+
+
+def _output(fields: Fields) -> OutputFormat | None:
+    wanted = fields.child("response_format")
+    match wanted.text("type", "text"):
+        case "text":
+            return None
+        case "json_object":
+            return OutputFormat()
+        case "json_schema":
+            described = wanted.child("json_schema")
+            return OutputFormat(described.text("name", ""), described.child("schema").raw)
+    return malformed(f"{wanted.at('type')}: expected 'text', 'json_object' or 'json_schema'.")
 
 
 def _message(fields: Fields) -> Message:
@@ -184,9 +194,10 @@ def _message(fields: Fields) -> Message:
     if role in ("system", "developer"):
         return Message("system", _content(fields, "\n"), name=name)
     if role == "user":
-        return Message("user", _content(fields, "\n"), name=name)
+        return Message("user", _content(fields, "\n"), name=name, images=_images(fields))
     if role == "tool":
-        return Message("tool", _content(fields, "\n"), tool_call_id=fields.text("tool_call_id"), name=name)
+        images, call_id = _images(fields), fields.text("tool_call_id")
+        return Message("tool", _content(fields, "\n"), tool_call_id=call_id, name=name, images=images)
     if role == "assistant":
         fields.refuse(("audio", "function_call"))
         return Message(
@@ -208,14 +219,24 @@ def _content(fields: Fields, joint: str) -> str:
         malformed(f"{fields.at('content')}: Field required")
     if value is None or isinstance(value, str):
         return value or ""
-    return joint.join(_part(part) for part in fields.children("content"))
+    return joint.join(_part(part) for part in fields.children("content") if part.raw.get("type") not in _shown(fields))
+
+
+def _shown(fields: Fields) -> tuple[str, ...]:
+    """Types of parts that are no text; only those who answer the policy may show images."""
+    return ("image_url",) if fields.raw["role"] in ("user", "tool") else ()
 
 
 def _part(part: Fields) -> str:
     kind = part.text("type")
     if kind not in ("text", "refusal"):
-        unsupported(f"{part.at('type')}: {kind!r} content is not supported by this endpoint; only text is.")
+        unsupported(f"{part.at('type')}: {kind!r} content is not supported by this endpoint here; text is.")
     return part.text(kind)
+
+
+def _images(fields: Fields) -> tuple[str, ...]:
+    parts = fields.children("content") if isinstance(fields.raw.get("content"), list) else []
+    return tuple(part.child("image_url").text("url") for part in parts if part.raw.get("type") == "image_url")
 
 
 def _tool_call(fields: Fields) -> ToolCall:
@@ -273,16 +294,3 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-
-
-def _error(problem: Problem) -> dict[str, Any]:
-    _, kind, code = _STATUS[problem.kind]
-    message, param = problem.message, None
-    if problem.kind == "overflow":
-        param = "messages"
-        if problem.tokens is not None and problem.max_tokens is not None:
-            message = (
-                f"This model's maximum context length is {problem.max_tokens} tokens. However, your messages resulted in "
-                f"{problem.tokens} tokens. Please reduce the length of the messages."
-            )
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -16,6 +16,7 @@ from proxies.dialect import (
     Event,
     Finished,
     ModelRequest,
+    OutputFormat,
     Problem,
     ReasoningDelta,
     Route,
@@ -28,7 +29,7 @@ from proxies.dialects.body import Fields, bearer, malformed, public_headers, uns
 from proxies.dialects.conversation import merge_systems
 
 _ASKED = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
-_REFUSED = ("mcp_servers", "container", "output_format")
+_REFUSED = ("mcp_servers", "container")
 _BILLING = "x-anthropic-billing-header:"
 """Claude Code's first system block begins so; it is a nonce and says nothing to the model."""
 _RAW_ARGUMENTS = "_raw_arguments"
@@ -63,7 +64,7 @@ class Messages:
         """Read a request. Raises `RequestProblem`."""
         fields = Fields.parse(body)
         fields.refuse(_REFUSED)
-        fields.child("output_config").refuse(("format",))
+        _check_edits(fields)
         if fields.count("max_tokens") is None and not headers.get(":path", "").endswith("/count_tokens"):
             malformed("max_tokens: Field required")
         turns = fields.children("messages")
@@ -80,6 +81,7 @@ class Messages:
             tool_choice=_tool_choice(fields, tools),
             max_tokens=fields.count("max_tokens"),
             stop=fields.texts("stop_sequences"),
+            output=_output(fields),
             stream=fields.flag("stream"),
             asked=fields.only(_ASKED),
             headers=public_headers(headers),
@@ -188,6 +190,24 @@ def _event(kind: str, *, act: bool = False, **data: Any) -> Event:
     return Event(sse.encode({"type": kind, **data}, kind), act)
 
 
+def _output(fields: Fields) -> OutputFormat | None:
+    """The JSON that is demanded, in its present or its earlier place."""
+    wanted = fields.child("output_config").child("format")
+    wanted = wanted if wanted.raw else fields.child("output_format")
+    if not wanted.raw:
+        return None
+    if wanted.text("type") != "json_schema":
+        unsupported(f"{wanted.at('type')}: {wanted.raw['type']!r} is not supported by this endpoint; 'json_schema' is.")
+    return OutputFormat(schema=wanted.child("schema").raw)
+
+
+def _check_edits(fields: Fields) -> None:
+    """Refuse edits of the history by the provider, except the one that keeps everything."""
+    for edit in fields.child("context_management").children("edits"):
+        if edit.text("type") != "clear_thinking_20251015" or edit.raw.get("keep") != "all":
+            unsupported(f"{edit.path}: {edit.raw['type']!r} would edit the history, which this endpoint does not support.")
+
+
 def _system(fields: Fields) -> list[Message]:
     value = fields.raw.get("system")
     texts = [value] if isinstance(value, str) else [_text(block) for block in fields.children("system")]
@@ -213,13 +233,17 @@ def _user(blocks: list[Fields]) -> list[Message]:
     open_text = False
     for block in blocks:
         if block.text("type") == "tool_result":
-            out.append(Message("tool", _result(block), tool_call_id=block.text("tool_use_id")))
+            out.append(Message("tool", _result(block), tool_call_id=block.text("tool_use_id"), images=_result_images(block)))
             open_text = False
-        elif open_text:
-            out[-1] = replace(out[-1], content=f"{out[-1].content}\n{_text(block)}")
-        else:
-            out.append(Message("user", _text(block)))
+            continue
+        if not open_text:
+            out.append(Message("user"))
             open_text = True
+        if block.raw["type"] == "image":
+            out[-1] = replace(out[-1], images=(*out[-1].images, _image(block)))
+        else:
+            joint = "\n" if out[-1].content else ""
+            out[-1] = replace(out[-1], content=f"{out[-1].content}{joint}{_text(block)}")
     return out or [Message("user")]
 
 
@@ -229,6 +253,8 @@ def _assistant(blocks: list[Fields]) -> Message:
         match block.text("type"):
             case "thinking":
                 reasoning += block.text("thinking")
+            case "redacted_thinking":
+                pass  # another model's: nobody can read it
             case "tool_use":
                 calls.append(ToolCall(block.text("id"), block.text("name"), _arguments(block)))
             case _:
@@ -247,11 +273,29 @@ def _result(block: Fields) -> str:
     content = block.raw.get("content")
     if content is None or isinstance(content, str):
         return content or ""
-    return "\n".join(_text(part) for part in block.children("content"))
+    return "\n".join(_text(part) for part in block.children("content") if part.raw.get("type") != "image")
+
+
+def _result_images(block: Fields) -> tuple[str, ...]:
+    parts = block.children("content") if isinstance(block.raw.get("content"), list) else []
+    return tuple(_image(part) for part in parts if part.raw.get("type") == "image")
+
+
+def _image(block: Fields) -> str:
+    source = block.child("source")
+    match source.text("type"):
+        case "base64":
+            return f"data:{source.text('media_type')};base64,{source.text('data')}"
+        case "url":
+            return source.text("url")
+        case kind:
+            return unsupported(f"{source.at('type')}: {kind!r} images are not supported by this endpoint.")
 
 
 def _text(block: Fields) -> str:
     kind = block.text("type")
+    if kind == "document" and block.child("source").raw.get("type") == "text":
+        return block.child("source").text("data")
     if kind != "text":
         unsupported(f"{block.at('type')}: {kind!r} content is not supported by this endpoint here.")
     return block.text("text")

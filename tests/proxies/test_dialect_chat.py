@@ -10,6 +10,7 @@ from proxies.dialect import (
     Delta,
     Finished,
     ModelRequest,
+    OutputFormat,
     Problem,
     ReasoningDelta,
     RequestProblem,
@@ -86,15 +87,13 @@ def test_tools_and_options() -> None:
     [
         {"logprobs": True},
         {"top_logprobs": 3},
-        {"response_format": {"type": "json_object"}},
-        {"response_format": {"type": "json_schema", "json_schema": {}}},
         {"modalities": ["text", "audio"]},
         {"audio": {"voice": "a"}},
         {"functions": [{"name": "f"}]},
         {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
         {"tool_choice": {"type": "allowed_tools"}},
         {"messages": [{"role": "function", "name": "f", "content": "x"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+        {"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
         {"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": ""}}]},
     ],
@@ -103,6 +102,37 @@ def test_what_cannot_be_done_is_refused(fields: dict[str, object]) -> None:
     with pytest.raises(RequestProblem, match=r"not supported|only") as caught:
         parse(**fields)
     assert caught.value.problem.kind == "unsupported"
+
+
+def test_what_an_answer_must_be_is_read() -> None:
+    assert parse(response_format={"type": "text"}).output is None
+    assert parse(response_format={"type": "json_object"}).output == OutputFormat()
+    schema = {"type": "object"}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert parse(response_format=wanted).output == OutputFormat("x", schema)
+    assert (parse().n, parse(n=3).n) == (1, 3)
+
+
+def test_images_stand_behind_the_text() -> None:
+    shown = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
+    parts = [shown, {"type": "text", "text": "what is it?"}]
+    called = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]}
+    result = {"role": "tool", "tool_call_id": "c", "content": parts}
+    request = parse(messages=[{"role": "user", "content": parts}, called, result])
+    assert [message.images for message in request.messages] == [
+        ("data:image/png;base64,AA==",),
+        (),
+        ("data:image/png;base64,AA==",),
+    ]
+    assert request.messages[0].content == "what is it?"
+    assert request.messages[0].digest != Message("user", "what is it?").digest
+
+
+@pytest.mark.parametrize("fields", [{"n": 129}, {"n": 0}, {"response_format": {"type": "yaml"}}])
+def test_nonsense_is_malformed(fields: dict[str, object]) -> None:
+    with pytest.raises(RequestProblem) as caught:
+        parse(**fields)
+    assert caught.value.problem.kind == "malformed"
 
 
 def test_answer() -> None:

@@ -10,6 +10,7 @@ from proxies.dialect import (
     Delta,
     Finished,
     ModelRequest,
+    OutputFormat,
     Problem,
     ReasoningDelta,
     RequestProblem,
@@ -93,19 +94,48 @@ def test_tools_and_options() -> None:
     assert set(request.asked) == {"temperature", "top_k", "stop_sequences", "thinking", "max_tokens"}
 
 
+def test_images_documents_and_foreign_thoughts() -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    linked = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "the file"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "done"}, image]}
+    thought = {"type": "redacted_thinking", "data": "x"}
+    request = parse(
+        messages=[
+            {"role": "user", "content": [image, {"type": "text", "text": "look"}, document]},
+            {"role": "assistant", "content": [thought, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+            {"role": "user", "content": [result, linked]},
+        ]
+    )
+    url = "data:image/png;base64,AA=="
+    assert [(message.role, message.content, message.images) for message in request.messages] == [
+        ("user", "look\nthe file", (url,)),
+        ("assistant", "", ()),
+        ("tool", "done", (url,)),
+        ("user", "", ("https://example.org/a.png",)),
+    ]
+
+
+@pytest.mark.parametrize("place", ["output_config", "output_format"])
+def test_what_an_answer_must_be_is_read(place: str) -> None:
+    wanted = {"type": "json_schema", "schema": {"type": "object"}}
+    request = parse(**{place: {"format": wanted} if place == "output_config" else wanted})
+    assert request.output == OutputFormat(schema={"type": "object"})
+
+
+def test_keeping_all_thoughts_is_no_edit() -> None:
+    assert parse(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}).messages
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"mcp_servers": [{"type": "url"}]},
-        {"output_config": {"format": {"type": "json_schema"}}},
+        {"output_config": {"format": {"type": "grammar"}}},
+        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [{"type": "image"}]}]}
-            ]
-        },
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I"}]},
     ],
 )

@@ -1,0 +1,55 @@
+"""What a request demands of an answer that sampling alone does not give: images seen, JSON of a schema, a call of a tool.
+
+Forcing an answer into a grammar changes the distribution it is sampled from, so that its logprobs would no longer be the
+policy's. A session therefore either refuses such demands, as a provider does for a model that lacks the feature, or puts them
+to the policy in words (`SessionOptions.constraints`).
+"""
+
+import json
+from dataclasses import replace
+from typing import Literal
+
+from harnessgym.message import Message
+from proxies.dialect import ModelRequest, Problem, RequestProblem
+
+
+def constrained(request: ModelRequest, mode: Literal["refuse", "prompt"], *, sees_images: bool) -> ModelRequest:
+    """The request as the policy gets it. Raises `RequestProblem` if it demands what cannot be had."""
+    if not sees_images and any(message.images for message in request.messages):
+        raise _unsupported("This model does not support image input: it reads text only.")
+    demands = [demand for demand in (_output(request), _tool_choice(request)) if demand]
+    if not demands:
+        return request
+    if mode == "refuse":
+        raise _unsupported(
+            f"This model does not support being made to answer so: {' '.join(demands)} "
+            "Ask for text and tool_choice 'auto', or open the session with constraints 'prompt'."
+        )
+    return replace(request, messages=_instructed(request.messages, demands))
+
+
+def _output(request: ModelRequest) -> str:
+    if request.output is None:
+        return ""
+    if request.output.schema is None:
+        return "Answer with one JSON object and nothing else."
+    schema = json.dumps(request.output.schema, ensure_ascii=False, sort_keys=True)
+    return f"Answer with JSON that matches this schema, and nothing else: {schema}"
+
+
+def _tool_choice(request: ModelRequest) -> str:
+    if request.tool_choice in ("auto", "none"):
+        return ""
+    return "Call a tool." if request.tool_choice == "required" else f"Call the tool {request.tool_choice!r}."
+
+
+def _instructed(messages: tuple[Message, ...], demands: list[str]) -> tuple[Message, ...]:
+    """The demands in the first system message, so that they stand in the same place turn after turn."""
+    text = "\n".join(demands)
+    if messages and messages[0].role == "system":
+        return (replace(messages[0], content=f"{messages[0].content}\n\n{text}"), *messages[1:])
+    return (Message("system", text), *messages)
+
+
+def _unsupported(message: str) -> RequestProblem:
+    return RequestProblem(Problem("unsupported", message))
