@@ -28,7 +28,7 @@ from proxies.listener import address_of, listen
 from proxies.recorder import Recorder
 from proxies.relay import Relay, RelayLimits
 from proxies.session import SessionTable
-from proxies.workers import Connect, WorkerTable
+from proxies.workers import Connect, WorkerTable, connect_upstream
 
 _SHUTDOWN_S = 3.0
 
@@ -99,7 +99,7 @@ class Proxy:
         language = language or Language.of_policy(settings.policy, settings.parser)
         self._store = store
         self.recorder = Recorder(store)
-        self.workers = WorkerTable(connect, wait_s=settings.worker_wait_s)
+        self.workers = WorkerTable(connect or (lambda row: connect_upstream(row, language)), wait_s=settings.worker_wait_s)
         self.sessions = SessionTable(store, language.read)
         limits = RelayLimits(
             settings.served_model_name,
@@ -112,8 +112,7 @@ class Proxy:
         self._gateway = Gateway(
             self.sessions, self.relay, self.recorder, [load_dialect(name) for name in DIALECTS], settings.keepalive_s
         )
-        control = Control(settings.control_key, settings.run_id, self.sessions, self.workers, self.relay, self.recorder)
-        self._control = control.app()
+        self._control = Control(settings.control_key, settings.run_id, self.sessions, self.workers, self.relay, self.recorder)
         self._servers: list[uvicorn.Server] = []
         self._serving: list[asyncio.Task[None]] = []
         self.url: str | None = None
@@ -133,10 +132,10 @@ class Proxy:
             raise ConfigError(
                 "The proxy needs a control listener and one for harnesses: give ports, unix sockets or descriptors."
             )
-        self.url = None if tcp is None else address_of(tcp)
+        self.url = self._control.url = None if tcp is None else address_of(tcp)
         self.control_address = address_of(control)
         await self._listen(self._gateway, [listener for listener in (tcp, unix) if listener is not None])
-        await self._listen(self._control, [control])
+        await self._listen(self._control.app(), [control])
 
     async def stop(self) -> None:
         """Stop listening, record what is in flight, let go of workers. The store stays open."""

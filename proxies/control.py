@@ -22,6 +22,7 @@ from harnessgym.message import Sampling
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import sessions, workers
 from harnessgym.store.workers import WorkerRow, WorkerState
+from proxies.parking import Parking
 from proxies.recorder import Recorder
 from proxies.relay import Relay
 from proxies.session import Session, SessionTable
@@ -82,6 +83,9 @@ class Control:
     def __init__(self, key: str, run_id: str, table: SessionTable, pool: WorkerTable, relay: Relay, recorder: Recorder) -> None:
         self._key, self._run_id = key, run_id
         self._sessions, self._workers, self._relay, self._recorder = table, pool, relay, recorder
+        self.url: str | None = None
+        """Where harnesses reach the proxy over TCP, once it listens."""
+        self._parking = Parking(table, pool.parked)
         self._started = time.time()
 
     def app(self) -> Starlette:
@@ -89,6 +93,8 @@ class Control:
         routes = [
             self._route("POST", "/control/sessions", self._open),
             self._route("POST", "/control/sessions/{id}/seal", self._seal),
+            self._route("GET", "/control/sessions/{id}/pending", self._parking.pending),
+            self._route("POST", "/control/sessions/{id}/answer", self._parking.answer),
             self._route("POST", "/control/workers", self._register),
             self._route("POST", "/control/workers/{id}/drain", self._drain),
             self._route("POST", "/control/workers/{id}/undrain", self._undrain),
@@ -136,6 +142,7 @@ class Control:
         if session is None:
             return _error(404, f"There is no session {request.path_params['id']}.")
         session.sealed = True
+        self._workers.parked.wake()
         await _end_calls(session, wanted.grace_s)
         count, tokens = await self._recorder.write(
             lambda conn: (sessions.seal(conn, session.row.id), sessions.sampled_tokens(conn, session.row.id))
@@ -146,8 +153,8 @@ class Control:
     async def _register(self, request: Request) -> Response:
         wanted = await _read(request, RegisterWorker)
         row = WorkerRow(wanted.id, self._run_id, wanted.kind, wanted.address, wanted.version, wanted.state)
-        await self._recorder.write(lambda conn: workers.upsert(conn, row))
         await self._workers.put(row)
+        await self._recorder.write(lambda conn: workers.upsert(conn, row))
         return JSONResponse({})
 
     async def _drain(self, request: Request) -> Response:
@@ -182,7 +189,7 @@ class Control:
         ]
         counts = {"calls": self._relay.started, "in_flight": self._relay.in_flight, "tokens": self._relay.tokens}
         uptime = round(time.time() - self._started, 3)
-        return JSONResponse({"sessions": len(self._sessions), **counts, "uptime_s": uptime, "workers": table})
+        return JSONResponse({"url": self.url, "sessions": len(self._sessions), **counts, "uptime_s": uptime, "workers": table})
 
     async def _health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})

@@ -7,7 +7,7 @@ slot has a valid or tampered rollout, or was given up; with fewer than two left 
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select, update
@@ -114,6 +114,17 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
     return group_id
 
 
+def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
+    """Add a group of one rollout that runs already, outside any node, at the next free ordinal. Returns the rollout's id."""
+    highest = select(func.max(groups.c.ordinal)).where(groups.c.run_id == spec.run_id, groups.c.purpose == spec.purpose)
+    ordinal = conn.execute(highest).scalar()
+    group_id = submit(conn, replace(spec, ordinal=0 if ordinal is None else ordinal + 1))
+    rollout_id = conn.execute(select(rollouts.c.id).where(rollouts.c.group_id == group_id)).scalar_one()
+    values = {"status": "running", "holder": holder, "lease_expires": time.time() + ttl_s}
+    conn.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(values))
+    return str(rollout_id)
+
+
 def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) -> list[RolloutRow]:
     """Lease up to `limit` pending rollouts, oldest group first."""
     wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending"]
@@ -182,8 +193,8 @@ def lost(conn: Connection, run_id: str) -> list[str]:
 
 
 def expire(conn: Connection, run_id: str) -> None:
-    """End the leases of all running rollouts: the run's only node is known to be dead."""
-    running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running")
+    """End the leases of all rollouts that nodes run: the run's only node is known to be dead."""
+    running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running") & rollouts.c.holder.like("node-%")
     conn.execute(update(rollouts).where(running).values(lease_expires=0.0))
 
 

@@ -1,0 +1,75 @@
+"""One rollout at a glance: what it called, which agents spoke, what of its tokens can be trained, where its history broke."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, select
+
+from harnessgym.store.tables import agents, calls, events
+from harnessgym.traces.trajectories import rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """Counts of one rollout."""
+
+    calls: int
+    by_protocol: Mapping[str, int]
+    by_kind: Mapping[str, int]
+    """policy, compaction, or the names of side-call rules."""
+    by_status: Mapping[str, int]
+    agents: tuple[str, ...]
+    branches: int
+    """Rows a trainer would get."""
+    sampled: int
+    trainable: int
+    excluded: Mapping[str, int]
+    """Tokens by the reason why they are not trained."""
+    breaks: Mapping[str, int]
+    """Calls that could not continue the one before, by class."""
+    refused: Mapping[str, int]
+    """Requests that got an error, by kind."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Name and value of each line, for a table."""
+        return [
+            ("calls", f"{self.calls} ({_counts(self.by_protocol)}; {_counts(self.by_kind)}; {_counts(self.by_status)})"),
+            ("agents", ", ".join(self.agents) or "-"),
+            ("branches", str(self.branches)),
+            ("tokens", f"{self.sampled} sampled = {self.trainable} trainable + {self.sampled - self.trainable} excluded"),
+            ("excluded", _counts(self.excluded)),
+            ("history breaks", _counts(self.breaks)),
+            ("refused requests", _counts(self.refused)),
+        ]
+
+
+def overview(conn: Connection, rollout_id: str) -> Overview:
+    """Count what a rollout did. Raises `TraceError` if stored tokens contradict each other."""
+    columns = [calls.c[name] for name in ("protocol", "kind", "side_call", "status", "break_class")]
+    found = conn.execute(select(*columns).where(calls.c.rollout_id == rollout_id)).all()
+    names = conn.execute(select(agents.c.name).where(agents.c.rollout_id == rollout_id).order_by(agents.c.id)).scalars()
+    refused = conn.execute(
+        select(events.c.attributes).where(events.c.rollout_id == rollout_id, events.c.kind == "refused_request")
+    ).scalars()
+    trajectory = rows_of(conn, rollout_id, group_id="")
+    excluded: Counter[str] = Counter()
+    for item in trajectory.exclusions:
+        excluded[item.reason] += item.end - item.start
+    return Overview(
+        calls=len(found),
+        by_protocol=Counter(call.protocol for call in found),
+        by_kind=Counter(call.side_call or call.kind for call in found),
+        by_status=Counter(call.status for call in found),
+        agents=tuple(names),
+        branches=len(trajectory.rows),
+        sampled=trajectory.sampled,
+        trainable=trajectory.trained,
+        excluded=excluded,
+        breaks=Counter(call.break_class for call in found if call.break_class),
+        refused=Counter(attributes["problem"] for attributes in refused),
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "-"

@@ -1,0 +1,211 @@
+"""Runs one command against a proxy of its own, or one that a run has, and records it as a rollout.
+
+The command keeps its terminal, working directory and arguments; only its environment, and where its harness reads its settings
+from files its home folder, say where the model is.
+"""
+
+import asyncio
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from harnessgym.config import Config
+from harnessgym.errors import ConfigError, HarnessError, HarnessGymError
+from harnessgym.harness import Endpoint
+from harnessgym.process import interruption_deferred
+from harnessgym.rollout.control import ControlClient
+from harnessgym.rollout.stop_reason import StopReason
+from harnessgym.run_folder import RunFolder
+from harnessgym.session_options import SessionOptions
+from harnessgym.store import TraceStore, policies, rollouts, runs, workers
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
+from harnessgym.store.workers import WorkerRow
+from harnessgym.supervisor.children import Children, ChildSpec
+from harnessgym.supervisor.sockets import Sockets
+from harnessgym.task import Task
+from harnessgym.wrapping.surroundings import surroundings_of
+from harnessgym.wrapping.upstream import Upstream, find_upstream
+
+_LEASE_S = 365 * 86_400.0
+"""No node takes a wrapped command's rollout over."""
+
+
+class WrapSettings(Config):
+    """How a command is wrapped."""
+
+    folder: Path
+    """Where the trace store and the proxy's log are."""
+    upstream: str | None = None
+    policy: Path | None = None
+    """Model folder, where the upstream does not tell it."""
+    harness: str | None = None
+    """Registered harness; found by the program's name if not given."""
+    model: str = "policy"
+    """Model name the command sees."""
+    join: Path | None = None
+    """Folder of a live run whose proxy is used."""
+    turns: int | None = None
+    """Model calls at most."""
+    tokens: int | None = None
+    """Sampled tokens at most."""
+    max_length: int | None = None
+    """Prompt and completion of a call together; the engine's own limit if not given."""
+    max_tokens: int = 4_096
+    """New tokens per call at most."""
+    options: SessionOptions = SessionOptions(constraints="prompt")
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """What came of it."""
+
+    status: int
+    """Exit status of the command."""
+    store_url: str
+    rollout_id: str
+    harness: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Proxy:
+    """A proxy that runs."""
+
+    url: str
+    control_url: str
+    control_key: str
+    store_url: str
+    run_id: str
+    log: Path
+
+
+def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
+    """Run a command with the proxy as its provider. Raises `HarnessGymError` if it cannot be started."""
+    upstream = None if settings.join else find_upstream(settings.upstream, settings.policy, settings.max_length)
+    surroundings_of(argv, Endpoint("http://127.0.0.1", "-"), settings.harness)
+    proxies = _joined(settings.join) if upstream is None else _own(settings, upstream)
+    with proxies as proxy, TraceStore.open(proxy.store_url) as store:
+        return asyncio.run(_run(argv, settings, proxy, store))
+
+
+async def _run(argv: Sequence[str], settings: WrapSettings, proxy: _Proxy, store: TraceStore) -> Wrapped:
+    endpoint = Endpoint(proxy.url, "", settings.model)
+    given = surroundings_of(argv, endpoint, settings.harness)
+    rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, given.harness, argv))
+    options = settings.options.model_copy(update={"side_calls": (*settings.options.side_calls, *given.side_calls)})
+    limits = {"turns": settings.turns, "tokens": settings.tokens}
+    async with ControlClient(proxy.control_url, proxy.control_key) as control:
+        sampling = {"max_tokens": settings.max_tokens}
+        session = await control.open_session(rollout_id, sampling=sampling, limits=limits, options=options)
+        given = surroundings_of(argv, Endpoint(proxy.url, session.key, settings.model), settings.harness)
+        home = proxy.log.parent.parent / "home" / rollout_id
+        env = {**os.environ, **given.env}
+        if given.files:
+            env["HOME"] = str(home)
+            for path, text in given.files.items():
+                (home / path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                (home / path).write_text(text)
+        started = time.monotonic()
+        try:
+            status = _attend(argv, env)
+        finally:
+            sealed = await control.seal(session.session_id)
+    seconds = time.monotonic() - started
+    reason = StopReason.NO_CALLS if not sealed.calls else StopReason.HARNESS_ERROR if status else StopReason.FINISHED
+    detail = f"`{shlex.join(argv)}` ended with status {status}."
+    outcome = RolloutOutcome(rollout_id, reason, "valid", source="none", detail=detail, latencies={"run": round(seconds, 3)})
+    store.write(lambda conn: rollouts.finish(conn, outcome))
+    return Wrapped(status, proxy.store_url, rollout_id, given.harness, sealed.calls, seconds)
+
+
+def _attend(argv: Sequence[str], env: dict[str, str]) -> int:
+    """The command's exit status, as a shell tells it. Ctrl-C reaches it from the terminal; we wait for it either way."""
+    with interruption_deferred():
+        try:
+            child = subprocess.Popen(argv, env=env)
+        except OSError as error:
+            raise HarnessError(f"The command {argv[0]!r} cannot be started: {error.strerror or error}.") from error
+    earlier = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = child.wait()
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _add_run(conn: Connection, upstream: Upstream) -> str:
+    """A run with one worker; what that serves, unless it says otherwise, is version 0."""
+    values = {"upstream": upstream.address, "kind": upstream.kind, "policy": str(upstream.policy)}
+    run_id = runs.add(conn, "wrap", values, version("harnessgym-rl"), "training")
+    served = PolicyVersion(0, None, "full", upstream.address, 0, "", 0, committed=True, orphaned=False)
+    policies.publish(conn, policies.register(conn, run_id, "policy"), served)
+    workers.upsert(conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready"))
+    return run_id
+
+
+def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str]) -> str:
+    """A task, group and running rollout for one command."""
+    task_id = runs.add_task(conn, "wrap", Task("command", shlex.join(argv)))
+    policy_id = policies.register(conn, run_id, "policy")
+    group = GroupSpec(run_id, task_id, policy_id, "wrap", 0, 0, {}, (harness,), "none", (0,))
+    return rollouts.start(conn, group, f"wrap-{os.getpid()}", _LEASE_S)
+
+
+@contextmanager
+def _own(settings: WrapSettings, upstream: Upstream) -> Iterator[_Proxy]:
+    """A proxy for this command alone, its run recorded in the folder's store."""
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    url = f"sqlite:///{settings.folder.resolve() / 'traces.db'}"
+    with TraceStore.create(url) as store:
+        run_id = store.write(lambda conn: _add_run(conn, upstream))
+        folder, key = RunFolder(settings.folder.resolve() / run_id), secrets.token_urlsafe(24)
+        sockets, children = Sockets(0, folder.root / "sockets.json"), Children(folder, 1, 0)
+        fds = (sockets.tcp.fileno(), sockets.control.fileno())
+        proxy = {"store": url, "run_id": run_id, "policy": str(upstream.policy), "fd": fds[0], "control_fd": fds[1]}
+        proxy |= {"control_key": key, "served_model_name": settings.model, "max_length": upstream.max_length}
+        try:
+            children.start(ChildSpec("proxy", "proxy", proxy, fds))
+            yield _Proxy(sockets.proxy_url, sockets.control_url, key, url, run_id, children.log_path("proxy"))
+            if children.exited():
+                raise HarnessGymError(f"The proxy ended: {children.last_words('proxy')} Its log: {children.log_path('proxy')}.")
+        finally:
+            children.end_all()
+            sockets.close()
+            store.write(lambda conn: runs.set_status(conn, run_id, "done"))
+
+
+@contextmanager
+def _joined(folder: Path | None) -> Iterator[_Proxy]:
+    """The proxy of a live run. Raises `ConfigError` if the folder has none."""
+    assert folder is not None
+    try:
+        settings = json.loads((folder / "services" / "proxy.json").read_text())
+        socket = Path(json.loads((folder / "sockets.json").read_text())) / "control.sock"
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--join {folder}: no run has its proxy there now ({error}). Give the folder of a live run."
+        ) from error
+    control_url, key = f"unix:{socket}", settings["control_key"]
+
+    async def address() -> str:
+        async with ControlClient(control_url, key, retry_s=3.0) as control:
+            return str((await control.stats())["url"])
+
+    log = RunFolder(folder).logs / "proxy.log"
+    yield _Proxy(asyncio.run(address()), control_url, key, settings["store"], settings["run_id"], log)

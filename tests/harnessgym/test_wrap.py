@@ -1,0 +1,122 @@
+"""`harnessgym wrap`: real commands through a real proxy, with a served tiny policy behind it."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import select
+
+from harnessgym.errors import ConfigError
+from harnessgym.harness import Endpoint
+from harnessgym.store import TraceStore, runs
+from harnessgym.store.tables import calls, rollouts
+from harnessgym.traces.verify import verify
+from harnessgym.wrapping.surroundings import PROGRAMS, surroundings_of
+from harnessgym.wrapping.upstream import find_upstream
+
+POLICY = Path(__file__).parents[2] / "environments/lookup/policy"
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
+AGENT = """
+import sys
+import anthropic, openai
+asked = [{"role": "user", "content": "hello"}]
+print(openai.OpenAI().chat.completions.create(model="policy", messages=asked, max_tokens=8).choices[0].finish_reason)
+print(anthropic.Anthropic().messages.create(model="policy", messages=asked, max_tokens=8).stop_reason)
+sys.exit(7)
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "harnessgym", "engine", str(POLICY), "--port", str(port)]
+    with subprocess.Popen(argv, env=ENV) as process:
+        url = f"http://127.0.0.1:{port}"
+        for _ in range(300):
+            try:
+                httpx.get(f"{url}/health", trust_env=False)
+                break
+            except httpx.TransportError:
+                time.sleep(0.1)
+        yield url
+        process.terminate()
+
+
+def wrap(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "harnessgym", "wrap", "--folder", str(folder), *words]
+    return subprocess.run(argv, env=ENV, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_any_command_is_recorded_and_keeps_its_exit_status(engine: str, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    done = wrap(tmp_path / "traces", "--upstream", engine, "--", sys.executable, str(tmp_path / "agent.py"))
+    assert done.returncode == 7, done.stderr
+    assert len(done.stdout.split()) == 2
+    assert "1 chat, 1 messages" in done.stderr
+    with TraceStore.open(f"sqlite:///{tmp_path}/traces/traces.db") as store:
+        assert verify(store).ok
+        run = store.read(runs.only)
+        assert run is not None
+        assert run.status == "done"
+        (row,) = store.read(lambda conn: conn.execute(select(rollouts)).mappings().all())
+        assert (row["status"], row["stop_reason"], row["harness"]) == ("finished", "harness_error", "command")
+        assert len(store.read(lambda conn: conn.execute(select(calls.c.id)).all())) == 2
+    again = wrap(tmp_path / "traces", "--upstream", engine, "--turns", "1", "--", sys.executable, str(tmp_path / "agent.py"))
+    assert again.returncode != 0
+    assert "1 limit" in again.stderr
+
+
+def test_what_answers_must_be_named(tmp_path: Path) -> None:
+    done = wrap(tmp_path, "--", "true")
+    assert done.returncode == 2
+    for known in ("http://HOST:PORT", "litellm:", "scripted"):
+        assert known in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--upstream", "vllm"], "names nothing that answers"),
+        (["--upstream", "http://127.0.0.1:1"], "Is it up?"),
+        (["--upstream", "scripted:/nowhere.toml"], "no script"),
+        (["--join", "/nowhere"], "no run has its proxy there"),
+        (["--upstream", "scripted", "--harness", "codx"], "no harness named"),
+    ],
+)
+def test_what_cannot_be_wrapped_says_why(tmp_path: Path, words: list[str], told: str) -> None:
+    done = wrap(tmp_path, *words, "--", "true")
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_is_not_there(engine: str, tmp_path: Path) -> None:
+    done = wrap(tmp_path, "--upstream", engine, "--", "/no/such/program")
+    assert done.returncode == 2
+    assert "cannot be started" in done.stderr
+
+
+@pytest.mark.parametrize("program", sorted(PROGRAMS))
+def test_a_known_harness_gets_its_settings_and_no_argument_has_the_key(program: str) -> None:
+    given = surroundings_of([f"/usr/bin/{program}"], Endpoint("http://127.0.0.1:9/x", "secret-key"), None)
+    assert given.harness == PROGRAMS[program]
+    said = [*given.env.values(), *given.files.values()]
+    assert any("http://127.0.0.1:9/x" in text for text in said)
+    assert any("secret-key" in text for text in said)
+
+
+def test_an_engine_whose_folder_is_elsewhere_needs_one(engine: str) -> None:
+    found = find_upstream(engine, None, None)
+    assert found.policy.resolve() == POLICY.resolve()
+    assert found.max_length > 0
+    with pytest.raises(ConfigError, match="Give --policy"):
+        find_upstream(engine, Path("/nowhere"), None)
