@@ -56,10 +56,10 @@ class Chat:
         """Read a request. Raises `RequestProblem`."""
         fields = Fields.parse(body)
         _refuse_options(fields)
-        messages = [_message(item) for item in fields.children("messages")]
+        messages = fields.each("messages", _message)
         if not messages:
             malformed("messages: at least one message is required.")
-        tools = tuple(_tool(item) for item in fields.children("tools"))
+        tools = tuple(fields.each("tools", _tool))
         return ModelRequest(
             model=fields.text("model"),
             messages=merge_systems(messages),

@@ -70,10 +70,10 @@ class Messages:
         turns = fields.children("messages")
         if not turns:
             malformed("messages: at least one message is required")
-        messages = [message for turn in turns for message in _messages(turn)]
+        messages = [message for made in fields.each("messages", _messages) for message in made]
         if turns[-1].raw["role"] == "assistant":
             unsupported("This model does not support assistant message prefill. The conversation must end with a user message.")
-        tools = tuple(_tool(item) for item in fields.children("tools"))
+        tools = tuple(fields.each("tools", _tool))
         return ModelRequest(
             model=fields.text("model"),
             messages=merge_systems([*_system(fields), *messages]),

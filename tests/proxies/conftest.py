@@ -9,10 +9,12 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from harnessgym.rollout.control import ControlClient, OpenedSession
 from harnessgym.store import calls, policies, rollouts, runs
 from harnessgym.store.calls import RecordedCall, Segment
+from harnessgym.store.tables import calls as calls_table
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Task
@@ -44,7 +46,7 @@ class World:
         await self.proxy.start()
         self.control = ControlClient(self.proxy.control_address, KEY)
         for name, upstream in self.upstreams.items():
-            await self.proxy.workers.put(WorkerRow(name, self.settings.run_id, "scripted", name, upstream.version, "ready"))
+            await self.add_worker(name, upstream)
 
     async def stop(self) -> None:
         """Stop the proxy; the store stays open."""
@@ -59,6 +61,26 @@ class World:
         """A chat completion, with the key in the path."""
         body = {"model": "m", "messages": list(messages), **fields}
         return await self.http.post(f"{self.proxy.url}/s/{key}/v1/chat/completions", json=body)
+
+    def base(self, session: OpenedSession) -> str:
+        """Base URL of the proxy with a session's key in its path."""
+        return f"{self.proxy.url}/s/{session.key}"
+
+    def scripted(self, name: str) -> ScriptedUpstream:
+        """One of the scripted engines."""
+        upstream = self.upstreams[name]
+        assert isinstance(upstream, ScriptedUpstream)
+        return upstream
+
+    async def add_worker(self, name: str, upstream: Upstream) -> None:
+        """One more engine."""
+        self.upstreams[name] = upstream
+        await self.proxy.workers.put(WorkerRow(name, self.settings.run_id, "scripted", name, upstream.version, "ready"))
+
+    def break_of(self, call: RecordedCall) -> str | None:
+        """Why a call did not continue the one before, if it did not."""
+        query = select(calls_table.c.break_class).where(calls_table.c.id == call.id)
+        return self.store.read(lambda conn: conn.execute(query).scalar())
 
     def text(self, text: str) -> list[int]:
         """Token ids of a sampled answer."""

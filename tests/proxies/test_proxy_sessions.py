@@ -236,3 +236,29 @@ async def test_a_refused_request_is_an_event(make_world: MakeWorld) -> None:
         (event,) = world.store.read(lambda conn: events.of_rollout(conn, world.rollout_id, "refused_request"))
         assert event.attributes["problem"] == "malformed"
         assert event.attributes["path"] == "/v1/chat/completions"
+
+
+async def test_a_conversation_goes_on_by_the_id_of_its_last_answer(make_world: MakeWorld) -> None:
+    async with make_world("One.<|im_end|>", "Two.<|im_end|>", "Three.<|im_end|>", "Four.<|im_end|>") as world:
+        session = await world.open()
+
+        async def ask(text: str, previous: str | None = None) -> dict[str, Any]:
+            url = f"{world.proxy.url}/s/{session.key}/v1/responses"
+            body = {"model": "m", "input": text, "instructions": "Be brief.", "previous_response_id": previous}
+            response = await world.http.post(url, json=body)
+            assert response.status_code == 200, response.text
+            answer: dict[str, Any] = response.json()
+            return answer
+
+        first = await ask("a")
+        second = await ask("b", first["id"])
+        await world.stop()
+        await world.start()
+        third = await ask("c", second["id"])
+        await ask("d", third["id"])
+        calls = world.calls(session)
+        assert [call.parent_call_id for call in calls] == [None, *(call.id for call in calls[:-1])]
+        url = f"{world.proxy.url}/s/{session.key}/v1/responses"
+        refused = await world.http.post(url, json={"model": "m", "input": "x", "previous_response_id": "resp_nothing"})
+        assert refused.status_code == 400
+        assert "not found" in refused.json()["error"]["message"]

@@ -1,0 +1,53 @@
+"""Conversations that a request continues by the id of an earlier answer instead of sending them again."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from harnessgym.message import Message
+from proxies.dialect import ModelRequest, Problem, RequestProblem
+
+_PREFIX = "resp_"
+
+
+def response_id(call_id: str) -> str:
+    """The id under which a client knows a call's answer."""
+    return f"{_PREFIX}{call_id}"
+
+
+def call_of(response_id: str) -> str:
+    """The call whose answer has this id. Raises `RequestProblem` if no answer can have it."""
+    call_id = response_id.removeprefix(_PREFIX)
+    if not call_id or call_id == response_id:
+        raise not_found(response_id)
+    return call_id
+
+
+def not_found(response_id: str) -> RequestProblem:
+    """There is no such earlier answer: OpenAI's own sentence, on which harnesses fall back to sending everything."""
+    return RequestProblem(Problem("malformed", f"Previous response with id '{response_id}' not found."))
+
+
+async def whole(request: ModelRequest, earlier_of: Callable[[str], Awaitable[tuple[ModelRequest, Message]]]) -> ModelRequest:
+    """A request with the whole conversation in it. `earlier_of` gives a call's request, which may have an earlier one itself,
+    and its answer; it raises `RequestProblem` if there is none.
+    """
+    later: list[tuple[ModelRequest, Message | None]] = [(request, None)]
+    while (previous := later[-1][0].previous) is not None:
+        later.append(await earlier_of(previous))
+    known, answer = later.pop()
+    while later:
+        assert answer is not None
+        request, next_answer = later.pop()
+        known, answer = joined(known, answer, request), next_answer
+    return known
+
+
+def joined(earlier: ModelRequest, answer: Message, request: ModelRequest) -> ModelRequest:
+    """The whole conversation that `request` continues: what was asked earlier, the answer to it, what is new.
+
+    Instructions hold for one request only: those of `earlier` are left out and those of `request` stand in front. Everything
+    but the messages is the new request's own. `earlier` must be whole itself.
+    """
+    old = earlier.messages[1:] if earlier.instructions else earlier.messages
+    front, new = (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
+    return replace(request, messages=(*front, *old, answer, *new), previous=None)
