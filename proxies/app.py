@@ -70,6 +70,8 @@ class ProxySettings(Config):
     """Bearer key of the control routes."""
     max_length: int = 32_768
     """Prompt and completion of a call together, in tokens."""
+    max_body: int = 64 << 20
+    """Bytes of a request's body."""
     max_in_flight: int = 1_024
     """Calls at once; more are refused as overload."""
     keepalive_s: float = 10.0
@@ -107,6 +109,7 @@ class Proxy:
             settings.max_length,
             settings.max_in_flight,
             settings.disconnect_grace_s,
+            settings.max_body,
         )
         self.relay = Relay(self.recorder, self.workers, language, limits)
         self._gateway = Gateway(

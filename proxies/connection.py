@@ -11,6 +11,10 @@ class Disconnected(Exception):
     """The client closed the connection."""
 
 
+class BodyTooLarge(Exception):
+    """The request's body exceeds the limit."""
+
+
 class Connection:
     """Reads a request and writes its response."""
 
@@ -24,15 +28,21 @@ class Connection:
         self._receive, self._send = receive, send
         self._watcher: asyncio.Task[None] | None = None
 
-    async def body(self) -> bytes:
-        """The request's body."""
-        pieces = []
+    async def body(self, limit: int) -> bytes:
+        """The request's body. Raises `BodyTooLarge` as soon as it is known to have more than `limit` bytes."""
+        announced = self.headers.get("content-length", "0")
+        if announced.isdecimal() and int(announced) > limit:
+            raise BodyTooLarge
+        pieces, size = [], 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.closed = True
                 raise Disconnected
             pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > limit:
+                raise BodyTooLarge
             if not message.get("more_body", False):
                 return b"".join(pieces)
 

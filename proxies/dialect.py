@@ -57,6 +57,8 @@ class ModelRequest:
     """Id of the earlier call whose conversation this one continues; `messages` then holds only what is new."""
     instructions: bool = False
     """Whether the first message holds instructions that hold for this call only and are not handed on by `previous`."""
+    stream_type: str = "text/event-stream; charset=utf-8"
+    """Content type of a streamed answer."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling fields as the harness sent them; recorded, not applied."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -146,7 +148,16 @@ class Problem:
     """Why a request gets no answer, in no protocol's terms."""
 
     kind: Literal[
-        "malformed", "unsupported", "unknown_key", "sealed", "not_found", "overflow", "limit", "overloaded", "upstream"
+        "malformed",
+        "unsupported",
+        "unknown_key",
+        "sealed",
+        "not_found",
+        "too_large",
+        "overflow",
+        "limit",
+        "overloaded",
+        "upstream",
     ]
     message: str
     retry_after_s: float | None = None
@@ -156,6 +167,8 @@ class Problem:
     """For `overflow`: how many it may have."""
     limit: Literal["turns", "tokens", "wall_s"] | None = None
     """For `limit`: which budget is used up."""
+    code: str | None = None
+    """The provider's code, where it has one for just this."""
 
 
 class RequestProblem(Exception):
@@ -220,6 +233,6 @@ class Dialect(Protocol):
         """Status, headers and body in the provider's exact shape."""
         ...
 
-    def stream_error(self, problem: Problem) -> bytes:
+    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:
         """The event that ends a stream which failed after it began."""
         ...

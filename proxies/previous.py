@@ -24,7 +24,8 @@ def call_of(response_id: str) -> str:
 
 def not_found(response_id: str) -> RequestProblem:
     """There is no such earlier answer: OpenAI's own sentence, on which harnesses fall back to sending everything."""
-    return RequestProblem(Problem("malformed", f"Previous response with id '{response_id}' not found."))
+    detail = f"Previous response with id '{response_id}' not found."
+    return RequestProblem(Problem("malformed", detail, code="previous_response_not_found"))
 
 
 async def whole(request: ModelRequest, earlier_of: Callable[[str], Awaitable[tuple[ModelRequest, Message]]]) -> ModelRequest:

@@ -15,7 +15,7 @@ from proxies.connection import Connection, Disconnected
 from proxies.dialect import Delta, Dialect, Event, Problem
 from proxies.recorder import Recorder
 
-_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class _Failed(Exception):
@@ -87,7 +87,7 @@ class Responder:
                 await self._refuse()
                 return
             assert self._problem is not None
-            await self._flush(self._dialect.stream_error(self._problem), last=True)
+            await self._flush(self._dialect.stream_error(self._problem, self._stamp), last=True)
         else:
             await self._flush(last=True)
             self._delivered()
@@ -151,7 +151,7 @@ class Responder:
             return
         if not self._started:
             self._started = True
-            await self._connection.start(200, _STREAM_HEADERS)
+            await self._connection.start(200, {"content-type": self._request.stream_type, **_STREAM_HEADERS})
         await self._connection.write(data, last=last)
         self._written_at = time.monotonic()
         if self._acts and not self._connection.closed:

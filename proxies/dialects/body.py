@@ -1,10 +1,13 @@
 """Typed reading of a JSON request body: every wrong field becomes a `RequestProblem` that names it."""
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
 
 from proxies import strict_json
 from proxies.dialect import Problem, RequestProblem
+from proxies.reading import ReadBody
+
+T = TypeVar("T")
 
 
 def malformed(message: str) -> NoReturn:
@@ -25,10 +28,15 @@ class Fields:
             malformed(f"{path or 'The request body'}: expected an object, got {_kind(value)}.")
         self.raw: dict[str, Any] = value
         self.path = path
+        self._body: ReadBody | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> "Fields":
         """The object in a request body."""
+        if isinstance(body, ReadBody):
+            fields = cls(body.value)
+            fields._body = body
+            return fields
         try:
             value = strict_json.loads_lenient(body.decode())
         except ValueError as error:
@@ -86,6 +94,18 @@ class Fields:
         if not isinstance(value, list):
             malformed(f"{self.at(name)}: expected an array, got {_kind(value)}.")
         return [Fields(item, f"{self.at(name)}[{index}]") for index, item in enumerate(value)]
+
+    def each(self, name: str, read: Callable[["Fields"], T]) -> list[T]:
+        """`read` of every object in an array; empty when absent.
+
+        An element that an earlier body of the session had is not read again: `read` must not depend on anything else.
+        """
+        path = self.at(name)
+        if self._body is not None:
+            made = self._body.make(name, lambda item, index: read(Fields(item, f"{path}[{index}]")))
+            if made is not None:
+                return made
+        return [read(item) for item in self.children(name)]
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A string or an array of strings; empty when absent."""

@@ -134,7 +134,7 @@ class Chat:
         """Status, headers and `{"error": ...}` body."""
         return _ERRORS.respond(problem)
 
-    def stream_error(self, problem: Problem) -> bytes:
+    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
         """A data event with an `error` member, on which clients raise."""
         return sse.encode({"error": _ERRORS.describe(problem)})
 

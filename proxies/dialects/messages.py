@@ -42,6 +42,7 @@ _STATUS: dict[str, tuple[int, str]] = {
     "sealed": (403, "permission_error"),
     "limit": (403, "permission_error"),
     "not_found": (404, "not_found_error"),
+    "too_large": (413, "request_too_large"),
     "overflow": (400, "invalid_request_error"),
     "overloaded": (529, "overloaded_error"),
     "upstream": (500, "api_error"),
@@ -135,7 +136,7 @@ class Messages:
             headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
         return status, headers, json.dumps({**_error(problem), "request_id": None}, ensure_ascii=False).encode()
 
-    def stream_error(self, problem: Problem) -> bytes:
+    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
         """An `error` event."""
         return sse.encode(_error(problem), "error")
 

@@ -14,6 +14,7 @@ _STATUS: dict[str, tuple[int, str, str | None]] = {
     "sealed": (403, "invalid_request_error", "session_sealed"),
     "limit": (403, "insufficient_quota", "session_limit_reached"),
     "not_found": (404, "invalid_request_error", "not_found"),
+    "too_large": (413, "invalid_request_error", "request_too_large"),
     "overflow": (400, "invalid_request_error", "context_length_exceeded"),
     "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
     "upstream": (502, "server_error", None),
@@ -38,7 +39,7 @@ class ErrorShape:
             param = self.overflow_param
             if problem.tokens is not None and problem.max_tokens is not None:
                 message = self.overflow_text.format(tokens=problem.tokens, max_tokens=problem.max_tokens)
-        return {"message": message, "type": kind, "param": param, "code": code}
+        return {"message": message, "type": kind, "param": param, "code": problem.code or code}
 
     def respond(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
         """Status, headers and `{"error": ...}` body."""

@@ -107,12 +107,12 @@ class Responses:
         """Status, headers and `{"error": ...}` body."""
         return _ERRORS.respond(problem)
 
-    def stream_error(self, problem: Problem) -> bytes:
+    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:
         """An `error` event, on which SDKs raise, then `response.failed`, the one that Codex reads."""
         error = _ERRORS.describe(problem)
         flat = {name: error[name] for name in ("code", "message", "param")}
         first = {"type": "error", "sequence_number": 0, **flat, "error": error}
-        second = {"type": "response.failed", "sequence_number": 1, "response": failed_body(error)}
+        second = {"type": "response.failed", "sequence_number": 1, "response": failed_body(stamp.id, error)}
         return sse.encode(first, "error") + sse.encode(second, "response.failed")
 
 

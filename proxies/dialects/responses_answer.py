@@ -107,10 +107,10 @@ def response_body(
     }
 
 
-def failed_body(error: Json) -> Json:
+def failed_body(answer_id: str, error: Json) -> Json:
     """A response object that says only why there is no answer."""
     return {
-        "id": "resp_failed",
+        "id": response_id(answer_id),
         "object": "response",
         "status": "failed",
         "error": {"code": error["code"] or "server_error", "message": error["message"]},

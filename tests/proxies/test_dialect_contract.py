@@ -29,10 +29,49 @@ from proxies.dialects import DIALECTS, load_dialect
 ALL = [load_dialect(name) for name in sorted(DIALECTS)]
 every_dialect = pytest.mark.parametrize("dialect", ALL, ids=lambda dialect: dialect.name)
 GOOD = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+GOODS = {
+    "completions": {"model": "m", "max_tokens": 5, "prompt": "Hi"},
+    "gemini": {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "generationConfig": {"maxOutputTokens": 5}},
+}
+"""Good bodies of protocols that are unlike `GOOD`."""
+HEADERS = {"gemini": {":path": "/v1beta/models/m:generateContent"}}
+"""Headers without which a protocol's request cannot be read."""
+NAMES = {"responses": {"messages": "input", "max_tokens": "max_output_tokens"}}
+"""What a protocol calls a field, where it is not what `GOOD` calls it."""
+SIGNS = {
+    "chat": (b'"arguments"', b'finish_reason":"', b"[DONE]"),
+    "completions": (b'finish_reason":"', b"[DONE]"),
+    "gemini": (b'"functionCall"', b'finishReason":"'),
+    "messages": (b"partial_json", b'stop_reason":"', b"message_stop"),
+    "responses": (b"arguments.", b'"arguments":"{', b"response.completed", b"response.incomplete"),
+}
+"""What on the wire lets a client act."""
+TOLD = {
+    "chat": b'"arguments"',
+    "completions": b'"arguments"',
+    "gemini": b'"functionCall"',
+    "messages": b"partial_json",
+    "responses": b"function_call_arguments.done",
+}
+"""What there is once for every tool call."""
+ENDS = {
+    "chat": b'finish_reason":"',
+    "completions": b'finish_reason":"',
+    "gemini": b'finishReason":"',
+    "messages": b'stop_reason":"',
+    "responses": b'"status":"',
+}
+"""What says that, and why, an answer has ended."""
 
 
-def body(**changes: object) -> bytes:
-    return json.dumps({**GOOD, **changes}).encode()
+def body(dialect: Dialect, **changes: object) -> bytes:
+    names = NAMES.get(dialect.name, {})
+    good = GOODS.get(dialect.name, GOOD)
+    return json.dumps({names.get(name, name): value for name, value in {**good, **changes}.items()}).encode()
+
+
+def parse(dialect: Dialect, sent: bytes, **headers: str) -> ModelRequest:
+    return dialect.parse(sent, {**HEADERS.get(dialect.name, {}), **headers})
 
 
 def run(dialect: Dialect, deltas: list[Delta], include_usage: bool = True) -> list[Event]:
@@ -41,7 +80,7 @@ def run(dialect: Dialect, deltas: list[Delta], include_usage: bool = True) -> li
             yield delta
 
     async def collect() -> list[Event]:
-        request = ModelRequest("m", (), stream=True, include_usage=include_usage)
+        request = ModelRequest("m", (), stream=True, include_usage=include_usage, headers={":query": "alt=sse"})
         return [event async for event in dialect.stream(source(), Stamp("a1", "m", 1), request, 3)]
 
     return asyncio.run(collect())
@@ -60,41 +99,71 @@ DELTAS = st.lists(
 @every_dialect
 @given(deltas=DELTAS, reason=st.sampled_from(["stop", "length", "tool_calls"]))
 def test_whoever_lacks_the_act_events_cannot_act(dialect: Dialect, deltas: list[Delta], reason: str) -> None:
+    if dialect.name == "completions":  # raw answers are text
+        deltas = [delta for delta in deltas if isinstance(delta, TextDelta)]
     events = run(dialect, [*deltas, Finished(reason, Usage(3, 4))])
     assert events[-1].act
     held = b"".join(event.data for event in events if not event.act)
-    for sign in (b'"arguments"', b"partial_json", b'_reason":"', b"[DONE]", b"message_stop"):
+    for sign in SIGNS[dialect.name]:
         assert sign not in held
-    told = sum(b'"arguments"' in event.data or b"partial_json" in event.data for event in events)
+    told = sum(TOLD[dialect.name] in event.data for event in events)
     assert told == sum(isinstance(delta, ToolCallDelta) for delta in deltas)
-    assert b'_reason":"' in b"".join(event.data for event in events)
+    assert ENDS[dialect.name] in b"".join(event.data for event in events if event.act)
 
 
-@every_dialect
-@pytest.mark.parametrize(
-    "bad",
-    [
-        b"", b"{", b"[]", b"\xff\xfe", b'"text"', b"[" * 5000, body(messages=None), body(messages=[]), body(messages="Hi"),
-        body(messages=["Hi"]), body(messages=[{}]), body(messages=[{"role": "robot", "content": ""}]), body(model=None),
-        body(messages=[{"role": "user"}]), body(messages=[{"role": "user", "content": 3}]), body(stream="yes"), body(model=3),
-        body(messages=[{"role": "user", "content": [{"type": "text"}]}]), body(tools={}), body(tools=[3]), body(max_tokens=0),
-        body(messages=[{"role": "user", "content": "x", "depth": json.loads("[" * 200 + "]" * 200)}]), body(max_tokens="many"),
+DEEP = json.loads("[" * 200 + "]" * 200)
+NO_JSON = [b"", b"{", b"[]", b"\xff\xfe", b'"text"', b"[" * 5000]
+BAD: list[dict[str, object]] = [
+    {"messages": None}, {"messages": []}, {"messages": {"a": 1}}, {"messages": ["Hi"]}, {"messages": [{}]}, {"model": None},
+    {"messages": [{"role": "robot", "content": ""}]}, {"messages": [{"role": "user"}]}, {"stream": "yes"}, {"model": 3},
+    {"messages": [{"role": "user", "content": 3}]}, {"tools": {}}, {"tools": [3]}, {"max_tokens": 0}, {"max_tokens": "many"},
+    {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+    {"messages": [{"role": "user", "content": "x", "depth": DEEP}]},
+]  # fmt: skip
+BADS: dict[str, list[dict[str, object]]] = {
+    "completions": [
+        {"prompt": None}, {"prompt": ""}, {"prompt": []}, {"prompt": [""]}, {"prompt": [[]]}, {"prompt": {"a": 1}},
+        {"prompt": 3}, {"prompt": [1, "a"]}, {"prompt": [-1]}, {"prompt": [2**31]}, {"prompt": [True]}, {"prompt": [[1.5]]},
+        {"model": None}, {"stream": "yes"}, {"max_tokens": 0}, {"max_tokens": "many"}, {"n": 129}, {"stop": 3}, {"seed": DEEP},
     ],
-    ids=lambda bad: bad[:60].decode("latin1"),
-)  # fmt: skip
-def test_malformed_requests_are_the_providers_400(dialect: Dialect, bad: bytes) -> None:
+    "gemini": [
+        {"contents": None}, {"contents": []}, {"contents": "Hi"}, {"contents": ["Hi"]}, {"contents": [{}]}, {"tools": [3]},
+        {"contents": [{"role": "robot", "parts": [{"text": ""}]}]}, {"contents": [{"parts": [{}]}]}, {"unheardOf": 1},
+        {"contents": [{"parts": [{"text": 3}]}]}, {"contents": [{"parts": [{"text": "a", "inlineData": {}}]}]},
+        {"contents": [{"parts": [{"functionCall": {"name": "f"}}]}]}, {"generationConfig": {"maxOutputTokens": 0}},
+        {"contents": [{"parts": [{"functionResponse": {"name": "f", "response": "text"}}]}]}, {"generationConfig": []},
+        {"generationConfig": {"unheardOf": 1}}, {"generationConfig": {"candidateCount": 9}}, {"systemInstruction": "text"},
+        {"toolConfig": {"functionCallingConfig": {"mode": "MAYBE"}}}, {"contents": [{"parts": [{"text": "a"}], "x": DEEP}]},
+        {"generationConfig": {"responseSchema": {"type": "STRING"}}}, {"tools": [{"functionDeclarations": [{"name": 3}]}]},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dialect", "bad"),
+    [(dialect, bad) for dialect in ALL for bad in (*NO_JSON, *BADS.get(dialect.name, BAD))],
+    ids=lambda value: value[:60].decode("latin1") if isinstance(value, bytes) else getattr(value, "name", str(value)[:60]),
+)
+def test_malformed_requests_are_the_providers_400(dialect: Dialect, bad: bytes | dict[str, object]) -> None:
     with pytest.raises(RequestProblem) as caught:
-        dialect.parse(bad, {})
+        parse(dialect, bad if isinstance(bad, bytes) else body(dialect, **bad))
     assert caught.value.problem.kind == "malformed"
     assert dialect.error(caught.value.problem)[0] == 400
 
 
+ITEMS = ("reasoning", "function_call", "custom_tool_call_output", "namespace", "custom", "input_image", "message")
+FIELDS = ("call_id", "output", "arguments", "summary", "encrypted_content", "tools", "format", "parts", "mode")
+GEMINI = ("functionCall", "functionResponse", "inlineData", "functionDeclarations", "functionCallingConfig", "responseSchema")
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.sampled_from(["user", "text", "assistant", "tool_use"])),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.text(), st.sampled_from(["user", "text", "assistant", "tool_use", *ITEMS])
+    ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from(["type", "role", "content", "text", "name", "input", "id", "function"]), inner, max_size=4
+            st.sampled_from(["type", "role", "content", "text", "name", "input", "id", "function", *FIELDS, *GEMINI]),
+            inner,
+            max_size=4,
         ),
     ),
     max_leaves=12,
@@ -103,14 +172,32 @@ JSON = st.recursive(
 
 @every_dialect
 @given(
-    name=st.sampled_from(["messages", "tools", "tool_choice", "system", "stop", "stream_options", "output_config", "n"]),
+    name=st.sampled_from(
+        [
+            "messages",
+            "tools",
+            "tool_choice",
+            "system",
+            "stop",
+            "stream_options",
+            "output_config",
+            "n",
+            "text",
+            "include",
+            "prompt",
+            "contents",
+            "toolConfig",
+            "generationConfig",
+            "systemInstruction",
+        ]
+    ),
     value=JSON,
 )
 def test_any_json_is_read_or_refused(dialect: Dialect, name: str, value: object) -> None:
     kinds: set[str] = set()
     for given_value in (value, [value]):
         try:
-            request = dialect.parse(body(**{name: given_value}), {})
+            request = parse(dialect, body(dialect, **{name: given_value}))
         except RequestProblem as error:
             kinds.add(error.problem.kind)
         else:
@@ -120,8 +207,12 @@ def test_any_json_is_read_or_refused(dialect: Dialect, name: str, value: object)
 
 @every_dialect
 def test_half_a_surrogate_pair_is_replaced(dialect: Dialect) -> None:
-    request = dialect.parse(body(messages=[{"role": "user", "content": "cut \ud83c"}]), {})
-    assert request.messages[0].content == "cut \ufffd"
+    said: dict[str, dict[str, object]] = {
+        "completions": {"prompt": "cut \ud83c"},
+        "gemini": {"contents": [{"parts": [{"text": "cut \ud83c"}]}]},
+    }
+    request = parse(dialect, body(dialect, **said.get(dialect.name, {"messages": [{"role": "user", "content": "cut \ud83c"}]})))
+    assert (request.prompt or request.messages[0].content) == "cut \ufffd"
 
 
 @every_dialect
@@ -130,7 +221,8 @@ def test_secrets_are_read_and_not_kept(dialect: Dialect) -> None:
     assert dialect.secret({"authorization": "Basic abc"}) is None
     assert dialect.secret({}) is None
     headers = {"authorization": "Bearer abc", "x-api-key": "abc", "cookie": "c", "x-session-id": "s"}
-    assert dialect.parse(body(), headers).headers == {"x-session-id": "s"}
+    kept = parse(dialect, body(dialect), **headers).headers
+    assert kept == {**HEADERS.get(dialect.name, {}), "x-session-id": "s"}
 
 
 @every_dialect
@@ -150,14 +242,22 @@ def test_every_problem_has_a_status_and_a_json_body(dialect: Dialect) -> None:
         assert status >= 400
         assert headers["content-type"] == "application/json"
         assert json.loads(text)["error"]["message"] == "Why."
-        assert b"Why." in dialect.stream_error(Problem(kind, "Why."))
+        assert b"Why." in dialect.stream_error(Problem(kind, "Why."), Stamp("a1", "m", 1))
 
 
-@every_dialect
-def test_a_tool_choice_must_be_among_the_tools(dialect: Dialect) -> None:
-    choice = {"type": "function", "function": {"name": "f"}} if dialect.name == "chat" else {"type": "tool", "name": "f"}
+CHOICES: dict[str, dict[str, object]] = {
+    "chat": {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+    "gemini": {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}}},
+    "messages": {"tool_choice": {"type": "tool", "name": "f"}},
+    "responses": {"tool_choice": {"type": "function", "name": "f"}},
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_a_tool_choice_must_be_among_the_tools(name: str) -> None:
+    dialect = load_dialect(name)
     with pytest.raises(RequestProblem, match="'f' is not among the tools"):
-        dialect.parse(body(tool_choice=choice), {})
+        parse(dialect, body(dialect, **CHOICES[name]))
 
 
 def test_unknown_dialects_list_the_known_ones() -> None:

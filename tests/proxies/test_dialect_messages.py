@@ -253,4 +253,4 @@ def test_error_shape() -> None:
         "type": "error", "error": {"type": "authentication_error", "message": "invalid x-api-key"}, "request_id": None,
     }  # fmt: skip
     assert MESSAGES.keepalive() == b'event: ping\ndata: {"type":"ping"}\n\n'
-    assert MESSAGES.stream_error(Problem("overloaded", "Busy.")).startswith(b"event: error\ndata: {")
+    assert MESSAGES.stream_error(Problem("overloaded", "Busy."), Stamp("a1", "m", 1)).startswith(b"event: error\ndata: {")

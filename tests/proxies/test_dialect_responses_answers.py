@@ -251,11 +251,11 @@ def test_errors() -> None:
         "message": "Your input exceeds the context window of this model. Please adjust your input and try again.",
         "type": "invalid_request_error", "param": "input", "code": "context_length_exceeded",
     }  # fmt: skip
-    blocks = RESPONSES.stream_error(problem).decode().split("\n\n")
+    blocks = RESPONSES.stream_error(problem, Stamp("a1", "m", 1)).decode().split("\n\n")
     error, failed = (json.loads(block.split("data: ")[1]) for block in blocks if block)
     assert EVENTS.validate_python(error).type == "error"
     assert error["error"]["code"] == error["code"] == "context_length_exceeded"
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"]["code"] == "context_length_exceeded"
-    assert b'"code":"server_error"' in RESPONSES.stream_error(Problem("upstream", "Gone."))
+    assert b'"code":"server_error"' in RESPONSES.stream_error(Problem("upstream", "Gone."), Stamp("a1", "m", 1))
     assert RESPONSES.keepalive() == b": keepalive\n\n"

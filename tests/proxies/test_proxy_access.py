@@ -1,8 +1,10 @@
 """Who may reach what: keys, seals, sockets, and the control routes apart from the harness routes."""
 
 import asyncio
+import json
 import stat
 import tempfile
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -137,3 +139,49 @@ async def test_the_control_client_waits_for_a_proxy_that_restarts(make_world: Ma
             await asyncio.sleep(0.3)
             await world.start()
             assert (await opening).key
+
+
+async def test_a_body_that_is_too_large_is_refused(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>", max_body=2_000) as world:
+        session = await world.open()
+        body = json.dumps({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x" * 3_000}]}).encode()
+        for path, kind in (("chat/completions", "invalid_request_error"), ("messages", "request_too_large")):
+            url = f"{world.proxy.url}/s/{session.key}/v1/{path}"
+            for content in (body, _pieces(body)):
+                refused = await world.http.post(url, content=content)
+                assert refused.status_code == 413
+                assert refused.json()["error"]["type"] == kind
+        assert world.calls(session) == []
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 500):
+        yield body[start : start + 500]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "name"),
+    [
+        ("/v1/models", {}, "data"),
+        ("/v1beta/models", {}, "models"),
+        ("/v1/models", {"x-goog-api-key": "unused"}, "models"),
+    ],
+)
+async def test_models_are_listed_in_the_shape_of_the_client(
+    make_world: MakeWorld, path: str, headers: dict[str, str], name: str
+) -> None:
+    async with make_world() as world:
+        session = await world.open()
+        base = f"{world.proxy.url}/s/{session.key}"
+        listed = (await world.http.get(base + path, headers=headers)).json()
+        (card,) = listed[name]
+        assert card.get("id", card.get("name")) in ("policy", "models/policy")
+        assert (await world.http.get(f"{base}{path}/gemini-2.5-pro", headers=headers)).json() == card
+
+
+async def test_a_key_in_the_query_opens_a_session(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open()
+        url = f"{world.proxy.url}/v1beta/models/m:generateContent?key={session.key}"
+        answered = await world.http.post(url, json={"contents": [{"role": "user", "parts": [{"text": "hi"}]}]})
+        assert answered.status_code == 200

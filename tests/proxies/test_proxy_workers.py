@@ -6,7 +6,7 @@ import pytest
 
 from harnessgym.store.workers import WorkerRow, of_run
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
-from proxies.workers import NoWorker, WorkerTable, connect_upstream
+from proxies.workers import NoWorker, Wanted, WorkerTable, connect_upstream
 from tests.proxies.conftest import MakeWorld
 
 pytestmark = pytest.mark.anyio
@@ -82,14 +82,14 @@ async def test_a_lost_worker_is_suspect_until_it_answers() -> None:
     from harnessgym.errors import UpstreamLost
 
     with pytest.raises(UpstreamLost):
-        async with table.taking(prefix_owner=None, pin=None, min_version=None):
+        async with table.taking(Wanted()):
             raise UpstreamLost("gone")
     with pytest.raises(NoWorker, match="w v0 ready"):
-        async with table.taking(prefix_owner=None, pin=None, min_version=None):
+        async with table.taking(Wanted()):
             pass
     upstream.alive = True
     await asyncio.sleep(0.3)
-    async with table.taking(prefix_owner=None, pin=None, min_version=None) as worker:
+    async with table.taking(Wanted()) as worker:
         assert worker.load == 1
     table.close()
 
@@ -98,5 +98,5 @@ def test_kinds_of_worker() -> None:
     from harnessgym.errors import ConfigError
 
     assert connect_upstream(WorkerRow("w", None, "vllm", "http://127.0.0.1:1", 4, "ready")).version == 4
-    with pytest.raises(ConfigError, match=r"Worker w at .*Known: embedded, vllm"):
+    with pytest.raises(ConfigError, match=r"Worker w at .*Known: embedded, litellm"):
         connect_upstream(WorkerRow("w", None, "nothing", "http://127.0.0.1:1", 4, "ready"))

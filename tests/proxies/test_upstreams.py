@@ -19,8 +19,8 @@ from proxies.upstream import TokenChunk, Upstream
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from proxies.upstreams.vllm import VllmUpstream
 from tests.proxies.conftest import POLICY
+from tests.trainers.conftest import fronted
 from trainers.engine.engine import build_engine
-from trainers.engine.server import create_app
 from trainers.engine.settings import EngineSettings
 from trainers.policy import load_policy
 
@@ -48,14 +48,10 @@ async def upstream(request: pytest.FixtureRequest) -> AsyncIterator[Upstream]:
         return
     torch.set_num_threads(1)
     engine = build_engine(load_policy(POLICY), max_batch=4)
-    engine.start()
-    try:
-        async with served(create_app(engine, EngineSettings(model=POLICY))) as address:
-            client = VllmUpstream(address)
-            yield client
-            client.close()
-    finally:
-        engine.close()
+    with fronted(engine, EngineSettings(model=POLICY, port=0)) as address:
+        client = VllmUpstream(address)
+        yield client
+        client.close()
 
 
 async def collect(upstream: Upstream, sampling: Sampling) -> list[TokenChunk]:

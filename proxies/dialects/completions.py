@@ -1,0 +1,167 @@
+"""OpenAI text completions: a raw prompt in, the text that follows it out. No chat template, no tools, no reasoning."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from proxies import sse
+from proxies.dialect import (
+    Answer,
+    Delta,
+    Event,
+    Finished,
+    FinishReason,
+    ModelRequest,
+    Problem,
+    Route,
+    Stamp,
+    TextDelta,
+    Usage,
+    total_usage,
+)
+from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
+from proxies.dialects.openai_error import ErrorShape
+
+_ASKED = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "seed", "max_tokens", "stop",
+)  # fmt: skip
+_REFUSED = (
+    "echo", "suffix", "prompt_logprobs", "prompt_embeds", "response_format", "structured_outputs", "guided_json",
+    "guided_regex", "guided_choice", "guided_grammar", "truncate_prompt_tokens", "ignore_eos", "min_tokens",
+    "use_beam_search",
+)  # fmt: skip
+_ERRORS = ErrorShape(
+    "prompt",
+    "This model's maximum context length is {max_tokens} tokens, however you requested {tokens} tokens in your prompt. "
+    "Please reduce your prompt; or completion length.",
+)
+_MAX_TOKENS = 16
+"""What the protocol gives those who ask for no length."""
+_MAX_CHOICES = 128
+_MAX_ID = 2**31
+
+
+class Completions:
+    """POST /v1/completions."""
+
+    name = "completions"
+    routes = (Route("POST", "/v1/completions"), Route("POST", "/completions"))
+    tool_call_prefix = "call_"
+
+    def secret(self, headers: Mapping[str, str]) -> str | None:
+        """The bearer token."""
+        return bearer(headers)
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
+        """Read a request. Raises `RequestProblem`."""
+        fields = Fields.parse(body)
+        fields.refuse(_REFUSED)
+        if fields.given("logprobs"):
+            unsupported("logprobs: not supported by this endpoint.")
+        return ModelRequest(
+            model=fields.text("model"),
+            messages=(),
+            prompt=_prompt(fields),
+            max_tokens=fields.count("max_tokens") or _MAX_TOKENS,
+            stop=fields.texts("stop"),
+            n=_choices(fields),
+            stream=fields.flag("stream"),
+            include_usage=fields.child("stream_options").flag("include_usage"),
+            asked=fields.only(_ASKED),
+            headers=public_headers(headers),
+        )
+
+    def render(self, answers: Sequence[Answer], request: ModelRequest) -> bytes:
+        """A `text_completion` object."""
+        del request
+        out = {
+            **_head(Stamp(answers[0].id, answers[0].model, answers[0].created)),
+            "choices": [_choice(index, answer.message.content, answer.finish_reason) for index, answer in enumerate(answers)],
+            "usage": _usage(total_usage([answer.usage for answer in answers])),
+        }
+        return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
+
+    def count(self, tokens: int) -> bytes:
+        """The protocol has no such route."""
+        raise NotImplementedError
+
+    async def stream(
+        self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
+    ) -> AsyncIterator[Event]:
+        """`text_completion` events; the finish reason last, then usage if asked for, then `[DONE]`."""
+        del prompt_tokens  # the protocol tells usage at the end
+        head = {**_head(stamp), **({"usage": None} if request.include_usage else {})}
+        used: list[Usage] = []
+        async for delta in deltas:
+            match delta:
+                case TextDelta(text, choice):
+                    yield Event(sse.encode({**head, "choices": [_choice(choice, text)]}), act=False)
+                case Finished(reason, usage, _, choice):
+                    used.append(usage)
+                    yield Event(sse.encode({**head, "choices": [_choice(choice, "", reason)]}), act=True)
+                case _:
+                    raise TypeError(f"A raw answer is text, it has no {type(delta).__name__}.")
+        if request.include_usage:
+            yield Event(sse.encode({**head, "choices": [], "usage": _usage(total_usage(used))}), act=True)
+        yield Event(sse.DONE, act=True)
+
+    def keepalive(self) -> bytes:
+        """An event-stream comment."""
+        return sse.KEEPALIVE
+
+    def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and `{"error": ...}` body."""
+        return _ERRORS.respond(problem)
+
+    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
+        """A data event with an `error` member, on which clients raise."""
+        return sse.encode({"error": _ERRORS.describe(problem)})
+
+
+def _prompt(fields: Fields) -> str | tuple[int, ...]:
+    """One prompt, text or token ids, be it alone or the only one of a batch."""
+    value = fields.need("prompt")
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            unsupported("prompt: one prompt a request is supported by this endpoint, not a batch of several.")
+        value = value[0]
+    if not value:
+        malformed("prompt: expected text or token ids, at least one.")
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(type(item) is int and 0 <= item < _MAX_ID for item in value):
+        malformed("prompt: expected a string or an array of token ids.")
+    return tuple(value)
+
+
+def _choices(fields: Fields) -> int:
+    n, best_of = fields.count("n") or 1, fields.count("best_of")
+    if n > _MAX_CHOICES:
+        malformed(f"n: expected at most {_MAX_CHOICES}.")
+    if best_of not in (None, n):
+        unsupported("best_of: not supported by this endpoint unless it equals n.")
+    return n
+
+
+def _head(stamp: Stamp) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{stamp.id}",
+        "object": "text_completion",
+        "created": stamp.created,
+        "model": stamp.model,
+        "system_fingerprint": None,
+    }
+
+
+def _choice(index: int, text: str, reason: FinishReason | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
