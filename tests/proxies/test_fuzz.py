@@ -1,0 +1,174 @@
+"""Mutated requests against every protocol: always an answer or the provider's own error, never a 5xx, never a lost commit."""
+
+import contextlib
+import copy
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harnessgym.traces.verify import verify
+from proxies.dialect import ModelRequest, RequestProblem
+from proxies.dialects import DIALECTS, load_dialect
+from tests.proxies.conftest import MakeWorld
+
+SCHEMA = {"type": "object", "properties": {"key": {"type": "string"}}}
+GOOD: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (
+        "/v1/chat/completions",
+        {
+            "model": "m",
+            "messages": [
+                {"role": "system", "content": "s"},
+                {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+                {"role": "assistant", "content": None, "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"key": 1}'}}]},
+                {"role": "tool", "tool_call_id": "c", "content": "done"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "f", "description": "F.", "parameters": SCHEMA}}],
+            "tool_choice": "auto", "max_tokens": 4, "stop": ["x"], "n": 1, "stream": False, "temperature": 1.0,
+            "stream_options": {"include_usage": True}, "response_format": {"type": "text"},
+        },
+    ),
+    "messages": (
+        "/v1/messages",
+        {
+            "model": "m", "max_tokens": 4, "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "tool_use", "id": "t", "name": "f", "input": {"key": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "done"}]},
+            ],
+            "tools": [{"name": "f", "description": "F.", "input_schema": SCHEMA}],
+            "tool_choice": {"type": "auto"}, "stop_sequences": ["x"], "stream": False, "thinking": {"type": "disabled"},
+        },
+    ),
+    "responses": (
+        "/v1/responses",
+        {
+            "model": "m", "instructions": "s", "max_output_tokens": 16,
+            "input": [
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "done"},
+            ],
+            "tools": [
+                {"type": "function", "name": "f", "description": "F.", "parameters": SCHEMA},
+                {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "g", "parameters": SCHEMA}]},
+            ],
+            "tool_choice": "auto", "stream": False, "store": False, "reasoning": {"summary": "auto"},
+            "text": {"format": {"type": "text"}},
+        },
+    ),
+    "gemini": (
+        "/v1beta/models/m:generateContent",
+        {
+            "systemInstruction": {"parts": [{"text": "s"}]},
+            "contents": [
+                {"role": "user", "parts": [{"text": "hi"}]},
+                {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"key": 1}}}]},
+                {"role": "user", "parts": [{"functionResponse": {"name": "f", "response": {"output": "done"}}}]},
+            ],
+            "tools": [{"functionDeclarations": [{"name": "f", "description": "F.", "parameters": SCHEMA}]}],
+            "toolConfig": {"functionCallingConfig": {"mode": "AUTO"}},
+            "generationConfig": {"maxOutputTokens": 4, "stopSequences": ["x"], "temperature": 1.0},
+        },
+    ),
+    "completions": (
+        "/v1/completions",
+        {"model": "m", "prompt": "hi", "max_tokens": 4, "stop": "x", "n": 1, "stream": False, "temperature": 1.0},
+    ),
+}  # fmt: skip
+ODD: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**63, 1e308, float("1e-7"), "", "x", "\ud800", "\x00", "🎉" * 50, [], {}, [[]], [None],
+    {"type": "x"}, {"": {}}, "<|im_end|>", "x" * 5_000, [{}] * 50, "assistant", "resp_x", 0.5,
+)  # fmt: skip
+every_dialect = pytest.mark.parametrize("name", sorted(DIALECTS))
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any, *, drop: bool = False) -> Any:
+    """A copy with another value, or none, in one place."""
+    if not path:
+        return new
+    out = copy.deepcopy(value)
+    at = out
+    for key in path[:-1]:
+        at = at[key]
+    if drop:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = copy.deepcopy(new)
+    return out
+
+
+def test_every_protocol_is_fuzzed() -> None:
+    assert set(GOOD) == set(DIALECTS)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@every_dialect
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_reading_gives_a_request_or_a_problem(name: str, data: st.DataObject) -> None:
+    path, good = GOOD[name]
+    place = data.draw(st.sampled_from(sorted(places(good), key=repr)))
+    body = changed(good, place, data.draw(JSON_VALUES | st.sampled_from(ODD)), drop=bool(place) and data.draw(st.booleans()))
+    raw = json.dumps(body).encode("utf-8", "surrogatepass")
+    with contextlib.suppress(RequestProblem):  # whatever else is raised fails the test
+        assert isinstance(load_dialect(name).parse(raw, {":path": path, ":query": ""}), ModelRequest)
+
+
+@pytest.mark.anyio
+@every_dialect
+async def test_no_request_brings_the_proxy_down(make_world: MakeWorld, name: str) -> None:
+    path, good = GOOD[name]
+    rng = random.Random(7)
+    where = list(places(good))
+    async with make_world("Yes, that is so.<|im_end|>") as world:
+        session = await world.open()
+        url = world.base(session) + path
+        statuses: dict[int, int] = {}
+        for number in range(160):
+            body = good
+            for _ in range(rng.choice((1, 1, 2))):
+                known = [place for place in where if _exists(body, place)]
+                place = rng.choice(known)
+                body = changed(body, place, rng.choice(ODD), drop=bool(place) and rng.random() < 0.2)
+            raw = json.dumps(body).encode("utf-8", "surrogatepass")
+            if number % 8 == 0:
+                cut = rng.randrange(len(raw))
+                raw = raw[:cut] + bytes([rng.randrange(256)]) + raw[cut + rng.randrange(3) :]
+            response = await world.http.post(url, content=raw, headers={"content-type": "application/json"})
+            assert response.status_code < 500, (response.status_code, raw)
+            if response.status_code != 200:
+                assert response.json()["error"]["message"], raw
+            statuses[response.status_code] = statuses.get(response.status_code, 0) + 1
+        assert {200, 400} <= set(statuses)
+        assert all(call.status in ("committed", "delivered", "acknowledged") for call in world.calls(session))
+        sealed = await world.control.seal(session.session_id)
+        assert sealed.calls == len(world.calls(session))
+        assert [finding for finding in verify(world.store).findings if finding.kind != "span_version"] == []
+
+
+def _exists(value: Any, path: tuple[Any, ...]) -> bool:
+    return path in set(places(value))
