@@ -1,16 +1,22 @@
 """Messages, tools and sampling parameters in one form, whichever protocol they came in.
 
 A message's `digest` is its identity for continuation: two messages with equal digests say the same thing to the policy, however
-a client re-serialised them (argument whitespace, `content` null or missing, tool-call ids, cache markers).
+a client re-serialised them (argument whitespace, 1.0 as 1, `content` null or missing, tool-call ids, cache markers).
 """
 
 import hashlib
 import json
+import math
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+_NONCE = "x-anthropic-billing-header:"
+_NONCE_LINE = re.compile(rf"^{_NONCE}[^\n]*\n*", re.MULTILINE)
+_EXACT = 2**53
+"""Integers up to here are the same number in every client; JavaScript rounds larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +33,17 @@ class ToolCall:
         """The arguments as a value; the raw text when it is not JSON."""
         try:
             return json.loads(self.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.arguments
+
+    @property
+    def canonical(self) -> str:
+        """The arguments in a form that equal ones share, however they are written. Nothing is an empty object."""
+        try:
+            value = json.loads(self.arguments or "{}", parse_float=_number, parse_int=_number)
+            return canonical_json({} if value is None else value)
+        except (ValueError, RecursionError):
+            return canonical_json(self.arguments)
 
 
 @dataclass(frozen=True)
@@ -47,10 +62,16 @@ class Message:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what the message says, hex. Ids that the proxy mints and argument formatting do not enter."""
-        calls = [[call.name, canonical_json(call.parsed)] for call in self.tool_calls]
-        said = [self.role, self.content, self.reasoning, calls, *self.images]
+        """Identity of what the message says, hex. Ids that the proxy mints, argument formatting and nonces do not enter."""
+        calls = [[call.name, call.canonical] for call in self.tool_calls]
+        said = [self.role, self.without_nonce().content, self.reasoning, calls, *self.images]
         return hashlib.blake2b(canonical_json(said).encode(), digest_size=16).hexdigest()
+
+    def without_nonce(self) -> "Message":
+        """The message without lines that a harness adds for its provider's accounts and changes from call to call."""
+        if self.role != "system" or _NONCE not in self.content:
+            return self
+        return replace(self, content=_NONCE_LINE.sub("", self.content))
 
     def to_template(self) -> dict[str, Any]:
         """The form chat templates take (Hugging Face / OpenAI), arguments as an object where they parse."""
@@ -109,9 +130,21 @@ class Sampling:
         return self if max_tokens is None else replace(self, max_tokens=min(self.max_tokens, max_tokens))
 
 
+_REMEMBERED = 32
+_CONTEXTS: dict[tuple[int, ...], tuple[tuple[ToolSpec, ...], str]] = {}
+"""Digests by the identity of the tools, which are held so that nothing else gets it: a harness offers the same ones for hours."""
+
+
 def context_digest(tools: tuple[ToolSpec, ...]) -> str:
     """Identity of what frames a conversation besides its messages: the tools offered."""
-    return hashlib.blake2b(canonical_json([tool.to_template() for tool in tools]).encode(), digest_size=16).hexdigest()
+    key = tuple(map(id, tools))
+    known = _CONTEXTS.get(key)
+    if known is None:
+        if len(_CONTEXTS) >= _REMEMBERED:
+            _CONTEXTS.clear()
+        text = canonical_json([tool.to_template() for tool in tools])
+        known = _CONTEXTS[key] = (tools, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+    return known[1]
 
 
 def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:
@@ -126,3 +159,11 @@ def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:
 def canonical_json(value: Any) -> str:
     """JSON text with sorted keys and no spare whitespace."""
     return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+
+
+def _number(digits: str) -> int | float | str:
+    """A JSON number such that equal ones are equal: JavaScript sends 1.0 back as 1, and rounds large integers."""
+    value = float(digits)
+    if not math.isfinite(value):
+        return digits
+    return int(value) if value.is_integer() and abs(value) <= _EXACT else value

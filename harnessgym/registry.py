@@ -10,12 +10,24 @@ from harnessgym.config import nearest
 from harnessgym.errors import ConfigError
 
 Kind = Literal[
-    "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "upstream", "service", "settings"
-]
+    "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
+    "service", "settings",
+]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
     "task_set": {"lookup": "environments.lookup:LookupTasks"},
-    "harness": {"command": "harnessgym.harnesses.command:Command"},
+    "harness": {
+        "claude_code": "harnessgym.harnesses.claude_code:ClaudeCode",
+        "codex": "harnessgym.harnesses.codex:Codex",
+        "command": "harnessgym.harnesses.command:Command",
+        "deepagents": "harnessgym.harnesses.deepagents:DeepAgents",
+        "gemini_cli": "harnessgym.harnesses.gemini_cli:GeminiCli",
+        "mini_swe_agent": "harnessgym.harnesses.mini_swe_agent:MiniSweAgent",
+        "openai_agents": "harnessgym.harnesses.openai_agents:OpenAIAgents",
+        "opencode": "harnessgym.harnesses.opencode:OpenCode",
+        "pi": "harnessgym.harnesses.pi:Pi",
+        "qwen_code": "harnessgym.harnesses.qwen_code:QwenCode",
+    },
     "sandbox": {
         "process": "harnessgym.sandboxes.process:Process",
         "bubblewrap": "harnessgym.sandboxes.bubblewrap:Bubblewrap",
@@ -26,9 +38,26 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
     },
     "grader": {},
-    "dialect": {"chat": "proxies.dialects.chat:Chat", "messages": "proxies.dialects.messages:Messages"},
+    "dialect": {
+        "chat": "proxies.dialects.chat:Chat",
+        "completions": "proxies.dialects.completions:Completions",
+        "gemini": "proxies.dialects.gemini:Gemini",
+        "messages": "proxies.dialects.messages:Messages",
+        "responses": "proxies.dialects.responses:Responses",
+    },
     "parser": {"hermes": "proxies.parsers.hermes:HermesParser"},
-    "upstream": {"embedded": "proxies.upstreams.vllm:VllmUpstream", "vllm": "proxies.upstreams.vllm:VllmUpstream"},
+    "renderer": {
+        "auto": "proxies.renderers.family:AutoRenderer",
+        "family": "proxies.renderers.family:FamilyRenderer",
+        "template": "proxies.renderers.template:TemplateRenderer",
+    },
+    "upstream": {
+        "embedded": "proxies.upstreams.vllm:VllmUpstream",
+        "litellm": "proxies.upstreams.litellm:LitellmUpstream",
+        "scripted": "proxies.upstreams.script:ScriptUpstream",
+        "sglang": "proxies.upstreams.sglang:SglangUpstream",
+        "vllm": "proxies.upstreams.vllm:VllmUpstream",
+    },
     "service": {
         "proxy": "proxies.app:serve",
         "engine": "trainers.engine:serve",

@@ -4,18 +4,18 @@ A plain ASGI application: a framework's routing and request objects cost more th
 """
 
 import hashlib
-import json
 import re
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from starlette.types import Receive, Scope, Send
 
 from harnessgym.store.events import EventRow
-from proxies.connection import Connection, Disconnected
+from proxies.connection import BodyTooLarge, Connection, Disconnected
 from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
+from proxies.model_cards import ModelCards
+from proxies.previous import whole
 from proxies.recorder import Recorder
 from proxies.relay import Arrival, Relay
 from proxies.responder import Responder
@@ -63,7 +63,7 @@ class Gateway:
                     self._patterns.append((route.method, _compile(route.path), _Endpoint(dialect, route.purpose)))
                 else:
                     self._exact[route.method, route.path] = _Endpoint(dialect, route.purpose)
-        self._created = int(time.time())
+        self._cards = ModelCards(relay.limits.model, relay.limits.max_length)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
@@ -85,35 +85,56 @@ class Gateway:
             return await connection.respond(426, {"upgrade": "HTTP/1.1", **_JSON}, b"{}")
         if connection.method == "HEAD" and target.path in ("", "/"):
             return await connection.respond(200, _JSON, b"")
-        session = await self._session(target.key or spoken.secret(connection.headers))
+        headers = {**connection.headers, ":path": target.path, ":query": connection.query.decode("latin-1")}
+        session = await self._session(target.key or spoken.secret(headers))
         try:
-            await self._serve_session(connection, target, endpoint, session)
+            await self._serve_session(connection, target, endpoint, session, headers)
         except RequestProblem as refusal:
             self._refused(session, target, refusal.problem)
             raise
 
     async def _serve_session(
-        self, connection: Connection, target: _Target, endpoint: _Endpoint | None, session: Session
+        self,
+        connection: Connection,
+        target: _Target,
+        endpoint: _Endpoint | None,
+        session: Session,
+        headers: Mapping[str, str],
     ) -> None:
         if endpoint is not None:
-            return await self._call(connection, target, endpoint, session)
-        if connection.method == "GET" and (target.path == "/v1/models" or target.path.startswith("/v1/models/")):
-            return await self._models(connection, one=target.path != "/v1/models")
-        raise RequestProblem(Problem("not_found", f"There is no {connection.method} {target.path} here."))
+            return await self._call(connection, target, endpoint, session, headers)
+        google = "x-goog-api-key" in headers
+        cards = self._cards.answer(target.path, google=google) if connection.method == "GET" else None
+        if cards is None:
+            raise RequestProblem(Problem("not_found", f"There is no {connection.method} {target.path} here."))
+        return await connection.respond(200, _JSON, cards)
 
-    async def _call(self, connection: Connection, target: _Target, endpoint: _Endpoint, session: Session) -> None:
+    async def _call(
+        self, connection: Connection, target: _Target, endpoint: _Endpoint, session: Session, headers: Mapping[str, str]
+    ) -> None:
         dialect = endpoint.dialect
-        body = await connection.body()
-        headers = {**connection.headers, ":path": target.path, ":query": connection.query.decode("latin-1")}
+        body = session.read(dialect.name, await self._body(connection))
         request = dialect.parse(body, headers)
+        if request.previous is not None:
+            request = await whole(
+                request, lambda call_id: self._sessions.earlier(session, call_id, lambda stored: dialect.parse(stored, headers))
+            )
         if endpoint.purpose == "count":
             await connection.respond(200, _JSON, dialect.count(self._relay.count(session, request)))
             return
-        digest = hashlib.blake2b(target.path.encode() + b"\n" + body, digest_size=16).hexdigest()
+        route = target.path.encode() + b"?" + connection.query
+        digest = hashlib.blake2b(route + b"\n" + body, digest_size=16).hexdigest()
         retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         calls = self._relay.calls(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
         responder = Responder(connection, dialect, calls, self._recorder, self._keepalive_s)
         await responder.run(self._relay.limits.grace_s)
+
+    async def _body(self, connection: Connection) -> bytes:
+        limit = self._relay.limits.max_body
+        try:
+            return await connection.body(limit)
+        except BodyTooLarge:
+            raise RequestProblem(Problem("too_large", f"The request body has more than {limit:,} bytes.")) from None
 
     def _refused(self, session: Session, target: _Target, problem: Problem) -> None:
         """Record a refused request, as far as a session's share of such events reaches."""
@@ -131,13 +152,6 @@ class Gateway:
         if session.sealed:
             raise RequestProblem(Problem("sealed", "This session is sealed: its rollout has ended. Do not retry."))
         return session
-
-    async def _models(self, connection: Connection, *, one: bool) -> None:
-        model = self._relay.limits.model
-        card = {"id": model, "object": "model", "created": self._created, "owned_by": "harnessgym"}
-        card |= {"type": "model", "display_name": model, "max_model_len": self._relay.limits.max_length}
-        listing = {"object": "list", "data": [card], "has_more": False, "first_id": model, "last_id": model}
-        await connection.respond(200, _JSON, json.dumps(card if one else listing).encode())
 
     def _find(self, method: str, path: str) -> _Endpoint | None:
         endpoint = self._exact.get((method, path))

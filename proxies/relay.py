@@ -7,6 +7,7 @@ nobody listens ends after a grace time.
 import asyncio
 import logging
 import time
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -16,19 +17,25 @@ from harnessgym.errors import HarnessGymError, StoreError, UpstreamError, Upstre
 from harnessgym.harness import SideCallRule
 from harnessgym.message import Message, context_digest
 from harnessgym.store.agents import AgentRow
+from harnessgym.store.bodies import split_body
 from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
 from harnessgym.store.tables import new_id
-from harnessgym.tokens import hash_ids, spans_of
+from harnessgym.store.workers import WorkerRow
+from harnessgym.tokens import TokenArray, hash_ids, spans_of
 from proxies.call import Call, Sampled
 from proxies.constraints import constrained
 from proxies.continuation import Prompt, continue_from
 from proxies.dialect import Answer, Finished, FinishReason, ModelRequest, Problem, RequestProblem, Stamp, Usage
 from proxies.feed import Feed
 from proxies.language import Language
+from proxies.parsers.raw import RawParser
+from proxies.raw_prompt import RawPrompts, raw_chain
 from proxies.recorder import Recorder
 from proxies.session import Session, answer_digest
 from proxies.side_calls import classify
-from proxies.workers import NoWorker, Worker, WorkerTable
+from proxies.text_upstream import TextCall, TextRefusal, TextUpstream
+from proxies.upstream import Upstream
+from proxies.workers import NoWorker, Wanted, WorkerTable
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +54,8 @@ class RelayLimits:
     max_in_flight: int
     grace_s: float
     """How long a call runs on after its last client left."""
+    max_body: int = 64 << 20
+    """Bytes of a request's body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class Relay:
     def __init__(self, recorder: Recorder, workers: WorkerTable, language: Language, limits: RelayLimits) -> None:
         self.limits, self.workers, self.recorder = limits, workers, recorder
         self._language = language
+        self._raw = RawPrompts(language)
         self.in_flight = 0
         self.started = 0
         self.tokens = 0
@@ -97,6 +107,8 @@ class Relay:
         return len(self._prompt(session, request, self._chain(session, request)).ids)
 
     def _constrained(self, session: Session, request: ModelRequest) -> ModelRequest:
+        if self.workers.speaks(session.options.upstream):
+            return request
         return constrained(request, session.options.constraints, sees_images=self._language.sees_images)
 
     async def close(self, sessions: Sequence[Session]) -> None:
@@ -127,10 +139,16 @@ class Relay:
 
     @staticmethod
     def _chain(session: Session, request: ModelRequest) -> list[str]:
+        if request.prompt is not None:
+            return raw_chain(request.prompt)
         return session.forest.chain(context_digest(request.tools), request.messages)
 
     def _prompt(self, session: Session, request: ModelRequest, chain: Sequence[str]) -> Prompt:
-        prompt = continue_from(session.forest, session.heads, chain, request, self._language, session.row.history)
+        if request.prompt is not None:
+            prompt = self._raw.prompt(session.forest, session.heads, request, session.row.history)
+        else:
+            known = session.conversations
+            prompt = continue_from(session.forest, session.heads, known, chain, request, self._language, session.row.history)
         self._check_length(prompt)
         return prompt
 
@@ -247,6 +265,8 @@ class Relay:
         )
 
     def _feed(self, call: Call) -> Feed:
+        if call.request.prompt is not None:
+            return Feed(call, RawParser(self._language.renderer.written, stop_token_ids=self._language.stop_token_ids))
         tools = bool(call.request.tools) and call.request.tool_choice != "none"
         return Feed(call, self._language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
 
@@ -286,12 +306,11 @@ class Relay:
                 call.sampled.finish_reason = "length"
                 return
             try:
-                async with self.workers.taking(
-                    prefix_owner=self._owner(session, call),
-                    pin=session.row.version_pin,
-                    min_version=session.row.limits.get("min_version"),
-                ) as worker:
-                    await self._sample_at(worker, call, feed)
+                async with self.workers.taking(self._wanted(session, call)) as worker:
+                    if isinstance(worker.upstream, TextUpstream):
+                        await self._hear(session, worker.row.id, worker.upstream, call, feed)
+                    else:
+                        await self._sample_at(worker.row, worker.upstream, call, feed)
             except UpstreamLost as error:
                 attempts += 1
                 if isinstance(error, NoWorker) or attempts == _ATTEMPTS:
@@ -299,36 +318,51 @@ class Relay:
             else:
                 return
 
-    async def _sample_at(self, worker: Worker, call: Call, feed: Feed) -> None:
+    async def _sample_at(self, worker: WorkerRow, upstream: Upstream, call: Call, feed: Feed) -> None:
         sampled, before = call.sampled, len(call.sampled.ids)
-        sampled.worker = worker.row.id
+        sampled.worker = worker.id
         given = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
         sampling = call.sampling.limited(call.sampling.max_tokens - before)
         if before and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + before)
-        salt = f"{self.limits.run_id}:{worker.row.version}"
-        async with aclosing(worker.upstream.generate(given, sampling, salt=salt)) as chunks:
+        salt = f"{self.limits.run_id}:{worker.version}"
+        async with aclosing(upstream.generate(given, sampling, salt=salt)) as chunks:
             async for chunk in chunks:
                 sampled.take(chunk)
                 feed.add(chunk.ids)
                 if chunk.finish_reason == "abort":
-                    raise UpstreamLost(f"Worker {worker.row.id} aborted the sequence.")
+                    raise UpstreamLost(f"Worker {worker.id} aborted the sequence.")
                 if chunk.finish_reason is not None:
                     call.interruptible = False
                     sampled.end(chunk, len(given), len(sampled.ids) - before)
                     return
-        raise UpstreamLost(f"Worker {worker.row.id} ended its answer without a finish reason.")
+        raise UpstreamLost(f"Worker {worker.id} ended its answer without a finish reason.")
+
+    async def _hear(self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: Feed) -> None:
+        """Let an outside model answer."""
+        call.sampled.worker = worker_id
+        prompt, timeout_s = tuple(call.prompt.ids), session.options.answer_timeout_s
+        asked = TextCall(call.id, session.row.id, call.ordinal, call.request, prompt, call.sampling, self._language, timeout_s)
+        answer = await upstream.complete(asked)
+        call.interruptible = False
+        call.sampled.hear(answer, self._language)
+        feed.add(call.sampled.ids)
 
     @staticmethod
-    def _owner(session: Session, call: Call) -> str | None:
-        return None if call.prompt.parent is None else session.workers.get(call.prompt.parent.segment_id)
+    def _wanted(session: Session, call: Call) -> Wanted:
+        parent = call.prompt.parent
+        return Wanted(
+            upstream=session.options.upstream,
+            prefix_owner=None if parent is None else session.workers.get(parent.segment_id),
+            pin=session.row.version_pin,
+            min_version=session.row.limits.get("min_version"),
+        )
 
     async def _commit(self, session: Session, call: Call, feed: Feed, status: CallStatus, started: float) -> None:
         sampled, message = call.sampled, feed.finish()
         usage = Usage(call.prompt_len, len(sampled.ids), sampled.cached_tokens)
-        segment = Segment(
-            new_id(), session.row.id, "completion", call.prompt_segment, tuple(sampled.ids), tuple(sampled.logprobs)
-        )
+        logprobs = None if sampled.text_only else array("f", sampled.logprobs)
+        segment = Segment(new_id(), session.row.id, "completion", call.prompt_segment, TokenArray(sampled.ids), logprobs)
         digest = answer_digest(call.chain, message)
         outcome = CallOutcome(
             call_id=call.id,
@@ -341,6 +375,7 @@ class Relay:
             usage=asdict(usage),
             timings=_timings(sampled, started),
             status=status,
+            body=None if sampled.body is None else split_body(sampled.body),
         )
         await self.recorder.finish(outcome)
         self.tokens += len(sampled.ids)
@@ -368,7 +403,8 @@ class Relay:
             session.stale = True
             log.exception("The failure of call %s could not be recorded.", call.id)
         early = isinstance(error, UpstreamLost) and not call.sampled.ids
-        call.settle(problem=Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None))
+        problem = Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None)
+        call.settle(problem=error.problem if isinstance(error, TextRefusal) else problem)
         if not isinstance(error, UpstreamError):
             log.error("Call %s failed: %s", call.id, text)
 

@@ -23,8 +23,11 @@ from harnessgym.store.trace_store import TraceStore
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.forest import Forest
 from proxies.call import Call
-from proxies.dialect import Problem
+from proxies.conversations import Conversations
+from proxies.dialect import ModelRequest, Problem
 from proxies.lineage import Lineages
+from proxies.previous import not_found, response_id
+from proxies.reading import BodyReader
 
 ReadAnswer = Callable[[TokenIds], Message]
 """Sampled tokens to the message they say."""
@@ -47,6 +50,8 @@ class Session:
     next_ordinal: int = 0
     heads: set[str] = field(default_factory=set)
     """Digests of every leading part of every request so far."""
+    conversations: Conversations = field(default_factory=Conversations)
+    """What the latest calls were asked."""
     live: dict[str, Call] = field(default_factory=dict)
     """Calls in flight by id."""
     recent: "deque[Call]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -58,12 +63,15 @@ class Session:
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)
     """Completion segment to the worker that sampled it and has its prefix cached."""
+    completions: dict[str, str] = field(default_factory=dict)
+    """Call to the segment that it sampled."""
     tokens: int = 0
     """Tokens sampled and committed."""
     refusals: int = 0
     """Refused requests that are recorded as events; their number is bounded."""
     prompts: dict[str, int] = field(default_factory=dict)
     """How often each prompt segment was asked."""
+    _readers: dict[str, BodyReader] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: SessionRow) -> "Session":
@@ -97,11 +105,19 @@ class Session:
             if call.status in ("intent", "committed", "undelivered"):
                 session.unanswered.setdefault(call.request_digest, deque()).append(call)
             if call.completion_segment is not None and call.answer_digest is not None:
+                session.completions[call.id] = call.completion_segment
                 answer = read(session.forest.segments[call.completion_segment].ids)
                 session.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.lineages.end(call.id, answer)
+                session.conversations.ended(call.id, call.finish_reason or "")
                 session.heads.add(call.answer_digest)
         return session
+
+    def read(self, dialect: str, body: bytes) -> bytes:
+        """A request's body, with what was read of it."""
+        if dialect not in self._readers:
+            self._readers[dialect] = BodyReader()
+        return self._readers[dialect].read(body)
 
     def limit_reached(self, new_calls: int) -> Problem | None:
         """The budget that leaves no room for so many more calls; None if there is room."""
@@ -155,6 +171,8 @@ class Session:
     def remember(self, call: Call, chain: Sequence[str]) -> None:
         """A call of this session begins."""
         self.heads.update(chain)
+        parent = call.prompt.parent
+        self.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
         self.live[call.id] = call
         self.recent.append(call)
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
@@ -164,8 +182,10 @@ class Session:
         self.forest.graft(call.id, segment, answer_digest)
         self.forest.add_replays(call.chain, answer, answer_digest)
         self.lineages.end(call.id, answer)
+        self.conversations.answer(call.id, answer, call.sampled.finish_reason)
         self.heads.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
+        self.completions[call.id] = segment.id
         self.tokens += len(segment.ids)
 
 
@@ -197,6 +217,21 @@ class SessionTable:
         """A session by id, for the control routes."""
         found = self._by_id.get(session_id)
         return found if found is not None else await self._load(session_id, lambda: self._read_session(session_id=session_id))
+
+    async def earlier(
+        self, session: Session, call_id: str, parse: Callable[[bytes], ModelRequest]
+    ) -> tuple[ModelRequest, Message]:
+        """What a committed call of a session was asked and answered. Raises `RequestProblem` if there is no such call."""
+        recent = next((call for call in session.recent if call.id == call_id and call.answer is not None), None)
+        if recent is not None and recent.answer is not None:
+            return recent.request, recent.answer.message
+        segment = session.completions.get(call_id)
+        body = None
+        if segment is not None:
+            body = await asyncio.to_thread(self._store.read, lambda conn: calls.body_of(conn, call_id))
+        if segment is None or body is None:
+            raise not_found(response_id(call_id))
+        return parse(body), self._read(session.forest.segments[segment].ids)
 
     def open(self) -> list[Session]:
         """Sessions in memory."""

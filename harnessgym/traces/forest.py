@@ -14,7 +14,12 @@ from harnessgym.errors import TraceError
 from harnessgym.message import Message, chain_digests
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.tables import new_id
-from harnessgym.tokens import hash_ids, pack_ids
+from harnessgym.tokens import TokenArray, hash_ids, pack_ids
+
+_CONVERSATIONS = 4
+"""Requests that are remembered, so that one which goes on from one of them costs what it adds: sub-agents take turns."""
+
+_THINK, _THINK_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,22 @@ class _End:
     """Hash state after those tokens; copied, never updated."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """The leading part of a request whose digests are settled: every answer in it is one of ours."""
+
+    context: str
+    messages: tuple[Message, ...]
+    digests: list[str]
+
+    def shared(self, context: str, messages: Sequence[Message]) -> int:
+        """How many leading messages another request has too: the very same objects, so that this costs next to nothing."""
+        if context != self.context:
+            return 0
+        pairs = zip(self.messages, messages, strict=False)
+        return next((at for at, (one, other) in enumerate(pairs) if one is not other), min(len(self.messages), len(messages)))
+
+
 @dataclass
 class Forest:
     """Segments by id, and indexes to find where a prompt attaches. Paths are as long as a conversation; nothing recurses."""
@@ -55,6 +76,10 @@ class Forest:
     """Length of a whole path, then its hash, to the completion segment it ends in."""
     _prompts: dict[tuple[str | None, str], str] = field(default_factory=dict)
     """(parent, hash of ids) to prompt segment."""
+    _chains: list[_Chain] = field(default_factory=list)
+    """Of the newest requests."""
+    _walked: tuple[str, TokenArray] = ("", TokenArray())
+    """The segment that `ids` was last asked for, and its answer."""
 
     @classmethod
     def load(cls, session_id: str, segments: Iterable[Segment], calls: Iterable[RecordedCall]) -> "Forest":
@@ -69,13 +94,24 @@ class Forest:
 
     def chain(self, context: str, messages: Sequence[Message]) -> list[str]:
         """`chain_digests`, except that an answer of ours counts as itself in every form in which a client may replay it."""
-        chain, out = context, []
-        for message in messages:
+        known, shared = self._known_chain(context, messages)
+        out = known.digests[:shared]
+        chain = out[-1] if out else context
+        for message in messages[shared:]:
             parent, chain = chain, chain_digests(chain, (message,))[0]
             if message.role == "assistant" and chain not in self._answers:
-                chain = self._aliases.get(chain_digests(parent, (_trimmed(message),))[0], chain)
+                chain = self._aliases.get(chain_digests(parent, (replay_form(message),))[0], chain)
             out.append(chain)
+        foreign = (at for at in range(shared, len(out)) if messages[at].role == "assistant" and out[at] not in self._answers)
+        settled = next(foreign, len(out))
+        others = [other for other in self._chains if other is not known or shared < len(other.messages)]
+        self._chains = [_Chain(context, tuple(messages[:settled]), out[:settled]), *others[: _CONVERSATIONS - 1]]
         return out
+
+    def _known_chain(self, context: str, messages: Sequence[Message]) -> "tuple[_Chain, int]":
+        """The earlier request with the longest leading part in common, and how long that is."""
+        found = ((known, known.shared(context, messages)) for known in self._chains)
+        return max(found, key=lambda pair: pair[1], default=(_Chain(context, (), []), 0))
 
     def attach(self, chain: Sequence[str]) -> Attachment | None:
         """The longest leading part of a request (its `chain`) that ends in an answer of ours."""
@@ -99,7 +135,7 @@ class Forest:
         known = self._prompts.get((parent_id, hash_ids(ids)))
         if known is not None:
             return self.segments[known], False
-        segment = Segment(new_id(), self.session_id, "prompt", parent_id, tuple(ids))
+        segment = Segment(new_id(), self.session_id, "prompt", parent_id, TokenArray(ids))
         self._add(segment)
         return segment, True
 
@@ -117,9 +153,10 @@ class Forest:
         self._index(call_id, segment, answer_digest)
 
     def add_replays(self, parent_chain: str, answer: Message, answer_digest: str) -> None:
-        """Recognise an answer also as clients replay it: without its reasoning, with surrounding whitespace trimmed."""
-        for form in (_trimmed(answer), _trimmed(replace(answer, reasoning=""))):
-            self._aliases[chain_digests(parent_chain, (form,))[0]] = answer_digest
+        """Recognise an answer also as clients replay it: see `replay_form`; and without its reasoning."""
+        form = replay_form(answer)
+        for replayed in (form, replay_form(replace(form, reasoning=""))):
+            self._aliases[chain_digests(parent_chain, (replayed,))[0]] = answer_digest
 
     def path(self, segment_id: str) -> list[Segment]:
         """Segments from the root to one, in order."""
@@ -129,11 +166,16 @@ class Forest:
             at = self.segments[at.parent_id] if at.parent_id is not None else None
         return out[::-1]
 
-    def ids(self, segment_id: str) -> list[int]:
+    def ids(self, segment_id: str) -> TokenArray:
         """All token ids from the root through a segment."""
-        out: list[int] = []
-        for segment in self.path(segment_id):
+        (walked, known), behind, at = self._walked, list[Segment](), self.segments.get(segment_id)
+        while at is not None and at.id != walked:
+            behind.append(at)
+            at = self.segments[at.parent_id] if at.parent_id is not None else None
+        out = TokenArray(known if at is not None else ())
+        for segment in reversed(behind):
             out.extend(segment.ids)
+        self._walked = (segment_id, TokenArray(out))
         return out
 
     def length(self, segment_id: str) -> int:
@@ -169,8 +211,15 @@ class Forest:
         self._paths.setdefault(end.length, {})[end.hasher.hexdigest()] = segment.id
 
 
-def _trimmed(message: Message) -> Message:
-    return replace(message, content=message.content.strip(), reasoning=message.reasoning.strip())
+def replay_form(message: Message) -> Message:
+    """What the ways have in common in which clients send an answer back.
+
+    Surrounding whitespace does not count, and reasoning may stand in the content, in front of the text.
+    """
+    content, reasoning = message.content.strip(), message.reasoning.strip()
+    if not reasoning and content.startswith(_THINK) and _THINK_END in content:
+        reasoning, _, content = content.removeprefix(_THINK).partition(_THINK_END)
+    return replace(message, content=content.strip(), reasoning=reasoning.strip())
 
 
 _ROOT = _End(0, xxhash.xxh3_128())

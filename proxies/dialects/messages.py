@@ -30,8 +30,6 @@ from proxies.dialects.conversation import merge_systems
 
 _ASKED = ("temperature", "top_p", "top_k", "max_tokens", "stop_sequences", "thinking", "output_config")
 _REFUSED = ("mcp_servers", "container")
-_BILLING = "x-anthropic-billing-header:"
-"""Claude Code's first system block begins so; it is a nonce and says nothing to the model."""
 _RAW_ARGUMENTS = "_raw_arguments"
 """Stands for arguments that are no JSON object, which the protocol cannot carry."""
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -212,7 +210,6 @@ def _check_edits(fields: Fields) -> None:
 def _system(fields: Fields) -> list[Message]:
     value = fields.raw.get("system")
     texts = [value] if isinstance(value, str) else [_text(block) for block in fields.children("system")]
-    texts = [text for text in texts if not text.startswith(_BILLING)]
     return [Message("system", "\n".join(texts))] if any(texts) else []
 
 

@@ -19,7 +19,9 @@ from harnessgym.message import Message, ToolCall, ToolSpec, context_digest
 from proxies.detokenizer import TokenTable
 from proxies.dialect import Problem, RequestProblem
 from proxies.renderers.environment import template_environment
+from proxies.renderers.literals import Literals
 
+_SETTINGS = 64
 _MARK = "hgmark7c1e"
 """The made-up answer; no template writes it."""
 
@@ -35,7 +37,8 @@ class _Setting:
 class TemplateRenderer:
     """One model folder's chat template and tokenizer.
 
-    `stop_token_ids` end an assistant turn. `opens_reasoning` says that the generation prompt ends inside a `<think>`.
+    `stop_token_ids` end an assistant turn. `opens_reasoning` says that the generation prompt ends inside a `<think>`. `bos` is
+    the token that a raw text begins with, if the tokenizer adds one.
     """
 
     def __init__(
@@ -51,12 +54,17 @@ class TemplateRenderer:
             self._template = template_environment(datetime.now(UTC)).from_string(template)
         except TemplateError as error:
             raise PolicyError(f"{where}: the chat template does not compile: {error}.") from error
+        self._known_settings: dict[tuple[_Setting, str], tuple[str, str]] = {}
         self._proofs: dict[tuple[object, ...], bool | None] = {}
         self._turn_ends = {calls: self._turn_end(calls) for calls in (0, 1)}
         known = [token for token in self._turn_ends.values() if token is not None]
         eos = tokenizer.token_to_id(self.tokens.get("eos_token", ""))
         self.stop_token_ids: tuple[int, ...] = tuple(sorted({*known, *([] if eos is None else [eos])}))
-        self.opens_reasoning = self._prompt_tail().rstrip().endswith("<think>")
+        prompt = self._smallest_prompt()
+        self.opens_reasoning = prompt.rstrip().endswith("<think>")
+        self._literals = Literals(tokenizer, prompt + "".join(self.tokens.values()))
+        bos = tokenizer.token_to_id(self.tokens.get("bos_token", ""))
+        self.bos: int | None = bos if tokenizer.encode("", add_special_tokens=True).ids[:1] == [bos] else None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "TemplateRenderer":
@@ -74,6 +82,8 @@ class TemplateRenderer:
         if not template:
             raise PolicyError(f"{folder}: there is no chat template; add chat_template.jinja.")
         renderer = cls(tokenizer, template, _special_tokens(config), str(folder))
+        if config.get("add_bos_token") is not None:
+            renderer.bos = tokenizer.token_to_id(renderer.tokens.get("bos_token", "")) if config["add_bos_token"] else None
         ends = generation.get("eos_token_id")
         more = ends if isinstance(ends, list) else [] if ends is None else [ends]
         renderer.stop_token_ids = tuple(sorted({*renderer.stop_token_ids, *more}))
@@ -82,7 +92,7 @@ class TemplateRenderer:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """The prompt. Raises `RequestProblem` for a conversation that the template refuses."""
         try:
-            return self._encode(self.text(messages, tools))
+            return self._literals.encode(self._marked(messages, tools))
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestProblem(
                 Problem("unsupported", f"The model's chat template refuses this conversation: {error}")
@@ -92,7 +102,7 @@ class TemplateRenderer:
         """The tokens to append to `ids`; None if the turn was cut off or the template cannot be continued."""
         answered = _leading_results(new_messages)
         end = self._turn_ends[min(answered, 1)]
-        if not ids or end is None or ids[-1] != end or not new_messages:
+        if not ids or end is None or ids[-1] not in {end, *self.stop_token_ids} or not new_messages:
             return None
         kinds = tuple((message.role, bool(message.tool_calls), bool(message.reasoning)) for message in new_messages)
         key = (kinds, context_digest(tuple(tools)))
@@ -105,30 +115,66 @@ class TemplateRenderer:
         if suffix is None:
             return None
         # Encoded behind the end of turn: an added token splits the text, so nothing before it has an influence.
-        encoded = self._encode(self.decode([end]) + suffix)
-        return encoded[1:] if encoded[:1] == [end] else None
+        encoded = self._literals.encode(self.decode([end]) + suffix)
+        if encoded[:1] != [end]:
+            return None
+        # A turn may end in the very token that opens the next one.
+        return encoded[2:] if ids[-1] != end and encoded[1:2] == [ids[-1]] else encoded[1:]
+
+    def write(self, answer: Message | str) -> list[int] | None:
+        """The tokens of a turn that says this; None if the template does not put it behind its generation prompt."""
+        calls = 0 if isinstance(answer, str) else min(len(answer.tool_calls), 1)
+        token = self._turn_ends[calls]
+        if token is None:
+            return None
+        end = self.decode([token])
+        if isinstance(answer, str):
+            return self.encode(answer + end)
+        before = [Message("user", "a")]
+        try:
+            prompt, whole = self.text(before), self.text([*before, answer], generate=False)
+        except (TemplateError, TypeError, ValueError):
+            return None
+        said, found, _ = whole.removeprefix(prompt).rpartition(end)
+        return self.encode(said + end) if found and whole.startswith(prompt) else None
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True) -> str:
         """The prompt as text; `generate` opens the next assistant turn."""
-        return self._template.render(
-            **self.tokens,
-            messages=[message.to_template() for message in messages],
-            tools=[tool.to_template() for tool in tools] or None,
-            documents=None,
-            add_generation_prompt=generate,
-        )
+        return self._fill([message.to_template() for message in messages], [tool.to_template() for tool in tools], generate)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, control tokens included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
-    def _encode(self, text: str) -> list[int]:
+    def opening(self, text: str) -> tuple[int, ...]:
+        """The token of the beginning of a text, if the tokenizer adds one and the text does not begin with it."""
+        return () if self.bos is None or text.startswith(self.tokens["bos_token"]) else (self.bos,)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of text; nothing is added."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _prompt_tail(self) -> str:
-        user = [Message("user", _MARK)]
+    def written(self, ids: Sequence[int]) -> bytes:
+        """The bytes of token ids, control tokens included."""
+        return b"".join([self.table[token] for token in ids])
+
+    def _marked(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generate: bool = True) -> str:
+        """The prompt as text in which quoted control tokens are marked, unless the template takes offence at the marks."""
+        given, offered = [message.to_template() for message in messages], [tool.to_template() for tool in tools]
+        plain, marked = self._fill(given, offered, generate), (self._literals.mark(given), self._literals.mark(offered))
+        if marked == (given, offered):
+            return plain
+        text = self._fill(*marked, generate)
+        return text if self._literals.unmark(text) == plain else plain
+
+    def _fill(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generate: bool) -> str:
+        return self._template.render(
+            **self.tokens, messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate
+        )
+
+    def _smallest_prompt(self) -> str:
         try:
-            return self.text(user).rpartition(_MARK)[2]
+            return self.text([Message("user", _MARK)])
         except (TemplateError, TypeError, ValueError):
             return ""
 
@@ -140,7 +186,7 @@ class TemplateRenderer:
         except (TemplateError, TypeError, ValueError):
             return None
         added = self.tokenizer.get_added_tokens_decoder()
-        ends = [token for token in self._encode(tail) if token in added and added[token].special]
+        ends = [token for token in self.encode(tail) if token in added and added[token].special]
         return ends[0] if ends else None
 
     def _prove(self, new: Sequence[Message], tools: Sequence[ToolSpec], answered: int) -> bool | None:
@@ -155,6 +201,16 @@ class TemplateRenderer:
             return None
         return {self._suffix(setting, new, ()) for setting in settings} != suffixes
 
+    def _setting_texts(self, setting: _Setting, tools: Sequence[ToolSpec]) -> tuple[str, str]:
+        """A setting before its turn and with it; most requests are continued in the same few."""
+        key = (setting, context_digest(tuple(tools)))
+        if key not in self._known_settings:
+            if len(self._known_settings) >= _SETTINGS:
+                self._known_settings.clear()
+            before = self._marked(setting.before, tools, generate=False)
+            self._known_settings[key] = (before, self._marked([*setting.before, setting.turn], tools, generate=False))
+        return self._known_settings[key]
+
     def _suffix(self, setting: _Setting, new: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
         """What follows the end of the setting's turn; None if the template writes anything before that turn differently."""
         token = self._turn_ends[min(len(setting.turn.tool_calls), 1)]
@@ -162,9 +218,8 @@ class TemplateRenderer:
             return None
         end = self.decode([token])
         try:
-            before = self.text(setting.before, tools, generate=False)
-            ended = self.text([*setting.before, setting.turn], tools, generate=False)
-            full = self.text([*setting.before, setting.turn, *new], tools)
+            before, ended = self._setting_texts(setting, tools)
+            full = self._marked([*setting.before, setting.turn, *new], tools)
         except (TemplateError, TypeError, ValueError):
             return None
         if not ended.startswith(before) or not full.startswith(before):

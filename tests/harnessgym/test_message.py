@@ -50,6 +50,44 @@ def test_calls_differ_by_name_arguments_and_order():
     assert len({Message("assistant", tool_calls=form).digest for form in forms}) == len(forms)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ('{"x": 1.0}', '{"x":1}'),
+        ('{"x": [2e3, -0.0]}', '{"x": [2000, 0]}'),
+        ('{"x": 12345678901234567890}', '{"x": 12345678901234567000}'),
+        ('{"x": 0.10}', '{"x": 0.1}'),
+        ("{}", ""),
+        ("{}", "null"),
+    ],
+)
+def test_numbers_and_nothing_are_as_clients_of_any_language_write_them(one, other):
+    assert asking(one).digest == asking(other).digest
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("1", "2"), ("1", "true"), ("1", '"1"'), ("0", "null"), ("0.1", "0.2"), ("[]", "{}")]
+)
+def test_other_values_stay_apart(one, other):
+    assert asking(f'{{"x": {one}}}').digest != asking(f'{{"x": {other}}}').digest
+
+
+def test_arguments_nested_beyond_reason_stay_text():
+    deep = '{"x": ' + "[" * 100_000
+    assert ToolCall("1", "f", deep).parsed == deep
+    assert asking(deep).digest != asking("{}").digest
+
+
+def test_a_billing_line_is_no_part_of_what_is_said():
+    lines = [f"x-anthropic-billing-header: cc_version=2.1; cch={nonce};\n\nBe brief." for nonce in ("a", "b")]
+    one, two = (Message("system", line) for line in lines)
+    assert one.digest == two.digest == Message("system", "Be brief.").digest
+    assert one.without_nonce() == Message("system", "Be brief.")
+    quoted = Message("user", lines[0])
+    assert quoted.without_nonce() is quoted
+    assert quoted.digest != Message("user", lines[1]).digest
+
+
 def test_arguments_that_are_no_json_stay_text():
     assert ToolCall("1", "f", '{"x').parsed == '{"x'
     assert ToolCall("1", "f", '{"x": [1]}').parsed == {"x": [1]}

@@ -26,10 +26,12 @@ class Talk:
         self.prompts: list[Prompt] = []
         self.sampled: list[list[int]] = []
 
-    def call(self, messages: Sequence[Json], sampled: Sequence[int], tools: Sequence[Json] = ()) -> Message:
+    def call(
+        self, messages: Sequence[Json], sampled: Sequence[int], tools: Sequence[Json] = (), finish_reason: str = "stop"
+    ) -> Message:
         """Ask over the wire form of chat completions; the policy samples these tokens."""
         request = Chat().parse(json.dumps({"model": "m", "messages": list(messages), "tools": list(tools)}).encode(), {})
-        return self.ask(request, sampled)
+        return self.ask(request, sampled, finish_reason)
 
     def ask(self, request: ModelRequest, sampled: Sequence[int], finish_reason: str = "stop") -> Message:
         """Ask; the policy samples these tokens."""

@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxies.dialects.chat import Chat
 from proxies.language import Language
 from tests.proxies.talk import Json, Talk, replay, result, system, tool, user
 
@@ -65,40 +66,34 @@ def javascript(value: Any) -> Any:
 def replayed(draw: st.DrawFn, said: Json) -> Json:
     """An answer as one of many clients sends it back."""
     out = dict(said)
-    reasoning = out.pop("reasoning_content", None)
-    match draw(st.sampled_from(["whole", "dropped", "other field", "trimmed", "inline"])):
-        case "whole" if reasoning:
-            out["reasoning_content"] = reasoning
-        case "other field" if reasoning:
-            out["reasoning"] = reasoning
-        case "trimmed" if reasoning:
-            out["reasoning_content"] = reasoning.strip()
-        case "inline" if reasoning and "</think>" not in reasoning and reasoning.strip():
+    how = draw(st.sampled_from(["whole", "dropped", "other field", "trimmed", "inline"]))
+    if reasoning := out.pop("reasoning_content", ""):
+        kept = {"whole": reasoning, "trimmed": reasoning.strip()}
+        out |= {"reasoning_content": kept[how]} if how in kept else {"reasoning": reasoning} if how == "other field" else {}
+        if how == "inline" and "</think>" not in reasoning and reasoning.strip():
             out["content"] = f"<think>\n{reasoning}\n</think>\n\n{out['content']}"
-    match draw(st.sampled_from(["whole", "stripped", "spaced", "parts"])):
-        case "stripped":
-            out["content"] = out["content"].strip()
-        case "spaced":
-            out["content"] = f"\n{out['content']} "
-        case "parts":
-            out["content"] = [{"type": "text", "text": out["content"]}]
-    if out["content"] == "" and "tool_calls" in out:
-        match draw(st.sampled_from(["empty", "null", "missing"])):
-            case "null":
-                out["content"] = None
-            case "missing":
-                del out["content"]
+    text = out["content"]
+    forms = [text, text.strip(), f"\n{text} ", [{"type": "text", "text": text}]]
     if "tool_calls" in out:
-        out["tool_calls"] = [{**call, "function": {**call["function"]}} for call in out["tool_calls"]]
-        how, renamed = draw(st.sampled_from(["whole", "tight", "javascript"])), draw(st.booleans())
-        for number, call in enumerate(out["tool_calls"]):
-            function = call["function"]
+        out["tool_calls"] = draw(recalled(out["tool_calls"]))
+        forms = forms if text else [text, None, "missing"]
+    out["content"] = draw(st.sampled_from(forms))
+    if not text and out["content"] == "missing":
+        del out["content"]
+    return out
+
+
+@st.composite
+def recalled(draw: st.DrawFn, calls: list[Json]) -> list[Json]:
+    """Tool calls as one of many clients sends them back: written anew, their numbers JavaScript's, their ids its own."""
+    how, renamed, out = draw(st.sampled_from(["whole", "tight", "javascript"])), draw(st.booleans()), list[Json]()
+    for number, call in enumerate(calls):
+        function = dict(call["function"])
+        if how != "whole":
             value = json.loads(function["arguments"])
-            if how != "whole":
-                value = javascript(value) if how == "javascript" else value
-                function["arguments"] = json.dumps(value, separators=(",", ":"), ensure_ascii=how == "tight")
-            if renamed:
-                call["id"] = f"functions.find:{number}"
+            value = javascript(value) if how == "javascript" else value
+            function["arguments"] = json.dumps(value, separators=(",", ":"), ensure_ascii=how == "tight")
+        out.append({**call, "id": f"functions.find:{number}" if renamed else call["id"], "function": function})
     return out
 
 
@@ -153,8 +148,6 @@ def test_an_unbroken_call_costs_what_it_adds() -> None:
     talk = Talk(LANGUAGE)
     messages: list[Json] = [system("Use the tools."), user("Begin.")]
     sampled, seconds = talk.encode(f"one{END}"), []
-    from proxies.dialects.chat import Chat
-
     parsed = Chat().parse(json.dumps({"model": "m", "messages": messages}).encode(), {})
     for _ in range(400):
         begun = time.perf_counter()

@@ -60,7 +60,7 @@ def test_a_conversation() -> None:
     ]
     system = [text("x-anthropic-billing-header: cc_version=2.1.197.2bb;"), text("One.", **CACHE), text("Two.")]
     request = parse(system=system, messages=turns)
-    assert request.messages == (
+    assert tuple(message.without_nonce() for message in request.messages) == (
         Message("system", "One.\nTwo."),
         Message("user", "a\nb"),
         Message(
@@ -92,6 +92,11 @@ def test_tools_and_options() -> None:
     assert request.tools == (ToolSpec("f", "F.", schema), ToolSpec("g"))
     assert (request.tool_choice, request.max_tokens, request.stop, request.stream) == ("required", 9, ("x",), True)
     assert set(request.asked) == {"temperature", "top_k", "stop_sequences", "thinking", "max_tokens"}
+
+
+def test_a_billing_line_takes_nothing_else_with_it() -> None:
+    (system, _) = parse(system="x-anthropic-billing-header: cc_version=1;\nBe careful.").messages
+    assert system.without_nonce().content == "Be careful."
 
 
 def test_images_documents_and_foreign_thoughts() -> None:

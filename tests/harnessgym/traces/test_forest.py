@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.message import Message, chain_digests, context_digest
+from harnessgym.message import Message, ToolCall, chain_digests, context_digest
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.tokens import hash_ids
 from harnessgym.traces.forest import Forest
@@ -98,13 +98,60 @@ def test_an_answer_is_recognised_as_clients_replay_it() -> None:
         Message("assistant", " one \n"),
         Message("assistant", "one"),
         replace(answer, reasoning="because"),
+        Message("assistant", "<think>\nbecause\n</think>\n\none"),
+        Message("assistant", "<think>because</think> one \n"),
     ):
         request = (*asked, replayed, Message("user", "more"))
         found = forest.attach(forest.chain(CONTEXT, request))
         assert found is not None
         assert (found.call_id, found.matched) == ("c", 2)
-    for edited in (Message("assistant", "two"), replace(answer, reasoning="for no reason"), Message("user", "one")):
+    for edited in (
+        Message("assistant", "two"),
+        replace(answer, reasoning="for no reason"),
+        Message("assistant", "<think>for no reason</think>one"),
+        Message("assistant", "<think>because one"),
+        Message("assistant", "one", tool_calls=(ToolCall("c", "f", "{}"),)),
+        Message("user", "one"),
+    ):
         assert forest.attach(forest.chain(CONTEXT, (*asked, edited))) is None
+
+
+def test_an_answer_whose_text_looks_like_reasoning_is_recognised_without_its_own() -> None:
+    forest = Forest("s")
+    chain = forest.chain(CONTEXT, (Message("user", "hi"),))
+    answer = Message("assistant", "<think>two</think>three", reasoning="one")
+    digest = chain_digests(chain[-1], (answer,))[0]
+    prompt, _ = forest.add_prompt([1], None)
+    forest.add_completion("c", prompt.id, [2], [0.0], digest)
+    forest.add_replays(chain[-1], answer, digest)
+    for replayed in (answer, replace(answer, reasoning="")):
+        found = forest.attach(forest.chain(CONTEXT, (Message("user", "hi"), replayed, Message("user", "more"))))
+        assert found is not None
+        assert found.matched == 2
+
+
+def test_calls_are_recognised_however_they_are_written() -> None:
+    forest = Forest("s")
+    chain = forest.chain(CONTEXT, (Message("user", "hi"),))
+    calls = (ToolCall("call_0", "f", '{ "x": 1.0, "y": [true, null] }'), ToolCall("call_1", "g", "{}"))
+    answer = Message("assistant", "", "hm", calls)
+    digest = chain_digests(chain[-1], (answer,))[0]
+    prompt, _ = forest.add_prompt([1], None)
+    forest.add_completion("c", prompt.id, [2], [0.0], digest)
+    forest.add_replays(chain[-1], answer, digest)
+
+    def matched(*replayed: ToolCall) -> bool:
+        request = (
+            Message("user", "hi"),
+            Message("assistant", "", "", replayed),
+            Message("tool", "1", tool_call_id=replayed[0].id),
+        )
+        return forest.attach(forest.chain(CONTEXT, request)) is not None
+
+    assert matched(ToolCall("a", "f", '{"y":[true,null],"x":1}'), ToolCall("b", "g", ""))
+    assert not matched(ToolCall("a", "f", '{"y":[true,null],"x":2}'), ToolCall("b", "g", "{}"))
+    assert not matched(ToolCall("b", "g", "{}"), ToolCall("a", "f", '{"y":[true,null],"x":1}'))
+    assert not matched(ToolCall("a", "f", '{"y":[true,null],"x":1}'))
 
 
 def test_a_long_conversation_costs_what_it_adds() -> None:

@@ -1,0 +1,81 @@
+"""Where two texts differ, for people: one short hunk; and whether what differs is only dates, ids and counts."""
+
+import re
+from difflib import SequenceMatcher
+
+_CONTEXT, _SIDE, _LINE = 40, 200, 280
+"""Characters shown around a difference, of each side of it, and of a line, at most."""
+_VOLATILE_CHARACTERS = 2_000
+"""Where more than this differs, it is more than dates and ids."""
+_WORD = re.compile(r"\w+|\s+|[^\w\s]")
+_VOLATILE = re.compile(
+    r"\d|^(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day|mon|tue|wed|thu|fri|sat|sun|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?"
+    r"|apr(?:il)?|may|june?|july?|aug(?:ust)?|sep(?:t|tember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?|am|pm|[0-9a-f]{6,})$",
+    re.IGNORECASE,
+)
+"""A word that names a date, a time, an id or a count."""
+
+
+def difference(old: str, new: str) -> str:
+    """A unified difference of characters: one hunk from the first to the last that differs, in at most 600 characters."""
+    start, tail = common_ends(old, new)
+    before, after = old[max(0, start - _CONTEXT) : start], old[len(old) - tail : len(old) - tail + _CONTEXT // 2]
+    lines = [f"@@ -{start},{len(old) - tail - start} +{start},{len(new) - tail - start} @@"]
+    for sign, text in (("-", old), ("+", new)):
+        lines.append((sign + _one_line(before + _bounded(text[start : len(text) - tail]) + after))[:_LINE])
+    return "\n".join(lines)
+
+
+def only_volatile(old: str, new: str) -> bool:
+    """Whether two texts differ in nothing but words that name dates, times, ids and counts, and agree in more than that."""
+    start, tail = _whole_words(old, *common_ends(old, new))
+    one, other = old[start : len(old) - tail], new[start : len(new) - tail]
+    if max(len(one), len(other)) > _VOLATILE_CHARACTERS:
+        return False
+    before, after = _WORD.findall(one), _WORD.findall(other)
+    kept, changed, named = start + tail, 0, False
+    for tag, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if tag == "equal":
+            kept += sum(map(len, before[i:j]))
+            continue
+        words = [word for word in (*before[i:j], *after[k:m]) if word[0].isalnum() or word[0] == "_"]
+        if not all(_VOLATILE.search(word) for word in words):
+            return False
+        named = named or bool(words)
+        changed += max(sum(map(len, before[i:j])), sum(map(len, after[k:m])))
+    return named and kept > changed
+
+
+def common_ends(old: str, new: str) -> tuple[int, int]:
+    """Lengths of the common beginning and, of what is left, the common end."""
+    start = common_start(old, new)
+    return start, common_start(old[start:][::-1], new[start:][::-1])
+
+
+def common_start(one: str, other: str) -> int:
+    """Length of the common beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _whole_words(text: str, start: int, tail: int) -> tuple[int, int]:
+    """A common beginning and end, shortened so that they cut no word."""
+    while start > 0 and (text[start - 1].isalnum() or text[start - 1] == "_"):
+        start -= 1
+    while tail > 0 and (text[len(text) - tail].isalnum() or text[len(text) - tail] == "_"):
+        tail -= 1
+    return start, tail
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _SIDE else f"{text[: _SIDE // 2]} … {text[-_SIDE // 2 :]}"
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")

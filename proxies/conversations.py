@@ -1,0 +1,51 @@
+"""What the calls of a session were asked, as far as it takes to say where a later request leaves them.
+
+Messages are held by reference, and of each branch only its latest call's: they contain the earlier ones.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+from harnessgym.message import Message
+from harnessgym.traces.diagnosis import Conversation
+from proxies.dialect import ModelRequest
+
+_BRANCHES = 16
+"""Branches whose messages are held; of more, those that rested longest are let go."""
+
+
+class Conversations:
+    """The latest conversation of each branch, and how calls ended."""
+
+    def __init__(self, branches: int = _BRANCHES) -> None:
+        self._branches = branches
+        self._latest: OrderedDict[str, Conversation] = OrderedDict()
+        self._endings: dict[str, str] = {}
+
+    def begin(self, call_id: str, request: ModelRequest, parent_id: str | None) -> None:
+        """A call begins; it takes the place of the call that it continues. Raw prompts have no messages to compare."""
+        if request.prompt is not None:
+            return
+        if parent_id is not None:
+            self._latest.pop(parent_id, None)
+        self._latest[call_id] = Conversation(call_id, request.messages, request.tools)
+        while len(self._latest) > self._branches:
+            self._latest.popitem(last=False)
+
+    def answer(self, call_id: str, answer: Message, finish_reason: str) -> None:
+        """A call is committed."""
+        self._endings[call_id] = finish_reason
+        if call_id in self._latest:
+            self._latest[call_id] = replace(self._latest[call_id], answer=answer)
+
+    def ended(self, call_id: str, finish_reason: str) -> None:
+        """How a call ended whose messages are not at hand."""
+        self._endings[call_id] = finish_reason
+
+    def ending(self, call_id: str) -> str:
+        """The finish reason of a call; empty if it is not known."""
+        return self._endings.get(call_id, "")
+
+    def newest_first(self) -> list[Conversation]:
+        """What there is to compare a request with."""
+        return list(reversed(self._latest.values()))

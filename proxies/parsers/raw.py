@@ -1,0 +1,39 @@
+"""Answers to raw prompts: text, whatever it looks like. No markup is read."""
+
+import codecs
+from collections.abc import Callable, Collection, Sequence
+
+from harnessgym.message import Message
+from proxies.dialect import TextDelta
+from proxies.parser import ParsedDelta
+
+
+class RawParser:
+    """One sampled continuation. `written` gives the bytes of token ids; `stop_token_ids` are control, not text."""
+
+    def __init__(self, written: Callable[[Sequence[int]], bytes], *, stop_token_ids: Collection[int] = ()) -> None:
+        self.unparsed = 0
+        self._written = written
+        self._stop = frozenset(stop_token_ids)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._said: list[str] = []
+
+    def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
+        """The text that these tokens complete."""
+        return self._say(self._written([token for token in ids if token not in self._stop]))
+
+    def flush(self) -> list[ParsedDelta]:
+        """U+FFFD for a character that was cut off."""
+        return self._say(b"", final=True)
+
+    def finish(self) -> Message:
+        """The whole text."""
+        self.flush()
+        return Message("assistant", "".join(self._said))
+
+    def _say(self, data: bytes, *, final: bool = False) -> list[ParsedDelta]:
+        text = self._decoder.decode(data, final)
+        if not text:
+            return []
+        self._said.append(text)
+        return [TextDelta(text)]

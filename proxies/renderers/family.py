@@ -1,0 +1,206 @@
+"""Continuations by the `renderers` package, which knows families whose templates cannot be continued by a suffix.
+
+In some formats nothing ends an assistant turn but the beginning of the next one (GLM), or a turn ends otherwise once others
+follow it (gpt-oss). The package has code for each such family. It is trusted only with a folder whose own chat template writes
+the same tokens, on conversations that show every kind of message. Whole prompts are always the folder's template's.
+"""
+
+import importlib
+import importlib.util
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from harnessgym.errors import PolicyError
+from harnessgym.message import Message, ToolCall, ToolSpec
+from proxies.renderers.template import TemplateRenderer
+
+log = logging.getLogger(__name__)
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "deepseek_v3": ("deepseek-v3", "deepseek-r1"),
+    "glm4_moe": ("glm-4.5",),
+    "glm_moe_dsa": ("glm-5", "glm-5.1", "glm-5.3"),
+    "gpt_oss": ("gpt-oss",),
+    "kimi_k2": ("kimi-k2",),
+    "llama": ("llama-3",),
+    "minimax_m2": ("minimax-m2",),
+    "nemotron_h": ("nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
+    "qwen3": ("qwen3",),
+    "qwen3_moe": ("qwen3",),
+    "qwen3_5": ("qwen3.5", "qwen3.6", "qwen3.8"),
+    "qwen3_5_moe": ("qwen3.5", "qwen3.6", "qwen3.8"),
+}
+"""`model_type` of a folder's config to the package's names for families that may be meant."""
+
+
+class Family(Protocol):
+    """What is used of a renderer of the package."""
+
+    def render_ids(
+        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+    ) -> list[int]:
+        """The tokens of a conversation."""
+        ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+    ) -> Any:
+        """An object whose `token_ids` are the next prompt; None if there can be none."""
+        ...
+
+    def get_stop_token_ids(self) -> list[int]:
+        """Tokens that end a turn."""
+        ...
+
+
+class FamilyRenderer(TemplateRenderer):
+    """A folder's template, continued by the package's code for its family, and where that has no answer by a proven suffix."""
+
+    family: Family
+    _opening: list[int]
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "FamilyRenderer":
+        """The renderer of a model folder. Raises `PolicyError` unless the package knows the family and writes the same."""
+        renderer = super().from_folder(folder)
+        assert isinstance(renderer, cls)
+        names = FAMILIES.get(_model_type(folder), ())
+        if not names:
+            raise PolicyError(f"{folder}: renderers has no family for the model_type in config.json; use renderer 'template'.")
+        if importlib.util.find_spec("renderers") is None:
+            raise PolicyError("The renderers package is not installed; pip install renderers, or use renderer 'template'.")
+        for name in names:
+            if renderer.follow(name):
+                return renderer
+        raise PolicyError(f"{folder}: its template does not agree with renderers' {', '.join(names)}; use renderer 'template'.")
+
+    def extend(self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+        """The tokens to append to `ids`; None if the turn was cut off or the family cannot be continued that way."""
+        begun = _rfind(ids, self._opening)
+        if not ids or ids[-1] not in self.stop_token_ids or begun is None or self._quotes(new_messages):
+            return super().extend(ids, new_messages, tools)
+        given = list(ids)
+        bridged = self.family.bridge_to_next_turn(
+            given[:begun],
+            given[begun:],
+            [message.to_template() for message in new_messages],
+            tools=[tool.to_template() for tool in tools] or None,
+        )
+        if bridged is None or list(bridged.token_ids[: len(given)]) != given:
+            return super().extend(ids, new_messages, tools)
+        return list(bridged.token_ids[len(given) :])
+
+    def follow(self, name: str) -> bool:
+        """Take on a family; False if it does not agree with the template."""
+        package, configs = (importlib.import_module(module) for module in ("renderers", "renderers.configs"))
+        try:
+            config = type(configs.config_from_name(name))(thinking_retention="all")
+            family: Family = package.create_renderer(_Adapter(self), config)
+            agrees = all(self._agrees(family, *shown) for shown in _CONVERSATIONS)
+        except Exception as error:  # noqa: BLE001 - foreign code that a folder of another family may lead anywhere
+            log.info("The family %s does not take this tokenizer: %s", name, error)
+            return False
+        if agrees:
+            self.family = family
+            with_prompt, without = (
+                family.render_ids([{"role": "user", "content": "a"}], tools=None, add_generation_prompt=prompt)
+                for prompt in (True, False)
+            )
+            self._opening = with_prompt[len(without) :]
+            self.stop_token_ids = tuple(sorted({*self.stop_token_ids, *family.get_stop_token_ids()}))
+        return agrees
+
+    def _agrees(self, family: Family, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
+        given, offered = [message.to_template() for message in messages], [tool.to_template() for tool in tools]
+        return family.render_ids(given, tools=offered or None, add_generation_prompt=True) == self.render(messages, tools)
+
+    def _quotes(self, messages: Sequence[Message]) -> bool:
+        """Whether messages quote control tokens: the package would take them for real ones."""
+        given = [message.to_template() for message in messages]
+        return self._literals.mark(given) != given
+
+
+class AutoRenderer:
+    """The template's own proof where it reaches, the family's code where it does not."""
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TemplateRenderer:
+        """The renderer of a model folder. Raises `PolicyError` for a missing or broken file."""
+        renderer = TemplateRenderer.from_folder(folder)
+        if _continues(renderer) or _model_type(folder) not in FAMILIES:
+            return renderer
+        try:
+            return FamilyRenderer.from_folder(folder)
+        except PolicyError as error:
+            log.warning("Every call of this policy starts a branch: its template cannot be continued, and %s", error)
+            return renderer
+
+
+class _Adapter:
+    """A tokenizer in the form that the package takes."""
+
+    name_or_path = ""
+    unk_token_id = None
+
+    def __init__(self, renderer: TemplateRenderer) -> None:
+        self._tokenizer: Tokenizer = renderer.tokenizer
+        self.eos_token_id = renderer.tokenizer.token_to_id(renderer.tokens.get("eos_token", ""))
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
+        given = [ids] if isinstance(ids, int) else list(ids)
+        return str(self._tokenizer.decode(given, skip_special_tokens=skip_special_tokens))
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            return self._tokenizer.token_to_id(tokens)
+        return [self._tokenizer.token_to_id(token) for token in tokens]
+
+
+def _model_type(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / "config.json").read_text()).get("model_type", ""))
+    except (OSError, ValueError):
+        return ""
+
+
+def _continues(renderer: TemplateRenderer) -> bool:
+    """Whether questions and tool results can follow a sampled turn."""
+    follow = ([Message("user", "a")], [Message("tool", "a", tool_call_id="a0")])
+    return all(any(renderer.extend([end], new, ()) is not None for end in renderer.stop_token_ids) for new in follow)
+
+
+def _rfind(ids: Sequence[int], part: Sequence[int]) -> int | None:
+    """Where what follows the last occurrence of `part` begins."""
+    width, wanted = len(part), list(part)
+    ends = range(len(ids), width - 1, -1)
+    return next((end for end in ends if ids[end - 1] == wanted[-1] and list(ids[end - width : end]) == wanted), None)
+
+
+_TOOLS = (ToolSpec("find", "Find it.", {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}),)
+_FIND = ToolCall("call_0", "find", '{"name": "red lamp", "deep": {"of": [1, true]}}')
+_BRIEF, _ASKED = Message("system", "Be brief."), Message("user", "What is it?\nTell me.")
+_RESULT = Message("tool", '{"id": "Q7"}', tool_call_id="call_0", name="find")
+_LOOKED = Message("assistant", "Looking.", tool_calls=(_FIND,))
+_THOUGHT = Message("assistant", "", reasoning="I must look.", tool_calls=(_FIND, replace(_FIND, id="call_1")))
+_CONVERSATIONS: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
+    ((_ASKED,), ()),
+    ((_BRIEF, _ASKED, Message("assistant", "47"), _ASKED), ()),
+    ((_BRIEF, _ASKED, _LOOKED, _RESULT), _TOOLS),
+    ((_BRIEF, _ASKED, _THOUGHT, _RESULT, replace(_RESULT, tool_call_id="call_1")), _TOOLS),
+    ((_ASKED, Message("assistant", "47", reasoning="Counting."), _ASKED, _LOOKED, _RESULT, Message("user", "And?")), _TOOLS),
+)
+"""What a family and a template must agree on."""

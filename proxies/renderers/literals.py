@@ -1,0 +1,85 @@
+"""Control tokens that a conversation merely quotes: text of a message never becomes a control token of the prompt.
+
+A file, a web page or a tool result may say `<|im_end|>`. Rendered into a prompt and tokenised, it would end the turn. A mark is
+put into such texts before the template sees them, so that the template's own control tokens can be told from quoted ones.
+
+In what the policy itself said, only the tokens that frame turns count as quoted: it cannot have sampled those inside a turn.
+Others, such as those around a tool call that did not parse, it may well have.
+"""
+
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+
+class Literals:
+    """Marks quoted control tokens of one tokenizer, and tokenises marked texts."""
+
+    def __init__(self, tokenizer: Tokenizer, frame: str) -> None:
+        """The control tokens in `frame` are those that stand between turns."""
+        self._tokenizer = tokenizer
+        special = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special and token.content]
+        self._special: dict[str, AddedToken] = {token.content: token for token in special}
+        self._any = _one_of(self._special)
+        self._frame = _one_of([text for text in self._special if text in frame])
+        self._mark = f"q{secrets.token_hex(8)}q"
+        """No client can know it, so none can write it."""
+        self._text_only: Tokenizer | None = None
+
+    def mark(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Messages or tools for a template, with a mark inside every control token that a text in them quotes."""
+        return [self._marked(message, self._frame if message.get("role") == "assistant" else self._any) for message in messages]
+
+    def unmark(self, text: str) -> str:
+        """The text without marks."""
+        return text.replace(self._mark, "")
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a marked text; without marks they are those of the text as it is."""
+        if self._any is None or self._mark not in text:
+            return self._encode(text)
+        out: list[int] = []
+        pieces, parsed = self._any.split(text), ""
+        for index in range(0, len(pieces), 2):
+            piece = pieces[index]
+            if self._mark in piece:
+                out += self._encode(parsed) + self._as_text(self._stripped(pieces, index))
+                piece = parsed = ""
+            parsed += piece + "".join(pieces[index + 1 : index + 2])
+        return out + self._encode(parsed)
+
+    def _marked(self, value: Any, pattern: "re.Pattern[str] | None") -> Any:
+        if isinstance(value, str) and pattern is not None:
+            return pattern.sub(lambda found: found[0][0] + self._mark + found[0][1:], value)
+        if isinstance(value, dict):
+            return {self._marked(key, pattern): self._marked(item, pattern) for key, item in value.items()}
+        return [self._marked(item, pattern) for item in value] if isinstance(value, list) else value
+
+    def _stripped(self, pieces: list[str], index: int) -> str:
+        """A piece of text without the whitespace that the control tokens around it swallow."""
+        piece = self.unmark(pieces[index])
+        if index and self._special[pieces[index - 1]].rstrip:
+            piece = piece.lstrip()
+        if index + 1 < len(pieces) and self._special[pieces[index + 1]].lstrip:
+            piece = piece.rstrip()
+        return piece
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids) if text else []
+
+    def _as_text(self, text: str) -> list[int]:
+        """Tokens of text in which control tokens are letters like others."""
+        if self._text_only is None:
+            self._text_only = Tokenizer.from_str(self._tokenizer.to_str())
+            self._text_only.no_truncation()
+            self._text_only.no_padding()
+            self._text_only.encode_special_tokens = True
+        return list(self._text_only.encode(text, add_special_tokens=False).ids) if text else []
+
+
+def _one_of(texts: Collection[str]) -> "re.Pattern[str] | None":
+    """Any of the texts, the longest that fits; None if there are none."""
+    return re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")") if texts else None
