@@ -15,3 +15,8 @@ class SessionOptions(Config):
     """What becomes of a call that demands JSON or a tool call, which the policy's sampling cannot be forced to give without
     changing the distribution it is trained on. refuse: the provider's own error for a feature a model lacks. prompt: the demand
     is put into the system text, and whatever the policy answers is returned."""
+    upstream: str | None = None
+    """Who answers: a worker, or any of a kind. None: the policy's engines, never an outside model. `parked`: whoever answers
+    through the control routes."""
+    answer_timeout_s: float = 600.0
+    """How long a parked call waits for its answer."""

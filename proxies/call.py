@@ -13,6 +13,8 @@ from harnessgym.errors import UpstreamError
 from harnessgym.message import Sampling
 from proxies.continuation import Prompt
 from proxies.dialect import Answer, Delta, ModelRequest, Problem, ReasoningDelta, Stamp, TextDelta
+from proxies.language import Language
+from proxies.text_upstream import TextAnswer
 from proxies.upstream import TokenChunk
 
 
@@ -29,6 +31,20 @@ class Sampled:
     first_at: float | None = None
     """`time.monotonic` of the first token."""
     worker: str = ""
+    text_only: bool = False
+    """Whether an outside model said it: there are no logprobs and no versions."""
+    body: bytes | None = None
+    """The outside model's own answer."""
+
+    def hear(self, answer: TextAnswer, language: Language) -> None:
+        """Take the answer of an outside model. Raises `UpstreamError` if it cannot be written in the policy's language."""
+        self.ids, self.first_at = list(answer.ids(language)), time.monotonic()
+        self.text_only = answer.logprobs is None
+        if answer.logprobs is not None:
+            self.logprobs, self.versions = list(answer.logprobs), [answer.version] * len(self.ids)
+        ended = answer.finish_reason == "stop" and self.ids[-1:] and self.ids[-1] in language.stop_token_ids
+        self.finish_reason, self.stop_token = answer.finish_reason, self.ids[-1] if ended else None
+        self.body = answer.body
 
     def take(self, chunk: TokenChunk) -> None:
         """Add a chunk. Raises `UpstreamError` if it contradicts itself."""

@@ -16,6 +16,7 @@ from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
 from harnessgym.store.events import EventRow
 from harnessgym.store.trace_store import TraceStore, Work
+from proxies.reading import ReadBody, split_of
 
 T = TypeVar("T")
 Delivery = Literal["delivered", "acknowledged", "undelivered"]
@@ -37,9 +38,13 @@ class Recorder:
         def work(conn: Connection) -> None:
             if agent is not None:
                 agents.add(conn, agent)
-            calls.intend(conn, intent, segment, body)
+            calls.intend(conn, intent, segment, split)
 
-        return self._submit(work)
+        split = split_of(body)
+        intended = self._submit(work)
+        if isinstance(body, ReadBody):
+            intended.add_done_callback(body.stored)
+        return intended
 
     def happened(self, event: EventRow) -> None:
         """Queue an event. Nothing waits for it."""

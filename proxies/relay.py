@@ -10,7 +10,6 @@ import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 
 from harnessgym.errors import HarnessGymError, StoreError, UpstreamError, UpstreamLost
@@ -20,8 +19,8 @@ from harnessgym.store.agents import AgentRow
 from harnessgym.store.bodies import split_body
 from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
 from harnessgym.store.tables import new_id
-from harnessgym.store.workers import WorkerRow
 from harnessgym.tokens import TokenArray, hash_ids, spans_of
+from proxies.answerer import Answerer
 from proxies.call import Call, Sampled
 from proxies.constraints import constrained
 from proxies.continuation import Prompt, continue_from
@@ -33,14 +32,10 @@ from proxies.raw_prompt import RawPrompts, raw_chain
 from proxies.recorder import Recorder
 from proxies.session import Session, answer_digest
 from proxies.side_calls import classify
-from proxies.text_upstream import TextCall, TextRefusal, TextUpstream
-from proxies.upstream import Upstream
-from proxies.workers import NoWorker, Wanted, WorkerTable
+from proxies.text_upstream import TextRefusal
+from proxies.workers import WorkerTable
 
 log = logging.getLogger(__name__)
-
-_ATTEMPTS = 6
-"""Workers that may be lost under one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +74,7 @@ class Relay:
     def __init__(self, recorder: Recorder, workers: WorkerTable, language: Language, limits: RelayLimits) -> None:
         self.limits, self.workers, self.recorder = limits, workers, recorder
         self._language = language
+        self._answerer = Answerer(workers, language, limits.run_id)
         self._raw = RawPrompts(language)
         self.in_flight = 0
         self.started = 0
@@ -281,7 +277,7 @@ class Relay:
         feed = self._feed(call)
         try:
             try:
-                await self._sample(session, call, feed)
+                await self._answerer.answer(session, call, feed)
                 status: CallStatus = "committed"
             except asyncio.CancelledError:
                 status = "aborted"
@@ -297,66 +293,6 @@ class Relay:
             self.in_flight -= 1
             session.live.pop(call.id, None)
             call.release()
-
-    async def _sample(self, session: Session, call: Call, feed: Feed) -> None:
-        """Sample the answer, on another worker from the tokens so far whenever one is lost."""
-        attempts = 0
-        while True:
-            if len(call.sampled.ids) >= call.sampling.max_tokens:
-                call.sampled.finish_reason = "length"
-                return
-            try:
-                async with self.workers.taking(self._wanted(session, call)) as worker:
-                    if isinstance(worker.upstream, TextUpstream):
-                        await self._hear(session, worker.row.id, worker.upstream, call, feed)
-                    else:
-                        await self._sample_at(worker.row, worker.upstream, call, feed)
-            except UpstreamLost as error:
-                attempts += 1
-                if isinstance(error, NoWorker) or attempts == _ATTEMPTS:
-                    raise
-            else:
-                return
-
-    async def _sample_at(self, worker: WorkerRow, upstream: Upstream, call: Call, feed: Feed) -> None:
-        sampled, before = call.sampled, len(call.sampled.ids)
-        sampled.worker = worker.id
-        given = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
-        sampling = call.sampling.limited(call.sampling.max_tokens - before)
-        if before and sampling.seed is not None:
-            sampling = replace(sampling, seed=sampling.seed + before)
-        salt = f"{self.limits.run_id}:{worker.version}"
-        async with aclosing(upstream.generate(given, sampling, salt=salt)) as chunks:
-            async for chunk in chunks:
-                sampled.take(chunk)
-                feed.add(chunk.ids)
-                if chunk.finish_reason == "abort":
-                    raise UpstreamLost(f"Worker {worker.id} aborted the sequence.")
-                if chunk.finish_reason is not None:
-                    call.interruptible = False
-                    sampled.end(chunk, len(given), len(sampled.ids) - before)
-                    return
-        raise UpstreamLost(f"Worker {worker.id} ended its answer without a finish reason.")
-
-    async def _hear(self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: Feed) -> None:
-        """Let an outside model answer."""
-        call.sampled.worker = worker_id
-        prompt, timeout_s = tuple(call.prompt.ids), session.options.answer_timeout_s
-        asked = TextCall(call.id, session.row.id, call.ordinal, call.request, prompt, call.sampling, self._language, timeout_s)
-        answer = await upstream.complete(asked)
-        call.interruptible = False
-        call.sampled.hear(answer, self._language)
-        feed.add(call.sampled.ids)
-
-    @staticmethod
-    def _wanted(session: Session, call: Call) -> Wanted:
-        parent = call.prompt.parent
-        return Wanted(
-            upstream=session.options.upstream,
-            prefix_owner=None if parent is None else session.workers.get(parent.segment_id),
-            pin=session.row.version_pin,
-            min_version=session.row.limits.get("min_version"),
-        )
 
     async def _commit(self, session: Session, call: Call, feed: Feed, status: CallStatus, started: float) -> None:
         sampled, message = call.sampled, feed.finish()

@@ -6,7 +6,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MAX_DEPTH = 100
@@ -27,6 +27,20 @@ def loads_lenient(text: str) -> Any:
     """The same, but half a surrogate pair becomes U+FFFD: JavaScript cuts strings inside an emoji. Raises `ValueError`."""
     value = _decode(text)
     return _well_formed(value) if _SURROGATE.search(text) else value
+
+
+def scan(text: str, at: int, depth: int) -> tuple[Any, int]:
+    """The value at a place in a longer JSON text, as `loads_lenient` gives it, and where it ends.
+
+    `depth` is how many objects and arrays it stands in. Raises `ValueError`.
+    """
+    try:
+        value, end = _SCAN(text, at)
+    except StopIteration:
+        raise ValueError("not a JSON value") from None
+    if isinstance(value, dict | list):
+        _check_depth(value, MAX_DEPTH - depth)
+    return (_well_formed(value) if _SURROGATE.search(text, at, end) else value), end
 
 
 def spans(text: str) -> dict[str, str]:
@@ -69,11 +83,16 @@ def _decode(text: str) -> Any:
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    _check_depth(value, MAX_DEPTH)
+    return value
+
+
+def _check_depth(value: Any, allowed: int) -> None:
     level = [value]
-    for _ in range(MAX_DEPTH):
+    for _ in range(allowed):
         level = [item for parent in level for item in _children(parent)]
         if not level:
-            return value
+            return
     raise ValueError("nested too deeply")
 
 
@@ -92,6 +111,9 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{digits} is out of range")
     return value
+
+
+_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).scan_once  # type: ignore[attr-defined]
 
 
 def _well_formed(value: Any) -> Any:

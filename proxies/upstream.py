@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
+from proxies.language import Language
 
 LogprobMode = Literal["processed", "raw"]
 """processed: logprobs of the distribution that was sampled from (after temperature, top-k, top-p)."""
@@ -52,4 +53,13 @@ class Upstream(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+@runtime_checkable
+class SpeaksLanguage(Protocol):
+    """An upstream that works with words and is told, before it is used, the policy's language."""
+
+    def use_language(self, language: Language) -> None:
+        """Speak it. Raises `ConfigError` for what it cannot say."""
         ...

@@ -15,14 +15,38 @@ from harnessgym.errors import ConfigError, UpstreamLost
 from harnessgym.registry import load
 from harnessgym.routing import WorkerLoad, choose
 from harnessgym.store.workers import WorkerRow, WorkerState
-from proxies.upstream import Upstream
+from proxies.language import Language
+from proxies.text_upstream import TextUpstream
+from proxies.upstream import SpeaksLanguage, Upstream
+from proxies.upstreams.parked import ParkedUpstream
 
 log = logging.getLogger(__name__)
 
 _PROBE_S = 0.2
 _PROBE_MAX_S = 2.0
 
-Connect = Callable[[WorkerRow], Upstream]
+AnyUpstream = Upstream | TextUpstream
+Connect = Callable[[WorkerRow], AnyUpstream]
+PARKED = "parked"
+"""What sessions name whose calls are answered through the control routes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which workers may take a call."""
+
+    upstream: str | None = None
+    """A worker, or all of a kind. None: those that give the policy's tokens, never an outside model."""
+    prefix_owner: str | None = None
+    """The worker that holds the prompt's beginning."""
+    pin: int | None = None
+    """The policy version that must answer."""
+    min_version: int | None = None
+    """The oldest that may."""
+
+    def __str__(self) -> str:
+        versions = f"version pinned: {self.pin}, at least: {self.min_version}"
+        return f"{self.upstream or 'engine'} worker ({versions})"
 
 
 @dataclass
@@ -30,13 +54,30 @@ class Worker:
     """One worker and what is in flight there."""
 
     row: WorkerRow
-    upstream: Upstream
+    upstream: AnyUpstream
     load: int = 0
     suspect: bool = False
+
+    def serves(self, wanted: Wanted) -> bool:
+        """Whether it is one of the workers that are wanted; its state aside."""
+        if wanted.upstream is None:
+            return not _is_text(self.upstream)
+        return wanted.upstream in (self.row.id, self.row.kind)
 
     def view(self) -> WorkerLoad:
         """What routing may know."""
         return WorkerLoad(self.row.id, self.row.version, self.row.state, self.load, self.suspect)
+
+
+_TEXT: dict[type, bool] = {}
+
+
+def _is_text(upstream: AnyUpstream) -> bool:
+    """Whether it is an outside model. Asked several times a call; to check a protocol costs more than all else that is asked."""
+    kind = type(upstream)
+    if kind not in _TEXT:
+        _TEXT[kind] = isinstance(upstream, TextUpstream)
+    return _TEXT[kind]
 
 
 class NoWorker(UpstreamLost):
@@ -51,18 +92,21 @@ class WorkerTable:
         self._wait_s = wait_s
         self._rng = random.Random(seed)
         self._workers: dict[str, Worker] = {}
+        self.parked = ParkedUpstream()
+        """Calls that wait for whoever answers through the control routes. There is one such place in every proxy."""
+        self._parked = Worker(WorkerRow(PARKED, None, PARKED, "", 0, "ready"), self.parked)
         self._changed = asyncio.Condition()
         self._probes: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
-    async def taking(self, *, prefix_owner: str | None, pin: int | None, min_version: int | None) -> AsyncIterator[Worker]:
+    async def taking(self, wanted: Wanted) -> AsyncIterator[Worker]:
         """Send a call to a worker; waits while none can take it. Raises `NoWorker` after the set time.
 
         If the block raises `UpstreamLost` the worker becomes suspect.
         """
-        worker = self._choose(prefix_owner, pin, min_version)
+        worker = self._choose(wanted)
         if worker is None:
-            worker = await self._await_choice(prefix_owner, pin, min_version)
+            worker = await self._await_choice(wanted)
         worker.load += 1
         try:
             yield worker
@@ -103,6 +147,12 @@ class WorkerTable:
             pass
         return worker.load
 
+    def speaks(self, upstream: str | None) -> bool:
+        """Whether calls for this upstream are answered by an outside model."""
+        wanted = Wanted(upstream)
+        named = upstream is not None and any(worker.serves(wanted) for worker in self._workers.values())
+        return upstream == PARKED or (named and not self._engines(wanted))
+
     def all(self) -> list[Worker]:
         """All workers, by id."""
         return [self._workers[key] for key in sorted(self._workers)]
@@ -114,21 +164,28 @@ class WorkerTable:
         for worker in self._workers.values():
             worker.upstream.close()
 
-    def _choose(self, prefix_owner: str | None, pin: int | None, min_version: int | None) -> Worker | None:
-        views = [worker.view() for worker in self._workers.values()]
-        found = choose(views, prefix_owner=prefix_owner, pin=pin, min_version=min_version, rng=self._rng)
+    def _choose(self, wanted: Wanted) -> Worker | None:
+        if wanted.upstream == PARKED:
+            return self._parked
+        pin, least = (wanted.pin, wanted.min_version) if self._engines(wanted) else (None, None)
+        views = [worker.view() for worker in self._workers.values() if worker.serves(wanted)]
+        found = choose(views, prefix_owner=wanted.prefix_owner, pin=pin, min_version=least, rng=self._rng)
         return None if found is None else self._workers[found]
 
-    async def _await_choice(self, prefix_owner: str | None, pin: int | None, min_version: int | None) -> Worker:
+    def _engines(self, wanted: Wanted) -> bool:
+        """Whether any that serves has a policy version."""
+        serving = (worker for worker in self._workers.values() if worker.serves(wanted))
+        return any(not _is_text(worker.upstream) for worker in serving)
+
+    async def _await_choice(self, wanted: Wanted) -> Worker:
         try:
             async with asyncio.timeout(self._wait_s), self._changed:
-                while (worker := self._choose(prefix_owner, pin, min_version)) is None:
+                while (worker := self._choose(wanted)) is None:
                     await self._changed.wait()
                 return worker
         except TimeoutError:
             states = ", ".join(f"{worker.row.id} v{worker.row.version} {worker.row.state}" for worker in self.all()) or "none"
-            wanted = f" (version pinned: {pin}, at least: {min_version})"
-            raise NoWorker(f"No engine worker{wanted} was ready within {self._wait_s:.0f} s (workers: {states}).") from None
+            raise NoWorker(f"No {wanted} was ready within {self._wait_s:.0f} s (workers: {states}).") from None
 
     def _suspect(self, worker: Worker) -> None:
         if not worker.suspect:
@@ -151,10 +208,13 @@ class WorkerTable:
             self._changed.notify_all()
 
 
-def connect_upstream(row: WorkerRow) -> Upstream:
-    """The client for a worker's kind. Raises `ConfigError` for a kind nobody knows."""
+def connect_upstream(row: WorkerRow, language: Language | None = None) -> AnyUpstream:
+    """The client for a worker's kind. Raises `ConfigError` for a kind nobody knows, or an address that the kind refuses."""
     try:
-        kind: Callable[..., Upstream] = load("upstream", row.kind)
+        kind: Callable[..., AnyUpstream] = load("upstream", row.kind)
+        upstream = kind(row.address, version=row.version)
+        if language is not None and isinstance(upstream, SpeaksLanguage):
+            upstream.use_language(language)
     except ConfigError as error:
         raise ConfigError(f"Worker {row.id} at {row.address} cannot be used. {error}") from error
-    return kind(row.address, version=row.version)
+    return upstream

@@ -83,6 +83,18 @@ class ControlClient:
             **await self._ask("POST", f"/control/sessions/{session_id}/seal", {"grace_s": grace_s}, wait_s=grace_s)
         )
 
+    async def pending(self, session_id: str, *, timeout_s: float = 20.0, after: int | None = None) -> dict[str, Any]:
+        """The next parked call of a session, waited for: its `pending` is None when the time is over or the session sealed."""
+        query = f"timeout_s={timeout_s}" if after is None else f"timeout_s={timeout_s}&after={after}"
+        return await self._ask("GET", f"/control/sessions/{session_id}/pending?{query}", wait_s=timeout_s)
+
+    async def answer(self, session_id: str, call_id: str, **answer: Any) -> None:
+        """Answer a parked call with `text=`, `message=` or `token_ids=`; see `proxies.parking.PostedAnswer`.
+
+        Raises `ProxyError` if the call has ended, or the answer cannot be written in the policy's language.
+        """
+        await self._ask("POST", f"/control/sessions/{session_id}/answer", {"call_id": call_id, **answer})
+
     async def register(
         self, worker_id: str, address: str, version: int, *, state: WorkerState = "ready", kind: str = "embedded"
     ) -> None:

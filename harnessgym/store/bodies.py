@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_LISTS = ("messages", "input", "contents")
+LISTS = ("messages", "input", "contents")
+"""Names of the lists that are taken out."""
 _scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 """Value at a place in a text and where it ends."""
 _SPACE = " \t\n\r"
@@ -21,9 +22,16 @@ class SplitBody:
     """A body taken apart."""
 
     parts: tuple[tuple[str, str], ...]
-    """(hash, text) of every element, in order."""
+    """(hash, text) of elements, in order."""
     remainder: bytes
     """One line saying where the elements go, then the body without them."""
+    earlier: tuple[str, ...] = ()
+    """Hashes of elements before `parts` that the store is known to have."""
+
+    @property
+    def hashes(self) -> list[str]:
+        """Hashes of all elements, in order."""
+        return [*self.earlier, *(key for key, _ in self.parts)]
 
 
 def split_body(body: bytes) -> SplitBody:
@@ -61,7 +69,7 @@ def _find_elements(text: str) -> tuple[int, int, str, list[str]] | None:
     while text[at] == '"':
         key, at = _scan(text, at)
         at = _skip(text, _skip(text, at) + 1)
-        if key in _LISTS and text[at] == "[":
+        if key in LISTS and text[at] == "[":
             return _elements(text, _skip(text, at + 1))
         _, at = _scan(text, at)
         at = _skip(text, _skip(text, at) + 1)

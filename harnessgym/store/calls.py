@@ -4,13 +4,15 @@ A call's life: `intend` (a row before the engine is asked), then `finish` (token
 act), then `set_status` as delivery is observed. An intent that never finished marks its rollout incomplete.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
-from harnessgym.store.bodies import SplitBody, join_body, split_body
+from harnessgym.store.bodies import SplitBody, join_body
+from harnessgym.store.prepared import Prepared
 from harnessgym.store.tables import bodies, calls, messages, new_id, segments
 from harnessgym.tokens import (
     TokenIds,
@@ -37,12 +39,12 @@ class Segment:
     session_id: str
     kind: Literal["prompt", "completion"]
     parent_id: str | None
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...] | None = None
-    """One per id for a completion, None for a prompt."""
+    ids: TokenIds
+    logprobs: Sequence[float] | None = None
+    """One per id for a completion; None for a prompt, and for what an outside model said."""
 
     def __post_init__(self) -> None:
-        assert (self.logprobs is None) == (self.kind == "prompt")
+        assert self.logprobs is None or self.kind == "completion"
         assert self.logprobs is None or len(self.logprobs) == len(self.ids)
 
 
@@ -93,6 +95,8 @@ class CallOutcome:
     usage: dict[str, int]
     timings: dict[str, float]
     status: CallStatus = "committed"
+    body: SplitBody | None = None
+    """The answer as an outside model gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +124,28 @@ class RecordedCall:
     usage: dict[str, int]
 
 
-def intend(conn: Connection, intent: CallIntent, segment: Segment | None, body: bytes | None = None) -> None:
+def intend(conn: Connection, intent: CallIntent, segment: Segment | None, body: SplitBody | None = None) -> None:
     """Write a call's intent, with its prompt segment unless the store has that already, and with the request's body."""
     if segment is not None:
         _insert_segment(conn, segment)
     values = {name: getattr(intent, name) for name in CallIntent.__dataclass_fields__}
-    conn.execute(_INSERT_CALL, {**values, "status": "intent"})
+    _INSERT_CALL.run(conn, {**values, "status": "intent", "created_at": time.time()})
     if body is not None:
-        add_body(conn, intent.id, "request", split_body(body))
+        add_body(conn, intent.id, "request", body)
 
 
 def finish(conn: Connection, outcome: CallOutcome) -> None:
     """Write a call's tokens and outcome. Its intent may share the transaction."""
     _insert_segment(conn, outcome.segment)
-    assert outcome.segment.logprobs is not None
-    conn.execute(
-        _FINISH_CALL,
+    if outcome.body is not None:
+        add_body(conn, outcome.call_id, "answer", outcome.body)
+    _FINISH_CALL.run(
+        conn,
         {
             "call": outcome.call_id,
             "status": outcome.status,
             "completion_len": len(outcome.segment.ids),
-            "completion_hash": hash_completion(outcome.segment.ids, outcome.segment.logprobs, outcome.spans),
+            "completion_hash": hash_completion(outcome.segment.ids, outcome.segment.logprobs or (), outcome.spans),
             "completion_segment": outcome.segment.id,
             "answer_digest": outcome.answer_digest,
             "version_spans": [[span.start, span.end, span.version] for span in outcome.spans],
@@ -160,16 +165,15 @@ def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | 
 
 def observe(conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]) -> None:
     """Record how far answers came. What is known already is never weakened: an acknowledged call stays acknowledged."""
-    conn.execute(_OBSERVE[status], [{"call": call_id} for call_id in call_ids])
+    _OBSERVE[status].run_many(conn, [{"call": call_id} for call_id in call_ids])
 
 
 def add_body(conn: Connection, call_id: str, direction: Literal["request", "answer"], body: SplitBody) -> None:
     """Store a body as its content-addressed messages plus what is left of it."""
     if body.parts:
-        conn.execute(_INSERT_MESSAGE, [{"hash": key, "body": text} for key, text in body.parts])
-    hashes = [key for key, _ in body.parts]
-    row = {"id": new_id(), "call_id": call_id, "direction": direction, "message_hashes": hashes, "remainder": body.remainder}
-    conn.execute(_INSERT_BODY, row)
+        _INSERT_MESSAGE.run_many(conn, [{"hash": key, "body": text} for key, text in body.parts])
+    row = {"id": new_id(), "call_id": call_id, "direction": direction, "message_hashes": body.hashes}
+    _INSERT_BODY.run(conn, {**row, "remainder": body.remainder, "created_at": time.time()})
 
 
 def body_of(conn: Connection, call_id: str, direction: Literal["request", "answer"] = "request") -> bytes | None:
@@ -217,8 +221,8 @@ def prompt_fingerprint(ids: TokenIds) -> tuple[int, str]:
 
 
 def _insert_segment(conn: Connection, segment: Segment) -> None:
-    conn.execute(
-        _INSERT_SEGMENT,
+    _INSERT_SEGMENT.run(
+        conn,
         {
             "id": segment.id,
             "session_id": segment.session_id,
@@ -228,12 +232,14 @@ def _insert_segment(conn: Connection, segment: Segment) -> None:
             "length": len(segment.ids),
             "ids": pack_ids(segment.ids),
             "logprobs": None if segment.logprobs is None else pack_logprobs(segment.logprobs),
+            "created_at": time.time(),
         },
     )
 
 
-_INSERT_SEGMENT, _INSERT_CALL, _INSERT_BODY = insert(segments), insert(calls), insert(bodies)
-_INSERT_MESSAGE = insert(messages).prefix_with("OR IGNORE")
+_INSERT_SEGMENT, _INSERT_BODY = Prepared(insert(segments), segments.c.keys()), Prepared(insert(bodies), bodies.c.keys())
+_INSERT_CALL = Prepared(insert(calls), (*CallIntent.__dataclass_fields__, "status", "created_at"))
+_INSERT_MESSAGE = Prepared(insert(messages).prefix_with("OR IGNORE"), messages.c.keys())
 _FINISHED_COLUMNS = (
     "status", "completion_len", "completion_hash", "completion_segment", "answer_digest", "version_spans", "finish_reason",
     "stop_token", "upstream", "usage", "timings",
@@ -244,12 +250,13 @@ _WEAKER: dict[str, tuple[CallStatus, ...]] = {
     "acknowledged": ("committed", "undelivered", "delivered", "aborted"),
 }
 _OBSERVE = {
-    status: update(calls)
-    .where(calls.c.id == bindparam("call"), or_(*(calls.c.status == weak for weak in weaker)))
-    .values(status=status)
+    status: Prepared(
+        update(calls)
+        .where(calls.c.id == bindparam("call"), or_(*(calls.c.status == weak for weak in weaker)))
+        .values(status=status)
+    )
     for status, weaker in _WEAKER.items()
 }
-_FINISH_CALL = (
+_FINISH_CALL = Prepared(
     update(calls).where(calls.c.id == bindparam("call")).values({name: bindparam(name) for name in _FINISHED_COLUMNS})
 )
-"""Statements are built once: building one costs more than running it."""

@@ -51,6 +51,8 @@ class TraceStore:
         self._pid = os.getpid()
         self._closed = False
         self._closing = threading.Lock()
+        self._conn: Connection | None = None
+        """The writer's connection, while it is sound."""
         self._writer = threading.Thread(target=self._write_groups, name="store-writer", daemon=True)
         self._writer.start()
 
@@ -145,22 +147,24 @@ class TraceStore:
                     group.append(item)
             self._write_group(group)
             if last:
-                return
+                break
+        self._disconnect()
 
     def _write_group(self, group: list["_Item"]) -> None:
         """One transaction; futures resolve after its commit, so that a result is never seen that could still be lost."""
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
         try:
-            with _refusals(self.url), self._engine.connect().execution_options(**WRITING) as conn, conn.begin():
+            with _refusals(self.url), self._connect().begin() as transaction:
                 for work, future in group:
                     try:
-                        done.append((future, self._write_one(conn, work)))
+                        done.append((future, self._write_one(transaction.connection, work)))
                     except _TransactionLostError:
                         raise
                     except Exception as error:  # noqa: BLE001 the caller's own function failed: it is the caller who hears of it
                         failed.append((future, error))
         except Exception as error:  # noqa: BLE001 nothing of the group is committed: every writer hears why
+            self._disconnect()
             problem = StoreError(str(error)) if isinstance(error, _TransactionLostError) else error
             for _, future in group:
                 future.set_exception(problem)
@@ -170,17 +174,31 @@ class TraceStore:
         for future, failure in failed:
             future.set_exception(failure)
 
+    def _connect(self) -> Connection:
+        """The writer's connection; it keeps one, because taking one from the pool costs as much as a small write."""
+        if self._conn is None:
+            self._conn = self._engine.connect().execution_options(**WRITING)
+        return self._conn
+
+    def _disconnect(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            with contextlib.suppress(DBAPIError, sqlite3.Error):
+                conn.close()
+
     def _write_one(self, conn: Connection, work: Work[T]) -> T:
         """Run one write in a savepoint. Raises `_TransactionLostError` if SQLite rolled back more than that."""
-        savepoint = conn.begin_nested()
+        driver = _driver(conn)
+        driver.execute("SAVEPOINT one_write")
         try:
             result = work(conn)
-            savepoint.commit()
+            driver.execute("RELEASE one_write")
         except Exception as error:
-            if not _in_transaction(conn):
+            if not driver.in_transaction:
                 raise _TransactionLostError(_explain(self.url, error)) from error
-            savepoint.rollback()
-            if isinstance(error, DBAPIError):
+            driver.execute("ROLLBACK TO one_write")
+            driver.execute("RELEASE one_write")
+            if isinstance(error, DBAPIError | sqlite3.Error):
                 raise StoreError(_explain(self.url, error)) from error
             raise
         return result
@@ -213,11 +231,11 @@ def _engine(url: str, synchronous: Synchronous) -> Engine:
     return engine
 
 
-def _in_transaction(conn: Connection) -> bool:
-    """Whether SQLite itself still holds the transaction that SQLAlchemy believes in."""
-    dbapi = conn.connection.dbapi_connection
-    assert isinstance(dbapi, sqlite3.Connection)
-    return dbapi.in_transaction
+def _driver(conn: Connection) -> sqlite3.Connection:
+    """SQLite itself: it knows whether the transaction that SQLAlchemy believes in is still there."""
+    driver = conn.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver
 
 
 @contextlib.contextmanager
@@ -225,7 +243,7 @@ def _refusals(url: str) -> Iterator[None]:
     """Turns what the database refuses into a `StoreError` that says what to do."""
     try:
         yield
-    except DBAPIError as error:
+    except (DBAPIError, sqlite3.Error) as error:
         raise StoreError(_explain(url, error)) from error
 
 

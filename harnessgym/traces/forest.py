@@ -122,7 +122,7 @@ class Forest:
         return None
 
     def find_prefix(self, ids: Sequence[int]) -> Attachment | None:
-        """The longest stored prompt + completion that is a token prefix of `ids`. Linear in `ids` and in distinct lengths."""
+        """The longest stored prompt + completion (of at least a token) that is a token prefix of `ids`. Linear in `ids` and in distinct lengths."""
         packed, digest, done, found = memoryview(pack_ids(ids)), xxhash.xxh3_128(), 0, None
         for length in sorted(length for length in self._paths if length <= len(ids)):
             digest.update(packed[4 * done : 4 * length])
@@ -206,6 +206,8 @@ class Forest:
 
     def _index(self, call_id: str, segment: Segment, answer_digest: str) -> None:
         self._call_of[segment.id] = call_id
+        if not len(segment.ids):  # a call that ended before its first token: there is nothing to continue
+            return
         self._answers[answer_digest] = segment.id
         end = self._ends[segment.id]
         self._paths.setdefault(end.length, {})[end.hasher.hexdigest()] = segment.id

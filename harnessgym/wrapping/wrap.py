@@ -90,6 +90,8 @@ class _Proxy:
     store_url: str
     run_id: str
     log: Path
+    outside: str | None = None
+    """Kind of the outside model that answers, if one does."""
 
 
 def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
@@ -105,7 +107,8 @@ async def _run(argv: Sequence[str], settings: WrapSettings, proxy: _Proxy, store
     endpoint = Endpoint(proxy.url, "", settings.model)
     given = surroundings_of(argv, endpoint, settings.harness)
     rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, given.harness, argv))
-    options = settings.options.model_copy(update={"side_calls": (*settings.options.side_calls, *given.side_calls)})
+    side_calls = (*settings.options.side_calls, *given.side_calls)
+    options = settings.options.model_copy(update={"side_calls": side_calls, "upstream": proxy.outside})
     limits = {"turns": settings.turns, "tokens": settings.tokens}
     async with ControlClient(proxy.control_url, proxy.control_key) as control:
         sampling = {"max_tokens": settings.max_tokens}
@@ -181,7 +184,8 @@ def _own(settings: WrapSettings, upstream: Upstream) -> Iterator[_Proxy]:
         proxy |= {"control_key": key, "served_model_name": settings.model, "max_length": upstream.max_length}
         try:
             children.start(ChildSpec("proxy", "proxy", proxy, fds))
-            yield _Proxy(sockets.proxy_url, sockets.control_url, key, url, run_id, children.log_path("proxy"))
+            outside = upstream.kind if upstream.kind == "litellm" else None
+            yield _Proxy(sockets.proxy_url, sockets.control_url, key, url, run_id, children.log_path("proxy"), outside)
             if children.exited():
                 raise HarnessGymError(f"The proxy ended: {children.last_words('proxy')} Its log: {children.log_path('proxy')}.")
         finally:

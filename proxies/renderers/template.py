@@ -132,11 +132,11 @@ class TemplateRenderer:
             return self.encode(answer + end)
         before = [Message("user", "a")]
         try:
-            prompt, whole = self.text(before), self.text([*before, answer], generate=False)
+            prompt, whole = self.text(before), self._marked([*before, answer], (), generate=False)
         except (TemplateError, TypeError, ValueError):
             return None
         said, found, _ = whole.removeprefix(prompt).rpartition(end)
-        return self.encode(said + end) if found and whole.startswith(prompt) else None
+        return self._literals.encode(said + end) if found and whole.startswith(prompt) else None
 
     def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True) -> str:
         """The prompt as text; `generate` opens the next assistant turn."""

@@ -6,11 +6,12 @@ get the version that the worker is known to serve when they arrive.
 """
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 import numpy as np
+import orjson
 
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
@@ -32,14 +33,12 @@ class VllmUpstream:
         """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses."""
         async with self._client.request("POST", "/v1/completions", _request(prompt, sampling, salt)) as response:
             await _check(response)
-            async with aclosing(_events(response)) as events:
+            async with aclosing(_events(response)) as batches:
                 held: TokenChunk | None = None
-                async for event in events:
-                    chunk = self._read(event, held)
-                    if chunk.finish_reason is None:
+                async for events in batches:
+                    chunk, held = self._read(events, held)
+                    if chunk.ids:
                         yield chunk
-                    else:
-                        held = chunk
                 if held is None:
                     raise UpstreamLost("The engine ended its stream without a finish reason.")
                 yield held
@@ -70,21 +69,45 @@ class VllmUpstream:
         """Close idle connections."""
         self._client.close()
 
-    def _read(self, event: dict[str, Any], held: TokenChunk | None) -> TokenChunk:
-        if "error" in event:
-            raise UpstreamError(f"The engine failed while it answered: {event['error']}")
-        if not event["choices"]:
-            return _with_usage(held, event["usage"])
-        choice = event["choices"][0]
-        ids = tuple(choice.get("token_ids") or ())
-        logprobs = tuple(choice["logprobs"]["token_logprobs"]) if ids and choice["logprobs"] else ()
+    def _read(self, events: Sequence[dict[str, Any]], held: TokenChunk | None) -> tuple[TokenChunk, TokenChunk | None]:
+        """The tokens of events that came together, as one chunk; and the last chunk, once it is known."""
+        ids: list[int] = []
+        logprobs: list[float] = []
+        versions: list[int] = []
+        for event in events:
+            if "error" in event:
+                raise UpstreamError(f"The engine failed while it answered: {event['error']}")
+            if not event["choices"]:
+                held = _with_usage(held, event["usage"])
+                continue
+            choice = event["choices"][0]
+            chunk = self._tokens(choice)
+            if choice["finish_reason"] is None:
+                ids += chunk[0]
+                logprobs += chunk[1]
+                versions += chunk[2]
+            else:
+                held = _last(choice, *chunk)
+        return TokenChunk(tuple(ids), tuple(logprobs), tuple(versions)), held
+
+    def _tokens(self, choice: dict[str, Any]) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
+        """Ids, logprobs and versions of one event."""
+        ids = choice.get("token_ids") or ()
+        logprobs = choice["logprobs"]["token_logprobs"] if ids and choice["logprobs"] else ()
         runs = choice.get("policy_versions")
-        versions = (self.version,) * len(ids) if runs is None else tuple(v for count, v in runs for _ in range(count))
-        finish, stop = choice["finish_reason"], choice.get("stop_reason")
-        stop_token = None
-        if finish == "stop" and not isinstance(stop, str):
-            stop_token = stop if stop is not None else (ids[-1] if ids else None)
-        return TokenChunk(ids, logprobs, versions, finish, stop_token)
+        versions = (self.version,) * len(ids) if runs is None else [version for count, version in runs for _ in range(count)]
+        if not len(ids) == len(logprobs) == len(versions):
+            counts = f"{len(ids)} ids, {len(logprobs)} logprobs, {len(versions)} versions"
+            raise UpstreamError(f"The engine gave {counts} in one event. Is it asked for logprobs and token ids?")
+        return ids, logprobs, versions
+
+
+def _last(choice: dict[str, Any], ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> TokenChunk:
+    finish, stop = choice["finish_reason"], choice.get("stop_reason")
+    stop_token = None
+    if finish == "stop" and not isinstance(stop, str):
+        stop_token = stop if stop is not None else (ids[-1] if ids else None)
+    return TokenChunk(tuple(ids), tuple(logprobs), tuple(versions), finish, stop_token)
 
 
 def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
@@ -97,7 +120,7 @@ def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
 
 def _request(prompt: TokenIds, sampling: Sampling, salt: str) -> bytes:
     body: dict[str, Any] = {
-        "prompt": list(prompt),
+        "prompt": np.asarray(prompt, dtype=np.int32),
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -114,7 +137,7 @@ def _request(prompt: TokenIds, sampling: Sampling, salt: str) -> bytes:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.seed is not None:
         body["seed"] = sampling.seed
-    return json.dumps(body, separators=(",", ":")).encode()
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 async def _check(response: Response) -> None:
@@ -125,11 +148,14 @@ async def _check(response: Response) -> None:
     raise kind(f"The engine refused with status {response.status}: {text}")
 
 
-async def _events(response: Response) -> AsyncGenerator[dict[str, Any]]:
-    """The JSON values of a server-sent event stream, up to its `[DONE]`."""
+async def _events(response: Response) -> AsyncGenerator[list[dict[str, Any]]]:
+    """The JSON values of a server-sent event stream, up to its `[DONE]`; those that arrive together come together."""
     buffer = b""
     async for piece in response.pieces():
         *events, buffer = (buffer + piece).split(b"\n\n")
-        for event in events:
-            if event.startswith(b"data: ") and event != b"data: [DONE]":
-                yield json.loads(event[6:])
+        try:
+            values = [orjson.loads(event[6:]) for event in events if event.startswith(b"data: {")]
+        except orjson.JSONDecodeError as error:
+            raise UpstreamError(f"The engine sent an event that is not JSON: {error}") from error
+        if values:
+            yield values

@@ -6,14 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from harnessgym.errors import ProxyError
 from harnessgym.rollout.control import OpenedSession
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import policies
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.tables import rollouts
+from harnessgym.store.tables import calls, rollouts, segments
 from harnessgym.traces.trajectories import Trajectory, rows_of
 from harnessgym.traces.verify import verify
 from tests.proxies.conftest import MakeWorld, World
@@ -110,6 +110,28 @@ async def test_tokens_with_logprobs_and_a_version_are_trained_on_and_without_nev
         assert set(row.logprobs[row.mask == 1]) == {-0.5}
         assert [item.reason for item in found.exclusions] == ["text_only"]
         assert verify(world.store).findings == ()
+
+
+async def test_verification_tells_what_was_said_from_what_was_sampled(make_world: MakeWorld) -> None:
+    async with make_world("x") as world:
+        publish(world, 3)
+        session = await park(world)
+        ids = world.text("Yes.<|im_end|>")
+        answers: list[dict[str, Any]] = [{"text": "Yes."}, {"token_ids": ids, "logprobs": [-0.5] * len(ids), "version": 3}]
+        for index, answer in enumerate(answers):
+            asked = ask(world, session, f"sure? {index}")
+            await world.control.answer(session.session_id, (await pending(world, session))["call_id"], **answer)
+            await asked
+        said, sampled = world.calls(session)
+        await world.proxy.stop()
+        assert verify(world.store).findings == ()
+        claims = update(calls).where(calls.c.id == said.id).values(version_spans=[[0, len(ids), 3]])
+        world.store.write(lambda conn: conn.execute(claims))
+        assert {finding.kind for finding in verify(world.store).findings} == {"completion_hash", "span_coverage"}
+        forgets = update(segments).where(segments.c.id == sampled.completion_segment).values(logprobs=None)
+        world.store.write(lambda conn: conn.execute(forgets))
+        named = {(finding.kind, finding.where) for finding in verify(world.store).findings}
+        assert {("completion_hash", f"call {sampled.id}"), ("span_coverage", f"call {sampled.id}")} < named
 
 
 async def test_a_cut_answer_has_no_end_of_turn(make_world: MakeWorld) -> None:

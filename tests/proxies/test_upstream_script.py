@@ -118,6 +118,7 @@ async def test_a_script_needs_a_language() -> None:
     "message",
     [
         Message("assistant", "Ünïcode, and\n\nlines\n"),
+        Message("assistant", "A turn ends with <|im_end|>, they say."),
         Message("assistant", "", tool_calls=(ToolCall("x", "f", '{"a": [1, "<b>"]}'), ToolCall("y", "g", "{}"))),
         Message("assistant", "Both.", tool_calls=(ToolCall("x", "f", '{"ä": null}'),)),
     ],

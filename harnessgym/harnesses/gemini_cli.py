@@ -1,0 +1,58 @@
+"""Gemini CLI: generateContent, streamed."""
+
+import json
+from collections.abc import Sequence
+
+from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
+from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.task import Task
+
+_BELIEVED = 1_048_576
+"""Tokens it believes its models take: what it can be told is at which share of them to compact."""
+_FULL = 0.8
+_SETTINGS = {
+    "general": {"disableAutoUpdate": True, "disableUpdateNag": True, "enableAutoUpdate": False},
+    "privacy": {"usageStatisticsEnabled": False},
+    "telemetry": {"enabled": False},
+    "security": {"auth": {"selectedType": "gemini-api-key"}},
+}
+
+
+class GeminiCliConfig(ProgramConfig):
+    """How Gemini CLI is run."""
+
+    version: str = "0.61.0"
+    """Version of the npm package `@google/gemini-cli`."""
+    model: str = "gemini-2.5-pro"
+    """Model name the agent asks for. It shapes its prompt by the name, and without one it first asks a classifier."""
+    context_window: int = 128_000
+    """Tokens the model takes; the agent compacts before they are full."""
+
+
+class GeminiCli:
+    """Describes a run of `gemini`."""
+
+    settings = GeminiCliConfig
+    side_calls: Sequence[SideCallRule] = (
+        SideCallRule(kind="compaction", name="summary", system_prefix="You are a specialized system component"),
+        SideCallRule(kind="side", name="classifier", no_tools=True, json_schema=True),
+    )
+
+    def __init__(self, config: GeminiCliConfig) -> None:
+        self._config = config
+        self._program = NodeProgram(config, "gemini_cli", config.version, "@google/gemini-cli")
+
+    def install(self) -> Sequence[Step]:
+        """See `Harness.install`."""
+        return self._program.install()
+
+    def launch(self, task: Task, endpoint: Endpoint) -> Launch:
+        """See `Harness.launch`."""
+        settings = {**_SETTINGS, "model": {"compressionThreshold": _FULL * self._config.context_window / _BELIEVED}}
+        env = {
+            "GEMINI_API_KEY": endpoint.key,
+            "GOOGLE_GEMINI_BASE_URL": endpoint.gemini_url,
+            "GEMINI_CLI_TRUST_WORKSPACE": "true",
+        }
+        argv = ("gemini", "--yolo", "--model", self._config.model or endpoint.model, "--prompt", task.instruction)
+        return self._program.launch(task, argv, env=env, files={".gemini/settings.json": json.dumps(settings)})

@@ -1,0 +1,46 @@
+"""mini-swe-agent: chat completions through litellm, not streamed."""
+
+from collections.abc import Sequence
+
+from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
+from harnessgym.harnesses.program import ProgramConfig, PythonProgram
+from harnessgym.task import Task
+
+
+class MiniSweAgentConfig(ProgramConfig):
+    """How mini-swe-agent is run."""
+
+    version: str = "2.4.6"
+    """Version of the PyPI package `mini-swe-agent`."""
+    litellm: str = "1.106.2"
+    """Version of litellm beneath it."""
+
+
+class MiniSweAgent:
+    """Describes a run of `mini`."""
+
+    settings = MiniSweAgentConfig
+    side_calls: Sequence[SideCallRule] = ()
+
+    def __init__(self, config: MiniSweAgentConfig) -> None:
+        self._config = config
+        requirements = (f"mini-swe-agent=={config.version}", f"litellm=={config.litellm}", "mcp")
+        self._program = PythonProgram(config, "mini_swe_agent", config.version, requirements)
+
+    def install(self) -> Sequence[Step]:
+        """See `Harness.install`."""
+        return self._program.install()
+
+    def launch(self, task: Task, endpoint: Endpoint) -> Launch:
+        """See `Harness.launch`."""
+        env = {
+            "OPENAI_API_BASE": endpoint.openai_url,
+            "OPENAI_API_KEY": endpoint.key,
+            "MSWEA_CONFIGURED": "true",
+            "MSWEA_COST_TRACKING": "ignore_errors",
+            "MSWEA_SILENT_STARTUP": "1",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+        model = f"openai/{self._config.model or endpoint.model}"
+        argv = ("mini", "--model", model, "--task", task.instruction, "--yolo", "--exit-immediately")
+        return self._program.launch(task, (*argv, "--output", ".agent/trajectory.json"), env=env)

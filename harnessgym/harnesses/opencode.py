@@ -1,0 +1,60 @@
+"""OpenCode: chat completions, streamed. Titles come from a model name of their own."""
+
+import json
+from collections.abc import Sequence
+
+from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
+from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.task import Task
+
+_SMALL = "small"
+_PROVIDER = "harnessgym"
+
+
+class OpenCodeConfig(ProgramConfig):
+    """How OpenCode is run."""
+
+    version: str = "1.18.33"
+    """Version of the npm package `opencode-ai`."""
+    context_window: int = 128_000
+    """Tokens the agent believes the model takes; it compacts before they are full."""
+    max_tokens: int = 8_192
+    """Most tokens it asks for in one answer."""
+
+
+class OpenCode:
+    """Describes a run of `opencode`."""
+
+    settings = OpenCodeConfig
+    side_calls: Sequence[SideCallRule] = (
+        SideCallRule(kind="side", name="title", model=_SMALL),
+        SideCallRule(kind="compaction", name="summary", system_prefix="You are a context summarization agent"),
+    )
+
+    def __init__(self, config: OpenCodeConfig) -> None:
+        self._config = config
+        self._program = NodeProgram(config, "opencode", config.version, "opencode-ai", setup="postinstall.mjs")
+
+    def install(self) -> Sequence[Step]:
+        """See `Harness.install`."""
+        return self._program.install()
+
+    def launch(self, task: Task, endpoint: Endpoint) -> Launch:
+        """See `Harness.launch`."""
+        model = self._config.model or endpoint.model
+        limit = {"context": self._config.context_window, "output": self._config.max_tokens}
+        options = {"baseURL": endpoint.openai_url, "apiKey": endpoint.key}
+        models = {name: {"name": name, "limit": limit, "tool_call": True} for name in (model, _SMALL)}
+        settings = {
+            "autoupdate": False,
+            "share": "disabled",
+            "permission": {"*": "allow"},
+            "model": f"{_PROVIDER}/{model}",
+            "small_model": f"{_PROVIDER}/{_SMALL}",
+            "enabled_providers": [_PROVIDER],
+            "provider": {_PROVIDER: {"npm": "@ai-sdk/openai-compatible", "options": options, "models": models}},
+        }
+        env = {f"OPENCODE_DISABLE_{name}": "1" for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")}
+        argv = ("opencode", "run", "--format", "json", "--model", f"{_PROVIDER}/{model}", task.instruction)
+        files = {".config/opencode/opencode.json": json.dumps(settings)}
+        return self._program.launch(task, argv, env=env, files=files)

@@ -1,0 +1,101 @@
+"""The programs of installed agents: where they lie, what installs them, how they are started.
+
+Every agent has a folder of its own, named after it and its version, so that versions stand side by side and a folder can be
+an image layer. Node agents share one pinned Node.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harnessgym.harness import Launch, Step
+from harnessgym.task import Task
+
+NODE = "22.23.3"
+"""Node version that runs agents; the npm package `node` carries its binary."""
+HOME = ".agent"
+"""The agent's home folder, in the workspace: it finds no settings of the machine's user and leaves none."""
+_START = f'export HOME="$PWD/{HOME}" PATH="$0:$PATH"; mkdir -p "$HOME"; exec "$@"'
+
+
+class ProgramConfig(BaseModel):
+    """What every installed agent can be told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: str = Field(default_factory=lambda: str(Path.home() / ".cache" / "harnessgym" / "agents"))
+    """Folder that agents are installed in, each in one of its own."""
+    model: str = ""
+    """Model name the agent asks for; empty is the endpoint's."""
+    args: tuple[str, ...] = ()
+    """Arguments added to its command."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment added to its own."""
+
+
+class Program:
+    """One agent's program inside its folder. Describes; does no I/O."""
+
+    def __init__(self, config: ProgramConfig, name: str, version: str) -> None:
+        self.config = config
+        self.folder = f"{config.folder}/{name}-{version}"
+        self._path: tuple[str, ...] = (f"{self.folder}/bin",)
+        self._readable: tuple[str, ...] = (self.folder,)
+
+    def launch(
+        self,
+        task: Task,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        files: Mapping[str, str] | None = None,
+        stdin: str | None = None,
+        readable: Sequence[str] = (),
+    ) -> Launch:
+        """A launch of `argv` with the agent's own home and its programs on the path."""
+        words = ("sh", "-c", _START, ":".join(self._path), *argv, *self.config.args)
+        return Launch(
+            argv=words,
+            env={**env, **self.config.env},
+            files={f"{HOME}/{path}": text for path, text in (files or {}).items()},
+            stdin=None if stdin is None else stdin.encode(),
+            limits=task.limits,
+            readable=(*self._readable, *readable),
+        )
+
+
+class NodeProgram(Program):
+    """An agent from npm."""
+
+    def __init__(self, config: ProgramConfig, name: str, version: str, package: str, *, setup: str = "") -> None:
+        """`setup` is the package's own install script, for npm versions that do not run it."""
+        super().__init__(config, name, version)
+        self._package, self._setup = f"{package}@{version}", f"{self.folder}/node_modules/{package}/{setup}" if setup else ""
+        self._node = f"{config.folder}/node-{NODE}"
+        self._path = (f"{self.folder}/node_modules/.bin", f"{self._node}/node_modules/node/bin")
+        self._readable = (self.folder, self._node)
+
+    def install(self) -> Sequence[Step]:
+        """Node, the package, and its install script."""
+        steps = [_npm(self._node, f"node@{NODE}"), _npm(self.folder, self._package)]
+        return [*steps, Step((f"{self._path[1]}/node", self._setup))] if self._setup else steps
+
+
+class PythonProgram(Program):
+    """An agent from PyPI, in a virtual environment."""
+
+    def __init__(self, config: ProgramConfig, name: str, version: str, requirements: Sequence[str]) -> None:
+        super().__init__(config, name, version)
+        self._requirements = requirements
+        self.python = f"{self.folder}/bin/python"
+
+    def install(self) -> Sequence[Step]:
+        """The environment and its packages."""
+        pip = (self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self._requirements)
+        return [Step((sys.executable, "-m", "venv", self.folder)), Step(pip)]
+
+
+def _npm(folder: str, package: str) -> Step:
+    return Step(("npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--loglevel=error", package))

@@ -1,0 +1,65 @@
+"""Installs agents on this machine: runs a harness's steps once, whoever asks and however often.
+
+A step that has run leaves its digest in the folder, so equal steps of several harnesses run once and a failed installation goes
+on where it stopped. Processes that install at the same time wait for each other.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from harnessgym.errors import HarnessError
+from harnessgym.harness import Step
+
+_TAIL = 2_000
+
+
+def installed(steps: Sequence[Step], folder: Path) -> bool:
+    """Whether all steps have run."""
+    return all(_mark(step, folder).exists() for step in steps)
+
+
+def install(steps: Sequence[Step], folder: Path) -> None:
+    """Run the steps that have not run, in order, with this process's environment and the step's own.
+
+    Raises `HarnessError` with the step's output if one fails.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        for step in steps:
+            mark = _mark(step, folder)
+            if mark.exists():
+                continue
+            _run(step)
+            mark.parent.mkdir(exist_ok=True)
+            mark.write_text(" ".join(step.argv))
+
+
+def _run(step: Step) -> None:
+    try:
+        done = subprocess.run(step.argv, env={**os.environ, **step.env}, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise HarnessError(f"Cannot run {step.argv[0]!r} to install an agent: {error}. Is it on the path?") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout)[-_TAIL:].strip()
+        raise HarnessError(f"Installing an agent failed: {' '.join(step.argv)} exited with {done.returncode}.\n{said}")
+
+
+def _mark(step: Step, folder: Path) -> Path:
+    text = json.dumps([step.argv, sorted(step.env.items())])
+    return folder / ".steps" / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

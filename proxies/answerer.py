@@ -1,0 +1,88 @@
+"""Who answers a call: an engine, the next engine when one is lost, or an outside model."""
+
+from contextlib import aclosing
+from dataclasses import replace
+
+from harnessgym.errors import UpstreamLost
+from harnessgym.store.workers import WorkerRow
+from proxies.call import Call
+from proxies.feed import Feed
+from proxies.language import Language
+from proxies.session import Session
+from proxies.text_upstream import TextCall, TextUpstream
+from proxies.upstream import Upstream
+from proxies.workers import NoWorker, Wanted, WorkerTable
+
+_ATTEMPTS = 6
+"""Workers that may be lost under one call."""
+
+
+class Answerer:
+    """Gets calls their tokens."""
+
+    def __init__(self, workers: WorkerTable, language: Language, run_id: str) -> None:
+        """Prefix caches are salted with the run and the version: what one computed is never read under another."""
+        self._workers, self._language, self._run_id = workers, language, run_id
+
+    async def answer(self, session: Session, call: Call, feed: Feed) -> None:
+        """Sample the answer, on another worker from the tokens so far whenever one is lost.
+
+        Raises `UpstreamLost` when no worker is left to ask, `UpstreamError` when one refuses or contradicts itself.
+        """
+        attempts = 0
+        while True:
+            if len(call.sampled.ids) >= call.sampling.max_tokens:
+                call.sampled.finish_reason = "length"
+                return
+            try:
+                async with self._workers.taking(self._wanted(session, call)) as worker:
+                    if isinstance(worker.upstream, TextUpstream):
+                        await self._hear(session, worker.row.id, worker.upstream, call, feed)
+                    else:
+                        await self._sample_at(worker.row, worker.upstream, call, feed)
+            except UpstreamLost as error:
+                attempts += 1
+                if isinstance(error, NoWorker) or attempts == _ATTEMPTS:
+                    raise
+            else:
+                return
+
+    async def _sample_at(self, worker: WorkerRow, upstream: Upstream, call: Call, feed: Feed) -> None:
+        sampled, before = call.sampled, len(call.sampled.ids)
+        sampled.worker = worker.id
+        given = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
+        sampling = call.sampling.limited(call.sampling.max_tokens - before)
+        if before and sampling.seed is not None:
+            sampling = replace(sampling, seed=sampling.seed + before)
+        salt = f"{self._run_id}:{worker.version}"
+        async with aclosing(upstream.generate(given, sampling, salt=salt)) as chunks:
+            async for chunk in chunks:
+                sampled.take(chunk)
+                feed.add(chunk.ids)
+                if chunk.finish_reason == "abort":
+                    raise UpstreamLost(f"Worker {worker.id} aborted the sequence.")
+                if chunk.finish_reason is not None:
+                    call.interruptible = False
+                    sampled.end(chunk, len(given), len(sampled.ids) - before)
+                    return
+        raise UpstreamLost(f"Worker {worker.id} ended its answer without a finish reason.")
+
+    async def _hear(self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: Feed) -> None:
+        """Let an outside model answer."""
+        call.sampled.worker = worker_id
+        prompt, timeout_s = tuple(call.prompt.ids), session.options.answer_timeout_s
+        asked = TextCall(call.id, session.row.id, call.ordinal, call.request, prompt, call.sampling, self._language, timeout_s)
+        answer = await upstream.complete(asked)
+        call.interruptible = False
+        call.sampled.hear(answer, self._language)
+        feed.add(call.sampled.ids)
+
+    @staticmethod
+    def _wanted(session: Session, call: Call) -> Wanted:
+        parent = call.prompt.parent
+        return Wanted(
+            upstream=session.options.upstream,
+            prefix_owner=None if parent is None else session.workers.get(parent.segment_id),
+            pin=session.row.version_pin,
+            min_version=session.row.limits.get("min_version"),
+        )

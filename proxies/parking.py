@@ -1,0 +1,146 @@
+"""The control routes by which parked calls are seen and answered.
+
+`GET /control/sessions/{id}/pending?timeout_s=20&after=0` waits for a call and gives its messages, tools and prompt token ids.
+Without `after` it is the oldest that waits, with it the oldest whose ordinal is greater, so that calls of several agents can be
+answered side by side. Asking again gives the same call until it is answered. `POST /control/sessions/{id}/answer` answers one.
+"""
+
+import asyncio
+import math
+from dataclasses import asdict
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, model_validator
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from harnessgym.errors import ProxyError
+from harnessgym.message import Message, ToolCall, canonical_json
+from proxies.session import SessionTable
+from proxies.text_upstream import TextAnswer, TextCall
+from proxies.upstreams.parked import ParkedUpstream
+
+_MOST_S = 300.0
+"""Longest wait for a pending call."""
+
+
+class Call(BaseModel, extra="forbid"):
+    """A call of a tool."""
+
+    name: str
+    arguments: dict[str, Any] | str = Field(default_factory=dict)
+    """An object, or its JSON text."""
+
+
+class Said(BaseModel, extra="forbid"):
+    """An answer by its parts."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[Call] = Field(default_factory=list)
+
+    def message(self) -> Message:
+        """The same as a message. Ids of its calls are minted when it is read back from tokens."""
+        calls = (
+            ToolCall("", call.name, call.arguments if isinstance(call.arguments, str) else canonical_json(call.arguments))
+            for call in self.tool_calls
+        )
+        return Message("assistant", self.content, reasoning=self.reasoning, tool_calls=tuple(calls))
+
+
+class PostedAnswer(BaseModel, extra="forbid"):
+    """The answer of one parked call: exactly one of text, message and token_ids."""
+
+    call_id: str
+    text: str | None = None
+    """As the policy would write it, markup and all, without its end of turn."""
+    message: Said | None = None
+    token_ids: tuple[int, ...] | None = None
+    """Tokens of the policy, end of turn included."""
+    logprobs: tuple[float, ...] | None = None
+    """One per token id, of the distribution that was sampled from. Without them the answer is never trained on."""
+    version: int | None = None
+    """The policy version that sampled the token ids; needed with logprobs."""
+    finish_reason: Literal["stop", "length"] = "stop"
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "PostedAnswer":
+        given = [name for name in ("text", "message", "token_ids") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give exactly one of text, message and token_ids, not {', '.join(given) or 'none'}")
+        if self.token_ids is not None and (not self.token_ids or not all(0 <= token < 1 << 31 for token in self.token_ids)):
+            raise ValueError("token_ids must be token ids, at least one")
+        if self.logprobs is None:
+            return self
+        if self.token_ids is None or len(self.logprobs) != len(self.token_ids) or self.version is None:
+            raise ValueError("logprobs need as many token_ids, and the version of the policy that sampled them")
+        if not all(math.isfinite(logprob) and logprob <= 0 for logprob in self.logprobs):
+            raise ValueError("logprobs must be finite and not positive")
+        return self
+
+    def answer(self) -> TextAnswer:
+        """The same as the relay takes it."""
+        said = self.token_ids or (self.message.message() if self.message is not None else self.text)
+        assert said is not None
+        return TextAnswer(said, self.logprobs, self.version or 0, self.finish_reason)
+
+
+class Parking:
+    """Handlers of the two routes."""
+
+    def __init__(self, sessions: SessionTable, parked: ParkedUpstream) -> None:
+        self._sessions, self._parked = sessions, parked
+
+    async def pending(self, request: Request) -> JSONResponse:
+        """The next call that waits: `{"pending": {...} or null, "waiting": how many, "sealed": whether none can come}`."""
+        session_id = request.path_params["id"]
+        session = await self._sessions.by_id(session_id)
+        if session is None:
+            return _missing(session_id)
+        timeout_s, after = _number(request, "timeout_s", 0.0), _number(request, "after", -1.0)
+        deadline = asyncio.get_running_loop().time() + min(timeout_s, _MOST_S)
+        while True:
+            waiting = self._parked.waiting(session_id)
+            found = next((call for call in waiting if call.ordinal > after), None)
+            left = deadline - asyncio.get_running_loop().time()
+            if found is not None or session.sealed or left <= 0:
+                shown = None if found is None else _shown(found)
+                return JSONResponse({"pending": shown, "waiting": len(waiting), "sealed": session.sealed})
+            await self._parked.news(left)
+
+    async def answer(self, request: Request) -> JSONResponse:
+        """Answer a call."""
+        posted = PostedAnswer.model_validate_json(await request.body() or b"{}")
+        session_id = request.path_params["id"]
+        if await self._sessions.by_id(session_id) is None:
+            return _missing(session_id)
+        if not self._parked.answer(session_id, posted.call_id, posted.answer()):
+            raise ProxyError(f"Call {posted.call_id} is not pending: it has ended, or it is not of session {session_id}.")
+        return JSONResponse({})
+
+
+def _shown(call: TextCall) -> dict[str, Any]:
+    request = call.request
+    return {
+        "call_id": call.id,
+        "ordinal": call.ordinal,
+        "model": request.model,
+        "messages": [message.to_template() for message in request.messages],
+        "tools": [tool.to_template() for tool in request.tools],
+        "tool_choice": request.tool_choice,
+        "prompt_token_ids": list(call.prompt),
+        "sampling": asdict(call.sampling),
+        "timeout_s": call.timeout_s,
+    }
+
+
+def _number(request: Request, name: str, default: float) -> float:
+    text = request.query_params.get(name)
+    try:
+        return default if text is None else float(text)
+    except ValueError:
+        raise ProxyError(f"{name}={text!r} is not a number.") from None
+
+
+def _missing(session_id: str) -> JSONResponse:
+    return JSONResponse({"error": f"There is no session {session_id}."}, status_code=404)

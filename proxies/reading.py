@@ -1,0 +1,216 @@
+"""Request bodies read once: what a body has in common with an earlier one of its session is not read again.
+
+A harness sends its whole conversation with every turn. Only what is new of it is parsed, taken apart for the store, and made into
+messages; a turn then costs what it adds, however long the conversation is. The result is the same, to the last byte, as reading
+every body by itself (`strict_json.loads_lenient` and `split_body`).
+"""
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from harnessgym.store.bodies import LISTS, SplitBody, split_body
+from proxies import strict_json
+
+_CONVERSATIONS = 4
+"""Conversations of one session that are remembered: sub-agents take turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The members of a body before its list, or behind it."""
+
+    text: str
+    values: dict[str, Any]
+    made: dict[str, list[Any]] = field(default_factory=dict)
+    """What the dialect made of their arrays."""
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """A body that was read."""
+
+    text: str
+    head: _Members
+    name: str
+    """The member that holds the list."""
+    separator: str
+    tail: _Members
+    values: list[Any]
+    """The list's elements."""
+    ends: list[int]
+    """Where each of them ends in the text."""
+    hashes: list[str]
+    """Of the text of each of them."""
+    made: list[Any]
+    """What the dialect made of those that it was asked for, from the first on."""
+    stored: int = 0
+    """How many of them the store is known to have."""
+
+    def shared(self, text: str) -> int:
+        """How many leading elements another text has too, word for word, behind the same head."""
+        if text.startswith(self.text[: self.ends[-1]]):
+            return len(self.ends)
+        if not text.startswith(self.head.text):
+            return 0
+        return bisect_left(self.ends, 1, key=lambda end: not text.startswith(self.text[:end]))
+
+
+class ReadBody(bytes):
+    """A request's body together with what was read of it."""
+
+    value: dict[str, Any]
+    """The JSON value, as `strict_json.loads_lenient` gives it."""
+    split: SplitBody
+    _conversation: _Conversation
+
+    def make(self, name: str, read: Callable[[Any, int], Any]) -> list[Any] | None:
+        """`read` of every element of an array of the body, called for those that are new. None if it is no such array."""
+        conversation = self._conversation
+        if name == conversation.name and name not in conversation.tail.values:
+            made, values = conversation.made, conversation.values
+            made += [read(values[index], index) for index in range(len(made), len(values))]
+            return list(made)
+        for members in (conversation.tail, conversation.head):
+            if isinstance(members.values.get(name), list):
+                if name not in members.made:
+                    members.made[name] = [read(value, index) for index, value in enumerate(members.values[name])]
+                return list(members.made[name])
+        return None
+
+    def stored(self, written: "Future[None]") -> None:
+        """To be called when the body's write has ended: if it is committed, its elements need not be written again."""
+        if written.exception() is None:
+            self._conversation.stored = len(self._conversation.ends)
+
+
+class BodyReader:
+    """Reads the bodies that one session sends in one dialect."""
+
+    def __init__(self) -> None:
+        self._known: list[_Conversation] = []
+
+    def read(self, body: bytes) -> bytes:
+        """A `ReadBody`, or the body as it is where it holds no list of messages or is not valid: then it is read elsewhere."""
+        try:
+            text = body.decode()
+            known, shared = max(
+                ((known, known.shared(text)) for known in self._known), key=lambda pair: pair[1], default=(None, 0)
+            )
+            conversation = _continued(text, known, shared) if known is not None and shared else _begun(text)
+        except (ValueError, IndexError, RecursionError):
+            return body
+        if conversation is None:
+            return body
+        if known is not None and shared == len(known.ends):
+            self._known.remove(known)
+        self._known = [conversation, *self._known[: _CONVERSATIONS - 1]]
+        out = ReadBody(body)
+        out.value = {**conversation.head.values, conversation.name: list(conversation.values), **conversation.tail.values}
+        out.split = _split(conversation)
+        out._conversation = conversation  # noqa: SLF001
+        return out
+
+
+def split_of(body: bytes) -> SplitBody:
+    """A body as the store takes it."""
+    return body.split if isinstance(body, ReadBody) else split_body(body)
+
+
+def _begun(text: str) -> _Conversation | None:
+    """A conversation of which nothing is known."""
+    at = _skip(text, 0)
+    if text[at] != "{":
+        return None
+    values: dict[str, Any] = {}
+    at = _skip(text, at + 1)
+    while text[at] == '"':
+        key, at = _member(text, at)
+        if key in LISTS and text[at] == "[":
+            start = _skip(text, at + 1)
+            head = _Members(text[:start], values)
+            return _finished(_Conversation(text, head, key, "", head, [], [], [], []), start)
+        values[key], at = strict_json.scan(text, at, 1)
+        at = _skip(text, at)
+        if text[at] != ",":
+            return None
+        at = _skip(text, at + 1)
+    return None
+
+
+def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | None:
+    """A conversation that begins as another one does."""
+    parallel = (known.values[:shared], known.ends[:shared], known.hashes[:shared], known.made[:shared])
+    stored = min(known.stored, shared)
+    conversation = _Conversation(text, known.head, known.name, known.separator, known.tail, *parallel, stored)
+    return _finished(conversation, conversation.ends[-1])
+
+
+def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
+    """Read the rest of the text, from the first element or from the end of one. None if it is not to be split."""
+    text, ends = conversation.text, conversation.ends
+    while True:
+        if ends:
+            at = _skip(text, ends[-1])
+            if text[at] == "]":
+                break
+            after = _skip(text, at + 1)
+            separator = text[ends[-1] : after]
+            if text[at] != "," or (len(ends) > 1 and separator != conversation.separator):
+                return None
+            conversation.separator, at = separator, after
+        value, end = strict_json.scan(text, at, 2)
+        if text[end - 1] not in '}]"':  # another text may go on where a number ends here
+            return None
+        conversation.values.append(value)
+        conversation.hashes.append(hashlib.blake2b(text[at:end].encode(), digest_size=16).hexdigest())
+        ends.append(end)
+    if len(ends) == 1:
+        conversation.separator = ","
+    if text[ends[-1] :] != conversation.tail.text:
+        conversation.tail = _tail(text, ends[-1])
+    return conversation
+
+
+def _tail(text: str, start: int) -> _Members:
+    """The members behind the list whose last element ends at `start`."""
+    values: dict[str, Any] = {}
+    at = _skip(text, _skip(text, start) + 1)
+    while text[at] == ",":
+        key, at = _member(text, _skip(text, at + 1))
+        values[key], at = strict_json.scan(text, at, 1)
+        at = _skip(text, at)
+    if text[at] != "}" or text[at + 1 :].strip(" \t\r\n"):
+        raise ValueError("not one JSON object")
+    return _Members(text[start:], values)
+
+
+def _member(text: str, at: int) -> tuple[str, int]:
+    """A member's key, and where its value begins."""
+    if text[at] != '"':
+        raise ValueError("a key is a string")
+    key, at = strict_json.scan(text, at, 1)
+    at = _skip(text, at)
+    if text[at] != ":":
+        raise ValueError("a key is followed by a colon")
+    return str(key), _skip(text, at + 1)
+
+
+def _split(conversation: _Conversation) -> SplitBody:
+    """The same as `split_body`, but for elements that the store has."""
+    text, ends, hashes, stored = conversation.text, conversation.ends, conversation.hashes, conversation.stored
+    start, gap = len(conversation.head.text), len(conversation.separator)
+    starts = [start if index == 0 else ends[index - 1] + gap for index in range(stored, len(ends))]
+    parts = tuple((hashes[index], text[at : ends[index]]) for index, at in enumerate(starts, stored))
+    header = json.dumps([start, conversation.separator])
+    return SplitBody(parts, f"{header}\n{text[:start]}{text[ends[-1] :]}".encode(), tuple(hashes[:stored]))
+
+
+def _skip(text: str, at: int) -> int:
+    while text[at] in " \t\n\r":
+        at += 1
+    return at

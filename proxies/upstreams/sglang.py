@@ -1,0 +1,138 @@
+"""SGLang's own `/generate`, with token ids in and out.
+
+Logprobs are those of `meta_info.output_token_logprobs`. SGLang takes them after the temperature and before top-p and top-k,
+unless it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`, which a policy gradient cannot use. Seeds hold only under
+`--enable-deterministic-inference`. Tokens are labelled with `meta_info.weight_versions` (spans) or `weight_version`, where
+these are the numbers of policy versions: a weight update must say which it is.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+import orjson
+
+from harnessgym.errors import UpstreamError, UpstreamLost
+from harnessgym.message import Sampling
+from harnessgym.tokens import FloatArray, TokenIds
+from proxies.http_client import HttpClient
+from proxies.upstream import LogprobMode, TokenChunk
+from proxies.upstreams.event_stream import check, events
+
+
+class SglangUpstream:
+    """One worker at `http://host:port` or `unix:/path`."""
+
+    logprob_mode: LogprobMode = "processed"
+
+    def __init__(self, address: str, *, version: int = 0) -> None:
+        self.version = version
+        self._client = HttpClient(address)
+
+    async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
+        """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses."""
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": _parameters(sampling),
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "stream": True,
+            "extra_key": salt,
+        }
+        seen = 0
+        async with self._client.request("POST", "/generate", orjson.dumps(body)) as response:
+            await check(response)
+            async with aclosing(events(response)) as answers:
+                async for answer in answers:
+                    chunk = self._read(answer, seen)
+                    seen += len(chunk.ids)
+                    yield chunk
+                    if chunk.finish_reason is not None:
+                        return
+        raise UpstreamLost("The engine ended its stream without a finish reason.")
+
+    async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:
+        """Log-probability of each token given those before it, float32 [T]; entry 0 is 0."""
+        if temperature != 1.0:
+            raise UpstreamError(f"SGLang scores prompts at temperature 1, not {temperature}. Ask for 1.")
+        parameters = {"max_new_tokens": 0, "temperature": 1.0}
+        body = {"input_ids": list(ids), "sampling_params": parameters, "return_logprob": True, "logprob_start_len": 0}
+        async with self._client.request("POST", "/generate", orjson.dumps(body)) as response:
+            await check(response)
+            entries = orjson.loads(await response.body())["meta_info"]["input_token_logprobs"]
+        if [entry[1] for entry in entries] != list(ids):
+            raise UpstreamError(f"The engine was given {len(ids)} tokens and scored {len(entries)}, or others.")
+        return np.array([0.0, *(entry[0] for entry in entries[1:])], dtype=np.float32)
+
+    async def healthy(self) -> bool:
+        """Whether the worker answers its health check."""
+        try:
+            async with self._client.request("GET", "/health") as response:
+                await response.body()
+                return response.status == 200
+        except UpstreamLost:
+            return False
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._client.close()
+
+    def _read(self, answer: dict[str, Any], seen: int) -> TokenChunk:
+        """What is new in an event: events repeat all tokens, or give the new ones under `--incremental-streaming-output`."""
+        if "error" in answer:
+            raise UpstreamError(f"The engine failed while it answered: {answer['error']}")
+        meta = answer["meta_info"]
+        total = meta.get("completion_tokens", seen)
+        entries = (meta.get("output_token_logprobs") or [])[seen - total :] if total > seen else []
+        if len(entries) != max(0, total - seen):
+            raise UpstreamError(f"The engine gave logprobs of {len(entries)} new tokens; it has sampled {total - seen}.")
+        ids = tuple(int(entry[1]) for entry in entries)
+        versions = self._versions(meta, seen, total)
+        finish = meta.get("finish_reason")
+        if finish is None:
+            return TokenChunk(ids, tuple(entry[0] for entry in entries), versions)
+        kind, matched = finish["type"], finish.get("matched")
+        if kind not in ("stop", "length", "abort"):
+            raise UpstreamError(f"The engine ended its answer for an unknown reason: {finish}.")
+        if kind == "abort" and finish.get("status_code") in (400, 422):
+            raise UpstreamError(f"The engine refused: {finish.get('message')}")
+        return TokenChunk(
+            ids,
+            tuple(entry[0] for entry in entries),
+            versions,
+            kind,
+            matched if kind == "stop" and isinstance(matched, int) else None,
+            prompt_tokens=meta.get("prompt_tokens"),
+            completion_tokens=total,
+            cached_tokens=meta.get("cached_tokens") or 0,
+        )
+
+    def _versions(self, meta: dict[str, Any], seen: int, total: int) -> tuple[int, ...]:
+        """Versions of the tokens [seen, total); that which the worker is known to serve where the engine names none."""
+        spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": total}]
+        out = [self.version] * (total - seen)
+        for span in spans:
+            if str(span["version"]).isdecimal():
+                for index in range(max(span["start"], seen), min(span["end"], total)):
+                    out[index - seen] = int(span["version"])
+        return tuple(out)
+
+
+def _parameters(sampling: Sampling) -> dict[str, Any]:
+    parameters: dict[str, Any] = {
+        "max_new_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": 0.0,
+        "skip_special_tokens": False,
+        "no_stop_trim": True,
+    }
+    if sampling.stop:
+        parameters["stop"] = list(sampling.stop)
+    if sampling.stop_token_ids:
+        parameters["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.seed is not None:
+        parameters["sampling_seed"] = sampling.seed
+    return parameters
