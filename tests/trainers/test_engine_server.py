@@ -1,9 +1,4 @@
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -11,12 +6,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 import torch
-import uvicorn
 from openai import OpenAI
 from tokenizers import Tokenizer, decoders, models
 
+from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
-from trainers.engine.server import create_app, listen, load_engine
+from trainers.engine.server import load_engine
 from trainers.policy import Policy, PolicyConfig, published_weights, save_policy
 
 CONFIG = PolicyConfig(
@@ -39,21 +34,12 @@ def make_model(folder, *, tokenizer=True):
 
 @contextmanager
 def serving(folder, **options):
-    """The real server on a loopback port, in a thread."""
+    """An engine of this process behind the real front on a loopback port."""
     settings = EngineSettings(model=folder, port=0, served_model_name="tiny", **options)
-    engine, listener = load_engine(settings), listen(settings)
-    engine.start()
-    config = uvicorn.Config(create_app(engine, settings), loop="uvloop", http="httptools", log_level="warning")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    host, port = listener.getsockname()
-    with httpx.Client(base_url=f"http://{host}:{port}", timeout=60) as client:
+    engine = load_engine(settings)
+    with fronted(engine, settings) as url, httpx.Client(base_url=url, timeout=60) as client:
         client.engine = engine
         yield client
-    server.should_exit = True
-    thread.join()
-    engine.close()
 
 
 @pytest.fixture(scope="module")
@@ -297,49 +283,3 @@ def test_a_failed_engine_is_unhealthy_and_refuses(tmp_path):
         assert ask(client, max_tokens=3)["finish_reason"] == "abort"
         assert client.get("/health").status_code == 500
         assert client.post("/v1/completions", json={"prompt": PROMPT}).status_code == 503
-
-
-@pytest.mark.parametrize("inherited", [False, True])
-def test_serve_is_a_process_that_prints_where_it_listens(tmp_path, inherited):
-    make_model(tmp_path)
-    listener = socket.create_server(("127.0.0.1", 0))
-    where = {"fd": listener.fileno()} if inherited else {"port": 0}
-    code = f"from trainers.engine import *; serve(EngineSettings(model={str(tmp_path)!r}, **{where!r}))"
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env, pass_fds=[listener.fileno()]
-    )
-    line = process.stdout.readline()
-    assert line.startswith(f"engine engine-0 serves {tmp_path.name} at http://127.0.0.1:")
-    if inherited:
-        assert line.strip().endswith(f":{listener.getsockname()[1]}")
-    assert httpx.get(line.split()[-1] + "/health", timeout=30).status_code == 200
-    process.send_signal(signal.SIGTERM)
-    process.wait(20)
-    process.stdout.close()
-    listener.close()
-
-
-def test_a_failed_engine_ends_its_process(tmp_path):
-    make_model(tmp_path)
-    code = f"""
-from trainers.engine import EngineSettings, server
-load = server.load_engine
-def load_broken(settings):
-    engine = load(settings)
-    engine.policy.blocks[0].self_attn.o_proj = None
-    return engine
-server.load_engine = load_broken
-server.serve(EngineSettings(model={str(tmp_path)!r}, port=0))
-"""
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    ) as process:
-        url = process.stdout.readline().split()[-1]
-        reply = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT, "max_tokens": 3}, timeout=30)
-        assert reply.json()["choices"][0]["finish_reason"] == "abort"
-        assert process.wait(20) == 1
-        log = process.stderr.read()
-    assert "Traceback" in log
-    assert "AttributeError: 'NoneType' object has no attribute 'weight'" in log

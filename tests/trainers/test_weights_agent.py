@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 import uvicorn
+from anyio.from_thread import start_blocking_portal
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -18,8 +19,9 @@ from starlette.routing import Route
 from harnessgym.errors import PolicyError
 from harnessgym.store import TraceStore, leases, policies, runs, workers
 from harnessgym.store.policies import PolicyVersion
+from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
-from trainers.engine.server import create_app, listen, load_engine
+from trainers.engine.server import follow, load_engine
 from trainers.policy import Policy, PolicyConfig, published_weights, save_policy
 from trainers.weights.agent import read_newest
 from trainers.weights.publish import publish_full
@@ -119,12 +121,11 @@ class Site:
     @contextmanager
     def engine(self, worker="w1", **options):
         settings = EngineSettings(model=self.folder / "model", port=0, worker_id=worker, agent=self.agent(**options))
-        engine, listener = load_engine(settings), listen(settings)
-        engine.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        with running(create_app(engine, settings, url), sockets=[listener]):
+        engine = load_engine(settings)
+        with fronted(engine, settings) as url, start_blocking_portal() as portal:
+            following = portal.start_task_soon(follow, engine, settings, url)
             yield url
-        engine.close()
+            following.cancel()
 
     def worker(self, worker="w1"):
         return next((row for row in self.store.read(lambda conn: workers.of_run(conn, self.run_id)) if row.id == worker), None)

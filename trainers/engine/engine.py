@@ -35,7 +35,7 @@ from trainers.weights.publish import read_version
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 0.02
+FLUSH_S = 0.05
 """Tokens of running sequences are delivered at most this often."""
 
 GATHER_S = 0.0005
@@ -85,12 +85,15 @@ class Engine:
         self._flushed_at = 0.0
         self._closed = False
         self.failure: Exception | None = None
-        self._on_failure: Callable[[Exception], None] | None = None
+        self._on_failure: Callable[[Exception], object] = lambda _: None
+        self._on_delivery: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
-    def start(self, on_failure: Callable[[Exception], None] | None = None) -> None:
-        """Start the engine's thread; should it fail, it calls `on_failure` last."""
-        self._on_failure = on_failure
+    def start(
+        self, on_failure: Callable[[Exception], object] = lambda _: None, on_delivery: Callable[[], object] = lambda: None
+    ) -> None:
+        """Start the engine's thread. It calls `on_delivery` after each step's chunks and, should it fail, `on_failure` last."""
+        self._on_failure, self._on_delivery = on_failure, on_delivery
         self._thread.start()
 
     def close(self) -> None:
@@ -142,12 +145,13 @@ class Engine:
                 self._obey()
                 if not self._closed:
                     self._step()
+                self._on_delivery()
         except Exception as error:
             log.exception("The engine's thread failed; all its sequences are aborted.")
             self.failure = error
             self._close()
-            if self._on_failure is not None:
-                self._on_failure(error)
+            self._on_delivery()
+            self._on_failure(error)
 
     def _order(self, order: Order, *, refuse: bool = True) -> None:
         """Hand an order to the thread. A stopped engine ignores it, or raises `UpstreamError` if it is to `refuse`."""

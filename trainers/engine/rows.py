@@ -105,7 +105,8 @@ class Rows:
         rows = rows[self.salt[rows] == salt]
         if skip is not None:
             rows = rows[rows != skip]
-        if not len(rows) or not len(tokens):
+        rows = rows[(self.tokens[rows, :_WORTH] == tokens[:_WORTH]).all(1)] if len(tokens) >= _WORTH else rows[:0]
+        if not len(rows):
             return 0, 0
         differs = self.tokens[rows, : len(tokens)] != tokens
         shared = np.where(differs.any(1), differs.argmax(1), len(tokens))

@@ -5,12 +5,13 @@ finish reason.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from harnessgym.tokens import TokenIds
+from harnessgym.tokens import IdArray, TokenIds
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -45,14 +46,13 @@ class TokenScore:
     alternatives: dict[int, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Tokens sampled since the chunk before, all under policy `version`."""
 
     ids: list[int]
     logprobs: list[float]
     version: int
-    alternatives: list[dict[int, float]] = field(default_factory=list)
+    alternatives: List[dict[int, float]] = ()
     prompt_scores: list[TokenScore] | None = None
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -68,7 +68,7 @@ class Sequence:
 
     def __init__(
         self,
-        prompt: TokenIds,
+        prompt: TokenIds | IdArray,
         sampling: Sampling,
         deliver: Callable[[Chunk], None],
         *,
@@ -76,7 +76,7 @@ class Sequence:
         eos: frozenset[int] = frozenset(),
         matcher: "StopMatcher | None" = None,
     ) -> None:
-        self.prompt = np.asarray(prompt, dtype=np.int32)
+        self.prompt = np.array(prompt, dtype=np.int32)
         self.sampling, self.salt, self.deliver = sampling, salt, deliver
         self.eos = frozenset[int]() if sampling.ignore_eos else eos
         self.stops = sampling.stop_token_ids | self.eos
