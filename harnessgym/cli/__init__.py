@@ -11,7 +11,7 @@ from harnessgym.errors import HarnessGymError
 
 def app() -> typer.Typer:
     """The whole command tree."""
-    from harnessgym.cli import doctor, engine, names, node, proxy, store, traces, train, train_worker, wrap
+    from harnessgym.cli import doctor, engine, install, names, node, proxy, store, traces, train, train_worker, wrap
 
     root = typer.Typer(
         name="harnessgym",
@@ -20,7 +20,7 @@ def app() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for module in (train, wrap, proxy, engine, node, train_worker, store, names, doctor):
+    for module in (train, wrap, install, proxy, engine, node, train_worker, store, names, doctor):
         module.register(root)
     root.add_typer(traces.app, name="traces")
     return root

@@ -10,8 +10,9 @@ An answer's items are one message to the policy: `responses_input` puts them tog
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
-from harnessgym.message import Message
+from harnessgym.message import Message, canonical_json
 from proxies import sse
 from proxies.dialect import Answer, Delta, Event, Finished, ModelRequest, OutputFormat, Problem, Route, Stamp
 from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
@@ -72,6 +73,7 @@ class Responses:
             output=_output(fields),
             previous=previous,
             instructions=bool(instructions),
+            identity=_identity(fields.raw),
             asked=fields.only(_ASKED),
             headers=public_headers(headers),
         )
@@ -114,6 +116,11 @@ class Responses:
         first = {"type": "error", "sequence_number": 0, **flat, "error": error}
         second = {"type": "response.failed", "sequence_number": 1, "response": failed_body(stamp.id, error)}
         return sse.encode(first, "error") + sse.encode(second, "response.failed")
+
+
+def _identity(body: Mapping[str, Any]) -> str:
+    """Codex writes its `client_metadata` in another order when it asks again."""
+    return canonical_json({name: value for name, value in body.items() if name != "client_metadata"})
 
 
 def _refuse_options(fields: Fields) -> None:

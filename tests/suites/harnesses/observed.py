@@ -1,0 +1,145 @@
+"""What a run left in the store, and whether it is what it must be."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from harnessgym.store import calls as call_store
+from harnessgym.store import events
+from harnessgym.store.tables import agents, calls
+from harnessgym.traces import divergence
+from harnessgym.traces.trajectories import rows_of
+from harnessgym.traces.verify import verify
+from tests.suites.harnesses.actor import Actor
+from tests.suites.harnesses.scenarios import Scenario
+from tests.suites.harnesses.stage import Played, Stage
+
+_SETTLED = {"delivered", "acknowledged"}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One run: what happened outside, and what the store says of it."""
+
+    scenario: str
+    exit_code: int | None
+    wall_s: float
+    wrote: bool
+    """Whether the file is there and right."""
+    calls: int
+    statuses: Mapping[str, int]
+    protocols: Sequence[str]
+    streamed: int
+    """Calls whose request asked for a stream."""
+    agents: int
+    kinds: Mapping[str, int]
+    breaks: Mapping[str, int]
+    overflows: int
+    """Requests refused because they did not fit."""
+    summaries: int
+    deaths: int
+    """Answers that went on at another worker."""
+    retries: int
+    """Answers that were lost on the line and asked for again."""
+    sampled: int
+    trained: int
+    excluded: Mapping[str, int]
+    divergence: Mapping[str, Mapping[str, int]]
+    """By builder: rows, tokens trained under a wrong context, tokens lost."""
+    findings: Sequence[str]
+    """What `traces verify` has to say."""
+    incomplete: str | None
+    problems: Sequence[str]
+    """What the policy could not do."""
+    output: str
+    """The end of what the harness printed."""
+
+
+def observe(stage: Stage, scenario: Scenario, played: Played, actor: Actor) -> Observed:
+    """Read a run from the store."""
+    facts = stage.store.read(lambda conn: _facts(conn, stage.row.id, stage.row.group_id))
+    asked = sum(len(upstream.asked) for upstream in stage.upstreams.values())
+    result = played.result
+    return Observed(
+        scenario=scenario.name,
+        exit_code=result.exit_code,
+        wall_s=round(result.wall_s, 2),
+        wrote=played.files.get("hello.txt", "").strip() == "hello",
+        summaries=actor.summaries,
+        deaths=asked - facts["calls"],
+        retries=stage.line.cuts,
+        findings=[f"{item.kind} at {item.where}: {item.message}" for item in verify(stage.store).findings],
+        problems=actor.problems,
+        output=(result.stdout[-600:] + b"\n" + result.stderr[-600:]).decode(errors="replace"),
+        **facts,
+    )
+
+
+def complaints(seen: Observed, scenario: Scenario) -> list[str]:
+    """What is wrong with a run; nothing if all is well."""
+    ours = seen.divergence["forest"]
+    claims = {
+        f"it ended with exit status {seen.exit_code}": seen.exit_code == 0,
+        "hello.txt is not there": seen.wrote,
+        f"calls ended as {dict(seen.statuses)}": set(seen.statuses)
+        <= (_SETTLED | {"undelivered"} if scenario.plan == "torn" else _SETTLED),
+        f"it spoke {list(seen.protocols)}": list(seen.protocols) == [scenario.protocol],
+        f"{seen.streamed} of {seen.calls} calls streamed": seen.streamed == (seen.calls if scenario.streams else 0)
+        or scenario.plan == "long",
+        f"it has {seen.agents} agents": seen.agents >= scenario.agents,
+        f"calls are of the kinds {dict(seen.kinds)}": set(seen.kinds) >= scenario.side | {"policy"},
+        f"the record is incomplete: {seen.incomplete}": seen.incomplete is None,
+        f"{seen.trained} trained + {dict(seen.excluded)} are not {seen.sampled}": seen.trained + sum(seen.excluded.values())
+        == seen.sampled,
+        f"the rows are unfaithful: {ours}": scenario.history != "keep"
+        or (ours["wrong_context"], ours["lost"], ours["repeated"]) == (0, 0, 0),
+        f"verify finds {list(seen.findings)}": not seen.findings,
+        f"the policy could not act: {list(seen.problems)}": not seen.problems,
+        "no engine died": not scenario.faulty or seen.deaths > 0,
+        "nothing was asked again": not scenario.line or seen.retries > 0,
+        "nothing was compacted": scenario.plan != "long" or seen.summaries > 0,
+    }
+    return [complaint for complaint, well in claims.items() if not well]
+
+
+def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
+    names = ("id", "protocol", "kind", "status", "agent_id", "break_class")
+    rows = conn.execute(select(*(calls.c[name] for name in names)).where(calls.c.rollout_id == rollout_id)).all()
+    trajectory = rows_of(conn, rollout_id, group_id=group_id)
+    sampled = divergence.sampled_calls(conn, rollout_id, trajectory)
+    built = {
+        "forest": divergence.forest(trajectory),
+        "per_request": divergence.per_request(sampled),
+        "prefix_merging": divergence.prefix_merging(sampled),
+    }
+    measured = {name: divergence.measure(rows, sampled) for name, rows in built.items()}
+    excluded: Counter[str] = Counter()
+    for item in trajectory.exclusions:
+        excluded[item.reason] += item.end - item.start
+    refused = events.of_rollout(conn, rollout_id, "refused_request")
+    return {
+        "calls": len(rows),
+        "statuses": dict(Counter(row.status for row in rows)),
+        "protocols": sorted({row.protocol for row in rows}),
+        "streamed": sum(_streams(conn, row.id) for row in rows),
+        "agents": len(conn.execute(select(agents.c.id).where(agents.c.rollout_id == rollout_id)).all()),
+        "kinds": dict(Counter(row.kind for row in rows)),
+        "breaks": dict(Counter(row.break_class for row in rows if row.break_class)),
+        "overflows": sum(event.attributes.get("problem") == "overflow" for event in refused),
+        "sampled": trajectory.sampled,
+        "trained": trajectory.trained,
+        "excluded": dict(excluded),
+        "divergence": {name: {**asdict(each), "lost": each.lost} for name, each in measured.items()},
+        "incomplete": trajectory.incomplete,
+    }
+
+
+def _streams(conn: Connection, call_id: str) -> bool:
+    """Whether a call's request asked for a stream. Gemini says so in the path, which is no part of the body."""
+    body = call_store.body_of(conn, call_id)
+    assert body is not None
+    return bool(json.loads(body).get("stream", "contents" in json.loads(body)))

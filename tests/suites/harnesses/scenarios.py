@@ -1,0 +1,94 @@
+"""The runs of the suite: every harness on a task with a sub-agent where it has one, under faults, and out of room."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harnessgym.harness import Harness
+from harnessgym.registry import load
+from tests.suites.harnesses.actor import Part
+from tests.suites.harnesses.plans import TOOLS
+
+ROOM = 128_000
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One run."""
+
+    harness: str
+    plan: str
+    """task: write a file, ask a sub-agent. faults: errors of the policy, of an engine and of the line. torn: an answer
+    breaks off on the line. long: out of room."""
+    protocol: str
+    streams: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    history: str = "keep"
+    max_length: int = ROOM
+    agents: int = 1
+    side: frozenset[str] = frozenset()
+    """Kinds of calls that the harness's rules must have tagged."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others."""
+        history = "" if self.history == "keep" else f", {self.history}"
+        return f"{self.harness}: {self.plan}, {self.protocol}{'' if self.streams else ' unstreamed'}{history}"
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """What befalls the line and the engines: options of `open_stage`."""
+        if self.plan == "torn":
+            return {"cut": (1,), "cut_after": 900}
+        return {"cut": (1,), "deaths": (1,)} if self.faulty else {}
+
+    @property
+    def faulty(self) -> bool:
+        """Whether engines die and the line is cut."""
+        return self.plan == "faults"
+
+    def make(self) -> Harness:
+        """The harness with its settings."""
+        factory = load("harness", self.harness)
+        harness: Harness = factory(factory.settings(**self.settings))
+        return harness
+
+    def parts(self) -> Mapping[str, Part]:
+        """What the policy does."""
+        parts: Mapping[str, Part] = getattr(TOOLS[self.harness], self.plan)()
+        return parts
+
+
+_TASKS = [
+    Scenario("qwen_code", "task", "chat", agents=2),
+    Scenario("pi", "task", "chat"),
+    Scenario("opencode", "task", "chat", agents=2, side=frozenset({"side"})),
+    Scenario("mini_swe_agent", "task", "chat", streams=False),
+    Scenario("deepagents", "task", "chat", streams=False, agents=2),
+    Scenario("claude_code", "task", "messages", agents=2),
+    Scenario("codex", "task", "responses", agents=2),
+    Scenario("openai_agents", "task", "responses", streams=False, agents=2),
+    Scenario("gemini_cli", "task", "gemini", agents=2),
+]
+
+
+_OTHER_PROTOCOLS = [
+    Scenario("pi", "task", "messages", settings={"protocol": "messages"}),
+    Scenario("pi", "task", "responses", settings={"protocol": "responses"}),
+    Scenario("openai_agents", "task", "chat", settings={"api": "chat", "stream": True}, agents=2),
+    Scenario("openai_agents", "task", "responses", settings={"stream": True}, agents=2),
+    Scenario("deepagents", "task", "responses", streams=False, settings={"api": "responses"}, agents=2),
+]
+_FAULTS = [replace(each, plan="faults", agents=1) for each in _TASKS]
+_TORN = [replace(each, plan="torn") for each in _TASKS if each.harness in ("qwen_code", "opencode", "claude_code", "codex")]
+_SMALL = {"context_window": 14_000, "max_tokens": 1_024}
+_LONG = [
+    Scenario("qwen_code", "long", "chat", max_length=24_000, side=frozenset({"compaction"})),
+    Scenario("pi", "long", "chat", settings=_SMALL, max_length=14_000, side=frozenset({"compaction"})),
+    Scenario("opencode", "long", "chat", settings={**_SMALL, "context_window": 20_000}, side=frozenset({"side", "compaction"})),
+    Scenario("claude_code", "long", "messages", max_length=22_000, side=frozenset({"compaction"})),
+    Scenario("codex", "long", "responses", settings={"context_window": 18_000}, side=frozenset({"compaction"})),
+]
+SCENARIOS = [*_TASKS, *_OTHER_PROTOCOLS, *_FAULTS, *_TORN, *_LONG]
+ABLATION = [replace(each, history="template") for each in (*_TASKS, *_FAULTS, *_LONG)]
+"""The same with every prompt rendered anew by the chat template, as an engine behind a proxy of text does it."""

@@ -1,0 +1,181 @@
+"""A stage for one run of a real harness: a store, a proxy, scripted engines, a sandbox, and a line that can be cut."""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harnessgym.harness import Endpoint, Harness, start
+from harnessgym.rollout.control import ControlClient
+from harnessgym.sandbox import ExecResult
+from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
+from harnessgym.session_options import SessionOptions
+from harnessgym.store import policies, rollouts, runs
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
+from harnessgym.store.trace_store import TraceStore
+from harnessgym.store.workers import WorkerRow
+from harnessgym.task import Limits, Task
+from proxies.app import Proxy, ProxySettings
+from proxies.language import Language
+from proxies.upstreams.scripted import Failure, ScriptedUpstream
+from tests.suites.harnesses.actor import Actor
+
+_KEY = "control-key"
+LIMITS = Limits(wall_s=120.0, memory_mb=1 << 20, processes=512)
+"""Node and Bun reserve far more address space than they use."""
+
+
+@dataclass
+class Line:
+    """Carries bytes between the sandbox's socket and the proxy, and cuts the n-th answers it is told to."""
+
+    path: Path
+    port: int
+    cut: frozenset[int] = frozenset()
+    """Numbers of the answers (from 0, over all connections) that are lost."""
+    after: int = 0
+    """Bytes of them that arrive."""
+    answers: int = 0
+    cuts: int = 0
+    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Listens."""
+        server = await asyncio.start_unix_server(self._serve, self.path)
+        os.chmod(self.path, 0o666)
+        try:
+            yield
+        finally:
+            server.close()
+            for writer in self._writers:
+                writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proxy_reader, proxy_writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._writers += [writer, proxy_writer]
+        await asyncio.gather(self._carry(reader, proxy_writer), self._carry(proxy_reader, writer, answers=True))
+
+    def _passing(self) -> int | None:
+        """How many bytes of the next answer pass; None if all do."""
+        self.answers += 1
+        if self.answers - 1 not in self.cut:
+            return None
+        self.cuts += 1
+        return self.after
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False) -> None:
+        left: int | None = None
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                if answers and data.startswith(b"HTTP/1.1 200"):
+                    left = self._passing()
+                writer.write(data[:left])
+                if left is not None and len(data) >= left:
+                    break
+                left = None if left is None else left - len(data)
+                await writer.drain()
+        writer.close()
+
+
+@dataclass
+class Stage:
+    """What one run needs and leaves."""
+
+    store: TraceStore
+    proxy: Proxy
+    control: ControlClient
+    backend: Bubblewrap
+    line: Line
+    row: RolloutRow
+    upstreams: dict[str, ScriptedUpstream]
+
+    async def play(self, harness: Harness, task: Task, *, sampling: dict[str, Any], history: str) -> "Played":
+        """Run a harness on a task, seal its session, end its rollout."""
+        options = SessionOptions(side_calls=tuple(harness.side_calls), constraints="prompt")
+        session = await self.control.open_session(self.row.id, sampling=sampling, history=history, options=options)
+        async with self.backend.open(task.limits) as sandbox:
+            launch = harness.launch(task, Endpoint(sandbox.proxy_url, session.key))
+            assert not any(session.key in word for word in launch.argv)
+            result = await start(launch, task, sandbox)
+            files = {path.name: path.read_text() for path in sandbox.workspace.glob("*.txt")}
+        sealed = await self.control.seal(session.session_id)
+        outcome = RolloutOutcome(self.row.id, "finished", "valid", {"reward": float("hello.txt" in files)})
+        self.store.write(lambda conn: rollouts.finish(conn, outcome))
+        return Played(result, files, session.session_id, sealed.calls)
+
+
+@dataclass(frozen=True)
+class Played:
+    """How a run ended, seen from outside."""
+
+    result: ExecResult
+    files: dict[str, str]
+    session_id: str
+    calls: int
+
+
+@asynccontextmanager
+async def open_stage(
+    language: Language,
+    actor: Actor,
+    policy: Path,
+    *,
+    max_length: int,
+    cut: Sequence[int] = (),
+    cut_after: int = 0,
+    deaths: Sequence[int] = (),
+    store: Path | None = None,
+) -> AsyncIterator[Stage]:
+    """A stage whose two workers play `actor`; each dies in the requests `deaths` names, after a few tokens."""
+    with tempfile.TemporaryDirectory(prefix="hg-stage-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        store_path = store or folder / "traces.db"
+        with TraceStore.create(f"sqlite:///{store_path}") as traces:
+            row = _rollout(traces)
+            failures = [Failure(after=7) if number in deaths else None for number in range(max(deaths, default=-1) + 1)]
+            upstreams = {name: ScriptedUpstream(actor, failures=failures, delay_s=0.005) for name in ("w0", "w1")}
+            settings = ProxySettings(
+                store=traces.url,
+                run_id=row.run_id,
+                policy=policy,
+                control_key=_KEY,
+                port=0,
+                control_port=0,
+                max_length=max_length,
+                worker_wait_s=5.0,
+            )
+            proxy = Proxy(settings, traces, language=language, connect=lambda worker: upstreams[worker.id])
+            await proxy.start()
+            try:
+                for worker in upstreams:
+                    await proxy.workers.put(WorkerRow(worker, row.run_id, "scripted", worker, 0, "ready"))
+                assert proxy.url is not None
+                (folder / "socket").mkdir(mode=0o755)
+                line = Line(folder / "socket" / "proxy.sock", int(proxy.url.rpartition(":")[2]), frozenset(cut), cut_after)
+                bubblewrap = BubblewrapSettings(workspace_root=folder / "work", proxy_socket_dir=folder / "socket")
+                async with line.open(), Bubblewrap(bubblewrap) as backend:
+                    control = ControlClient(proxy.control_address, _KEY)
+                    async with control:
+                        yield Stage(traces, proxy, control, backend, line, row, upstreams)
+            finally:
+                await proxy.stop()
+
+
+def _rollout(store: TraceStore) -> RolloutRow:
+    run_id = store.write(lambda conn: runs.add(conn, "harnesses", {}, "0", "training"))
+    policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
+    first = PolicyVersion(0, None, "full", "v0", 0, "", 0, committed=True, orphaned=False)
+    store.write(lambda conn: policies.publish(conn, policy_id, first))
+    task_id = store.write(lambda conn: runs.add_task(conn, "harnesses", Task("hello", "Write hello.txt.")))
+    spec = rollouts.GroupSpec(run_id, task_id, policy_id, "evaluation", 0, 0, {}, ("harness",), "bubblewrap", (0,))
+    store.write(lambda conn: rollouts.submit(conn, spec))
+    (row,) = store.write(lambda conn: rollouts.claim(conn, run_id, "node", 600.0, 1))
+    return row
