@@ -132,7 +132,7 @@ class Sampling:
 
 _REMEMBERED = 32
 _CONTEXTS: dict[tuple[int, ...], tuple[tuple[ToolSpec, ...], str]] = {}
-"""Digests by the identity of the tools, which are held so that nothing else gets it: a harness offers the same ones for hours."""
+"""Digests by the identity of the tools, which are held so that nothing else gets it: a harness offers the same for hours."""
 
 
 def context_digest(tools: tuple[ToolSpec, ...]) -> str:

@@ -7,7 +7,7 @@ upstream client, the store and `traces verify` can compute it apart from each ot
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self, SupportsIndex, overload
+from typing import Any, Self, SupportsIndex, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,12 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
 
     def __new__(cls, ids: TokenIds = ()) -> Self:
         """Raises `OverflowError` for an id beyond int32."""
-        return super().__new__(cls, "i", ids)
+        return super().__new__(cls, "i", ids)  # type: ignore[return-value]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         """That of the tuple; an array that is part of a key must not change."""
         return hash(tuple(self))
 
@@ -41,8 +41,8 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
     @overload
     def __getitem__(self, at: slice) -> "TokenArray": ...
     def __getitem__(self, at: SupportsIndex | slice) -> "int | TokenArray":
-        found = super().__getitem__(at)
-        return TokenArray(found) if isinstance(at, slice) else found
+        found: Any = super().__getitem__(at)
+        return TokenArray(found) if isinstance(at, slice) else int(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ from proxies.workers import Connect, WorkerTable, connect_upstream
 
 _SHUTDOWN_S = 3.0
 _COLLECT = (20_000, 20, 50)
-"""Thresholds of the cycle collector. What a proxy keeps is sessions, which are in no cycle: to look through them all the time costs
-a tenth of its processor time."""
+"""Thresholds of the cycle collector. What a proxy keeps is sessions, which are in no cycle: to look through them all the time
+costs a tenth of its processor time."""
 
 
 class ProxySettings(Config):

@@ -1,9 +1,10 @@
-"""Sampled tokens to visible deltas, at a pace: the first at once, the rest joined for up to 20 ms.
+"""Sampled tokens to visible deltas, at a pace: at once, but joined while something was shown less than 20 ms ago.
 
 Parsing in larger pieces is cheaper and gives the same answer. Of an answer that nobody streams only the whole is parsed.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,7 +24,8 @@ class Feed:
         self._stop = _StopText(call.sampling.stop)
         self._pending: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._begun = False
+        self._shown_at = -math.inf
+        """When something was last published."""
 
     @property
     def stop_sequence(self) -> str | None:
@@ -35,10 +37,11 @@ class Feed:
         self._pending.extend(ids)
         if not self._call.request.stream or not self._pending or self._timer is not None:
             return
-        if self._begun:
-            self._timer = asyncio.get_running_loop().call_later(COALESCE_S, self._flush)
+        loop = asyncio.get_running_loop()
+        wait = self._shown_at + COALESCE_S - loop.time()
+        if wait > 0:
+            self._timer = loop.call_later(wait, self._flush)
         else:
-            self._begun = True
             self._flush()
 
     def finish(self) -> Message:
@@ -60,6 +63,7 @@ class Feed:
         self.close()
         if self._pending:
             pending, self._pending = self._pending, []
+            self._shown_at = asyncio.get_running_loop().time()
             self._publish(self._parser.feed(pending))
 
     def _publish(self, deltas: Sequence[ParsedDelta]) -> None:

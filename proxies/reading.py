@@ -1,8 +1,8 @@
 """Request bodies read once: what a body has in common with an earlier one of its session is not read again.
 
-A harness sends its whole conversation with every turn. Only what is new of it is parsed, taken apart for the store, and made into
-messages; a turn then costs what it adds, however long the conversation is. The result is the same, to the last byte, as reading
-every body by itself (`strict_json.loads_lenient` and `split_body`).
+A harness sends its whole conversation with every turn. Only what is new of it is parsed, taken apart for the store, and made
+into messages; a turn then costs what it adds, however long the conversation is. The result is the same, to the last byte, as
+reading every body by itself (`strict_json.loads_lenient` and `split_body`).
 """
 
 import hashlib
@@ -65,7 +65,8 @@ class ReadBody(bytes):
 
     value: dict[str, Any]
     """The JSON value, as `strict_json.loads_lenient` gives it."""
-    split: SplitBody
+    apart: SplitBody
+    """The body as the store takes it."""
     _conversation: _Conversation
 
     def make(self, name: str, read: Callable[[Any, int], Any]) -> list[Any] | None:
@@ -111,14 +112,14 @@ class BodyReader:
         self._known = [conversation, *self._known[: _CONVERSATIONS - 1]]
         out = ReadBody(body)
         out.value = {**conversation.head.values, conversation.name: list(conversation.values), **conversation.tail.values}
-        out.split = _split(conversation)
+        out.apart = _split(conversation)
         out._conversation = conversation  # noqa: SLF001
         return out
 
 
 def split_of(body: bytes) -> SplitBody:
     """A body as the store takes it."""
-    return body.split if isinstance(body, ReadBody) else split_body(body)
+    return body.apart if isinstance(body, ReadBody) else split_body(body)
 
 
 def _begun(text: str) -> _Conversation | None:

@@ -73,7 +73,7 @@ _TEXT: dict[type, bool] = {}
 
 
 def _is_text(upstream: AnyUpstream) -> bool:
-    """Whether it is an outside model. Asked several times a call; to check a protocol costs more than all else that is asked."""
+    """Whether it is an outside model. Asked several times a call, and checking a protocol is slow."""
     kind = type(upstream)
     if kind not in _TEXT:
         _TEXT[kind] = isinstance(upstream, TextUpstream)

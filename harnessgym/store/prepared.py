@@ -1,8 +1,8 @@
 """Statements of the hot path: built and compiled once, run by the driver.
 
-A call is several statements, and for each of them SQLAlchemy's execution costs more than SQLite does. The SQL and the conversion
-of values are still SQLAlchemy's, from the same tables; only the way to the driver is short. What the database refuses comes as
-the driver's own error, which the trace store explains like any other.
+A call is several statements, and for each of them SQLAlchemy's execution costs more than SQLite does. The SQL and the
+conversion of values are still SQLAlchemy's, from the same tables; only the way to the driver is short. What the database
+refuses comes as the driver's own error, which the trace store explains like any other.
 """
 
 import sqlite3
@@ -29,8 +29,8 @@ class Prepared:
         """`columns` are those that an insert gives; an update names its own."""
         compiled = statement.compile(dialect=_DIALECT, column_keys=list(columns) or None)
         self._sql = str(compiled)
-        binds: Mapping[str, Any] = compiled.binds  # type: ignore[attr-defined]
-        names = cast("Iterable[str]", compiled.positiontup)  # type: ignore[attr-defined]
+        binds: Mapping[str, Any] = compiled.binds
+        names = cast("Iterable[str]", compiled.positiontup)
         self._values = [(name, _converter(binds[name].type), binds[name].value) for name in names]
 
     def run(self, conn: Connection, values: Mapping[str, Any]) -> None:

@@ -194,7 +194,7 @@ def lost(conn: Connection, run_id: str) -> list[str]:
 
 def expire(conn: Connection, run_id: str) -> None:
     """End the leases of all rollouts that nodes run: the run's only node is known to be dead."""
-    running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running") & rollouts.c.holder.like("node-%")
+    running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running") & rollouts.c.holder.not_like("wrap-%")
     conn.execute(update(rollouts).where(running).values(lease_expires=0.0))
 
 

@@ -122,7 +122,10 @@ class Forest:
         return None
 
     def find_prefix(self, ids: Sequence[int]) -> Attachment | None:
-        """The longest stored prompt + completion (of at least a token) that is a token prefix of `ids`. Linear in `ids` and in distinct lengths."""
+        """The longest stored prompt + completion, of at least a token, that is a token prefix of `ids`.
+
+        Linear in `ids` and in distinct lengths.
+        """
         packed, digest, done, found = memoryview(pack_ids(ids)), xxhash.xxh3_128(), 0, None
         for length in sorted(length for length in self._paths if length <= len(ids)):
             digest.update(packed[4 * done : 4 * length])

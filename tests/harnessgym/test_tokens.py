@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import TraceError
 from harnessgym.tokens import (
+    TokenArray,
     VersionSpan,
     hash_completion,
     hash_ids,
@@ -62,6 +63,25 @@ def test_a_completion_hash_covers_ids_logprobs_and_spans():
     ]
     assert len({hash_completion(*base), *(hash_completion(*other) for other in others)}) == 5
     assert hash_completion(*base) == hash_completion(*base)
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), max_size=9), st.slices(9))
+def test_a_token_array_is_like_any_sequence_of_the_same_ids(ids, part):
+    array = TokenArray(ids)
+    assert array == ids == list(array)
+    assert array == tuple(ids) == tuple(array)
+    assert hash(array) == hash(tuple(ids))
+    assert array[part] == ids[part]
+    assert array != [*ids, 1]
+    assert array != "ids"
+    assert pack_ids(array) == pack_ids(ids)
+    assert hash_ids(TokenArray(array)) == hash_ids(ids)
+
+
+@pytest.mark.parametrize("token", [2**31, -(2**31) - 1])
+def test_an_id_beyond_int32_is_refused(token):
+    with pytest.raises(OverflowError):
+        TokenArray([token])
 
 
 @given(st.lists(st.integers(0, 5), max_size=30))

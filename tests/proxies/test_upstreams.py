@@ -134,6 +134,39 @@ async def test_a_stream_that_breaks_off_is_a_lost_engine(whole: bool) -> None:
         client.close()
 
 
+def _event(ids: list[int], logprobs: list[float], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": logprobs}, "finish_reason": finish, "token_ids": ids}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+async def test_events_that_come_together_are_one_chunk() -> None:
+    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 4}}\n\ndata: [DONE]\n\n'
+    body = _event([4], [-1.0]) + _event([5, 6], [-2.0, -3.0]) + _event([2], [-4.0], "stop") + usage
+    async with served(_Fixed(200, body)) as address:
+        client = VllmUpstream(address, version=7)
+        first, last = await collect(client, Sampling())
+        client.close()
+    assert (first.ids, first.logprobs, first.versions) == ((4, 5, 6), (-1.0, -2.0, -3.0), (7, 7, 7))
+    assert (last.ids, last.finish_reason, last.stop_token, last.completion_tokens) == ((2,), "stop", 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (_event([4, 5], [-1.0]) + _event([6], [-1.0, -2.0]), "2 ids, 1 logprobs"),
+        (_event([4], [-1.0]) + b'data: {"choices": [\n\n', "not JSON"),
+        (b'data: {"choices": [{"logprobs": {"token_logprobs": [NaN]}, "token_ids": [1]}]}\n\n', "not JSON"),
+        (_event([4], [-1.0]) + b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
+    ],
+)
+async def test_an_engine_that_contradicts_itself_is_refused(body: bytes, complaint: str) -> None:
+    async with served(_Fixed(200, body)) as address:
+        client = VllmUpstream(address)
+        with pytest.raises(UpstreamError, match=complaint):
+            await collect(client, Sampling())
+        client.close()
+
+
 async def test_the_http_client_uses_a_connection_again_and_replaces_a_stale_one() -> None:
     app = _Fixed(200, b"pong")
     async with served(app) as address:

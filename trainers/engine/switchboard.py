@@ -48,7 +48,7 @@ class Switchboard:
 
     def _listen(self, on_ready: Callable[[], object], on_loss: Callable[[], object]) -> None:
         try:
-            with self._link.makefile("rb", buffering=1 << 16) as stream:
+            with self._link.makefile("rb") as stream:
                 while True:
                     message = read(stream)
                     if isinstance(message, Ready):

@@ -113,7 +113,9 @@ def make_line(tmp_path, language, make_config):
                     plan = Plan(run_id, policy_id, config, "process")
                     harnesses = {section.name: make_harness(section) for section in config.harnesses}
                     yield Line(
-                        store, Node(store, plan, Pipeline(store, control, backend, harnesses, config.session, plan.task), config), upstream
+                        store,
+                        Node(store, plan, Pipeline(store, control, backend, harnesses, config.session, plan.task), config),
+                        upstream,
                     )
             finally:
                 await proxy.stop()

@@ -84,6 +84,33 @@ def _recorded(call_id: str, prompt: Segment, completion: Segment, digest: str) -
     )  # fmt: skip
 
 
+WORDS = st.sampled_from(["a", "b", " a "])
+
+
+@given(st.data())
+def test_a_request_gets_the_digests_that_it_would_get_alone(data: st.DataObject) -> None:
+    """Requests of a session in any order, with answers of ours and foreign ones, against a forest that remembers no request."""
+    forest, known = Forest("s"), list[tuple[str, Message, str]]()
+    talks: list[tuple[Message, ...]] = [()]
+    for number in range(data.draw(st.integers(1, 8))):
+        talk = data.draw(st.sampled_from(talks))
+        talk = talk[: data.draw(st.integers(0, len(talk)))] if data.draw(st.booleans()) else talk
+        if data.draw(st.booleans()):
+            talk = (*talk, Message("assistant", data.draw(WORDS)))
+        request = (*talk, Message("user", data.draw(WORDS)))
+        alone = Forest("s", _answers=forest._answers, _aliases=forest._aliases)
+        chain = forest.chain(CONTEXT, request)
+        assert chain == alone.chain(CONTEXT, request)
+        answer = Message("assistant", data.draw(WORDS))
+        digest = chain_digests(chain[-1], (answer,))[0]
+        if digest not in forest._answers and all(digest != other for _, _, other in known):
+            prompt, _ = forest.add_prompt([number], None)
+            forest.add_completion(f"c{number}", prompt.id, [1], [0.0], digest)
+            forest.add_replays(chain[-1], answer, digest)
+            known.append((chain[-1], answer, digest))
+        talks += [request, (*request, answer)]
+
+
 def test_an_answer_is_recognised_as_clients_replay_it() -> None:
     forest = Forest("s")
     asked = (Message("user", "hi"),)
