@@ -348,10 +348,11 @@ class Relay:
 
 
 def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | None) -> Break:
-    """A break whose class is known without comparing texts: a rule says what the call is for, or another agent speaks."""
+    """A break, its class known without comparing texts where a rule says what the call is for, or a header who speaks."""
     if rule is not None and rule.kind == "compaction":
         return replace(broken, kind="compaction")
-    return broken if fresh is None else replace(broken, kind="sub_agent")
+    another = fresh is not None and fresh.evidence == "header"
+    return replace(broken, kind="sub_agent") if another else broken
 
 
 def _timings(sampled: Sampled, started: float) -> dict[str, float]:
