@@ -7,15 +7,18 @@ to the policy in words (`SessionOptions.constraints`).
 
 import json
 from dataclasses import replace
+from operator import attrgetter
 from typing import Literal
 
 from harnessgym.message import Message
 from proxies.dialect import ModelRequest, Problem, RequestProblem
 
+_IMAGES = attrgetter("images")
+
 
 def constrained(request: ModelRequest, mode: Literal["refuse", "prompt"], *, sees_images: bool) -> ModelRequest:
     """The request as the policy gets it. Raises `RequestProblem` if it demands what cannot be had."""
-    if not sees_images and any(message.images for message in request.messages):
+    if not sees_images and any(map(_IMAGES, request.messages)):
         raise _unsupported("This model does not support image input: it reads text only.")
     demands = [demand for demand in (_output(request), _tool_choice(request)) if demand]
     if not demands:

@@ -42,7 +42,8 @@ def continue_from(
     history: str,
 ) -> Prompt:
     """The prompt of a request whose digests are `chain`. `heads` are the digests of all leading parts of earlier requests."""
-    request = replace(request, messages=tuple(message.without_nonce() for message in request.messages))
+    if any(message.without_nonce() is not message for message in request.messages if message.role == "system"):
+        request = replace(request, messages=tuple(message.without_nonce() for message in request.messages))
     attachment = forest.attach(chain)
     if attachment is not None and history == "keep":
         ids = forest.ids(attachment.segment_id)

@@ -11,6 +11,9 @@ def merge_systems(messages: Iterable[Message]) -> tuple[Message, ...]:
 
     Those further down stay where they are: moving them to the top would change the prompt's beginning and break continuation.
     """
+    messages = tuple(messages)
+    if sum(message.role == "system" for message in messages) < 2:
+        return messages
     out: list[Message] = []
     for message in messages:
         if message.role == "system" and out and out[-1].role == "system":

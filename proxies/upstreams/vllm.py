@@ -19,6 +19,8 @@ from harnessgym.tokens import FloatArray, TokenIds
 from proxies.http_client import HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
 
+_ECHO = b'"prompt_token_ids":'
+
 
 class VllmUpstream:
     """One worker at `http://host:port` or `unix:/path`."""
@@ -31,9 +33,10 @@ class VllmUpstream:
 
     async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
         """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses."""
-        async with self._client.request("POST", "/v1/completions", _request(prompt, sampling, salt)) as response:
+        given = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+        async with self._client.request("POST", "/v1/completions", _request(given, sampling, salt)) as response:
             await _check(response)
-            async with aclosing(_events(response)) as batches:
+            async with aclosing(_events(response, given)) as batches:
                 held: TokenChunk | None = None
                 async for events in batches:
                     chunk, held = self._read(events, held)
@@ -118,9 +121,10 @@ def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
     return TokenChunk(held.ids, held.logprobs, held.versions, held.finish_reason, held.stop_token, **counts)
 
 
-def _request(prompt: TokenIds, sampling: Sampling, salt: str) -> bytes:
+def _request(prompt: bytes, sampling: Sampling, salt: str) -> bytes:
+    """A request's body; the prompt is a JSON array."""
     body: dict[str, Any] = {
-        "prompt": np.asarray(prompt, dtype=np.int32),
+        "prompt": orjson.Fragment(prompt),
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -137,7 +141,7 @@ def _request(prompt: TokenIds, sampling: Sampling, salt: str) -> bytes:
         body["stop_token_ids"] = list(sampling.stop_token_ids)
     if sampling.seed is not None:
         body["seed"] = sampling.seed
-    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(body)
 
 
 async def _check(response: Response) -> None:
@@ -148,14 +152,29 @@ async def _check(response: Response) -> None:
     raise kind(f"The engine refused with status {response.status}: {text}")
 
 
-async def _events(response: Response) -> AsyncGenerator[list[dict[str, Any]]]:
-    """The JSON values of a server-sent event stream, up to its `[DONE]`; those that arrive together come together."""
+async def _events(response: Response, prompt: bytes) -> AsyncGenerator[list[dict[str, Any]]]:
+    """The JSON values of a server-sent event stream, up to its `[DONE]`; those that arrive together come together.
+
+    Raises `UpstreamError` if an event repeats another prompt than this one, which is a JSON array.
+    """
     buffer = b""
     async for piece in response.pieces():
         *events, buffer = (buffer + piece).split(b"\n\n")
         try:
-            values = [orjson.loads(event[6:]) for event in events if event.startswith(b"data: {")]
+            values = [orjson.loads(_without_echo(event[6:], prompt)) for event in events if event.startswith(b"data: {")]
         except orjson.JSONDecodeError as error:
             raise UpstreamError(f"The engine sent an event that is not JSON: {error}") from error
         if values:
             yield values
+
+
+def _without_echo(event: bytes, prompt: bytes) -> bytes:
+    """An event without the prompt, which an engine repeats in its first one and which is longer than everything else."""
+    start = event.find(_ECHO) + len(_ECHO)
+    if start < len(_ECHO) or event[start : start + 1] != b"[":
+        return event
+    end = event.find(b"]", start) + 1
+    echo = event[start : end or None]
+    if echo != prompt and orjson.loads(echo) != orjson.loads(prompt):
+        raise UpstreamError("The engine says that it was given another prompt than it was sent.")
+    return event[:start] + b"null" + event[end:]

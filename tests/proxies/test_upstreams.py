@@ -150,6 +150,24 @@ async def test_events_that_come_together_are_one_chunk() -> None:
     assert (last.ids, last.finish_reason, last.stop_token, last.completion_tokens) == ((2,), "stop", 2, 4)
 
 
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ":"), (", ", ": ")])
+async def test_an_engine_may_repeat_its_prompt(separators: tuple[str, str]) -> None:
+    choice = {
+        "prompt_token_ids": PROMPT,
+        "text": '"prompt_token_ids":[1]',
+        "logprobs": {"token_logprobs": [-1.0]},
+        "token_ids": [4],
+    }
+    event = {"choices": [{**choice, "finish_reason": None}]}
+    body = b"data: " + json.dumps(event, separators=separators).encode() + b"\n\n"
+    async with served(_Fixed(200, body)) as address:
+        client = VllmUpstream(address)
+        chunks = client.generate(PROMPT, Sampling(), salt="")
+        assert (await anext(chunks)).ids == (4,)
+        await chunks.aclose()
+        client.close()
+
+
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
@@ -157,6 +175,8 @@ async def test_events_that_come_together_are_one_chunk() -> None:
         (_event([4], [-1.0]) + b'data: {"choices": [\n\n', "not JSON"),
         (b'data: {"choices": [{"logprobs": {"token_logprobs": [NaN]}, "token_ids": [1]}]}\n\n', "not JSON"),
         (_event([4], [-1.0]) + b'data: {"error": {"message": "out of memory"}}\n\n', "out of memory"),
+        (b'data: {"choices": [{"prompt_token_ids":[5, 6], "token_ids": []}]}\n\n', "another prompt"),
+        (b'data: {"choices": [{"prompt_token_ids":[5, 6, "token_ids": 1}}\n\n', "not JSON"),
     ],
 )
 async def test_an_engine_that_contradicts_itself_is_refused(body: bytes, complaint: str) -> None:

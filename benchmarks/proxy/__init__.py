@@ -1,0 +1,1 @@
+"""What the proxy costs, beside other proxies under the same load in the same run."""

@@ -1,0 +1,114 @@
+"""The benchmark's figures as tables, and whether the targets are met."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+OURS, LITELLM, AGENT_LIGHTNING = "HarnessGym", "LiteLLM", "Agent Lightning"
+
+
+def show(console: Console, out: dict[str, Any]) -> list[str]:
+    """Print everything; the targets that are missed."""
+    console.print(_loads(out["load"], "All sessions at once, histories growing"))
+    console.print(_alone(out["alone"]))
+    for name, note in out["targets"].items():
+        console.print(f"[bold]{name}[/]: {escape(note)}")
+    console.print("Resident memory of ours, MB:", ", ".join(f"{what} {value}" for what, value in out["memory_mb"]))
+    if "curve" in out:
+        console.print(_curve(out["curve"], out["curve_direct"]))
+    for row in out.get("streams", ()):
+        console.print(f"[bold]{row['streams']} paced streams, {row['target']}[/]:", {**row, "target": None})
+    console.print("Store:", out["store"])
+    if "profile" in out:
+        console.print("CPU ms a turn by thread:", out["profile"]["cpu_ms_per_turn_by_thread"])
+        console.print(_profile(out["profile"]))
+    out["checks"] = _checks(out)
+    console.print(_check_table(out["checks"]))
+    return [check["what"] for check in out["checks"] if not check["met"]]
+
+
+def _loads(rows: list[dict[str, Any]], title: str) -> Table:
+    columns = ("target", "answers", "turns", "turns/s", "p50 ms", "p99 ms", "CPU ms/turn", "engine CPU", "client CPU", "RSS MB")
+    table = Table(*columns, title=title)
+    for row in rows:
+        numbers = (row["turns"], row["turns_per_s"], row["p50_ms"], row["p99_ms"], row["cpu_ms_per_turn"])
+        others = (row["engine_cpu_ms_per_turn"], row["client_cpu_ms_per_turn"], row["rss_after_mb"])
+        table.add_row(row["target"], "streamed" if row["stream"] else "plain", *map(str, (*numbers, *others)))
+    return table
+
+
+def _alone(rows: list[dict[str, Any]]) -> Table:
+    table = Table("target", "answers", "p50 ms", "added p50 ms", "p99 ms", "CPU ms/turn", title="One session alone")
+    direct = {row["stream"]: row["p50_ms"] for row in rows if row["target"] == "direct"}
+    for row in rows:
+        added = f"{row['p50_ms'] - direct[row['stream']]:.2f}"
+        numbers = (row["p50_ms"], added, row["p99_ms"], row["cpu_ms_per_turn"])
+        table.add_row(row["target"], "streamed" if row["stream"] else "plain", *map(str, numbers))
+    return table
+
+
+def _curve(rows: list[dict[str, float]], direct: list[dict[str, float]]) -> Table:
+    columns = ("from turn", "ms a turn", "the same, direct", "body KB", "ms to parse it as JSON")
+    table = Table(*columns, title="One long session")
+    for row, other in zip(rows, direct, strict=True):
+        numbers = (row["from_turn"], row["turn_ms"], other["turn_ms"], row["body_kb"], row["json_parse_ms"])
+        table.add_row(*map(str, numbers))
+    return table
+
+
+def _growth(rows: list[dict[str, float]], name: str) -> float:
+    return rows[-1][name] - rows[0][name]
+
+
+def _profile(profile: dict[str, Any]) -> Table:
+    table = Table("where (a function and all it calls)", "% of samples", title="What the event loop's time is spent on")
+    for name, share in list(profile["inclusive_percent"].items())[:40]:
+        table.add_row(name, str(share))
+    return table
+
+
+def _checks(out: dict[str, Any]) -> list[dict[str, Any]]:
+    """Each target, the figure, and whether it is met."""
+    rate = {(row["target"], row["stream"]): row["turns_per_s"] for row in out["load"]}
+    p50 = {(row["target"], row["stream"]): row["p50_ms"] for row in out["alone"]}
+    checks = []
+
+    def check(what: str, figure: float, wanted: float, *, at_least: bool = False) -> None:
+        met = figure >= wanted if at_least else figure <= wanted
+        checks.append({"what": what, "figure": round(figure, 2), "wanted": wanted, "at_least": at_least, "met": met})
+
+    check("turns/s, plain", rate[OURS, False], 450, at_least=True)
+    check("turns/s, streamed", rate[OURS, True], 300, at_least=True)
+    if (LITELLM, True) in rate:
+        check("times LiteLLM, plain", rate[OURS, False] / rate[LITELLM, False], 6, at_least=True)
+        check("times LiteLLM, streamed", rate[OURS, True] / rate[LITELLM, True], 10, at_least=True)
+    if (AGENT_LIGHTNING, False) in rate:
+        check("times Agent Lightning, plain", rate[OURS, False] / rate[AGENT_LIGHTNING, False], 1.75, at_least=True)
+    for stream, name in ((False, "plain"), (True, "streamed")):
+        check(f"added p50 ms of one session, {name}", p50[OURS, stream] - p50["direct", stream], 2.0)
+        check(
+            f"p99 ms under load, {name}",
+            max(row["p99_ms"] for row in out["load"] if row["target"] == OURS and row["stream"] == stream),
+            200,
+        )
+    memory = [value for _, value in out["memory_mb"]]
+    check("MB resident after the load", memory[1], 250)
+    if len(memory) > 2:
+        check("MB more after as many turns again", memory[2] - memory[1], 10)
+    if "curve" in out:
+        grown = _growth(out["curve"], "turn_ms") - _growth(out["curve_direct"], "turn_ms")
+        check("ms a turn that a long session gains, beyond parsing", grown - _growth(out["curve"], "json_parse_ms"), 1.0)
+    for row in out.get("streams", ()):
+        lost = row["streams"] * (row["tokens_each"] - 1) - row["tokens_arrived_in_order"]
+        check(f"tokens that did not arrive in order, {row['target']}", lost, 0)
+    return checks
+
+
+def _check_table(checks: list[dict[str, Any]]) -> Table:
+    table = Table("target", "wanted", "figure", "", title="Targets")
+    for check in checks:
+        bound = f"{'at least' if check['at_least'] else 'at most'} {check['wanted']}"
+        table.add_row(check["what"], bound, str(check["figure"]), "met" if check["met"] else "[red]missed[/]")
+    return table
