@@ -35,7 +35,7 @@ from trainers.weights.publish import read_version
 
 log = logging.getLogger(__name__)
 
-FLUSH_S = 0.05
+FLUSH_S = 0.02
 """Tokens of running sequences are delivered at most this often."""
 
 GATHER_S = 0.0005

@@ -80,7 +80,9 @@ _OTHER_PROTOCOLS = [
     Scenario("deepagents", "task", "responses", streams=False, settings={"api": "responses"}, agents=2),
 ]
 _FAULTS = [replace(each, plan="faults", agents=1) for each in _TASKS]
-_TORN = [replace(each, plan="torn") for each in _TASKS if each.harness in ("qwen_code", "opencode", "claude_code", "codex")]
+_TORN = [
+    replace(each, plan="torn", agents=1) for each in _TASKS if each.harness in ("qwen_code", "opencode", "claude_code", "codex")
+]
 _SMALL = {"context_window": 14_000, "max_tokens": 1_024}
 _LONG = [
     Scenario("qwen_code", "long", "chat", max_length=24_000, side=frozenset({"compaction"})),
