@@ -35,12 +35,20 @@ def prepare(config: RunConfig, root: Path) -> RunFolder:
             write_json(folder.config_path, config.model_dump(mode="json"))
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise ConfigError(f"The run folder {root} cannot be written ({error.strerror}). Give another --folder.") from error
-    elif changed := _differences(folder.config().model_dump(mode="json"), config.model_dump(mode="json")):
+    elif changed := _differences(_recorded(folder).model_dump(mode="json"), config.model_dump(mode="json")):
         raise ConfigError(
             f"{root} holds a run with another configuration: {'; '.join(changed)}. "
             "Give another --folder, or remove that one first."
         )
     return folder
+
+
+def _recorded(folder: RunFolder) -> RunConfig:
+    """The configuration of the run that the folder holds. Raises `ConfigError` if this release cannot read it."""
+    try:
+        return folder.config()
+    except ConfigError as error:
+        raise ConfigError(f"{error} Another release made that run. Give another --folder, or remove that one first.") from error
 
 
 def claim_folder(folder: RunFolder) -> int:

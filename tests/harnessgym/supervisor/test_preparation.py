@@ -81,3 +81,12 @@ class Lacking:
     @staticmethod
     def unavailable():
         return "bwrap is missing."
+
+
+def test_a_folder_of_another_release_says_so(tmp_path):
+    folder = prepare(config(), tmp_path / "run")
+    recorded = json.loads(folder.config_path.read_text())
+    recorded["evaluation"]["retired_setting"] = 1
+    folder.config_path.write_text(json.dumps(recorded))
+    with pytest.raises(ConfigError, match=r"retired_setting.*Another release made that run.*--folder"):
+        prepare(config(), tmp_path / "run")
