@@ -30,6 +30,7 @@ from harnessgym.supervisor.stall import StallWatch
 from harnessgym.traces.account import exclude_rest
 
 _TICK_S = 0.1
+_CLEANUP_S = 3.0
 
 
 class Supervisor:
@@ -82,10 +83,19 @@ class Supervisor:
             with undisturbed():
                 self.children.end_all()
                 sockets.close()
+                self._remove_workspaces()
                 with contextlib.suppress(OSError):
-                    Workspace(self.folder.workspaces, None, 0).remove()
                     self._count("", 0.0, save=True)
         return self.status
+
+    def _remove_workspaces(self) -> None:
+        """Remove what rollouts worked in. What a killed node had started may write there for a moment before it is dead too."""
+        deadline = time.monotonic() + _CLEANUP_S
+        while self.folder.workspaces.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                Workspace(self.folder.workspaces, None, 0).remove()
+                return
+            time.sleep(_TICK_S)
 
     def close(self) -> None:
         """Close the store."""
