@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from harnessgym import disk
 from harnessgym.errors import HarnessGymError, StoreError
-from harnessgym.process import undisturbed
+from harnessgym.process import interruption_deferred, undisturbed
 from harnessgym.rollout.node import NodeSettings
 from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_folder import RunFolder, write_json
@@ -53,16 +53,16 @@ class Supervisor:
 
     def serve(self, watch: Callable[["Supervisor"], None]) -> RunStatus:
         """Run until done. `watch` is called about ten times a second. Raises `HarnessGymError` if the run cannot go on."""
-        first = self.status
-        if first == "done":
-            return first
-        for name in self.children.end_leftovers():
-            self.notify(f"Ended the {name} process that an earlier supervisor of this run had left.")
-        self.store.write(partial(rollouts.expire, run_id=self.run_id))
-        self.store.write(partial(workers.retire, run_id=self.run_id))
-        if first == "failed":
-            self.store.write(lambda conn: runs.set_status(conn, self.run_id, self._resumed_status()))
-        sockets = Sockets(self.config.engine.workers, self.folder.root / "sockets.json")
+        if self.status == "done":
+            return "done"
+        with contextlib.ExitStack() as cleanup:
+            with interruption_deferred():  # from the first thing that is taken over or made, there is a cleanup
+                sockets = self._take_over()
+                cleanup.callback(self._end, sockets)
+            self._serve(sockets, watch)
+        return self.status
+
+    def _serve(self, sockets: Sockets, watch: Callable[["Supervisor"], None]) -> None:
         stall = StallWatch(self.store, self.run_id, self.policy_id, self.children, self.config.supervisor.stall_s)
         try:
             self._start_all(sockets)
@@ -79,14 +79,25 @@ class Supervisor:
             self._refuse_full_disk(error)
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, "failed"))
             raise
-        finally:
-            with undisturbed():
-                self.children.end_all()
-                sockets.close()
-                self._remove_workspaces()
-                with contextlib.suppress(OSError):
-                    self._count("", 0.0, save=True)
-        return self.status
+
+    def _take_over(self) -> Sockets:
+        """End what an earlier supervisor of this run left, and open the run's sockets."""
+        for name in self.children.end_leftovers():
+            self.notify(f"Ended the {name} process that an earlier supervisor of this run had left.")
+        self.store.write(partial(rollouts.expire, run_id=self.run_id))
+        self.store.write(partial(workers.retire, run_id=self.run_id))
+        if self.status == "failed":
+            self.store.write(lambda conn: runs.set_status(conn, self.run_id, self._resumed_status()))
+        return Sockets(self.config.engine.workers, self.folder.root / "sockets.json")
+
+    def _end(self, sockets: Sockets) -> None:
+        """End every process and remove what only they needed."""
+        with undisturbed():
+            self.children.end_all()
+            sockets.close()
+            self._remove_workspaces()
+            with contextlib.suppress(OSError):
+                self._count("", 0.0, save=True)
 
     def _remove_workspaces(self) -> None:
         """Remove what rollouts worked in. What a killed node had started may write there for a moment before it is dead too."""
