@@ -42,15 +42,14 @@ def continue_from(
     history: str,
 ) -> Prompt:
     """The prompt of a request whose digests are `chain`. `heads` are the digests of all leading parts of earlier requests."""
-    if any(message.without_nonce() is not message for message in request.messages if message.role == "system"):
-        request = replace(request, messages=tuple(message.without_nonce() for message in request.messages))
     attachment = forest.attach(chain)
     if attachment is not None and history == "keep":
         ids = forest.ids(attachment.segment_id)
-        added = language.renderer.extend(ids, request.messages[attachment.matched :], request.tools)
+        added = language.renderer.extend(ids, _without_nonces(request.messages[attachment.matched :]), request.tools)
         if added is not None:
             ids.extend(added)
             return Prompt(ids, attachment, added, _left(forest, attachment, chain[-1] in heads, request, conversations))
+    request = replace(request, messages=_without_nonces(request.messages))
     whole = language.renderer.render(request.messages, request.tools)
     parent = forest.find_prefix(whole)
     broken = None
@@ -75,11 +74,15 @@ def _left(
     foreign = sum(message.role == "assistant" for message in request.messages[attachment.matched :])
     if known or not (foreign or forest.children.get(attachment.segment_id)):
         return None
-    found = diagnose(request.messages, request.tools, conversations.newest_first())
+    found = diagnose(_without_nonces(request.messages), request.tools, conversations.newest_first())
     if foreign:
         detail = f"{foreign} assistant messages from message {attachment.matched} on are not what was sampled"
         return found or Break("edited_history", detail)
     return found if found is not None and found.kind == "dropped_messages" else None
+
+
+def _without_nonces(messages: Sequence[Message]) -> tuple[Message, ...]:
+    return tuple(message.without_nonce() for message in messages)
 
 
 def _unseen(chain: Sequence[str], heads: Collection[str]) -> Break:

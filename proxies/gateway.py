@@ -3,7 +3,6 @@
 A plain ASGI application: a framework's routing and request objects cost more than everything else the proxy does to a request.
 """
 
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from proxies.connection import BodyTooLarge, Connection, Disconnected
 from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
 from proxies.model_cards import ModelCards
 from proxies.previous import whole
+from proxies.reading import digest_of
 from proxies.recorder import Recorder
 from proxies.relay import Arrival, Relay
 from proxies.responder import Responder
@@ -124,7 +124,7 @@ class Gateway:
             return
         route = target.path.encode() + b"?" + connection.query
         said = body if request.identity is None else request.identity.encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(route + b"\n" + said, digest_size=16).hexdigest()
+        digest = digest_of(route + b"\n" + digest_of(said).encode())
         retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
         calls = self._relay.calls(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
         responder = Responder(connection, dialect, calls, self._recorder, self._keepalive_s)

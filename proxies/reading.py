@@ -10,10 +10,10 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from harnessgym.store.bodies import LISTS, SplitBody, split_body
+from harnessgym.store.body_parts import LISTS, Base, SplitBody, split_body, text_hash
 from proxies import strict_json
 
 _CONVERSATIONS = 4
@@ -48,8 +48,10 @@ class _Conversation:
     """Of the text of each of them."""
     made: list[Any]
     """What the dialect made of those that it was asked for, from the first on."""
-    stored: int = 0
-    """How many of them the store is known to have."""
+    digest: "hashlib.blake2b"
+    """State after the text up to the end of the last element; copied, never updated."""
+    base: Base | None = None
+    """The stored body that has the first of them; None while nothing is known to be stored."""
 
     def shared(self, text: str) -> int:
         """How many leading elements another text has too, word for word, behind the same head."""
@@ -67,6 +69,8 @@ class ReadBody(bytes):
     """The JSON value, as `strict_json.loads_lenient` gives it."""
     apart: SplitBody
     """The body as the store takes it."""
+    digest: str
+    """`digest_of` it."""
     _conversation: _Conversation
 
     def make(self, name: str, read: Callable[[Any, int], Any]) -> list[Any] | None:
@@ -86,7 +90,7 @@ class ReadBody(bytes):
     def stored(self, written: "Future[None]") -> None:
         """To be called when the body's write has ended: if it is committed, its elements need not be written again."""
         if written.exception() is None:
-            self._conversation.stored = len(self._conversation.ends)
+            self._conversation.base = Base(self.apart.id, len(self._conversation.ends))
 
 
 class BodyReader:
@@ -113,6 +117,9 @@ class BodyReader:
         out = ReadBody(body)
         out.value = {**conversation.head.values, conversation.name: list(conversation.values), **conversation.tail.values}
         out.apart = _split(conversation)
+        digest = conversation.digest.copy()
+        digest.update(text[conversation.ends[-1] :].encode())
+        out.digest = digest.hexdigest()
         out._conversation = conversation  # noqa: SLF001
         return out
 
@@ -120,6 +127,11 @@ class BodyReader:
 def split_of(body: bytes) -> SplitBody:
     """A body as the store takes it."""
     return body.apart if isinstance(body, ReadBody) else split_body(body)
+
+
+def digest_of(body: bytes) -> str:
+    """Identity of a body's bytes: blake2b-128, in hex."""
+    return body.digest if isinstance(body, ReadBody) else hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def _begun(text: str) -> _Conversation | None:
@@ -134,7 +146,8 @@ def _begun(text: str) -> _Conversation | None:
         if key in LISTS and text[at] == "[":
             start = _skip(text, at + 1)
             head = _Members(text[:start], values)
-            return _finished(_Conversation(text, head, key, "", head, [], [], [], []), start)
+            digest = hashlib.blake2b(head.text.encode(), digest_size=16)
+            return _finished(_Conversation(text, head, key, "", head, [], [], [], [], digest), start)
         values[key], at = strict_json.scan(text, at, 1)
         at = _skip(text, at)
         if text[at] != ",":
@@ -146,14 +159,17 @@ def _begun(text: str) -> _Conversation | None:
 def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | None:
     """A conversation that begins as another one does."""
     parallel = (known.values[:shared], known.ends[:shared], known.hashes[:shared], known.made[:shared])
-    stored = min(known.stored, shared)
-    conversation = _Conversation(text, known.head, known.name, known.separator, known.tail, *parallel, stored)
+    base = None if known.base is None else replace(known.base, elements=min(known.base.elements, shared))
+    digest = known.digest
+    if shared < len(known.ends):
+        digest = hashlib.blake2b(text[: known.ends[shared - 1]].encode(), digest_size=16)
+    conversation = _Conversation(text, known.head, known.name, known.separator, known.tail, *parallel, digest, base)
     return _finished(conversation, conversation.ends[-1])
 
 
 def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
     """Read the rest of the text, from the first element or from the end of one. None if it is not to be split."""
-    text, ends = conversation.text, conversation.ends
+    text, ends, begin = conversation.text, conversation.ends, at
     while True:
         if ends:
             at = _skip(text, ends[-1])
@@ -168,8 +184,10 @@ def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
         if text[end - 1] not in '}]"':  # another text may go on where a number ends here
             return None
         conversation.values.append(value)
-        conversation.hashes.append(hashlib.blake2b(text[at:end].encode(), digest_size=16).hexdigest())
+        conversation.hashes.append(text_hash(text[at:end]))
         ends.append(end)
+    conversation.digest = conversation.digest.copy()
+    conversation.digest.update(text[begin : ends[-1]].encode())
     if len(ends) == 1:
         conversation.separator = ","
     if text[ends[-1] :] != conversation.tail.text:
@@ -203,12 +221,13 @@ def _member(text: str, at: int) -> tuple[str, int]:
 
 def _split(conversation: _Conversation) -> SplitBody:
     """The same as `split_body`, but for elements that the store has."""
-    text, ends, hashes, stored = conversation.text, conversation.ends, conversation.hashes, conversation.stored
+    text, ends, hashes, base = conversation.text, conversation.ends, conversation.hashes, conversation.base
     start, gap = len(conversation.head.text), len(conversation.separator)
+    stored = 0 if base is None else base.elements
     starts = [start if index == 0 else ends[index - 1] + gap for index in range(stored, len(ends))]
     parts = tuple((hashes[index], text[at : ends[index]]) for index, at in enumerate(starts, stored))
     header = json.dumps([start, conversation.separator])
-    return SplitBody(parts, f"{header}\n{text[:start]}{text[ends[-1] :]}".encode(), tuple(hashes[:stored]))
+    return SplitBody(parts, f"{header}\n{text[:start]}{text[ends[-1] :]}".encode(), base)
 
 
 def _skip(text: str, at: int) -> int:

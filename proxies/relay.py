@@ -16,7 +16,7 @@ from harnessgym.errors import HarnessGymError, StoreError, UpstreamError, Upstre
 from harnessgym.harness import SideCallRule
 from harnessgym.message import Message, context_digest
 from harnessgym.store.agents import AgentRow
-from harnessgym.store.bodies import split_body
+from harnessgym.store.body_parts import split_body
 from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import TokenArray, hash_ids, spans_of

@@ -15,7 +15,7 @@ from typing import Any
 
 from harnessgym.message import Message, Sampling, chain_digests
 from harnessgym.session_options import SessionOptions
-from harnessgym.store import agents, calls, sessions
+from harnessgym.store import agents, bodies, calls, sessions
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.sessions import SessionRow, hash_key
@@ -228,7 +228,7 @@ class SessionTable:
         segment = session.completions.get(call_id)
         body = None
         if segment is not None:
-            body = await asyncio.to_thread(self._store.read, lambda conn: calls.body_of(conn, call_id))
+            body = await asyncio.to_thread(self._store.read, lambda conn: bodies.of_call(conn, call_id))
         if segment is None or body is None:
             raise not_found(response_id(call_id))
         return parse(body), self._read(session.forest.segments[segment].ids)

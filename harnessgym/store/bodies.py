@@ -1,99 +1,81 @@
-"""Request bodies taken apart so that a conversation sent again with every turn is stored once, and put together byte for byte.
+"""Bodies of calls: content-addressed texts, and rows that say how a body is made of them.
 
-What is taken out are the elements of the top-level list that holds the conversation, as the text the client wrote. A body that
-is not such an object, or whose elements are not separated alike, is kept whole.
+A conversation that is sent again with every turn costs what the turn adds: a row names the earlier body with which its own
+begins, and holds the hashes of the elements behind. What is left of a body (model, tools, options) is a text of its own where
+it is long, so that it is stored once too.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator
+from typing import Literal
 
-LISTS = ("messages", "input", "contents")
-"""Names of the lists that are taken out."""
-_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
-"""Value at a place in a text and where it ends."""
-_SPACE = " \t\n\r"
+from sqlalchemy import Connection, insert, literal, select
 
+from harnessgym.store.body_parts import SplitBody, join_body, text_hash
+from harnessgym.store.prepared import Prepared
+from harnessgym.store.tables import bodies, messages
 
-@dataclass(frozen=True, slots=True)
-class SplitBody:
-    """A body taken apart."""
-
-    parts: tuple[tuple[str, str], ...]
-    """(hash, text) of elements, in order."""
-    remainder: bytes
-    """One line saying where the elements go, then the body without them."""
-    earlier: tuple[str, ...] = ()
-    """Hashes of elements before `parts` that the store is known to have."""
-
-    @property
-    def hashes(self) -> list[str]:
-        """Hashes of all elements, in order."""
-        return [*self.earlier, *(key for key, _ in self.parts)]
+Direction = Literal["request", "answer"]
+_SHARED = 256
+"""Bytes from which on a remainder is stored as a text: a shorter one is hardly longer than its hash."""
+_AT_ONCE = 5_000
+"""Texts asked for in one statement; databases limit a statement's parameters."""
 
 
-def split_body(body: bytes) -> SplitBody:
-    """Take a body apart."""
-    try:
-        text = body.decode()
-        found = _find_elements(text)
-    except (ValueError, StopIteration, IndexError):
-        found = None
-    if found is None:
-        return SplitBody((), b"\n" + body)
-    start, end, separator, elements = found
-    parts = tuple((hashlib.blake2b(part.encode(), digest_size=16).hexdigest(), part) for part in elements)
-    header = json.dumps([start, separator])
-    return SplitBody(parts, f"{header}\n{text[:start]}{text[end:]}".encode())
+def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -> None:
+    """Store a call's body."""
+    texts = [{"hash": key, "body": text} for key, text in body.parts]
+    remainder, key = _shared(body.remainder)
+    if key is not None:
+        texts.append({"hash": key, "body": body.remainder.decode()})
+    if texts:
+        _INSERT_MESSAGE.run_many(conn, texts)
+    row = {
+        "id": body.id,
+        "call_id": call_id,
+        "direction": direction,
+        "base_id": None if body.base is None else body.base.body_id,
+        "base_elements": 0 if body.base is None else body.base.elements,
+        "message_hashes": [key for key, _ in body.parts],
+        "remainder": remainder,
+        "remainder_hash": key,
+        "created_at": time.time(),
+    }
+    _INSERT_BODY.run(conn, row)
 
 
-def join_body(texts: Iterable[tuple[str, str]], hashes: Sequence[str], remainder: bytes) -> bytes:
-    """The body that was taken apart, from (hash, text) of its elements in any order."""
-    header, _, rest = remainder.partition(b"\n")
-    if not header:
-        return rest
-    start, separator = json.loads(header)
-    known, text = dict(texts), rest.decode()
-    elements: str = separator.join(known[key] for key in hashes)
-    return (text[:start] + elements + text[start:]).encode()
-
-
-def _find_elements(text: str) -> tuple[int, int, str, list[str]] | None:
-    """Start, end, separator and texts of the elements; None if the body is not to be split."""
-    at = _skip(text, 0)
-    if text[at] != "{":
+def of_call(conn: Connection, call_id: str, direction: Direction = "request") -> bytes | None:
+    """A call's body, byte for byte; None if the store has none."""
+    found = select(bodies, literal(0).label("depth")).where(bodies.c.call_id == call_id, bodies.c.direction == direction)
+    chain = found.cte("chain", recursive=True)
+    chain = chain.union_all(select(bodies, chain.c.depth + 1).where(bodies.c.id == chain.c.base_id))
+    hashes: list[str] = []
+    row = None
+    for row in conn.execute(select(chain).order_by(chain.c.depth.desc())):
+        hashes = [*hashes[: row.base_elements], *row.message_hashes]
+    if row is None:
         return None
-    at = _skip(text, at + 1)
-    while text[at] == '"':
-        key, at = _scan(text, at)
-        at = _skip(text, _skip(text, at) + 1)
-        if key in LISTS and text[at] == "[":
-            return _elements(text, _skip(text, at + 1))
-        _, at = _scan(text, at)
-        at = _skip(text, _skip(text, at) + 1)
-    return None
+    texts = dict(_texts(conn, {*hashes, *([row.remainder_hash] if row.remainder_hash else [])}))
+    remainder = texts[row.remainder_hash].encode() if row.remainder_hash else row.remainder
+    return join_body(texts.items(), hashes, remainder)
 
 
-def _elements(text: str, start: int) -> tuple[int, int, str, list[str]] | None:
-    elements: list[str] = []
-    separators: set[str] = set()
-    at = end = start
-    while text[at] != "]":
-        if elements:
-            after = _skip(text, at + 1)
-            separators.add(text[end:after])
-            at = after
-        _, end = _scan(text, at)
-        elements.append(text[at:end])
-        at = _skip(text, end)
-    if not elements or len(separators) > 1:
-        return None
-    return start, end, separators.pop() if separators else ",", elements
+def _shared(remainder: bytes) -> tuple[bytes, str | None]:
+    """What a row holds of a remainder, and the hash of the text that holds the rest."""
+    if len(remainder) >= _SHARED and b"\0" not in remainder:  # which PostgreSQL has no text for
+        try:
+            return b"", text_hash(remainder.decode())
+        except UnicodeDecodeError:
+            pass
+    return remainder, None
 
 
-def _skip(text: str, at: int) -> int:
-    while text[at] in _SPACE:
-        at += 1
-    return at
+def _texts(conn: Connection, hashes: Iterable[str]) -> Iterator[tuple[str, str]]:
+    wanted = list(hashes)
+    for start in range(0, len(wanted), _AT_ONCE):
+        query = select(messages.c.hash, messages.c.body).where(messages.c.hash.in_(wanted[start : start + _AT_ONCE]))
+        yield from ((key, text) for key, text in conn.execute(query))
+
+
+_INSERT_BODY = Prepared(insert(bodies), bodies.c.keys())
+_INSERT_MESSAGE = Prepared(insert(messages).prefix_with("OR IGNORE"), messages.c.keys())

@@ -1,4 +1,4 @@
-"""Calls, their token segments and their bodies.
+"""Calls and their token segments.
 
 A call's life: `intend` (a row before the engine is asked), then `finish` (tokens and outcome, committed before the harness can
 act), then `set_status` as delivery is observed. An intent that never finished marks its rollout incomplete.
@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
-from harnessgym.store.bodies import SplitBody, join_body
+from harnessgym.store import bodies
+from harnessgym.store.body_parts import SplitBody
 from harnessgym.store.prepared import Prepared
-from harnessgym.store.tables import bodies, calls, messages, new_id, segments
+from harnessgym.store.tables import calls, segments
 from harnessgym.tokens import (
     TokenIds,
     VersionSpan,
@@ -131,14 +132,14 @@ def intend(conn: Connection, intent: CallIntent, segment: Segment | None, body: 
     values = {name: getattr(intent, name) for name in CallIntent.__dataclass_fields__}
     _INSERT_CALL.run(conn, {**values, "status": "intent", "created_at": time.time()})
     if body is not None:
-        add_body(conn, intent.id, "request", body)
+        bodies.add(conn, intent.id, "request", body)
 
 
 def finish(conn: Connection, outcome: CallOutcome) -> None:
     """Write a call's tokens and outcome. Its intent may share the transaction."""
     _insert_segment(conn, outcome.segment)
     if outcome.body is not None:
-        add_body(conn, outcome.call_id, "answer", outcome.body)
+        bodies.add(conn, outcome.call_id, "answer", outcome.body)
     _FINISH_CALL.run(
         conn,
         {
@@ -166,27 +167,6 @@ def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | 
 def observe(conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]) -> None:
     """Record how far answers came. What is known already is never weakened: an acknowledged call stays acknowledged."""
     _OBSERVE[status].run_many(conn, [{"call": call_id} for call_id in call_ids])
-
-
-def add_body(conn: Connection, call_id: str, direction: Literal["request", "answer"], body: SplitBody) -> None:
-    """Store a body as its content-addressed messages plus what is left of it."""
-    if body.parts:
-        _INSERT_MESSAGE.run_many(conn, [{"hash": key, "body": text} for key, text in body.parts])
-    row = {"id": new_id(), "call_id": call_id, "direction": direction, "message_hashes": body.hashes}
-    _INSERT_BODY.run(conn, {**row, "remainder": body.remainder, "created_at": time.time()})
-
-
-def body_of(conn: Connection, call_id: str, direction: Literal["request", "answer"] = "request") -> bytes | None:
-    """A stored body, byte for byte."""
-    query = select(bodies.c.message_hashes, bodies.c.remainder).where(
-        bodies.c.call_id == call_id, bodies.c.direction == direction
-    )
-    row = conn.execute(query).first()
-    if row is None:
-        return None
-    wanted = set(row.message_hashes)
-    texts = conn.execute(select(messages.c.hash, messages.c.body).where(messages.c.hash.in_(wanted)))
-    return join_body([(key, text) for key, text in texts], row.message_hashes, row.remainder)
 
 
 def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCall]:
@@ -237,9 +217,8 @@ def _insert_segment(conn: Connection, segment: Segment) -> None:
     )
 
 
-_INSERT_SEGMENT, _INSERT_BODY = Prepared(insert(segments), segments.c.keys()), Prepared(insert(bodies), bodies.c.keys())
+_INSERT_SEGMENT = Prepared(insert(segments), segments.c.keys())
 _INSERT_CALL = Prepared(insert(calls), (*CallIntent.__dataclass_fields__, "status", "created_at"))
-_INSERT_MESSAGE = Prepared(insert(messages).prefix_with("OR IGNORE"), messages.c.keys())
 _FINISHED_COLUMNS = (
     "status", "completion_len", "completion_hash", "completion_segment", "answer_digest", "version_spans", "finish_reason",
     "stop_token", "upstream", "usage", "timings",

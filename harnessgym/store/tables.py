@@ -217,6 +217,9 @@ bodies = Table(
     Column("message_hashes", JSON, nullable=False),
     Column("remainder", LargeBinary, nullable=False),
     _created(),
+    _ref("bodies", name="base_id", null=True, index=False),
+    Column("base_elements", Integer, nullable=False, server_default="0"),
+    Column("remainder_hash", String, ForeignKey("messages.hash")),
 )  # fmt: skip
 
 events = Table(

@@ -54,6 +54,8 @@ class _Chain:
         """How many leading messages another request has too: the very same objects, so that this costs next to nothing."""
         if context != self.context:
             return 0
+        if self.messages == tuple(messages[: len(self.messages)]):
+            return len(self.messages)
         pairs = zip(self.messages, messages, strict=False)
         return next((at for at, (one, other) in enumerate(pairs) if one is not other), min(len(self.messages), len(messages)))
 

@@ -2,8 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import replace
+from operator import attrgetter
 
 from harnessgym.message import Message
+
+_ROLE = attrgetter("role")
 
 
 def merge_systems(messages: Iterable[Message]) -> tuple[Message, ...]:
@@ -12,7 +15,7 @@ def merge_systems(messages: Iterable[Message]) -> tuple[Message, ...]:
     Those further down stay where they are: moving them to the top would change the prompt's beginning and break continuation.
     """
     messages = tuple(messages)
-    if sum(message.role == "system" for message in messages) < 2:
+    if list(map(_ROLE, messages)).count("system") < 2:
         return messages
     out: list[Message] = []
     for message in messages:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
+from harnessgym.store import bodies
 from harnessgym.store import calls as call_rows
 from harnessgym.store.tables import calls as calls_table
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
@@ -112,7 +113,7 @@ async def test_a_request_body_is_given_back_byte_for_byte(make_world: MakeWorld)
         response = await world.http.post(f"{world.proxy.url}/s/{session.key}/v1/chat/completions", content=body)
         assert response.status_code == 200, response.text
         (call,) = world.calls(session)
-        assert world.store.read(lambda conn: call_rows.body_of(conn, call.id)) == body
+        assert world.store.read(lambda conn: bodies.of_call(conn, call.id)) == body
 
 
 async def test_parallel_equal_requests_are_two_calls(make_world: MakeWorld) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harnessgym.store.bodies import join_body, split_body
+from harnessgym.store.body_parts import join_body, split_body
 from proxies import strict_json
-from proxies.reading import BodyReader, ReadBody, split_of
+from proxies.reading import BodyReader, ReadBody, digest_of, split_of
 
 TEXT = st.text(max_size=6) | st.sampled_from(["é\U0001f600", '"}],', "\\", "\ud83d"])
 JSON = st.recursive(
@@ -48,11 +48,20 @@ def by_itself(body: bytes) -> Any:
         return ValueError
 
 
-def rebuilt(read: bytes, stored: dict[str, str]) -> bytes:
-    """The body from what the store is given of it, and from what it was given before."""
-    split = split_of(read)
-    stored.update(split.parts)
-    return join_body(stored.items(), split.hashes, split.remainder)
+class Stored:
+    """What a store that is given every body has."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.hashes: dict[str, list[str]] = {}
+
+    def add(self, read: bytes) -> list[str]:
+        """Hashes of all elements of a body, from what is written of it and what was written before."""
+        split = split_of(read)
+        self.texts.update(split.parts)
+        before = [] if split.base is None else self.hashes[split.base.body_id][: split.base.elements]
+        self.hashes[split.id] = [*before, *(key for key, _ in split.parts)]
+        return self.hashes[split.id]
 
 
 def done(error: Exception | None = None) -> "Future[None]":
@@ -63,12 +72,14 @@ def done(error: Exception | None = None) -> "Future[None]":
 
 @given(talks(), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_every_body_is_read_as_if_it_were_the_first(bodies: list[bytes], committed: list[bool]) -> None:
-    reader, stored = BodyReader(), dict[str, str]()
+    reader, stored = BodyReader(), Stored()
     for body, commits in zip(bodies, committed, strict=False):
         read = reader.read(body)
         assert read == body
-        assert rebuilt(read, stored) == body
-        assert split_of(read).hashes == split_body(body).hashes
+        hashes = stored.add(read)
+        assert hashes == [key for key, _ in split_body(body).parts]
+        assert join_body(stored.texts.items(), hashes, split_of(read).remainder) == body
+        assert digest_of(read) == digest_of(body)
         if isinstance(read, ReadBody):
             assert repr(read.value) == repr(by_itself(body))
             if commits:

@@ -14,7 +14,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.message import Message, Sampling, ToolCall, ToolSpec
 from harnessgym.rollout.control import ControlClient, OpenedSession
 from harnessgym.session_options import SessionOptions
-from harnessgym.store import calls
+from harnessgym.store import bodies
 from harnessgym.store.workers import WorkerRow
 from harnessgym.traces.trajectories import rows_of
 from harnessgym.traces.verify import verify
@@ -87,7 +87,7 @@ async def test_a_teachers_answers_are_recorded_as_text_and_continued(make_world:
         behind_calls = {f"call {call.id}" for call in world.calls(behind)}  # of a version that nobody published
         assert two.parent_call_id == one.id
         assert world.completion(session, one).logprobs is None
-        body = world.store.read(lambda conn: calls.body_of(conn, one.id, "answer"))
+        body = world.store.read(lambda conn: bodies.of_call(conn, one.id, "answer"))
         assert body is not None
         assert json.loads(body)["choices"][0]["message"]["content"] == "Looking."
         await world.control.seal(session.session_id)
@@ -143,7 +143,7 @@ async def test_sampling_that_the_session_fixes_is_what_the_teacher_is_asked(make
         (asked,) = engine.asked
         assert (asked.sampling.max_tokens, asked.sampling.stop) == (7, ("END",))
         (call,) = world.calls(behind)
-        body = json.loads(world.store.read(lambda conn: calls.body_of(conn, call.id)) or b"")
+        body = json.loads(world.store.read(lambda conn: bodies.of_call(conn, call.id)) or b"")
         assert (body["temperature"], body["max_tokens"], body["stop"]) == (0.5, 7, ["END"])
         assert "top_p" not in body
 

@@ -1,36 +1,7 @@
 import pytest
 
 from harnessgym.errors import StoreError
-from harnessgym.store import TraceStore, calls, new_id, policies, rollouts, runs, sessions
-from harnessgym.store.calls import CallIntent, Segment
-from harnessgym.store.rollouts import GroupSpec
-from harnessgym.task import Task
-
-
-@pytest.fixture
-def store(tmp_path):
-    with TraceStore.create(f"sqlite:///{tmp_path / 'traces.db'}") as store:
-        yield store
-
-
-@pytest.fixture
-def rollout_id(store):
-    def work(conn):
-        run = runs.add(conn, "demo", {}, "test", "training")
-        policy, task = policies.register(conn, run, "policy"), runs.add_task(conn, "set", Task("t", "Do it."))
-        rollouts.submit(conn, GroupSpec(run, task, policy, "train", 0, 0, {}, ("h",), "process", (0,)))
-        return rollouts.claim(conn, run, "node", 60.0, 1)[0].id
-
-    return store.write(work)
-
-
-def call(conn, session_id, rollout_id, ordinal):
-    segment = Segment(new_id(), session_id, "prompt", None, (1, 2))
-    length, digest = calls.prompt_fingerprint(segment.ids)
-    intent = CallIntent(
-        new_id(), session_id, rollout_id, ordinal, "chat", "policy", "keep", "r", "c", length, digest, segment.id, "e"
-    )  # fmt: skip
-    calls.intend(conn, intent, segment)
+from harnessgym.store import sessions
 
 
 def test_a_key_opens_its_session_and_is_not_stored(store, rollout_id, tmp_path):
@@ -48,22 +19,22 @@ def test_two_sessions_cannot_share_a_key(store, rollout_id):
         store.write(lambda conn: sessions.add(conn, rollout_id, "k", sampling={}))
 
 
-def test_sealing_stores_the_number_of_calls_once(store, rollout_id):
+def test_sealing_stores_the_number_of_calls_once(store, rollout_id, add_call):
     row = store.write(lambda conn: sessions.add(conn, rollout_id, "k", sampling={}))
     for ordinal in range(3):
-        store.write(lambda conn, n=ordinal: call(conn, row.id, rollout_id, n))
+        add_call(row.id, ordinal)
     assert store.write(lambda conn: sessions.seal(conn, row.id)) == 3
-    store.write(lambda conn: call(conn, row.id, rollout_id, 3))
+    add_call(row.id, 3)
     assert store.write(lambda conn: sessions.seal(conn, row.id)) == 3
     sealed = store.read(lambda conn: sessions.get(conn, row.id))
     assert (sealed.sealed, sealed.calls_at_seal) == (True, 3)
 
 
-def test_two_calls_cannot_share_an_ordinal(store, rollout_id):
+def test_two_calls_cannot_share_an_ordinal(store, rollout_id, add_call):
     row = store.write(lambda conn: sessions.add(conn, rollout_id, "k", sampling={}))
-    store.write(lambda conn: call(conn, row.id, rollout_id, 0))
+    add_call(row.id, 0)
     with pytest.raises(StoreError, match="ordinal"):
-        store.write(lambda conn: call(conn, row.id, rollout_id, 0))
+        add_call(row.id, 0)
 
 
 def test_sessions_of_a_rollout_come_in_order_of_opening(store, rollout_id):

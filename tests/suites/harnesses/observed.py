@@ -8,8 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from harnessgym.store import calls as call_store
-from harnessgym.store import events
+from harnessgym.store import bodies, events
 from harnessgym.store.tables import agents, calls
 from harnessgym.traces import divergence
 from harnessgym.traces.trajectories import rows_of
@@ -140,6 +139,6 @@ def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
 
 def _streams(conn: Connection, call_id: str) -> bool:
     """Whether a call's request asked for a stream. Gemini says so in the path, which is no part of the body."""
-    body = call_store.body_of(conn, call_id)
+    body = bodies.of_call(conn, call_id)
     assert body is not None
     return bool(json.loads(body).get("stream", "contents" in json.loads(body)))
