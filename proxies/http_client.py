@@ -37,8 +37,7 @@ class HttpClient:
     async def request(self, method: str, path: str, body: bytes = b"") -> AsyncIterator["Response"]:
         """Send a request and wait for the response's head. Raises `UpstreamLost` when the server is gone."""
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
-        message = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-        connection = await self._exchange(message)
+        connection = await self._exchange((f"{head}content-length: {len(body)}\r\n\r\n".encode(), body))
         try:
             yield Response(connection)
         finally:
@@ -47,7 +46,7 @@ class HttpClient:
             else:
                 connection.close()
 
-    async def _exchange(self, message: bytes) -> "_Connection":
+    async def _exchange(self, message: tuple[bytes, bytes]) -> "_Connection":
         """A connection that has the response's head. One that idled may have been closed by the server: then a fresh one."""
         while self._idle:
             connection = self._idle.pop()
@@ -59,7 +58,7 @@ class HttpClient:
                         raise
         return await self._send(await self._connect(), message)
 
-    async def _send(self, connection: "_Connection", message: bytes) -> "_Connection":
+    async def _send(self, connection: "_Connection", message: tuple[bytes, bytes]) -> "_Connection":
         connection.send(message)
         try:
             await connection.head()
@@ -123,11 +122,11 @@ class _Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         return self.open and self._complete and self._keep_alive
 
-    def send(self, message: bytes) -> None:
+    def send(self, message: tuple[bytes, bytes]) -> None:
         self.answered, self.status, self._complete = False, 0, False
         self._pieces.clear()
         self._parser = httptools.HttpResponseParser(self)
-        self._transport.write(message)
+        self._transport.writelines(message)  # a long prompt is not copied
 
     async def head(self) -> None:
         while not self.status:

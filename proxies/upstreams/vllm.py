@@ -18,8 +18,7 @@ from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.http_client import HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
-
-_DATA, _ECHO = b"data: ", b'"prompt_token_ids":'
+from proxies.upstreams.prompt_echo import PromptEcho
 
 
 class VllmUpstream:
@@ -157,31 +156,12 @@ async def _events(response: Response, prompt: bytes) -> AsyncGenerator[list[dict
 
     Raises `UpstreamError` if an event repeats another prompt than this one, which is a JSON array.
     """
-    pending = [b""]
+    echo, buffer = PromptEcho(prompt), b""
     async for piece in response.pieces():
-        ended = b"\n\n" in piece or (piece[:1] == pending[-1][-1:] == b"\n")
-        pending.append(piece)
-        if not ended:  # a long prompt comes back in many pieces
-            continue
-        *events, rest = b"".join(pending).split(b"\n\n")
-        pending = [rest]
+        *events, buffer = (buffer + echo.strip(piece)).split(b"\n\n")
         try:
-            values = [orjson.loads(_without_echo(event, prompt)) for event in events if event.startswith(b"data: {")]
+            values = [orjson.loads(event[6:]) for event in events if event.startswith(b"data: {")]
         except orjson.JSONDecodeError as error:
             raise UpstreamError(f"The engine sent an event that is not JSON: {error}") from error
         if values:
             yield values
-
-
-def _without_echo(event: bytes, prompt: bytes) -> bytes:
-    """An event's JSON without the prompt, which an engine repeats in its first one and which is longer than everything else."""
-    start = event.find(_ECHO) + len(_ECHO)
-    if start < len(_ECHO) or event[start : start + 1] != b"[":
-        return event[len(_DATA) :]
-    if event.startswith(prompt, start):
-        end = start + len(prompt)
-    else:
-        end = event.find(b"]", start) + 1
-        if orjson.loads(event[start : end or None]) != orjson.loads(prompt):
-            raise UpstreamError("The engine says that it was given another prompt than it was sent.")
-    return event[len(_DATA) : start] + b"null" + event[end:]
