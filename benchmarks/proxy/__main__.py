@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.proxy import report
 from benchmarks.proxy.client import Load
-from benchmarks.proxy.measures import Row, curve, load_row, stored, streams
+from benchmarks.proxy.measures import Row, curve, load_row, prompt_lengths, stored, streams, token_curve
 from benchmarks.proxy.process import run_client
 from benchmarks.proxy.targets import AgentLightning, Engine, LiteLlm, Ours, Target
 from harnessgym.run_folder import write_json
@@ -102,6 +102,7 @@ class Benchmark:
             if self._options.long:
                 out["curve"] = curve(ours, self._options.long)
                 out["curve_direct"] = curve(engine, self._options.long)
+                out["curve_tokens"] = token_curve(engine, prompt_lengths(ours))
                 out["memory_mb"].append((f"after a session of {self._options.long} turns", round(ours.child.rss_mb(), 1)))
             ours.close_sessions()
             out["store"] = stored(ours)

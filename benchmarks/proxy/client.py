@@ -38,6 +38,8 @@ class Load:
     """Also time, after every turn, how long the body takes to be parsed as JSON and no more."""
     paced: bool = False
     """One turn whose answer is the long script; when each of its tokens arrived is reported."""
+    prompts: tuple[int, ...] = ()
+    """Ask the engine itself, for completions of prompts of so many token ids, as a proxy has to; nothing else is done."""
 
 
 @dataclass(slots=True)
@@ -177,6 +179,20 @@ class Session:
         return json.dumps({"role": "user", "content": text})
 
 
+async def ask_tokens(load: Load, result: Result) -> None:
+    """One request after the other, each timed until its last byte is there."""
+    _, wire = await asyncio.get_running_loop().create_connection(Wire, load.host, load.port)
+    for length in load.prompts:
+        body = f'{{"prompt":[{",".join(["1000"] * length)}],"stream":true}}'.encode()
+        head = f"POST {load.paths[0]} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        message = head.encode() + body
+        begun = time.perf_counter()
+        await wire.ask(message)
+        result.latencies.append(time.perf_counter() - begun)
+        result.bodies.append(len(body))
+    wire.transport.abort()
+
+
 def _arrivals(response: bytes, seen: list[tuple[float, int]]) -> list[float]:
     """[time, characters of the answer so far, ...] for every chunk that brought text."""
     body, ends = unchunk(response)
@@ -200,7 +216,10 @@ async def run(load: Load) -> Result:
     known = frozenset(script.text for script in (scripts(LONG, 1) if load.paced else scripts()))
     sessions = [Session(load, path, result, known) for path in load.paths]
     usage, begun = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
-    await asyncio.gather(*(session.run() for session in sessions))
+    if load.prompts:
+        await ask_tokens(load, result)
+    else:
+        await asyncio.gather(*(session.run() for session in sessions))
     result.wall_s = time.perf_counter() - begun
     after = resource.getrusage(resource.RUSAGE_SELF)
     result.cpu_s = after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime

@@ -87,6 +87,32 @@ def curve(target: Target, turns: int) -> list[dict[str, float]]:
     return out
 
 
+def token_curve(engine: Engine, prompts: list[int]) -> list[dict[str, float]]:
+    """What it takes to give the engine such prompts as token ids and to get its answers: no proxy does with less."""
+    result = run_client(Load("127.0.0.1", engine.port, ("/v1/completions",), len(prompts), stream=True, prompts=tuple(prompts)))
+    size = max(1, len(prompts) // _BUCKETS)
+    return [
+        {
+            "from_turn": start,
+            "tokens": round(statistics.mean(prompts[start : start + size])),
+            "turn_ms": _ms(statistics.median(result.latencies[start : start + size])),
+        }
+        for start in range(0, len(prompts), size)
+    ]
+
+
+def prompt_lengths(ours: Ours) -> list[int]:
+    """Prompt tokens of every turn of the longest session."""
+    with TraceStore.open(ours.store_url) as store:
+        rows = store.read(
+            lambda conn: conn.execute(select(calls.c.session_id, calls.c.prompt_len).order_by(calls.c.ordinal)).all()
+        )
+    sessions: dict[str, list[int]] = {}
+    for session, length in rows:
+        sessions.setdefault(session, []).append(length)
+    return max(sessions.values(), key=len)
+
+
 def streams(target: Target, number: int, rate: float) -> dict[str, Any]:
     """Many paced streams at once: how late every token arrived, against the pace that the stream's most punctual token sets."""
     cpu = target.child.cpu_s()
@@ -156,4 +182,4 @@ def _ms(seconds: float) -> float:
     return round(1e3 * seconds, 2)
 
 
-__all__ = ["Result", "Row", "curve", "load_row", "stored", "streams"]
+__all__ = ["Result", "Row", "curve", "load_row", "prompt_lengths", "stored", "streams", "token_curve"]
