@@ -9,7 +9,7 @@ from sqlalchemy import Connection, inspect, text
 from harnessgym.errors import SchemaError
 
 _SCRIPTS = Path(__file__).parent / "migrations"
-HEAD = "0003"
+HEAD = "0004"
 """Newest revision in `migrations/versions`; a test compares it with Alembic's own answer, which is slow to import."""
 WRITING: Final = {"harnessgym_write": True}
 """Execution options of a connection whose transactions take the write lock when they begin, not at their first write."""

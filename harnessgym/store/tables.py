@@ -233,6 +233,9 @@ events = Table(
     Column("evidence", String),
     Column("confidence", Float),
     _created(),
+    Column("source", String, nullable=False, server_default="proxy"),
+    Column("target_agent_id", String(24), ForeignKey("agents.id")),
+    Column("span_id", String, index=True),
 )  # fmt: skip
 
 edges = Table(
@@ -255,6 +258,7 @@ rewards = Table(
     Column("value", Float, nullable=False),
     Column("source", String, nullable=False),
     _created(),
+    Column("detail", Text),
     UniqueConstraint("rollout_id", "unit", "target", "channel"),
 )  # fmt: skip
 
@@ -280,6 +284,17 @@ trained = Table(
     _created(),
     UniqueConstraint("rollout_id", "policy_id", "version"),
 )  # fmt: skip
+
+advantages = Table(
+    "advantages", metadata, _id(),
+    Column("trained_id", String(24), ForeignKey("trained.id"), nullable=False, index=True),
+    Column("segment_id", String(24), ForeignKey("segments.id"), nullable=False, index=True),
+    Column("start", Integer, nullable=False),
+    Column("end", Integer, nullable=False),
+    Column("value", Float, nullable=False),
+    UniqueConstraint("trained_id", "segment_id", "start"),
+)  # fmt: skip
+"""Of the tokens [start, end) of a segment, when its rollout was trained."""
 
 workers = Table(
     "workers", metadata,
