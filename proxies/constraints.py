@@ -2,7 +2,8 @@
 
 Forcing an answer into a grammar changes the distribution it is sampled from, so that its logprobs would no longer be the
 policy's. A session therefore either refuses such demands, as a provider does for a model that lacks the feature, or puts them
-to the policy in words (`SessionOptions.constraints`).
+to the policy in words (`SessionOptions.constraints`). That an answer may call one tool at most is never refused: harnesses ask
+for it by default, and know what to do with several calls.
 """
 
 import json
@@ -21,14 +22,18 @@ def constrained(request: ModelRequest, mode: Literal["refuse", "prompt"], *, see
     if not sees_images and any(map(_IMAGES, request.messages)):
         raise _unsupported("This model does not support image input: it reads text only.")
     demands = [demand for demand in (_output(request), _tool_choice(request)) if demand]
+    if mode == "refuse":
+        if demands:
+            raise _unsupported(
+                f"This model does not support being made to answer so: {' '.join(demands)} "
+                "Ask for text and tool_choice 'auto', or open the session with constraints 'prompt'."
+            )
+        return request
+    if request.tools and request.tool_choice != "none" and not request.parallel_tool_calls:
+        demands.append("Call at most one tool at a time.")
     if not demands:
         return request
-    if mode == "refuse":
-        raise _unsupported(
-            f"This model does not support being made to answer so: {' '.join(demands)} "
-            "Ask for text and tool_choice 'auto', or open the session with constraints 'prompt'."
-        )
-    return replace(request, messages=_instructed(request.messages, demands))
+    return replace(request, messages=_instructed(request.messages, demands), unconstrained=request.messages)
 
 
 def _output(request: ModelRequest) -> str:

@@ -4,9 +4,11 @@ Messages are held by reference, and of each branch only its latest call's: they 
 """
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harnessgym.message import Message
+from harnessgym.store.calls import RecordedCall
 from harnessgym.traces.diagnosis import Conversation
 from proxies.dialect import ModelRequest
 
@@ -21,14 +23,19 @@ class Conversations:
         self._branches = branches
         self._latest: OrderedDict[str, Conversation] = OrderedDict()
         self._endings: dict[str, str] = {}
+        self._turns: dict[str, int] = {}
+        """Call to how many answers of the policy it continues."""
 
-    def begin(self, call_id: str, request: ModelRequest, parent_id: str | None) -> None:
-        """A call begins; it takes the place of the call that it continues. Raw prompts have no messages to compare."""
-        if request.prompt is not None:
+    def begin(self, call_id: str, request: ModelRequest | None, parent_id: str | None) -> None:
+        """A call begins; it takes the place of the call that it continues. Without its request it can be compared with nothing,
+        and raw prompts have no messages to compare.
+        """
+        turns = self._turns.setdefault(call_id, 0 if parent_id is None else self._turns.get(parent_id, 0) + 1)
+        if request is None or request.prompt is not None:
             return
         if parent_id is not None:
             self._latest.pop(parent_id, None)
-        self._latest[call_id] = Conversation(call_id, request.messages, request.tools)
+        self._latest[call_id] = Conversation(call_id, request.messages, request.tools, turns=turns)
         while len(self._latest) > self._branches:
             self._latest.popitem(last=False)
 
@@ -38,10 +45,6 @@ class Conversations:
         if call_id in self._latest:
             self._latest[call_id] = replace(self._latest[call_id], answer=answer)
 
-    def ended(self, call_id: str, finish_reason: str) -> None:
-        """How a call ended whose messages are not at hand."""
-        self._endings[call_id] = finish_reason
-
     def ending(self, call_id: str) -> str:
         """The finish reason of a call; empty if it is not known."""
         return self._endings.get(call_id, "")
@@ -49,3 +52,9 @@ class Conversations:
     def newest_first(self) -> list[Conversation]:
         """What there is to compare a request with."""
         return list(reversed(self._latest.values()))
+
+
+def latest(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
+    """The calls of a session, in order, whose requests `Conversations` would hold after them: the last of each branch."""
+    continued = {call.parent_call_id for call in recorded}
+    return [call for call in recorded if call.id not in continued][-_BRANCHES:]

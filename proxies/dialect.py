@@ -42,6 +42,8 @@ class ModelRequest:
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: str = "auto"
     """auto, none, required, or a tool's name."""
+    parallel_tool_calls: bool = True
+    """Whether an answer may call more than one tool."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stream: bool = False
@@ -64,6 +66,13 @@ class ModelRequest:
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling fields as the harness sent them; recorded, not applied."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    unconstrained: tuple[Message, ...] | None = None
+    """The messages before demands were put to the policy in words; None if none were."""
+
+    @property
+    def said(self) -> tuple[Message, ...]:
+        """The messages as the harness sent them."""
+        return self.messages if self.unconstrained is None else self.unconstrained
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +82,15 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    """Those of the completion that are reasoning, see `Parser.reasoning_tokens`."""
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
     """Usage of siblings together: their prompt counts once."""
     first = usages[0] if usages else Usage(0, 0)
-    return Usage(first.prompt_tokens, sum(usage.completion_tokens for usage in usages), first.cached_tokens)
+    completion = sum(usage.completion_tokens for usage in usages)
+    return Usage(first.prompt_tokens, completion, first.cached_tokens, sum(usage.reasoning_tokens for usage in usages))
 
 
 @dataclass(frozen=True, slots=True)

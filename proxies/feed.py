@@ -32,6 +32,11 @@ class Feed:
         """The stop string that ended the answer, if one did."""
         return self._stop.found
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the parsed tokens are reasoning: of all, once the answer is finished."""
+        return self._parser.reasoning_tokens
+
     def add(self, ids: Sequence[int]) -> None:
         """Take newly sampled tokens."""
         self._pending.extend(ids)

@@ -18,6 +18,15 @@ class Parser(Protocol):
     unparsed: int
     """How many pieces of markup were returned as text."""
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """How many of the tokens so far stand between the delimiters of the reasoning.
+
+        Delimiters do not count, so that it makes no difference whether the prompt or the policy wrote the first one. A token
+        that holds a piece of one and a piece of the reasoning counts; tokens that end the turn do not.
+        """
+        ...
+
     def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
         """What these tokens complete."""
         ...

@@ -46,9 +46,9 @@ async def whole(request: ModelRequest, earlier_of: Callable[[str], Awaitable[tup
 def joined(earlier: ModelRequest, answer: Message, request: ModelRequest) -> ModelRequest:
     """The whole conversation that `request` continues: what was asked earlier, the answer to it, what is new.
 
-    Instructions hold for one request only: those of `earlier` are left out and those of `request` stand in front. Everything
-    but the messages is the new request's own. `earlier` must be whole itself.
+    Instructions hold for one request only: those of `earlier` are left out and those of `request` stand in front. So do demands
+    that were put to the policy in words. Everything but the messages is the new request's own. `earlier` must be whole itself.
     """
-    old = earlier.messages[1:] if earlier.instructions else earlier.messages
+    old = earlier.said[1:] if earlier.instructions else earlier.said
     front, new = (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
     return replace(request, messages=(*front, *old, answer, *new), previous=None)

@@ -87,10 +87,10 @@ class ReadBody(bytes):
                 return list(members.made[name])
         return None
 
-    def stored(self, written: "Future[None]") -> None:
-        """To be called when the body's write has ended: if it is committed, its elements need not be written again."""
+    def stored(self, call_id: str, written: "Future[None]") -> None:
+        """To be called when the write of a call with this body has ended: what is committed need not be written again."""
         if written.exception() is None:
-            self._conversation.base = Base(self.apart.id, len(self._conversation.ends))
+            self._conversation.base = Base(call_id, len(self._conversation.ends))
 
 
 class BodyReader:

@@ -43,7 +43,7 @@ class Recorder:
         split = split_of(body)
         intended = self._submit(work)
         if isinstance(body, ReadBody):
-            intended.add_done_callback(body.stored)
+            intended.add_done_callback(partial(body.stored, intent.id))
         return intended
 
     def happened(self, event: EventRow) -> None:

@@ -194,8 +194,9 @@ class Relay:
         feed = self._feed(call)
         feed.add(tokens.ids)
         call.prompt_len = stored.prompt_len
-        usage = Usage(stored.prompt_len, len(tokens.ids))
-        self._settle(call, feed, feed.finish(), stored.finish_reason or "stop", usage)
+        message = feed.finish()
+        usage = Usage(stored.prompt_len, len(tokens.ids), reasoning_tokens=feed.reasoning_tokens)
+        self._settle(call, feed, message, stored.finish_reason or "stop", usage)
         session.take_up(stored)
         session.recent.append(call)
         return call
@@ -298,7 +299,7 @@ class Relay:
 
     async def _commit(self, session: Session, call: Call, feed: Feed, status: CallStatus, started: float) -> None:
         sampled, message = call.sampled, feed.finish()
-        usage = Usage(call.prompt_len, len(sampled.ids), sampled.cached_tokens)
+        usage = Usage(call.prompt_len, len(sampled.ids), sampled.cached_tokens, feed.reasoning_tokens)
         logprobs = None if sampled.text_only else array("f", sampled.logprobs)
         segment = Segment(new_id(), session.row.id, "completion", call.prompt_segment, TokenArray(sampled.ids), logprobs)
         digest = answer_digest(call.chain, message)

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from proxies.dialect import ModelRequest, Problem
 from proxies.lineage import Lineages
 from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
+from proxies.recollection import latest_requests
 
 ReadAnswer = Callable[[TokenIds], Message]
 """Sampled tokens to the message they say."""
@@ -87,14 +88,16 @@ class Session:
         recorded: Sequence[RecordedCall],
         agents: Sequence[AgentRow],
         read: ReadAnswer,
+        asked: Mapping[str, ModelRequest],
     ) -> "Session":
-        """A session as the store has it."""
+        """A session as the store has it. `asked` has the requests of its latest branches, by call."""
         session = cls.of(row)
         session.forest = Forest.load(row.id, segments, recorded)
         by_id = {agent.id: agent for agent in agents}
         for call in recorded:
             if call.agent_id is not None:
                 session.lineages.begin(by_id[call.agent_id], call.id)
+            session.conversations.begin(call.id, asked.get(call.id), call.parent_call_id)
             session.next_ordinal = max(session.next_ordinal, call.ordinal + 1)
             session.heads.add(call.chain_digest)
             session.tokens += call.completion_len or 0
@@ -109,7 +112,7 @@ class Session:
                 answer = read(session.forest.segments[call.completion_segment].ids)
                 session.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.lineages.end(call.id, answer)
-                session.conversations.ended(call.id, call.finish_reason or "")
+                session.conversations.answer(call.id, answer, call.finish_reason or "")
                 session.heads.add(call.answer_digest)
         return session
 
@@ -263,7 +266,8 @@ class SessionTable:
         segments = self._store.read(lambda conn: calls.segments_of(conn, [row.id]))
         recorded = self._store.read(lambda conn: calls.of_sessions(conn, [row.id]))
         known = self._store.read(lambda conn: agents.of_sessions(conn, [row.id]))
-        return Session.load(row, list(segments.values()), recorded, known, self._read)
+        asked = latest_requests(self._store, recorded, segments, self._read, SessionOptions.model_validate(row.options))
+        return Session.load(row, list(segments.values()), recorded, known, self._read, asked)
 
 
 def answer_digest(chain: str, answer: Message) -> str:

@@ -26,7 +26,8 @@ class GeminiCliConfig(ProgramConfig):
     model: str = "gemini-2.5-pro"
     """Model name the agent asks for. It shapes its prompt by the name, and without one it first asks a classifier."""
     context_window: int = 128_000
-    """Tokens the model takes; the agent compacts before they are full."""
+    """Tokens the model takes. Before they are full the agent compacts what lies before its newest prompt; of a single prompt it
+    compacts nothing."""
 
 
 class GeminiCli:

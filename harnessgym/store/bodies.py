@@ -13,7 +13,7 @@ from sqlalchemy import Connection, insert, literal, select
 
 from harnessgym.store.body_parts import SplitBody, join_body, text_hash
 from harnessgym.store.prepared import Prepared
-from harnessgym.store.tables import bodies, messages
+from harnessgym.store.tables import bodies, messages, new_id
 
 Direction = Literal["request", "answer"]
 _SHARED = 256
@@ -23,7 +23,7 @@ _AT_ONCE = 5_000
 
 
 def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -> None:
-    """Store a call's body."""
+    """Store a call's body. A request's row has the id of its call."""
     texts = [{"hash": key, "body": text} for key, text in body.parts]
     remainder, key = _shared(body.remainder)
     if key is not None:
@@ -31,10 +31,10 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
     if texts:
         _INSERT_MESSAGE.run_many(conn, texts)
     row = {
-        "id": body.id,
+        "id": call_id if direction == "request" else new_id(),
         "call_id": call_id,
         "direction": direction,
-        "base_id": None if body.base is None else body.base.body_id,
+        "base_id": None if body.base is None else body.base.call_id,
         "base_elements": 0 if body.base is None else body.base.elements,
         "message_hashes": [key for key, _ in body.parts],
         "remainder": remainder,

@@ -7,10 +7,8 @@ is not such an object, or whose elements are not separated alike, is kept whole.
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
-
-from harnessgym.store.tables import new_id
 
 LISTS = ("messages", "input", "contents")
 """Names of the lists that are taken out."""
@@ -21,9 +19,9 @@ _SPACE = " \t\n\r"
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A stored body with which another one begins."""
+    """A stored request with which another one begins."""
 
-    body_id: str
+    call_id: str
     elements: int
     """How many of its leading elements the other has too."""
 
@@ -38,8 +36,6 @@ class SplitBody:
     """One line saying where the elements go, then the body without them."""
     base: Base | None = None
     """Where the elements before `parts` are: a turn stores what it adds."""
-    id: str = field(default_factory=new_id)
-    """The row it becomes."""
 
 
 def split_body(body: bytes) -> SplitBody:

@@ -7,10 +7,11 @@ row; its class says whether the harness, its settings or the model's template is
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Literal
 
 from harnessgym.message import Message, ToolCall, ToolSpec
-from harnessgym.traces.difference import common_ends, common_start, difference, only_volatile
+from harnessgym.traces.difference import common_ends, common_start, difference, only_volatile, without_volatile
 from harnessgym.traces.forest import replay_form
 
 BreakClass = Literal[
@@ -23,6 +24,7 @@ BreakClass = Literal[
     "compaction",
     "edited_history",
     "sub_agent",
+    "handoff",
     "template",
     "new_root",
     "dropped_messages",
@@ -35,7 +37,9 @@ stop_string: the answer ended at a stop string, so its tokens say more than the 
 length_cut: the answer was cut off before its end of turn.
 compaction: the conversation was summarised.
 edited_history: a message was changed, or an answer put in that the policy did not give.
-sub_agent: another system prompt or other tools.
+sub_agent: another system prompt or other tools, and a history of its own.
+handoff: another agent goes on with the conversation: the system prompt is another, dates and ids aside (where there is none:
+the tools are others), and the rest is that of an earlier call, with at least one answer of the policy in it.
 template: the chat template writes something else than was sampled.
 new_root: another conversation with the same system prompt and tools.
 dropped_messages: messages were left out of the middle, or an answer was."""
@@ -66,6 +70,8 @@ class Conversation:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     answer: Message | None = None
+    turns: int | None = None
+    """How many of the assistant's messages the policy gave, the answer aside; those before them are examples. None: all."""
 
     @property
     def whole(self) -> tuple[Message, ...]:
@@ -84,7 +90,13 @@ def diagnose(messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Se
     near, at = _nearest(messages, tools, earlier)
     if at == len(messages) and list(tools) == list(near.tools):
         return None
-    kind, why = _classify(messages, tools, near, at, earlier)
+    taken = _taken_over(messages, tools, earlier)
+    if taken is None:
+        kind, why = _classify(messages, tools, near, at, earlier)
+    else:
+        (near, changed), at = taken, _leading(messages, taken[0].whole)
+        summary = _asks_for_summary(messages, tools)
+        kind, why = ("compaction", summary) if summary else ("handoff", f"another agent goes on with its history: {changed}")
     if at >= len(messages):
         return Break(kind, f"all {at} messages are those of call {near.call_id}: {why}")
     ours = messages[at]
@@ -123,6 +135,62 @@ def _classify(
     if ours is None or theirs is None:
         return "edited_history", _tools_changed(tools, near.tools) or "an answer that the policy did not give"
     return _changed_message(ours, theirs, near.whole[at:])
+
+
+def _taken_over(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[Conversation]
+) -> tuple[Conversation, str] | None:
+    """The conversation of another agent that a request goes on with, and in what the agents differ; None if there is none.
+
+    It has more answers in common with the request than any conversation of the same agent, and one of them is the policy's.
+    """
+    own, others = 0, list[tuple[int, Conversation, str]]()
+    for conversation in earlier:
+        answers, whole = _history(messages, conversation)
+        changed = _other_agent(messages, tools, conversation) if answers else ""
+        if not changed:
+            own = max(own, answers)
+        elif whole:
+            others.append((answers, conversation, changed))
+    if not others:
+        return None
+    answers, near, changed = max(others, key=itemgetter(0))
+    return (near, changed) if answers > own else None
+
+
+def _history(messages: Sequence[Message], conversation: Conversation) -> tuple[int, bool]:
+    """How many answers a request shares with a conversation, whatever the system prompts; and whether it goes on with its
+    history: the policy gave one of these answers, and one of the two is the beginning of the other.
+    """
+    ours, theirs = messages[_opening(messages) :], conversation.whole[_opening(conversation.whole) :]
+    shared = _leading(ours, theirs)
+    answers, asked = _answers(theirs[:shared]), _answers(conversation.messages)
+    examples = 0 if conversation.turns is None else max(0, asked - conversation.turns)
+    return answers, answers > examples and shared == min(len(ours), len(theirs))
+
+
+def _other_agent(messages: Sequence[Message], tools: Sequence[ToolSpec], conversation: Conversation) -> str:
+    """In what a request's agent differs from a conversation's; empty if it is the same. One that is merely offered other tools
+    under its system prompt is the same.
+    """
+    ours, theirs = (_instructions(each) for each in (messages, conversation.messages))
+    changed = ["another system prompt"] if ours != theirs and without_volatile(ours) != without_volatile(theirs) else []
+    if set(_names(tools)) != set(_names(conversation.tools)) and (changed or not ours):
+        changed.append(_tools_changed(tools, conversation.tools))
+    return ", ".join(changed)
+
+
+def _opening(messages: Sequence[Message]) -> int:
+    """How many system messages open a conversation."""
+    return next((at for at, message in enumerate(messages) if message.role != "system"), len(messages))
+
+
+def _instructions(messages: Sequence[Message]) -> str:
+    return "\n\n".join(message.without_nonce().content for message in messages[: _opening(messages)])
+
+
+def _answers(messages: Sequence[Message]) -> int:
+    return sum(message.role == "assistant" for message in messages)
 
 
 def _changed_message(ours: Message, theirs: Message, rest: Sequence[Message]) -> tuple[BreakClass, str]:
@@ -209,8 +277,12 @@ def _another_root(
 
 def _summarised(messages: Sequence[Message], tools: Sequence[ToolSpec], near: Conversation, at: int) -> str:
     """Why a request asks for a summary of an earlier conversation; empty if it does not."""
-    asks = not tools and near.tools and at == len(near.whole) < len(messages) and _speaks_of_summary(messages[-1])
-    return "it asks for a summary, without the tools" if asks else ""
+    return _asks_for_summary(messages, tools) if near.tools and at == len(near.whole) < len(messages) else ""
+
+
+def _asks_for_summary(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+    """What shows that a request asks for a summary; empty if nothing does."""
+    return "it asks for a summary, without the tools" if not tools and _speaks_of_summary(messages[-1]) else ""
 
 
 def _compacted(

@@ -1,10 +1,13 @@
-"""Where two texts differ, for people: one short hunk; and whether what differs is only dates, ids and counts."""
+"""Where two texts differ, for people: one short hunk; and what of a text is only dates, ids, counts and places."""
 
 import re
 from difflib import SequenceMatcher
+from functools import lru_cache
 
 _CONTEXT, _SIDE, _LINE = 40, 200, 280
 """Characters shown around a difference, of each side of it, and of a line, at most."""
+_REMEMBERED = 64
+"""Texts of which it is known what stays: system texts, which come again and again."""
 _VOLATILE_CHARACTERS = 2_000
 """Where more than this differs, it is more than dates and ids."""
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
@@ -14,6 +17,17 @@ _VOLATILE = re.compile(
     re.IGNORECASE,
 )
 """A word that names a date, a time, an id or a count."""
+_LETTERS = re.compile(r"\w+")
+_UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+_PATH = re.compile(r"""(?<![\w/\\<.~])~?[/\\][^\s<>"'`),;]*""")
+_TEMPORARY = re.compile(r"/(?:private/)?(?:tmp|var/tmp|var/folders)/")
+_SAID = 48
+_WORKING = re.compile(
+    r"(?:\b[cp]wd|directory|directories|workspace|worktree)\b(?:\s+is|\s+at)?[\s:=>\"'`(]{1,4}(?:[a-z]:)?$", re.IGNORECASE
+)
+"""What stands, within that many characters, before the path of a working directory."""
+_NUMBERS = re.compile(r"0(?:[\s.,:/+-]{0,4}0)+")
+"""What is left of a date or a time once each of its words is a 0."""
 
 
 def difference(old: str, new: str) -> str:
@@ -46,6 +60,17 @@ def only_volatile(old: str, new: str) -> bool:
     return named and kept > changed
 
 
+@lru_cache(maxsize=_REMEMBERED)
+def without_volatile(text: str) -> str:
+    """What stays of a text when it is written another day, elsewhere, or for another count: two texts that differ only in that
+    have it in common. Whitespace does not count.
+    """
+    text = _UUID.sub("0", _PATH.sub(_placeless, text))
+    volatile = {word for word in set(_LETTERS.findall(text)) if _VOLATILE.search(word)}
+    text = _LETTERS.sub(lambda word: "0" if word[0] in volatile else word[0], text)
+    return _NUMBERS.sub("0", " ".join(text.split()))
+
+
 def common_ends(old: str, new: str) -> tuple[int, int]:
     """Lengths of the common beginning and, of what is left, the common end."""
     start = common_start(old, new)
@@ -62,6 +87,12 @@ def common_start(one: str, other: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _placeless(path: re.Match[str]) -> str:
+    """A path, or 0 if it is told as the working directory or is one of a temporary folder."""
+    before = path.string[max(0, path.start() - _SAID) : path.start()]
+    return "0" if _TEMPORARY.match(path[0]) or _WORKING.search(before) else path[0]
 
 
 def _whole_words(text: str, start: int, tail: int) -> tuple[int, int]:

@@ -66,12 +66,12 @@ class Fields:
             malformed(f"{self.at(name)}: expected a string, got {_kind(value)}.")
         return value
 
-    def flag(self, name: str) -> bool:
-        """A boolean, false when absent."""
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """A boolean; `default` when absent."""
         value = self.raw.get(name)
         if value is not None and not isinstance(value, bool):
             malformed(f"{self.at(name)}: expected a boolean, got {_kind(value)}.")
-        return bool(value)
+        return default if value is None else value
 
     def count(self, name: str) -> int | None:
         """A positive integer, if given."""

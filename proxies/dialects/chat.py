@@ -13,7 +13,6 @@ from proxies.dialect import (
     Finished,
     ModelRequest,
     OutputFormat,
-    Problem,
     ReasoningDelta,
     Route,
     Stamp,
@@ -22,9 +21,16 @@ from proxies.dialect import (
     Usage,
     total_usage,
 )
-from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
+from proxies.dialects.body import Fields, malformed, public_headers, unsupported
 from proxies.dialects.conversation import merge_systems
 from proxies.dialects.openai_error import ErrorShape
+from proxies.dialects.openai_protocol import (
+    OpenAIProtocol,
+    completion_head,
+    completion_usage,
+    read_choice_word,
+    read_choices,
+)
 
 _ASKED = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
@@ -38,19 +44,12 @@ _ERRORS = ErrorShape(
 )
 
 
-_MAX_CHOICES = 128
-
-
-class Chat:
+class Chat(OpenAIProtocol):
     """POST /v1/chat/completions."""
 
     name = "chat"
     routes = (Route("POST", "/v1/chat/completions"), Route("POST", "/chat/completions"))
-    tool_call_prefix = "call_"
-
-    def secret(self, headers: Mapping[str, str]) -> str | None:
-        """The bearer token."""
-        return bearer(headers)
+    errors = _ERRORS
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
         """Read a request. Raises `RequestProblem`."""
@@ -65,9 +64,10 @@ class Chat:
             messages=merge_systems(messages),
             tools=tools,
             tool_choice=_tool_choice(fields, tools),
+            parallel_tool_calls=fields.flag("parallel_tool_calls", default=True),
             max_tokens=fields.count("max_completion_tokens") or fields.count("max_tokens"),
             stop=fields.texts("stop"),
-            n=_choices(fields),
+            n=read_choices(fields),
             output=_output(fields),
             stream=fields.flag("stream"),
             include_usage=fields.child("stream_options").flag("include_usage"),
@@ -98,10 +98,6 @@ class Chat:
         }
         return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
 
-    def count(self, tokens: int) -> bytes:
-        """The protocol has no such route."""
-        raise NotImplementedError
-
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
@@ -126,30 +122,12 @@ class Chat:
             yield Event(chunks.usage(total_usage(used)), act=True)
         yield Event(sse.DONE, act=True)
 
-    def keepalive(self) -> bytes:
-        """An event-stream comment."""
-        return sse.KEEPALIVE
-
-    def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and `{"error": ...}` body."""
-        return _ERRORS.respond(problem)
-
-    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
-        """A data event with an `error` member, on which clients raise."""
-        return sse.encode({"error": _ERRORS.describe(problem)})
-
 
 class _Chunks:
     """Writes the chunks of one stream."""
 
     def __init__(self, stamp: Stamp, include_usage: bool) -> None:
-        self._head = {
-            "id": f"chatcmpl-{stamp.id}",
-            "object": "chat.completion.chunk",
-            "created": stamp.created,
-            "model": stamp.model,
-            "system_fingerprint": None,
-        }
+        self._head = completion_head("chatcmpl", "chat.completion.chunk", stamp)
         self._tail = {"usage": None} if include_usage else {}
 
     def delta(self, index: int, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
@@ -160,13 +138,6 @@ class _Chunks:
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that carries usage."""
         return sse.encode({**self._head, "choices": [], "usage": _usage(usage)})
-
-
-def _choices(fields: Fields) -> int:
-    n = fields.count("n") or 1
-    if n > _MAX_CHOICES:
-        malformed(f"n: expected at most {_MAX_CHOICES}.")
-    return n
 
 
 def _refuse_options(fields: Fields) -> None:
@@ -259,11 +230,9 @@ def _tool(fields: Fields) -> ToolSpec:
 
 
 def _tool_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
-    choice = fields.raw.get("tool_choice")
-    if choice is None or isinstance(choice, str):
-        if choice not in (None, "auto", "none", "required"):
-            malformed(f"tool_choice: {choice!r} is not one of 'auto', 'none', 'required'.")
-        return choice or "auto"
+    word = read_choice_word(fields)
+    if word is not None:
+        return word
     named = fields.child("tool_choice")
     if named.text("type") != "function":
         unsupported(f"tool_choice.type: {named.raw['type']!r} is not supported by this endpoint.")
@@ -288,9 +257,4 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    return {**completion_usage(usage), "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}

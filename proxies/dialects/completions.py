@@ -12,15 +12,15 @@ from proxies.dialect import (
     Finished,
     FinishReason,
     ModelRequest,
-    Problem,
     Route,
     Stamp,
     TextDelta,
     Usage,
     total_usage,
 )
-from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
+from proxies.dialects.body import Fields, malformed, public_headers, unsupported
 from proxies.dialects.openai_error import ErrorShape
+from proxies.dialects.openai_protocol import OpenAIProtocol, completion_head, completion_usage, read_choices
 
 _ASKED = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
@@ -38,20 +38,15 @@ _ERRORS = ErrorShape(
 )
 _MAX_TOKENS = 16
 """What the protocol gives those who ask for no length."""
-_MAX_CHOICES = 128
 _MAX_ID = 2**31
 
 
-class Completions:
+class Completions(OpenAIProtocol):
     """POST /v1/completions."""
 
     name = "completions"
     routes = (Route("POST", "/v1/completions"), Route("POST", "/completions"))
-    tool_call_prefix = "call_"
-
-    def secret(self, headers: Mapping[str, str]) -> str | None:
-        """The bearer token."""
-        return bearer(headers)
+    errors = _ERRORS
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
         """Read a request. Raises `RequestProblem`."""
@@ -78,13 +73,9 @@ class Completions:
         out = {
             **_head(Stamp(answers[0].id, answers[0].model, answers[0].created)),
             "choices": [_choice(index, answer.message.content, answer.finish_reason) for index, answer in enumerate(answers)],
-            "usage": _usage(total_usage([answer.usage for answer in answers])),
+            "usage": completion_usage(total_usage([answer.usage for answer in answers])),
         }
         return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
-
-    def count(self, tokens: int) -> bytes:
-        """The protocol has no such route."""
-        raise NotImplementedError
 
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
@@ -103,20 +94,8 @@ class Completions:
                 case _:
                     raise TypeError(f"A raw answer is text, it has no {type(delta).__name__}.")
         if request.include_usage:
-            yield Event(sse.encode({**head, "choices": [], "usage": _usage(total_usage(used))}), act=True)
+            yield Event(sse.encode({**head, "choices": [], "usage": completion_usage(total_usage(used))}), act=True)
         yield Event(sse.DONE, act=True)
-
-    def keepalive(self) -> bytes:
-        """An event-stream comment."""
-        return sse.KEEPALIVE
-
-    def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and `{"error": ...}` body."""
-        return _ERRORS.respond(problem)
-
-    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
-        """A data event with an `error` member, on which clients raise."""
-        return sse.encode({"error": _ERRORS.describe(problem)})
 
 
 def _prompt(fields: Fields) -> str | tuple[int, ...]:
@@ -136,32 +115,15 @@ def _prompt(fields: Fields) -> str | tuple[int, ...]:
 
 
 def _choices(fields: Fields) -> int:
-    n, best_of = fields.count("n") or 1, fields.count("best_of")
-    if n > _MAX_CHOICES:
-        malformed(f"n: expected at most {_MAX_CHOICES}.")
-    if best_of not in (None, n):
+    n = read_choices(fields)
+    if fields.count("best_of") not in (None, n):
         unsupported("best_of: not supported by this endpoint unless it equals n.")
     return n
 
 
 def _head(stamp: Stamp) -> dict[str, Any]:
-    return {
-        "id": f"cmpl-{stamp.id}",
-        "object": "text_completion",
-        "created": stamp.created,
-        "model": stamp.model,
-        "system_fingerprint": None,
-    }
+    return completion_head("cmpl", "text_completion", stamp)
 
 
 def _choice(index: int, text: str, reason: FinishReason | None = None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }

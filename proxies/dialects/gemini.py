@@ -282,8 +282,10 @@ def _candidate(index: int, parts: list[dict[str, Any]], reason: str | None = Non
 def _tail(answer_id: str, model: str, usage: Usage) -> dict[str, Any]:
     """What follows the candidates."""
     counts = {"promptTokenCount": usage.prompt_tokens}
-    if usage.completion_tokens:
-        counts["candidatesTokenCount"] = usage.completion_tokens
+    if said := usage.completion_tokens - usage.reasoning_tokens:
+        counts["candidatesTokenCount"] = said
+    if usage.reasoning_tokens:
+        counts["thoughtsTokenCount"] = usage.reasoning_tokens
     counts["totalTokenCount"] = usage.prompt_tokens + usage.completion_tokens
     if usage.cached_tokens:
         counts["cachedContentTokenCount"] = usage.cached_tokens

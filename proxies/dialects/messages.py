@@ -66,11 +66,11 @@ class Messages:
         _check_edits(fields)
         if fields.count("max_tokens") is None and not headers.get(":path", "").endswith("/count_tokens"):
             malformed("max_tokens: Field required")
-        turns = fields.children("messages")
+        turns = fields.each("messages", _messages)
         if not turns:
             malformed("messages: at least one message is required")
-        messages = [message for made in fields.each("messages", _messages) for message in made]
-        if turns[-1].raw["role"] == "assistant":
+        messages = [message for made in turns for message in made]
+        if messages[-1].role == "assistant":
             unsupported("This model does not support assistant message prefill. The conversation must end with a user message.")
         tools = tuple(fields.each("tools", _tool))
         return ModelRequest(
@@ -78,6 +78,7 @@ class Messages:
             messages=merge_systems([*_system(fields), *messages]),
             tools=tools,
             tool_choice=_tool_choice(fields, tools),
+            parallel_tool_calls=not fields.child("tool_choice").flag("disable_parallel_tool_use"),
             max_tokens=fields.count("max_tokens"),
             stop=fields.texts("stop_sequences"),
             output=_output(fields),

@@ -15,9 +15,10 @@ from typing import Any
 from harnessgym.message import Message, canonical_json
 from proxies import sse
 from proxies.dialect import Answer, Delta, Event, Finished, ModelRequest, OutputFormat, Problem, Route, Stamp
-from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
+from proxies.dialects.body import Fields, malformed, public_headers, unsupported
 from proxies.dialects.conversation import merge_systems
 from proxies.dialects.openai_error import ErrorShape
+from proxies.dialects.openai_protocol import OpenAIProtocol
 from proxies.dialects.responses_answer import ItemWriter, failed_body, response_body, response_head
 from proxies.dialects.responses_input import read_input
 from proxies.dialects.responses_stream import ResponseStream
@@ -33,7 +34,7 @@ _ERRORS = ErrorShape("input", "Your input exceeds the context window of this mod
 _COUNT = "/responses/input_tokens"
 
 
-class Responses:
+class Responses(OpenAIProtocol):
     """POST /v1/responses."""
 
     name = "responses"
@@ -43,11 +44,7 @@ class Responses:
         Route("POST", f"/v1{_COUNT}", "count"),
         Route("POST", _COUNT, "count"),
     )
-    tool_call_prefix = "call_"
-
-    def secret(self, headers: Mapping[str, str]) -> str | None:
-        """The bearer token."""
-        return bearer(headers)
+    errors = _ERRORS
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
         """Read a request. Raises `RequestProblem`.
@@ -58,7 +55,8 @@ class Responses:
         _refuse_options(fields)
         counting = headers.get(":path", "").endswith(_COUNT)
         previous = call_of(fields.text("previous_response_id")) if fields.given("previous_response_id") else None
-        messages = merge_systems(read_input(fields))
+        conversation = read_input(fields)
+        messages = merge_systems(conversation.messages)
         if not messages and previous is None:
             malformed("input: Field required")
         instructions = fields.text("instructions", "")
@@ -68,12 +66,13 @@ class Responses:
             messages=(Message("system", instructions), *messages) if instructions else messages,
             tools=tools,
             tool_choice=read_choice(fields, tools),
+            parallel_tool_calls=fields.flag("parallel_tool_calls", default=True),
             max_tokens=fields.count("max_output_tokens"),
             stream=fields.flag("stream"),
             output=_output(fields),
             previous=previous,
             instructions=bool(instructions),
-            identity=_identity(fields.raw),
+            identity=_identity(fields.raw, conversation.identity),
             asked=fields.only(_ASKED),
             headers=public_headers(headers),
         )
@@ -101,14 +100,6 @@ class Responses:
             for event in stream.finish(delta) if isinstance(delta, Finished) else stream.write(delta):
                 yield event
 
-    def keepalive(self) -> bytes:
-        """An event-stream comment."""
-        return sse.KEEPALIVE
-
-    def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers and `{"error": ...}` body."""
-        return _ERRORS.respond(problem)
-
     def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:
         """An `error` event, on which SDKs raise, then `response.failed`, the one that Codex reads."""
         error = _ERRORS.describe(problem)
@@ -118,9 +109,10 @@ class Responses:
         return sse.encode(first, "error") + sse.encode(second, "response.failed")
 
 
-def _identity(body: Mapping[str, Any]) -> str:
+def _identity(body: Mapping[str, Any], conversation: str) -> str:
     """Codex writes its `client_metadata` in another order when it asks again."""
-    return canonical_json({name: value for name, value in body.items() if name != "client_metadata"})
+    rest = {name: value for name, value in body.items() if name not in ("client_metadata", "input")}
+    return f"{canonical_json(rest)}\n{conversation}"
 
 
 def _refuse_options(fields: Fields) -> None:

@@ -77,7 +77,7 @@ def response_head(stamp: Stamp, request: ModelRequest) -> Json:
         "created_at": stamp.created,
         "model": stamp.model,
         "background": False,
-        "instructions": request.messages[0].content if request.instructions else None,
+        "instructions": request.said[0].content if request.instructions else None,
         "max_output_tokens": request.max_tokens,
         "metadata": asked.get("metadata") or {},
         "parallel_tool_calls": _or(asked, "parallel_tool_calls", True),
@@ -144,6 +144,6 @@ def _usage(usage: Usage) -> Json:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

@@ -2,12 +2,16 @@
 
 An answer comes back as several items: reasoning, a message, a call each. They become one assistant message again, the very one
 that was sampled, also where a client puts results between the calls or leaves out ids.
+
+What an earlier request of the session had too is neither read nor put together again: its messages are the same objects.
 """
 
+import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from harnessgym.message import Message, ToolCall
+from harnessgym.message import Message, ToolCall, canonical_json
 from proxies.dialects.body import Fields, malformed, unsupported
 from proxies.dialects.responses_ids import answer_of, is_raw, unseal
 from proxies.dialects.responses_tools import flat_name
@@ -15,112 +19,146 @@ from proxies.dialects.responses_tools import flat_name
 _ROLES = ("user", "system", "developer", "assistant")
 
 
-def read_input(fields: Fields) -> list[Message]:
-    """The messages of `input`; none if it is absent. Raises `RequestProblem`."""
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What `input` says."""
+
+    messages: Sequence[Message] = ()
+    identity: str = ""
+    """What equal inputs share, however their JSON is written."""
+
+
+def read_input(fields: Fields) -> Conversation:
+    """The conversation in `input`; an empty one if it is absent. Raises `RequestProblem`."""
     value = fields.raw.get("input")
     if isinstance(value, str):
-        return [Message("user", value)]
-    conversation = _Conversation()
-    for item in fields.children("input"):
-        conversation.add(item)
-    return conversation.messages()
+        return Conversation([Message("user", value)], canonical_json(value))
+    items = fields.each("input", _item)
+    return Conversation(_messages(items), "\n".join(item.identity for item in items))
 
 
-@dataclass
-class _Draft:
-    """An assistant message whose items are still being collected."""
+@dataclass(slots=True, eq=False)
+class _Item:
+    """One item, read. A later request that has it too gets the same object."""
 
+    kind: str
+    identity: str
+    message: Message
+    """What it says; of the assistant perhaps a part of a message."""
     answer: str | None = None
-    """The answer its items belong to, once one of them tells."""
-    content: str = ""
-    reasoning: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-    last: str = ""
-    """Type of the item that came last."""
+    """The answer it belongs to, as far as its ids tell."""
+    _joined: "tuple[list[_Item], Message] | None" = None
 
-    def message(self) -> Message:
-        return Message("assistant", self.content, reasoning=self.reasoning, tool_calls=tuple(self.calls))
+    def join(self, others: "list[_Item]") -> Message:
+        """The message of which this item is the first part."""
+        if not others:
+            return self.message
+        if self._joined is None or self._joined[0] != others:
+            self._joined = (others, _join([self, *others]))
+        return self._joined[1]
 
 
-class _Conversation:
-    """Messages so far, the last assistant message open."""
+@dataclass(slots=True)
+class _Group:
+    """Items of one message; of an assistant message more may follow."""
 
-    def __init__(self) -> None:
-        self._entries: list[Message | _Draft] = []
-        self._draft: _Draft | None = None
-        self._answered = False
-        """Whether a tool result came after the draft."""
+    items: list[_Item]
+    answer: str | None = None
+    """The answer they belong to, once one of them tells."""
+    answered: bool = False
+    """Whether a tool result came behind them."""
 
-    def messages(self) -> list[Message]:
-        """All messages, in order."""
-        return [entry.message() if isinstance(entry, _Draft) else entry for entry in self._entries]
+    def takes(self, item: _Item) -> bool:
+        """Whether an item is of the same answer. No answer has two messages in a row, so those tell two answers apart."""
+        if item.answer is not None and self.answer is not None:
+            return item.answer == self.answer
+        return not self.answered and not item.kind == self.items[-1].kind == "message"
 
-    def add(self, item: Fields) -> None:
-        """Take the next item."""
-        kind = item.text("type", "message")
-        match kind:
-            case "message":
-                self._message(item)
-            case "reasoning":
-                self._open(item, kind).reasoning += _reasoning(item)
-            case "function_call":
-                arguments = item.raw.get("arguments")
-                if not isinstance(arguments, str):  # some clients send the object itself
-                    arguments = json.dumps(arguments or {}, ensure_ascii=False)
-                self._call(item, kind, arguments or "{}")
-            case "custom_tool_call":
-                given = item.text("input")
-                raw = is_raw(item.text("id", ""))
-                self._call(item, kind, given if raw else json.dumps({"input": given}, ensure_ascii=False))
-            case "function_call_output" | "custom_tool_call_output":
-                self._result(item)
-            case "item_reference":
-                unsupported(
-                    f"{item.at('type')}: item references are not supported by this endpoint; send the items themselves."
-                )
-            case _:
-                unsupported(
-                    f"{item.at('type')}: {kind!r} items are not supported by this endpoint; messages, reasoning, and calls and "
-                    "outputs of function and custom tools are."
-                )
 
-    def _message(self, item: Fields) -> None:
-        role = item.text("role")
-        if role not in _ROLES:
-            malformed(f"{item.at('role')}: {role!r} is not one of {', '.join(map(repr, _ROLES))}.")
-        if role == "assistant":
-            text, images = _content(item, "content", "", required=False)
-            if images:
-                unsupported(f"{item.at('content')}: images of the assistant are not supported by this endpoint.")
-            self._open(item, "message").content += text
-            return
-        self._draft = None
-        text, images = _content(item, "content", "\n")
-        self._entries.append(Message("user" if role == "user" else "system", text, images=images))
+def _messages(items: Sequence[_Item]) -> list[Message]:
+    groups: list[_Group] = []
+    draft: _Group | None = None
+    for item in items:
+        if item.message.role != "assistant":
+            groups.append(_Group([item]))
+            if item.message.role != "tool":
+                draft = None
+            elif draft is not None:
+                draft.answered = True
+            continue
+        if draft is None or not draft.takes(item):
+            draft = _Group([])
+            groups.append(draft)
+        draft.items.append(item)
+        draft.answer = item.answer or draft.answer
+    return [group.items[0].join(group.items[1:]) for group in groups]
 
-    def _call(self, item: Fields, kind: str, arguments: str) -> None:
-        name = flat_name(item.text("namespace", ""), item.text("name"))
-        self._open(item, kind).calls.append(ToolCall(item.text("call_id"), name, arguments))
 
-    def _result(self, item: Fields) -> None:
-        text, images = _content(item, "output", "\n")
-        self._entries.append(Message("tool", text, tool_call_id=item.text("call_id"), images=images))
-        self._answered = True
+def _join(items: Sequence[_Item]) -> Message:
+    parts = [item.message for item in items]
+    return Message(
+        "assistant",
+        "".join(part.content for part in parts),
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+    )
 
-    def _open(self, item: Fields, kind: str) -> _Draft:
-        """The draft that an assistant item belongs to."""
-        answer = answer_of(item.text("id", ""), item.text("call_id", ""))
-        if self._draft is None or not self._continues(self._draft, answer, kind):
-            self._draft, self._answered = _Draft(), False
-            self._entries.append(self._draft)
-        self._draft.answer, self._draft.last = answer or self._draft.answer, kind
-        return self._draft
 
-    def _continues(self, draft: _Draft, answer: str | None, kind: str) -> bool:
-        """Whether an item is of the draft's answer. No answer has two messages in a row, so those tell two answers apart."""
-        if answer is not None and draft.answer is not None:
-            return answer == draft.answer
-        return not self._answered and not kind == draft.last == "message"
+def _item(item: Fields) -> _Item:
+    kind = item.text("type", "message")
+    message = _message(item, kind)
+    identity = hashlib.blake2b(canonical_json(item.raw).encode(), digest_size=16).hexdigest()
+    answer = answer_of(item.text("id", ""), item.text("call_id", "")) if message.role == "assistant" else None
+    return _Item(kind, identity, message, answer)
+
+
+def _message(item: Fields, kind: str) -> Message:
+    """What an item says."""
+    match kind:
+        case "message":
+            return _said(item)
+        case "reasoning":
+            return Message("assistant", reasoning=_reasoning(item))
+        case "function_call" | "custom_tool_call":
+            return Message("assistant", tool_calls=(_call(item, kind),))
+        case "function_call_output" | "custom_tool_call_output":
+            text, images = _content(item, "output", "\n")
+            return Message("tool", text, tool_call_id=item.text("call_id"), images=images)
+        case "item_reference":
+            return unsupported(
+                f"{item.at('type')}: item references are not supported by this endpoint; send the items themselves."
+            )
+    return unsupported(
+        f"{item.at('type')}: {kind!r} items are not supported by this endpoint; messages, reasoning, and calls and "
+        "outputs of function and custom tools are."
+    )
+
+
+def _said(item: Fields) -> Message:
+    role = item.text("role")
+    if role not in _ROLES:
+        malformed(f"{item.at('role')}: {role!r} is not one of {', '.join(map(repr, _ROLES))}.")
+    if role == "assistant":
+        text, images = _content(item, "content", "", required=False)
+        if images:
+            unsupported(f"{item.at('content')}: images of the assistant are not supported by this endpoint.")
+        return Message("assistant", text)
+    text, images = _content(item, "content", "\n")
+    return Message("user" if role == "user" else "system", text, images=images)
+
+
+def _call(item: Fields, kind: str) -> ToolCall:
+    if kind == "function_call":
+        arguments = item.raw.get("arguments")
+        if not isinstance(arguments, str):  # some clients send the object itself
+            arguments = json.dumps(arguments or {}, ensure_ascii=False)
+        arguments = arguments or "{}"
+    else:
+        arguments = item.text("input")
+        if not is_raw(item.text("id", "")):
+            arguments = json.dumps({"input": arguments}, ensure_ascii=False)
+    name = flat_name(item.text("namespace", ""), item.text("name"))
+    return ToolCall(item.text("call_id"), name, arguments)
 
 
 def _content(item: Fields, name: str, joint: str, *, required: bool = True) -> tuple[str, tuple[str, ...]]:

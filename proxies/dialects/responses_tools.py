@@ -8,6 +8,7 @@ from typing import Any
 
 from harnessgym.message import ToolSpec
 from proxies.dialects.body import Fields, malformed, unsupported
+from proxies.dialects.openai_protocol import read_choice_word
 
 _FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _UNDONE = ("defer_loading", "async")
@@ -26,13 +27,7 @@ def bare_name(spec: ToolSpec) -> str:
 
 def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
     """The tools of a request. Raises `RequestProblem` for hosted tools, and where two would have one name."""
-    out: list[ToolSpec] = []
-    for item in fields.children("tools"):
-        if item.text("type") == "namespace":
-            namespace, about = item.text("name"), item.text("description", "")
-            out += [_tool(member, namespace, about) for member in item.children("tools")]
-        else:
-            out.append(_tool(item))
+    out = [tool for made in fields.each("tools", _tools) for tool in made]
     seen: dict[str, ToolSpec] = {}
     for tool in out:
         other = seen.setdefault(tool.name, tool)
@@ -43,11 +38,9 @@ def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
 
 def read_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
     """`auto`, `none`, `required`, or the name of a tool as the policy knows it."""
-    choice = fields.raw.get("tool_choice")
-    if choice is None or isinstance(choice, str):
-        if choice not in (None, "auto", "none", "required"):
-            malformed(f"tool_choice: {choice!r} is not one of 'auto', 'none', 'required'.")
-        return choice or "auto"
+    word = read_choice_word(fields)
+    if word is not None:
+        return word
     named = fields.child("tool_choice")
     if named.text("type") not in ("function", "custom"):
         unsupported(
@@ -79,6 +72,14 @@ def echo_choice(choice: str, tools: tuple[ToolSpec, ...]) -> str | dict[str, Any
         return choice
     space = {"namespace": tool.namespace} if tool.namespace else {}
     return {"type": "custom" if tool.freeform else "function", "name": bare_name(tool), **space}
+
+
+def _tools(item: Fields) -> list[ToolSpec]:
+    """A tool, or those of a namespace."""
+    if item.text("type") != "namespace":
+        return [_tool(item)]
+    namespace, about = item.text("name"), item.text("description", "")
+    return [_tool(member, namespace, about) for member in item.children("tools")]
 
 
 def _tool(fields: Fields, namespace: str = "", about: str = "") -> ToolSpec:

@@ -10,8 +10,10 @@ A call ends at the first `</tool_call>`. Reasoning comes first or not at all: ta
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from enum import Enum
+from itertools import accumulate
 
 from harnessgym.message import Message, ToolCall
 from proxies import strict_json
@@ -45,12 +47,17 @@ class HermesParser:
         tools: bool = True,
     ) -> None:
         self.unparsed = 0
+        self._table = table
         self._detokenizer = Detokenizer(table)
+        self._ids: list[int] = []
+        """All tokens but those that end the turn."""
         self._call_prefix = call_prefix
         self._stop = frozenset(stop_token_ids)
         self._tags = (_THINK, _THINK_END, _CALL, _CALL_END) if tools else (_THINK, _THINK_END)
         self._any_tag = re.compile("|".join(self._tags))
         self._state = _State.THINK if in_reasoning else _State.TEXT
+        self._opened, self._thought = in_reasoning, in_reasoning
+        """Whether the prompt has opened the reasoning; whether there is any."""
         self._marked = in_reasoning
         """Whether reasoning or a call came already."""
         self._pending = ""
@@ -67,9 +74,23 @@ class HermesParser:
         self._calls: list[ToolCall] = []
         self._flushed = False
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """See `Parser.reasoning_tokens`. Looked for in the bytes that the tokens write: a delimiter may be several tokens."""
+        if not self._thought:
+            return 0
+        written = [self._table[token] for token in self._ids]
+        data, starts = b"".join(written), [0, *accumulate(map(len, written))]
+        begin = 0 if self._opened else data.index(_THINK.encode()) + len(_THINK)
+        end = data.find(_THINK_END.encode(), begin)
+        end = len(data) if end < 0 else end
+        return bisect_left(starts, end) - bisect_right(starts, begin) + 1 if begin < end else 0
+
     def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
         """What these tokens complete."""
-        self._read(self._detokenizer.feed(token for token in ids if token not in self._stop))
+        said = [token for token in ids if token not in self._stop]
+        self._ids += said
+        self._read(self._detokenizer.feed(said))
         return self._take()
 
     def flush(self) -> list[ParsedDelta]:
@@ -142,7 +163,7 @@ class HermesParser:
         elif tag == _CALL:
             self._state = _State.CALL
         elif tag == _THINK and not self._marked and not self._solid:
-            self._state = _State.THINK
+            self._state, self._thought = _State.THINK, True
             self._begin(trim=True)
         else:
             self._reject(tag)

@@ -18,6 +18,11 @@ class RawParser:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._said: list[str] = []
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """None are: no markup is read."""
+        return 0
+
     def feed(self, ids: Sequence[int]) -> list[ParsedDelta]:
         """The text that these tokens complete."""
         return self._say(self._written([token for token in ids if token not in self._stop]))

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, select
 
 from harnessgym.rollout.control import OpenedSession
+from harnessgym.store.tables import bodies as bodies_table
 from harnessgym.store.tables import calls as calls_table
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import MakeWorld, World
@@ -218,14 +219,39 @@ async def test_an_edited_tool_result(make_world: MakeWorld) -> None:
         assert "+[old tool result cleared]" in detail
 
 
-async def test_other_tools_behind_the_same_messages_are_an_edit(make_world: MakeWorld) -> None:
+async def test_another_agent_that_goes_on_is_a_handoff(make_world: MakeWorld) -> None:
+    async with make_world(f"{CALL}{END}") as world:
+        h = await harness(world)
+        messages = await work(h, 2)
+        coder = [system("You write code. Use the shell."), *messages[1:]]
+        await h.ask(coder, [tool("shell", "command")])
+        kind, detail = h.last()
+        assert kind == "handoff"
+        first, *hunk = detail.split("\n")
+        why = "another agent goes on with its history: another system prompt, other tools: +shell -find -price"
+        assert first == f"message 0 (system), compared with call {h.call(1)}: {why}"
+        assert "You write code" in hunk[-1]
+
+
+async def test_an_agent_that_is_offered_one_more_tool_is_the_same(make_world: MakeWorld) -> None:
     async with make_world(f"{CALL}{END}") as world:
         h = await harness(world)
         messages = await work(h, 2)
         await h.ask(messages, [*TOOLS, tool("buy", "id")])
         kind, detail = h.last()
         assert kind == "edited_history"
-        assert "other tools: +buy" in detail
+        assert "+buy" in detail
+        assert len({call.agent_id for call in world.calls(h.session)}) == 1
+
+
+async def test_a_tool_that_is_described_otherwise_is_an_edit(make_world: MakeWorld) -> None:
+    async with make_world(f"{CALL}{END}") as world:
+        h = await harness(world)
+        messages = await work(h, 2)
+        await h.ask(messages, [tool("find", "name", "limit"), TOOLS[1]])
+        kind, detail = h.last()
+        assert kind == "edited_history"
+        assert "a tool's description or their order has changed" in detail
 
 
 @pytest.mark.parametrize("difference", ["system", "tools"])
@@ -284,11 +310,54 @@ async def test_a_template_that_writes_something_else(make_world: MakeWorld) -> N
         assert detail.startswith(f"message 2 (assistant), compared with call {h.call(0)}: the template writes something else")
 
 
-async def test_what_was_in_memory_before_a_restart_is_said_to_be_missing(make_world: MakeWorld) -> None:
+def rewritten(messages: list[Json], how: str) -> list[Json]:
+    """A conversation of three turns as a harness breaks it."""
+    out = [dict(message) for message in messages]
+    if how == "nonce":
+        out[0] = system(SYSTEM["content"].replace("Monday, 3 March", "Tuesday, 4 March"))
+    elif how == "edited_history":
+        out[3] = result("[old tool result cleared]", messages[3]["tool_call_id"])
+    elif how == "dropped_messages":
+        del out[2:4]
+    elif how == "tool_reserialisation":
+        out[2] = other_form(messages[2], "defaults")
+    elif how == "handoff":
+        out[0] = system("You write code.")
+    elif how == "compaction":
+        out = [SYSTEM, user("Summary of the conversation so far: the lamp is Q7. Go on.")]
+    elif how == "new_root":
+        out = [SYSTEM, user("Find the price of the blue chair.")]
+    elif how == "sub_agent":
+        out = [system("You search files."), user("Find the price list.")]
+    return out
+
+
+HABITS = [
+    "nonce", "edited_history", "dropped_messages", "tool_reserialisation", "handoff", "compaction", "new_root", "sub_agent",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
+@pytest.mark.parametrize("how", HABITS)
+async def test_a_break_is_told_after_a_restart_as_before_it(make_world: MakeWorld, how: str, restarted: bool) -> None:
+    async with make_world(f"{CALL}{END}") as world:
+        h = await harness(world)
+        messages = await work(h, 3)
+        if restarted:
+            await world.stop()
+            await world.start()
+        await h.ask(rewritten(messages, how))
+        kind, detail = h.last()
+        assert kind == how
+        assert f"compared with call {h.call(2)}" in detail
+
+
+async def test_what_the_store_no_longer_has_is_said_to_be_missing(make_world: MakeWorld) -> None:
     async with make_world(f"one{END}") as world:
         h = await harness(world)
         await h.ask([SYSTEM, user("What?")])
         await world.stop()
+        world.store.write(lambda conn: conn.execute(delete(bodies_table)))
         await world.start()
         await h.ask([SYSTEM, user("What?"), {"role": "assistant", "content": "two"}, user("Sure?")])
         kind, detail = h.last()

@@ -111,6 +111,10 @@ def test_what_an_answer_must_be_is_read() -> None:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     assert parse(response_format=wanted).output == OutputFormat("x", schema)
     assert (parse().n, parse(n=3).n) == (1, 3)
+    calls = [
+        parse(**fields).parallel_tool_calls for fields in ({}, {"parallel_tool_calls": None}, {"parallel_tool_calls": False})
+    ]
+    assert calls == [True, True, False]
 
 
 def test_images_stand_behind_the_text() -> None:
@@ -128,7 +132,7 @@ def test_images_stand_behind_the_text() -> None:
     assert request.messages[0].digest != Message("user", "what is it?").digest
 
 
-@pytest.mark.parametrize("fields", [{"n": 129}, {"n": 0}, {"response_format": {"type": "yaml"}}])
+@pytest.mark.parametrize("fields", [{"n": 129}, {"n": 0}, {"response_format": {"type": "yaml"}}, {"parallel_tool_calls": "no"}])
 def test_nonsense_is_malformed(fields: dict[str, object]) -> None:
     with pytest.raises(RequestProblem) as caught:
         parse(**fields)
@@ -137,7 +141,8 @@ def test_nonsense_is_malformed(fields: dict[str, object]) -> None:
 
 def test_answer() -> None:
     message = Message("assistant", reasoning="hm", tool_calls=(CALL,))
-    assert json.loads(CHAT.render([Answer("a1", "m", message, "tool_calls", Usage(40, 12, 8), 5)], ModelRequest("m", ()))) == {
+    answer = Answer("a1", "m", message, "tool_calls", Usage(40, 12, 8, 3), 5)
+    assert json.loads(CHAT.render([answer], ModelRequest("m", ()))) == {
         "id": "chatcmpl-a1",
         "object": "chat.completion",
         "created": 5,
@@ -154,6 +159,7 @@ def test_answer() -> None:
         ],
         "usage": {
             "prompt_tokens": 40, "completion_tokens": 12, "total_tokens": 52, "prompt_tokens_details": {"cached_tokens": 8},
+            "completion_tokens_details": {"reasoning_tokens": 3},
         },
         "system_fingerprint": None,
     }  # fmt: skip

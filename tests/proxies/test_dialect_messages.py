@@ -91,6 +91,8 @@ def test_tools_and_options() -> None:
     )  # fmt: skip
     assert request.tools == (ToolSpec("f", "F.", schema), ToolSpec("g"))
     assert (request.tool_choice, request.max_tokens, request.stop, request.stream) == ("required", 9, ("x",), True)
+    assert (request.parallel_tool_calls, parse().parallel_tool_calls) == (False, True)
+    assert parse(tool_choice={"type": "auto", "disable_parallel_tool_use": False}).parallel_tool_calls
     assert set(request.asked) == {"temperature", "top_k", "stop_sequences", "thinking", "max_tokens"}
 
 

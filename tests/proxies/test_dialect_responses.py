@@ -12,25 +12,20 @@ from proxies.dialect import (
     RequestProblem,
     Usage,
 )
-from proxies.dialects.responses import Responses
-
-RESPONSES = Responses()
-USER = {"role": "user", "content": "Hi"}
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
-FUNCTION = {"type": "function", "name": "find", "description": "Find.", "parameters": SCHEMA, "strict": False}
-PATCH = {"type": "custom", "name": "apply_patch", "description": "Patch.", "format": {"type": "text"}}
-AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [{**FUNCTION, "name": "spawn"}, PATCH]}
-TOOLS = [FUNCTION, PATCH, AGENTS]
-FIND = ToolCall("call_a1_0", "find", '{"name":  "lamp"}')
-ENCRYPTED = ["reasoning.encrypted_content"]
-
-
-def parse(path: str = "/v1/responses", **fields: Any) -> ModelRequest:
-    return RESPONSES.parse(json.dumps({"model": "m", "input": [USER], **fields}).encode(), {":path": path})
-
-
-def messages(*items: dict[str, Any]) -> tuple[Message, ...]:
-    return parse(input=list(items)).messages
+from proxies.reading import BodyReader
+from tests.proxies.responses_wire import (
+    AGENTS,
+    ENCRYPTED,
+    FIND,
+    FUNCTION,
+    PATCH,
+    RESPONSES,
+    SCHEMA,
+    TOOLS,
+    USER,
+    messages,
+    parse,
+)
 
 
 def says(text: str, **more: Any) -> dict[str, Any]:
@@ -179,6 +174,7 @@ def test_options() -> None:
         text={"verbosity": "low", "format": {"type": "text"}}, stream_options={"include_obfuscation": False}, max_tool_calls=3,
     )  # fmt: skip
     assert (request.max_tokens, request.stream, request.output, request.previous) == (7, True, None, None)
+    assert (request.parallel_tool_calls, parse().parallel_tool_calls) == (False, True)
     assert request.asked == {
         "max_output_tokens": 7, "temperature": 0.5, "top_p": 0.9, "parallel_tool_calls": False, "store": False,
         "include": ENCRYPTED, "reasoning": {"effort": "high", "summary": "auto"}, "metadata": {"a": "b"}, "truncation": "auto",
@@ -248,3 +244,37 @@ def test_reasoning_of_others() -> None:
     for sealed in ("gAAAAABo", "not base64!", "ü", base64.b64encode(b"harnessgym-reasoning:\xff").decode()):
         with pytest.raises(RequestProblem, match="could not be verified"):
             messages({**item, "summary": [], "encrypted_content": sealed})
+
+
+def test_what_an_earlier_request_had_is_not_read_again() -> None:
+    reader = BodyReader()
+    thought = {"type": "reasoning", "id": "rs_a1_0", "summary": [{"type": "summary_text", "text": "hm"}]}
+    items = [USER, thought, says("See.", id="msg_a1_0"), calls("find", "call_a1_0", id="fc_a1_0"), gives("call_a1_0", "Q7")]
+    later = [*items, says("47"), {"role": "user", "content": "Sure?"}]
+
+    def read(given: list[dict[str, Any]]) -> ModelRequest:
+        body = {"model": "m", "instructions": "Be brief.", "input": given, "tools": TOOLS, "client_metadata": {}}
+        return RESPONSES.parse(reader.read(json.dumps(body).encode()), {":path": "/v1/responses"})
+
+    first, second = read(items), read(later)
+    assert [message.role for message in first.messages] == ["system", "user", "assistant", "tool"]
+    pairs = [*zip(first.messages[1:], second.messages[1:4], strict=True), *zip(first.tools, second.tools, strict=True)]
+    assert all(one is other for one, other in pairs)
+    assert [message.content for message in second.messages[4:]] == ["47", "Sure?"]
+    assert second == parse(instructions="Be brief.", input=later, tools=TOOLS)
+    items[2:4] = [says("See.", id="msg_a1_0"), calls("find", "call_a1_0", '{"name": "b"}', id="fc_a1_0")]
+    assert [call.arguments for call in read(items).messages[2].tool_calls] == ['{"name": "b"}']
+
+
+def test_a_retry_is_told_by_all_but_the_clients_metadata() -> None:
+    asked = {"instructions": "Be brief.", "tools": TOOLS, "input": [USER, says("Hello.")]}
+    same = parse(**asked, client_metadata={"a": "1", "b": "2"}).identity
+    assert same == parse(**asked, client_metadata={"b": "2", "a": "1"}).identity
+    swapped = {"content": "Hi", "role": "user"}
+    assert same == parse(**{**asked, "input": [swapped, says("Hello.")]}).identity
+    for other in ({"input": [USER]}, {"input": [says("Hello."), USER]}, {"input": "Hi"}, {"input": []}, {"tools": []}):
+        assert parse(**{**asked, **other}, previous_response_id="resp_1").identity != same
+        assert (
+            parse(**{**asked, **other, "previous_response_id": "resp_1"}).identity
+            != parse(**asked, previous_response_id="resp_1").identity
+        )

@@ -26,29 +26,11 @@ from proxies.dialect import (
     ToolCallDelta,
     Usage,
 )
-from proxies.dialects.responses import Responses
-
-RESPONSES = Responses()
-USER = {"role": "user", "content": "Hi"}
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
-FUNCTION = {"type": "function", "name": "find", "description": "Find.", "parameters": SCHEMA, "strict": False}
-PATCH = {"type": "custom", "name": "apply_patch", "description": "Patch.", "format": {"type": "text"}}
-AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [{**FUNCTION, "name": "spawn"}, PATCH]}
-TOOLS = [FUNCTION, PATCH, AGENTS]
-FIND = ToolCall("call_a1_0", "find", '{"name":  "lamp"}')
-ENCRYPTED = ["reasoning.encrypted_content"]
-
-
-def parse(path: str = "/v1/responses", **fields: Any) -> ModelRequest:
-    return RESPONSES.parse(json.dumps({"model": "m", "input": [USER], **fields}).encode(), {":path": path})
-
-
-def messages(*items: dict[str, Any]) -> tuple[Message, ...]:
-    return parse(input=list(items)).messages
+from tests.proxies.responses_wire import ENCRYPTED, FIND, RESPONSES, TOOLS, USER, messages, parse
 
 
 def render(message: Message, request: ModelRequest, reason: FinishReason = "stop") -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(RESPONSES.render([Answer("a1", "m", message, reason, Usage(40, 12, 8), 5)], request))
+    body: dict[str, Any] = json.loads(RESPONSES.render([Answer("a1", "m", message, reason, Usage(40, 12, 8, 3), 5)], request))
     return body
 
 
@@ -76,7 +58,7 @@ def deltas(message: Message, reason: FinishReason = "stop", size: int = 3) -> li
     said: list[Delta] = [ReasoningDelta(piece) for piece in pieces(message.reasoning)]
     said += [TextDelta(piece) for piece in pieces(message.content)]
     said += [ToolCallDelta(index, call) for index, call in enumerate(message.tool_calls)]
-    return [*said, Finished(reason, Usage(40, 12, 8))]
+    return [*said, Finished(reason, Usage(40, 12, 8, 3))]
 
 
 PLAIN = ToolCall("call_a1_1", "apply_patch", '{"input": "*** Begin\\n\\u2028 ü"}')
@@ -220,7 +202,7 @@ def test_the_order_of_a_stream() -> None:
     assert events[0][1]["response"]["usage"] is None
     assert events[-1][1]["response"]["usage"] == {
         "input_tokens": 40, "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0}, "output_tokens": 12,
-        "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 52,
+        "output_tokens_details": {"reasoning_tokens": 3}, "total_tokens": 52,
     }  # fmt: skip
 
 

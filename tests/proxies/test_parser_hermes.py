@@ -124,6 +124,45 @@ def test_agrees_with_a_parser_that_sees_the_whole_text(ids: list[int]) -> None:
     assert (message.content, message.reasoning, calls, unparsed) == reference(RENDERER.decode(ids))
 
 
+@settings(max_examples=400, deadline=None)
+@given(turns(), st.booleans())
+def test_reasoning_tokens_are_those_that_write_something_between_the_delimiters(ids: list[int], in_reasoning: bool) -> None:
+    reading = parser(in_reasoning=in_reasoning)
+    for token in ids:
+        reading.feed([token])
+    reading.finish()
+    within, at, data = 0, 0, b"".join(RENDERER.table[token] for token in ids if token != END)
+    opening = None if in_reasoning else re.match(r"\s*<think>", data.decode(errors="replace"))
+    begin = data.index(b"<think>") + len(b"<think>") if opening else 0
+    region = range(begin, len(data[begin:].partition(b"</think>")[0]) + begin) if opening or in_reasoning else range(0)
+    for token in ids:
+        written = RENDERER.table[token] if token != END else b""
+        within += any(place in region for place in range(at, at + len(written)))
+        at += len(written)
+    assert reading.reasoning_tokens == within
+
+
+@pytest.mark.parametrize(
+    ("pieces", "in_reasoning", "count"),
+    [
+        (["<think>", "hm hm", "</think>", "Yes."], False, 5),
+        (["\n", "<think>", "hm hm", "</think>", "Yes."], False, 5),
+        (["hm hm", "</think>", "Yes."], True, 5),
+        (["<think>", "hm hm"], False, 5),
+        (["<think>", "</think>", "Yes."], False, 0),
+        (["<th", "ink>", "hm hm", "</th", "ink>", "Yes."], False, 5),
+        (["Yes.", "<think>", "hm", "</think>"], False, 0),
+        (["Yes."], False, 0),
+    ],
+)
+def test_reasoning_tokens(pieces: list[str], in_reasoning: bool, count: int) -> None:
+    assert len(encode("hm hm")) == 5
+    reading = parser(in_reasoning=in_reasoning)
+    reading.feed([*encode(*pieces), END])
+    reading.finish()
+    assert reading.reasoning_tokens == count
+
+
 @settings(max_examples=200, deadline=None)
 @given(turns())
 def test_what_is_said_can_be_written_and_hashed(ids: list[int]) -> None:

@@ -91,6 +91,34 @@ async def test_agents_are_told_apart_by_what_they_say(make_world: MakeWorld) -> 
         assert calls[2].parent_call_id == calls[0].id
 
 
+SHELL = [{"type": "function", "function": {"name": "shell", "description": "Run.", "parameters": {"type": "object"}}}]
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
+async def test_an_agent_that_is_handed_the_conversation_is_a_child(make_world: MakeWorld, restarted: bool) -> None:
+    """Two agents wait for tools, so that only the history can tell who handed over; then it is handed back."""
+    async with make_world(CALL, CALL.replace('"a"', '"b"'), CALL.replace('"a"', '"c"'), "Done.<|im_end|>") as world:
+        session = await world.open()
+        speaker = Speaker(world, session.key)
+        await speaker.say([system("You plan."), user("go")], tools=TOOLS)
+        opening = [system("You triage. It is 10:31."), user("go")]
+        asked = await speaker.say(opening, tools=TOOLS)
+        handed = [asked, {"role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "transferred"}]
+        if restarted:
+            await world.stop()
+            await world.start()
+        given = await speaker.say([system("You code."), opening[1], *handed], tools=SHELL)
+        back = [given, {"role": "tool", "tool_call_id": given["tool_calls"][0]["id"], "content": "transferred back"}]
+        later = system("You triage. It is 10:35.")
+        await speaker.say([later, opening[1], *handed, *back], tools=TOOLS)
+        planner, triage, coder = agents_of(world, session.session_id)
+        assert (coder.parent_agent_id, coder.evidence) == (triage.id, "content")
+        assert triage.parent_agent_id == planner.id
+        calls = world.calls(session)
+        assert [call.agent_id for call in calls] == [planner.id, triage.id, coder.id, triage.id]
+        assert [world.break_of(call) for call in calls] == [None, "sub_agent", "handoff", "handoff"]
+
+
 async def test_agents_outlive_the_proxy(make_world: MakeWorld) -> None:
     async with make_world("Yes.<|im_end|>") as world:
         session = await world.open()
@@ -100,6 +128,17 @@ async def test_agents_outlive_the_proxy(make_world: MakeWorld) -> None:
         await Speaker(world, session.key).say([system("You plan."), user("something else")])
         (agent,) = agents_of(world, session.session_id)
         assert [call.agent_id for call in world.calls(session)] == [agent.id, agent.id]
+
+
+async def test_an_agent_that_tells_the_time_is_one_agent(make_world: MakeWorld) -> None:
+    async with make_world("Yes.<|im_end|>") as world:
+        session = await world.open()
+        speaker = Speaker(world, session.key)
+        for now, tools in (("2025-03-03 23:59", [*TOOLS, *SHELL]), ("2025-03-04 00:01", [*SHELL, *TOOLS])):
+            await speaker.say([system(f"You plan. It is {now}."), user(f"one, {now}")], tools=tools)
+        await speaker.say([system("You write. It is 2025-03-04 00:02."), user("two")], tools=[*TOOLS, *SHELL])
+        first, second = agents_of(world, session.session_id)
+        assert [call.agent_id for call in world.calls(session)] == [first.id, first.id, second.id]
 
 
 async def test_side_calls_are_tagged_and_not_trained(make_world: MakeWorld) -> None:

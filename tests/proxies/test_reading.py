@@ -55,13 +55,13 @@ class Stored:
         self.texts: dict[str, str] = {}
         self.hashes: dict[str, list[str]] = {}
 
-    def add(self, read: bytes) -> list[str]:
+    def add(self, call_id: str, read: bytes) -> list[str]:
         """Hashes of all elements of a body, from what is written of it and what was written before."""
         split = split_of(read)
         self.texts.update(split.parts)
-        before = [] if split.base is None else self.hashes[split.base.body_id][: split.base.elements]
-        self.hashes[split.id] = [*before, *(key for key, _ in split.parts)]
-        return self.hashes[split.id]
+        before = [] if split.base is None else self.hashes[split.base.call_id][: split.base.elements]
+        self.hashes[call_id] = [*before, *(key for key, _ in split.parts)]
+        return self.hashes[call_id]
 
 
 def done(error: Exception | None = None) -> "Future[None]":
@@ -73,17 +73,17 @@ def done(error: Exception | None = None) -> "Future[None]":
 @given(talks(), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_every_body_is_read_as_if_it_were_the_first(bodies: list[bytes], committed: list[bool]) -> None:
     reader, stored = BodyReader(), Stored()
-    for body, commits in zip(bodies, committed, strict=False):
+    for number, (body, commits) in enumerate(zip(bodies, committed, strict=False)):
         read = reader.read(body)
         assert read == body
-        hashes = stored.add(read)
+        hashes = stored.add(str(number), read)
         assert hashes == [key for key, _ in split_body(body).parts]
         assert join_body(stored.texts.items(), hashes, split_of(read).remainder) == body
         assert digest_of(read) == digest_of(body)
         if isinstance(read, ReadBody):
             assert repr(read.value) == repr(by_itself(body))
             if commits:
-                read.stored(done())
+                read.stored(str(number), done())
 
 
 @given(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode), max_size=4))
@@ -154,5 +154,5 @@ def test_only_what_is_committed_is_left_out_of_the_next_write(failed: bool) -> N
     reader = BodyReader()
     first = reader.read(conversation(3))
     assert isinstance(first, ReadBody)
-    first.stored(done(OSError()) if failed else done())
+    first.stored("a", done(OSError()) if failed else done())
     assert len(split_of(reader.read(conversation(5))).parts) == (5 if failed else 2)

@@ -34,6 +34,7 @@ needs_litellm = pytest.mark.skipif(
 )
 HI = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"properties": {"name": {"type": "string"}}}}}]
+CALL = '<tool_call>\n{"name": "find", "arguments": {"name": "red lamp"}}\n</tool_call>'
 TEACHER = SessionOptions(upstream="teacher")
 
 
@@ -59,6 +60,14 @@ async def teach(world: World, url: str, key: str, name: str = "teacher") -> Open
     return await world.open(options=SessionOptions(upstream=name))
 
 
+async def look_up(world: World, session: OpenedSession) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The teacher calls a tool, gets the result, and goes on: both of its choices."""
+    first: dict[str, Any] = (await world.chat(session.key, HI, tools=TOOLS)).json()["choices"][0]
+    result = {"role": "tool", "content": "47", "tool_call_id": first["message"]["tool_calls"][0]["id"]}
+    second: dict[str, Any] = (await world.chat(session.key, [*HI, first["message"], result], tools=TOOLS)).json()["choices"][0]
+    return first, second
+
+
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARNESSGYM_TEST_KEY", "secret")
@@ -66,20 +75,16 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_litellm
 async def test_a_teachers_answers_are_recorded_as_text_and_continued(make_world: MakeWorld) -> None:
-    call = '<tool_call>\n{"name": "find", "arguments": {"name": "red lamp"}}\n</tool_call>'
     async with (
         make_world("never asked<|im_end|>") as world,
-        served(world, f"Looking.\n{call}<|im_end|>", "It costs 47.<|im_end|>") as (url, engine, control),
+        served(world, f"Looking.\n{CALL}<|im_end|>", "It costs 47.<|im_end|>") as (url, engine, control),
     ):
         behind = await control.open_session(world.rollout_id)
         session = await teach(world, url, behind.key)
-        first = (await world.chat(session.key, HI, tools=TOOLS)).json()["choices"][0]
+        first, second = await look_up(world, session)
         assert first["finish_reason"] == "tool_calls"
         made = first["message"]["tool_calls"][0]
         assert json.loads(made["function"]["arguments"]) == {"name": "red lamp"}
-        result = {"role": "tool", "content": "47", "tool_call_id": made["id"]}
-        more = [*HI, first["message"], result]
-        second = (await world.chat(session.key, more, tools=TOOLS)).json()["choices"][0]
         assert (second["message"]["content"], second["finish_reason"]) == ("It costs 47.", "stop")
         assert world.scripted("w0").asked == []
         assert len(engine.asked) == 2
@@ -104,18 +109,15 @@ async def test_a_teachers_answers_are_recorded_as_text_and_continued(make_world:
 @needs_litellm
 async def test_the_teachers_conversation_is_the_harnesss_own(make_world: MakeWorld) -> None:
     """The second proxy sees the same messages: it continues its own answers token for token."""
-    call = '<tool_call>\n{"name": "find", "arguments": {"name": "red lamp"}}\n</tool_call>'
     async with (
         make_world("x") as world,
-        served(world, f"{call}<|im_end|>", "47<|im_end|>") as (url, engine, control),
+        served(world, f"{CALL}<|im_end|>", "47<|im_end|>") as (url, engine, control),
     ):
         behind = await control.open_session(world.rollout_id)
         session = await teach(world, url, behind.key)
-        made = (await world.chat(session.key, HI, tools=TOOLS)).json()["choices"][0]["message"]
-        result = {"role": "tool", "content": "47", "tool_call_id": made["tool_calls"][0]["id"]}
-        await world.chat(session.key, [*HI, made, result], tools=TOOLS)
+        await look_up(world, session)
         asked = [world.language.renderer.written(one.prompt).decode() for one in engine.asked]
-        assert asked[1].startswith(asked[0] + call + "<|im_end|>")
+        assert asked[1].startswith(asked[0] + CALL + "<|im_end|>")
         one, two = world.calls(behind)
         assert two.parent_call_id == one.id
         outer = [world.language.renderer.written(world.prompt(session, one)).decode() for one in world.calls(session)]

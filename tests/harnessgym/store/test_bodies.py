@@ -34,7 +34,7 @@ def test_a_conversation_that_grows_branches_and_comes_back(store, session_id, ad
         call_id = add_call(session_id, turn, split_of(read))
         assert isinstance(read, ReadBody)
         if turn != 12:  # as if nobody had been told of that commit yet
-            read.stored(committed())
+            read.stored(call_id, committed())
         written[call_id] = body
     assert {call_id: store.read(lambda conn, c=call_id: bodies.of_call(conn, c)) for call_id in written} == written
     hashes = store.read(lambda conn: conn.execute(select(body_rows.c.message_hashes).order_by(body_rows.c.id)).scalars().all())

@@ -1,12 +1,14 @@
 """Classes of breaks, from messages and texts alone."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.message import Message, ToolCall, ToolSpec
 from harnessgym.traces.diagnosis import Conversation, diagnose, diagnose_rendering
-from harnessgym.traces.difference import common_ends, difference, only_volatile
+from harnessgym.traces.difference import common_ends, difference, only_volatile, without_volatile
 
 TOOLS = (ToolSpec("find", "Find."),)
 SYSTEM, ASKED = Message("system", "You are a careful agent."), Message("user", "What is the price of the lamp?")
@@ -113,8 +115,87 @@ def test_an_answer_in_flight_is_not_held_against_a_request() -> None:
     assert kind(SYSTEM, ASKED, SAID, Message("user", "Sure?"), known=(asked,)) == "edited_history"
 
 
-def test_a_handoff_keeps_its_history_and_is_an_edit() -> None:
-    assert kind(Message("system", "You write code."), *LONG.messages[1:]) == "edited_history"
+CODER, CODE = Message("system", "You write code."), (ToolSpec("shell", "Run."),)
+TAKEN = (CODER, *LONG.messages[1:], SAID)
+
+
+@pytest.mark.parametrize(
+    ("opening", "tools", "why"),
+    [
+        ((CODER,), TOOLS, "another system prompt"),
+        ((CODER,), (), "another system prompt, other tools: -find"),
+        ((), TOOLS, "another system prompt"),
+        ((CODER, Message("system", "Be quick.")), TOOLS, "another system prompt"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), (Message("user", "Go on."),)])
+def test_another_agent_that_goes_on_with_the_history_is_a_handoff(
+    opening: tuple[Message, ...], tools: tuple[ToolSpec, ...], why: str, more: tuple[Message, ...]
+) -> None:
+    found = diagnose((*opening, *LONG.whole[1:], *more), tools, [earlier(SYSTEM, TASK, call="other"), LONG])
+    assert found is not None
+    assert found.kind == "handoff"
+    assert f"call one: another agent goes on with its history: {why}" in found.detail.split("\n")[0]
+
+
+TASK = Message("user", "Something else.")
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "expected"),
+    [
+        ((CODER, ASKED, CALLED, Message("tool", "Q8"), SAID), TOOLS, "edited_history"),
+        ((CODER, Message("user", "What?"), CALLED, FOUND, SAID), TOOLS, "edited_history"),
+        ((CODER, ASKED), TOOLS, "sub_agent"),
+        ((CODER, TASK), CODE, "sub_agent"),
+        (LONG.whole, (ToolSpec("find", "Find it."),), "edited_history"),
+        (LONG.whole, CODE, "edited_history"),
+        (LONG.whole, (*TOOLS, *CODE), "edited_history"),
+        ((*LONG.messages, Message("assistant", "It is 48.")), CODE, "edited_history"),
+        ((*TAKEN, Message("user", "Write a summary of it.")), (), "compaction"),
+        ((*TAKEN, Message("user", "Write a summary of it.")), CODE, "handoff"),
+    ],
+    ids=[
+        "result",
+        "question",
+        "no answer",
+        "other task",
+        "description",
+        "tools",
+        "one more tool",
+        "answer",
+        "summary",
+        "coder's summary",
+    ],
+)
+def test_what_is_near_a_handoff(messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], expected: str) -> None:
+    assert kind(*messages, tools=tools) == expected
+
+
+def test_a_date_that_changed_is_no_other_agent() -> None:
+    dated = [replace(SYSTEM, content=f"{SYSTEM.content} Today is {day}.") for day in ("Monday, 3 March", "Friday, 7 March")]
+    known = earlier(dated[0], *LONG.messages[1:], answer=SAID)
+    assert kind(dated[1], *TAKEN[1:], known=(known,)) == "nonce"
+    coder = earlier(CODER, *LONG.whole[1:], TASK, answer=Message("assistant", "Done."), call="coder", tools=CODE)
+    assert kind(dated[1], *TAKEN[1:], TASK, known=(coder, known)) == "nonce"
+
+
+def test_an_agent_that_gets_the_conversation_back_is_handed_it() -> None:
+    back = Message("assistant", "", tool_calls=(ToolCall("d", "give_back", "{}"),))
+    coder = earlier(*TAKEN, TASK, answer=back, call="coder", tools=CODE)
+    request = (SYSTEM, *TAKEN[1:], TASK, back, Message("tool", "Back."))
+    found = diagnose(request, TOOLS, [coder, LONG])
+    assert found is not None
+    assert found.kind == "handoff"
+    assert "compared with call coder" in found.detail
+    assert kind(SYSTEM, *TAKEN[1:], TASK, Message("assistant", "Mine."), known=(coder, LONG)) == "edited_history"
+
+
+@pytest.mark.parametrize(("turns", "expected"), [(0, "edited_history"), (1, "handoff"), (None, "handoff")])
+def test_examples_that_agents_share_are_no_history(turns: int | None, expected: str) -> None:
+    known = replace(LONG, turns=turns)
+    assert kind(CODER, ASKED, CALLED, FOUND, known=(known,)) == expected
+    assert kind(CODER, *LONG.whole[1:], known=(known,)) == "handoff"
 
 
 def test_a_summary_needs_a_longer_conversation() -> None:
@@ -146,6 +227,28 @@ def test_what_follows_a_call_without_tools_is_a_compaction() -> None:
 )
 def test_volatile_texts(old: str, new: str, volatile: bool) -> None:
     assert only_volatile(old, new) is volatile
+
+
+@pytest.mark.parametrize(
+    ("text", "stays"),
+    [
+        ("Today is Monday, 3 March 2025, 10:31 PM.", "Today is 0."),
+        ("at 2025-03-04T10:00:00.123+01:00 sharp", "at 0 sharp"),
+        ("id 1B4E28BA-abcd-abcd-abcd-aabbccddeeff, deadbeef", "id 0"),
+        ("1,234 files\n\n  in 2 folders", "0 files in 0 folders"),
+        ("cwd: /a/b\n<cwd>/a/b</cwd>", "cwd: 0 <cwd>0</cwd>"),
+        ("Current working directory is ~/x. Go.", "Current working directory is 0 Go."),
+        ("Read /etc/rules, then https://a.org/b.", "Read /etc/rules, then https://a.org/b."),
+        ("Write to /tmp/xyz/out.", "Write to 0"),
+    ],
+)
+def test_what_stays_of_a_text(text: str, stays: str) -> None:
+    assert without_volatile(text) == stays
+
+
+@given(st.text())
+def test_what_stays_of_a_text_stays(text: str) -> None:
+    assert without_volatile(without_volatile(text)) == without_volatile(text)
 
 
 SAMPLED = "<think>\nhm\n</think>\n\nLook.\n<tool_call>\n{}\n</tool_call><|im_end|>"

@@ -38,6 +38,8 @@ class Reply:
     """stop, length or tool_calls, per choice."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int | None = None
+    """None where the client is not told."""
 
 
 class Client(Protocol):
@@ -77,7 +79,9 @@ class OpenAIChat:
 
     @staticmethod
     def _read(body: dict[str, Any]) -> Reply:
-        reply = Reply(prompt_tokens=body["usage"]["prompt_tokens"], completion_tokens=body["usage"]["completion_tokens"])
+        usage = body["usage"]
+        reply = Reply(prompt_tokens=usage["prompt_tokens"], completion_tokens=usage["completion_tokens"])
+        reply.reasoning_tokens = usage["completion_tokens_details"]["reasoning_tokens"]
         for choice in sorted(body["choices"], key=lambda choice: choice["index"]):
             said = choice["message"]
             calls = tuple(
@@ -145,7 +149,8 @@ class OpenAIResponses:
         usage = body["usage"]
         message = _Sent("assistant", content, reasoning, tuple(calls))
         message.items = body["output"]
-        return Reply([message], [finish], usage["input_tokens"], usage["output_tokens"])
+        thought = usage["output_tokens_details"]["reasoning_tokens"]
+        return Reply([message], [finish], usage["input_tokens"], usage["output_tokens"], thought)
 
 
 class _Sent(Message):

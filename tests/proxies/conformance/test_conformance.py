@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from harnessgym.message import Message, ToolSpec
+from harnessgym.rollout.control import OpenedSession
 from harnessgym.traces.trajectories import rows_of
 from harnessgym.traces.verify import verify
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
-from tests.proxies.conformance.clients import CLIENTS, Asked, Client
+from tests.proxies.conformance.clients import CLIENTS, Asked, Client, Reply
 from tests.proxies.conftest import MakeWorld, World
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +39,14 @@ async def closes(world: World, session: object) -> None:
     assert findings == []
 
 
+async def ask_twice(world: World, session: OpenedSession, client: Client, *, stream: bool) -> Reply:
+    """Two turns; the first reply."""
+    first = await client.ask(world.base(session), session.key, Asked([HI]), stream=stream)
+    history = [HI, first.messages[0], Message("user", "and?")]
+    await client.ask(world.base(session), session.key, Asked(history), stream=stream)
+    return first
+
+
 @every_client
 @either_way
 async def test_text(make_world: MakeWorld, client: Client, stream: bool) -> None:
@@ -59,10 +68,7 @@ async def test_text(make_world: MakeWorld, client: Client, stream: bool) -> None
 async def test_the_next_turn_continues_the_tokens(make_world: MakeWorld, client: Client, stream: bool) -> None:
     async with make_world(f"One.{END}", f"Two.{END}") as world:
         session = await world.open()
-        history = [HI]
-        for _ in range(2):
-            reply = await client.ask(world.base(session), session.key, Asked(history), stream=stream)
-            history += [reply.messages[0], Message("user", "and?")]
+        await ask_twice(world, session, client, stream=stream)
         first, second = world.calls(session)
         assert second.parent_call_id == first.id
         assert world.break_of(second) is None
@@ -114,10 +120,9 @@ async def test_tool_calls(make_world: MakeWorld, client: Client, stream: bool, s
 async def test_reasoning(make_world: MakeWorld, client: Client, stream: bool) -> None:
     async with make_world(f"<think>\nI wonder.\n</think>\n\nYes.{END}", f"No.{END}") as world:
         session = await world.open()
-        reply = await client.ask(world.base(session), session.key, Asked([HI]), stream=stream)
+        reply = await ask_twice(world, session, client, stream=stream)
         assert (reply.messages[0].reasoning, reply.messages[0].content) == ("I wonder.", "Yes.")
-        history = [HI, reply.messages[0], Message("user", "and?")]
-        await client.ask(world.base(session), session.key, Asked(history), stream=stream)
+        assert reply.reasoning_tokens in (None, len(world.text("\nI wonder.\n")))
         first, second = world.calls(session)
         assert second.parent_call_id == first.id
 

@@ -1,0 +1,78 @@
+"""What OpenAI's protocols have in common: how keys, errors and signs of life travel, and fields that all of them have."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from proxies import sse
+from proxies.dialect import Problem, Stamp, Usage
+from proxies.dialects.body import Fields, bearer, malformed
+from proxies.dialects.openai_error import ErrorShape
+
+_MAX_CHOICES = 128
+
+
+class OpenAIProtocol:
+    """The parts of a dialect that are the same in each of them."""
+
+    tool_call_prefix = "call_"
+    errors: ErrorShape
+    """How this protocol words its errors."""
+
+    def secret(self, headers: Mapping[str, str]) -> str | None:
+        """The bearer token."""
+        return bearer(headers)
+
+    def count(self, tokens: int) -> bytes:
+        """Most of the protocols have no such route."""
+        raise NotImplementedError
+
+    def keepalive(self) -> bytes:
+        """An event-stream comment."""
+        return sse.KEEPALIVE
+
+    def error(self, problem: Problem) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and `{"error": ...}` body."""
+        return self.errors.respond(problem)
+
+    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
+        """A data event with an `error` member, on which clients raise."""
+        return sse.encode({"error": self.errors.describe(problem)})
+
+
+def read_choices(fields: Fields) -> int:
+    """How many answers are wanted."""
+    n = fields.count("n") or 1
+    if n > _MAX_CHOICES:
+        malformed(f"n: expected at most {_MAX_CHOICES}.")
+    return n
+
+
+def read_choice_word(fields: Fields) -> str | None:
+    """`tool_choice` where it is a word or absent, which means auto; None where it is an object that names a tool."""
+    choice = fields.raw.get("tool_choice")
+    if choice is not None and not isinstance(choice, str):
+        return None
+    if choice not in (None, "auto", "none", "required"):
+        malformed(f"tool_choice: {choice!r} is not one of 'auto', 'none', 'required'.")
+    return choice or "auto"
+
+
+def completion_head(prefix: str, kind: str, stamp: Stamp) -> dict[str, Any]:
+    """What every chunk of a completion begins with, be it of a chat or of text."""
+    return {
+        "id": f"{prefix}-{stamp.id}",
+        "object": kind,
+        "created": stamp.created,
+        "model": stamp.model,
+        "system_fingerprint": None,
+    }
+
+
+def completion_usage(usage: Usage) -> dict[str, Any]:
+    """Token counts of a completion, be it of a chat or of text."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
