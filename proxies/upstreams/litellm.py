@@ -71,6 +71,7 @@ class LitellmUpstream:
             "stop": list(sampling.stop) or None,
             "tools": [tool.to_template() for tool in request.tools] or None,
             "tool_choice": _choice(request) if request.tools else None,
+            "parallel_tool_calls": False if request.tools and not request.parallel_tool_calls else None,
             "response_format": None if request.output is None else _format(request.output),
             "api_key": None if self._key_env is None else _key(self._key_env),
         }
