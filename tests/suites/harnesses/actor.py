@@ -15,8 +15,10 @@ from typing import Any
 from harnessgym.message import Sampling
 from harnessgym.tokens import TokenIds
 from proxies.renderers.template import TemplateRenderer
+from tests.suites.harnesses.line import WORD
 
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)(?:<\|im_end\|>|\Z)", re.DOTALL)
+_THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 _PART = re.compile(r"\[\[(\w+)\]\]")
 _DONE = re.compile(r"\[\[done (\d+)\]\]")
 _TOOL = re.compile(r'^\{"type": "function", "function": (\{.*\})\}$', re.MULTILINE)
@@ -27,6 +29,10 @@ _SUMMARY = re.compile(
 )
 _UNREADABLE = re.compile(r"Tool call error")
 """What takes the place of an answer that a harness could not read and left out."""
+_SPEAKER = re.compile(r"determine who should logically speak next")
+"""A harness asks whether words alone were meant to end the run."""
+_TAKEN = re.compile(r"Got it\. Thanks for the additional context!")
+"""What a harness lets the policy say to a summary."""
 _ASIDE = re.compile(r"\AYou are now acting as the managed memory")
 """Housekeeping that has tools of its own."""
 
@@ -70,6 +76,14 @@ class Turn:
         """Whether a person, or a harness in a person's place, speaks."""
         return self.role == "user" and not self.text.startswith("<tool_response>")
 
+    @property
+    def empty(self) -> bool:
+        """Whether the policy did nothing here: its answer broke off on the line, or a harness put words into its mouth."""
+        if self.role != "assistant" or "<tool_call>" in self.text:
+            return False
+        said = _THOUGHT.sub("", self.text)
+        return not said.strip() or WORD in said or _TAKEN.search(said) is not None
+
 
 @dataclass
 class Actor:
@@ -108,8 +122,12 @@ class Actor:
             name = name or "main"
             said = [at + 1 for at, move in enumerate(self.parts[name]) if move.text and move.text in asked]
             return _say(Move(f"<summary>\n[[{name}]] [[done {max([step, *said])}]] The task is under way.\n</summary>"))
+        if _SPEAKER.search(asked):
+            self.others += 1
+            speaker = "model" if step < len(self.parts.get(name or "main", ())) else "user"
+            return _say(Move(json.dumps({"reasoning": "That is what I meant.", "next_speaker": speaker})))
         offered = {json.loads(tool)["name"] for tool in _TOOL.findall(turns[0].text)} if turns else set[str]()
-        if name not in self.parts or not offered or _ASIDE.search(turns[0].text):
+        if name is None or name not in self.parts or not offered or _ASIDE.search(turns[0].text):
             self.others += 1
             return _say(Move("Nothing to add."))
         self.offered.setdefault(name, set()).update(offered)
@@ -142,13 +160,20 @@ def _part(turns: Sequence[Turn]) -> str | None:
 
 
 def _step(turns: Sequence[Turn]) -> int:
-    """Own turns so far, those before a summary as the summary counts them, and those that were answered with an error alone."""
-    done, since = 0, 0
+    """Own turns so far, those before a summary as the summary counts them, and those that were answered with an error alone.
+
+    A turn of which only the beginning arrived counts for nothing. Where a harness keeps the answer that broke off and
+    the next attempt's too, they count once.
+    """
+    done, since, broke_off = 0, 0, False
     for before, turn in itertools.pairwise([Turn("system", ""), *turns]):
         if counts := _DONE.findall(turn.text):
             done, since = int(counts[-1]), 0
+        elif turn.empty or (broke_off and turn.role == "assistant" and WORD in turn.text):
+            continue
         elif turn.role == "assistant" or (turn.asks and before.role != "assistant" and _UNREADABLE.match(turn.text)):
             since += 1
+            broke_off = broke_off or WORD in turn.text
     return done + since
 
 

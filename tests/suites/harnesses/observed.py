@@ -43,7 +43,11 @@ class Observed:
     deaths: int
     """Answers that went on at another worker."""
     retries: int
-    """Answers that were lost on the line and asked for again."""
+    """Answers that were lost or torn on the line."""
+    joined: int
+    """Requests that were answered with a call of an earlier request."""
+    repeated: int
+    """Calls with the prompt of an earlier call."""
     sampled: int
     trained: int
     excluded: Mapping[str, int]
@@ -61,6 +65,7 @@ class Observed:
 def observe(stage: Stage, scenario: Scenario, played: Played, actor: Actor) -> Observed:
     """Read a run from the store."""
     facts = stage.store.read(lambda conn: _facts(conn, stage.row.id, stage.row.group_id))
+    refused = facts.pop("refused")
     asked = sum(len(upstream.asked) for upstream in stage.upstreams.values())
     result = played.result
     return Observed(
@@ -71,6 +76,7 @@ def observe(stage: Stage, scenario: Scenario, played: Played, actor: Actor) -> O
         summaries=actor.summaries,
         deaths=asked - facts["calls"],
         retries=stage.line.cuts,
+        joined=stage.line.asked - facts["calls"] - refused,
         findings=[f"{item.kind} at {item.where}: {item.message}" for item in verify(stage.store).findings],
         problems=actor.problems,
         output=(result.stdout[-600:] + b"\n" + result.stderr[-600:]).decode(errors="replace"),
@@ -81,6 +87,7 @@ def observe(stage: Stage, scenario: Scenario, played: Played, actor: Actor) -> O
 def complaints(seen: Observed, scenario: Scenario) -> list[str]:
     """What is wrong with a run; nothing if all is well."""
     ours = seen.divergence["forest"]
+    joins = {"words": {0, 1}, "call": {0}}.get(scenario.tear or "", {seen.retries})
     claims = {
         f"it ended with exit status {seen.exit_code}": seen.exit_code == 0,
         "hello.txt is not there": seen.wrote,
@@ -98,15 +105,17 @@ def complaints(seen: Observed, scenario: Scenario) -> list[str]:
         or (ours["wrong_context"], ours["lost"], ours["repeated"]) == (0, 0, 0),
         f"verify finds {list(seen.findings)}": not seen.findings,
         f"the policy could not act: {list(seen.problems)}": not seen.problems,
-        "no engine died": not scenario.faulty or seen.deaths > 0,
-        "nothing was asked again": not scenario.line or seen.retries > 0,
+        f"engines were asked {seen.deaths} times more than there are calls": (seen.deaths > 0) == scenario.faulty,
+        f"the line cut {seen.retries} answers": seen.retries == bool(scenario.line),
+        f"{seen.joined} requests got an earlier call": seen.joined in joins,
+        f"{seen.repeated} calls repeat a prompt": seen.repeated <= (scenario.tear == "call"),
         "nothing was compacted": scenario.plan != "long" or seen.summaries > 0,
     }
     return [complaint for complaint, well in claims.items() if not well]
 
 
 def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
-    names = ("id", "protocol", "kind", "status", "agent_id", "break_class")
+    names = ("id", "protocol", "kind", "status", "agent_id", "break_class", "prompt_hash")
     rows = conn.execute(select(*(calls.c[name] for name in names)).where(calls.c.rollout_id == rollout_id)).all()
     trajectory = rows_of(conn, rollout_id, group_id=group_id)
     sampled = divergence.sampled_calls(conn, rollout_id, trajectory)
@@ -128,6 +137,8 @@ def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
         "agents": len(conn.execute(select(agents.c.id).where(agents.c.rollout_id == rollout_id)).all()),
         "kinds": dict(Counter(row.kind for row in rows)),
         "breaks": dict(Counter(row.break_class for row in rows if row.break_class)),
+        "repeated": len(rows) - len({row.prompt_hash for row in rows}),
+        "refused": len(refused),
         "overflows": sum(event.attributes.get("problem") == "overflow" for event in refused),
         "sampled": trajectory.sampled,
         "trained": trajectory.trained,

@@ -1,10 +1,11 @@
 """What the scripted policy does with each harness's own tools: write a file, start a sub-agent, err, and answer."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.suites.harnesses.actor import Move, Part, Use
+from tests.suites.harnesses.line import WORD, Tear
 
 INSTRUCTION = "[[main]] Create the file hello.txt with the text hello, then say so."
 _ASK = "[[sub]] Tell me the name of the current folder."
@@ -12,7 +13,9 @@ _WRITE = "echo hello > hello.txt"
 _LOOK = 'basename "$PWD"'
 _TEXT = "The quick brown fox jumps over the lazy dog."
 _BROKEN = '{"name": "write", "arguments": {"path": }}'
+_BEGIN = Move("I begin.")
 _DONE = Move("I wrote hello.txt.", thought="Everything is there.")
+_PAUSE = Move("Half of the steps are done. Next, I will do the others.")
 _FOUND = Move("The folder is called workspace.", thought="I know it.")
 
 
@@ -35,6 +38,8 @@ class Tools:
     """What the agent calls first of all, where the agent with the shell is another one."""
     forgives: bool = True
     """Whether the harness goes on after a call of a tool that it does not offer."""
+    pauses: bool = False
+    """Whether it stops half-way through a long run to say that it will go on, and is told to."""
     finish: str = ""
     """Shell command that ends the main agent; without one an answer does."""
 
@@ -42,18 +47,19 @@ class Tools:
         """A call of the shell."""
         return Use((self.shell,), {self.command: command})
 
-    def task(self) -> dict[str, Part]:
+    def task(self, begin: Move = _BEGIN) -> dict[str, Part]:
         """Write the file, ask a sub-agent where there is one, answer."""
-        main = [*self._begin(), Move("I begin.", (self.run(_WRITE),))]
+        main = [*self._begin(), replace(begin, uses=(self.run(_WRITE),))]
         if self.spawn:
             main.append(Move("", (Use((self.spawn,), self.ask or {}),), thought="Somebody else can find that out."))
             main += [Move("", (wait,)) for wait in self.waits]
         sub = [Move("", (self.run(_LOOK),)), self._end(_FOUND)]
         return {"main": [*main, self._finish()], "sub": sub}
 
-    def torn(self) -> dict[str, Part]:
-        """The same; what differs is the line."""
-        return self.task()
+    def torn(self, tear: Tear) -> dict[str, Part]:
+        """The same; in its first answer is the word at which the line tears it."""
+        light = f"I light a{WORD}, and it is bright."
+        return self.task(Move("I begin.", thought=light) if tear == "thought" else Move(light))
 
     def faults(self) -> dict[str, Part]:
         """Markup that does not parse, a tool there is not, arguments that are wrong; then the task."""
@@ -72,6 +78,8 @@ class Tools:
     def long(self, turns: int = 8, lines: int = 160) -> dict[str, Part]:
         """Many steps with much output; the file comes last."""
         steps = [Move(f"Step {n}.", (self.run(f"yes '{n}. {_TEXT}' | head -n {lines}"),)) for n in range(1, turns)]
+        if self.pauses:
+            steps.insert(turns // 2, _PAUSE)
         return {"main": [*self._begin(), *steps, Move("", (self.run(_WRITE),)), self._finish()]}
 
     def _begin(self) -> list[Move]:
@@ -108,5 +116,6 @@ TOOLS = {
         spawn="invoke_agent",
         ask={"agent_name": "generalist", "prompt": _ASK},
         ends=Use(("complete_task",), {"result": {"response": "The folder is called workspace."}}),
+        pauses=True,
     ),
 }

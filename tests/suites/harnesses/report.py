@@ -54,22 +54,30 @@ read: each such edit is a branch, so that every token keeps the context it was s
 
 ## An answer that breaks off
 
-The line lets 900 bytes of the second answer through, streamed in part, and then closes. The agent asks again.
+The line closes within the first answer to the task: within its thought, within its words, or behind its tool call, when
+the proxy has given the whole answer but nothing behind the call arrives. Where it closes is told by what the answer says,
+so it is the same in every run.
 
 {torn}
 
-A client that left before it could act on the answer, and asks again with the same request, gets the same call. Where it
-had enough to act on, or asks with another body, as Codex does, which writes the members of its metadata in random
-order, the second request is a call of its own, on the same prompt. What was never delivered is excluded, with that
-reason.
+*Joined* requests got the call that was lost: an agent that could not act on an answer, and asks again with the same
+request, gets the same call. One that had a tool call asks for a call of its own on the same prompt, which *repeated*
+counts, or keeps what arrived and goes on from there, in a branch where it edits what was said: Qwen Code and Codex do so
+with words, Qwen Code and Claude Code with a call. Codex acts on the call at once. In no run is a token lost or trained
+twice; what was never delivered is excluded, with that reason. OpenCode may leave an empty turn behind, which is a branch
+too. Gemini CLI ends at a stream that breaks off, so it has no row here.
 
 ## Out of room
 
 {long}
 
 An overflow is the provider's own refusal of a prompt that does not fit; Claude Code and Qwen Code compact when they get
-one. Codex, OpenCode and Pi count for themselves. Gemini CLI has nothing to cut within one prompt, and the other three
-do not compact so early.
+one. Codex, Gemini CLI, OpenCode and Pi count for themselves. The other three do not compact so early.
+
+Gemini CLI cuts its history only in front of a user's message that carries no tool result, and never in front of the first
+one. Within one prompt there is no other, unless the agent is told to go on after words alone: so here its workspace sets
+`model.skipNextSpeakerCheck` to false, and the policy pauses half-way. A classifier (a side call) says that it is still the
+agent's turn. Each summary takes two calls: it is written, then checked.
 
 ## What each agent is like
 
@@ -81,7 +89,8 @@ do not compact so early.
 - **Codex** speaks responses only, tells its threads apart in headers, and offers its sub-agent tools in a namespace.
 - **OpenCode** asks for a title first, under a model name of its own: a side call.
 - **Qwen Code** starts sub-agents in the background, and may end a run with a call that extracts memories: a side call.
-- **Gemini CLI** must be asked for a model it knows, else it asks a classifier first.
+- **Gemini CLI** must be asked for a model it knows, else it asks a classifier first. It does not ask again when a stream
+  breaks off: the run ends with exit status 1.
 - **Pi** estimates tokens by characters, so its window must be set with room to spare.
 - **Node agents** need `npm` to be installed, and bring their own Node.
 """
@@ -196,6 +205,9 @@ _COLUMNS: dict[str, list[Column]] = {
         _NAME,
         _PROTOCOL,
         _CALLS,
+        ("arrives last", lambda run: str(run[0].tear)),
+        ("joined", lambda run: str(run[1].joined)),
+        ("repeated", lambda run: str(run[1].repeated)),
         ("undelivered", lambda run: str(run[1].statuses.get("undelivered", 0))),
         _ROWS,
         ("trained", lambda run: f"{run[1].trained:,}"),
@@ -238,7 +250,7 @@ def _compare(kept: Sequence[Run], rendered: Sequence[Run]) -> str:
                 lines += _builders(f"{plan} (all)", history, chosen)
     for scenario, seen in (*kept, *rendered):
         if seen.divergence["prefix_merging"]["wrong_context"] or seen.divergence["prefix_merging"]["lost"]:
-            lines += _builders(f"{scenario.harness}: {scenario.plan}", scenario.history, [(scenario, seen)])
+            lines += _builders(scenario.title, scenario.history, [(scenario, seen)])
     return _markdown(head, lines)
 
 

@@ -62,7 +62,7 @@ async def run(scenario: Scenario) -> Observed:
     assert isinstance(renderer, TemplateRenderer)
     actor = Actor(renderer, scenario.parts())
     async with open_stage(language(), actor, _POLICY, max_length=scenario.max_length, **scenario.line) as stage:
-        task = Task("hello", INSTRUCTION, limits=LIMITS)
+        task = Task("hello", INSTRUCTION, limits=LIMITS, files=scenario.files)
         played = await stage.play(scenario.make(), task, sampling={"max_tokens": 1_024}, history=scenario.history)
         return observe(stage, scenario, played, actor)
 

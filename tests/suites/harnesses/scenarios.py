@@ -7,6 +7,7 @@ from typing import Any
 from harnessgym.harness import Harness
 from harnessgym.registry import load
 from tests.suites.harnesses.actor import Part
+from tests.suites.harnesses.line import Tear
 from tests.suites.harnesses.plans import TOOLS
 
 ROOM = 128_000
@@ -22,7 +23,11 @@ class Scenario:
     breaks off on the line. long: out of room."""
     protocol: str
     streams: bool = True
+    tear: Tear | None = None
+    """Where the answer breaks off."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What lies in the workspace before the run."""
     history: str = "keep"
     max_length: int = ROOM
     agents: int = 1
@@ -30,17 +35,22 @@ class Scenario:
     """Kinds of calls that the harness's rules must have tagged."""
 
     @property
+    def title(self) -> str:
+        """Harness and plan."""
+        return f"{self.harness}: {self.plan}" if self.tear is None else f"{self.harness}: {self.plan} {self.tear}"
+
+    @property
     def name(self) -> str:
         """What tells it from the others."""
         history = "" if self.history == "keep" else f", {self.history}"
-        return f"{self.harness}: {self.plan}, {self.protocol}{'' if self.streams else ' unstreamed'}{history}"
+        return f"{self.title}, {self.protocol}{'' if self.streams else ' unstreamed'}{history}"
 
     @property
     def line(self) -> dict[str, Any]:
         """What befalls the line and the engines: options of `open_stage`."""
-        if self.plan == "torn":
-            return {"cut": (1,), "cut_after": 900}
-        return {"cut": (1,), "deaths": (1,)} if self.faulty else {}
+        if self.tear is not None:
+            return {"tear": self.tear}
+        return {"lost": (1,), "deaths": (1,)} if self.faulty else {}
 
     @property
     def faulty(self) -> bool:
@@ -55,7 +65,10 @@ class Scenario:
 
     def parts(self) -> Mapping[str, Part]:
         """What the policy does."""
-        parts: Mapping[str, Part] = getattr(TOOLS[self.harness], self.plan)()
+        tools = TOOLS[self.harness]
+        if self.tear is not None:
+            return tools.torn(self.tear)
+        parts: Mapping[str, Part] = getattr(tools, self.plan)()
         return parts
 
 
@@ -80,9 +93,10 @@ _OTHER_PROTOCOLS = [
     Scenario("deepagents", "task", "responses", streams=False, settings={"api": "responses"}, agents=2),
 ]
 _FAULTS = [replace(each, plan="faults", agents=1) for each in _TASKS]
-_TORN = [
-    replace(each, plan="torn", agents=1) for each in _TASKS if each.harness in ("qwen_code", "opencode", "claude_code", "codex")
-]
+_PATIENT = ("qwen_code", "pi", "opencode", "claude_code", "codex")
+"""Those that are streamed to and ask again when a stream ends early."""
+_TEARS: tuple[Tear, ...] = ("thought", "words", "call")
+_TORN = [replace(each, plan="torn", tear=tear) for each in _TASKS if each.harness in _PATIENT for tear in _TEARS]
 _SMALL = {"context_window": 14_000, "max_tokens": 1_024}
 _LONG = [
     Scenario("qwen_code", "long", "chat", max_length=24_000, side=frozenset({"compaction"})),
@@ -90,6 +104,14 @@ _LONG = [
     Scenario("opencode", "long", "chat", settings={**_SMALL, "context_window": 20_000}, side=frozenset({"side", "compaction"})),
     Scenario("claude_code", "long", "messages", max_length=22_000, side=frozenset({"compaction"})),
     Scenario("codex", "long", "responses", settings={"context_window": 18_000}, side=frozenset({"compaction"})),
+    Scenario(
+        "gemini_cli",
+        "long",
+        "gemini",
+        settings={"context_window": 24_000},
+        files={".gemini/settings.json": '{"model": {"skipNextSpeakerCheck": false}}'},
+        side=frozenset({"side", "compaction"}),
+    ),
 ]
 SCENARIOS = [*_TASKS, *_OTHER_PROTOCOLS, *_FAULTS, *_TORN, *_LONG]
 ABLATION = [replace(each, history="template") for each in (*_TASKS, *_FAULTS, *_LONG)]

@@ -1,12 +1,9 @@
 """A stage for one run of a real harness: a store, a proxy, scripted engines, a sandbox, and a line that can be cut."""
 
-import asyncio
-import contextlib
-import os
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,63 +22,11 @@ from proxies.app import Proxy, ProxySettings
 from proxies.language import Language
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from tests.suites.harnesses.actor import Actor
+from tests.suites.harnesses.line import Line, Tear
 
 _KEY = "control-key"
 LIMITS = Limits(wall_s=120.0, memory_mb=1 << 20, processes=512)
 """Node and Bun reserve far more address space than they use."""
-
-
-@dataclass
-class Line:
-    """Carries bytes between the sandbox's socket and the proxy, and cuts the n-th answers it is told to."""
-
-    path: Path
-    port: int
-    cut: frozenset[int] = frozenset()
-    """Numbers of the answers (from 0, over all connections) that are lost."""
-    after: int = 0
-    """Bytes of them that arrive."""
-    answers: int = 0
-    cuts: int = 0
-    _writers: list[asyncio.StreamWriter] = field(default_factory=list)
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[None]:
-        """Listens."""
-        server = await asyncio.start_unix_server(self._serve, self.path)
-        os.chmod(self.path, 0o666)
-        try:
-            yield
-        finally:
-            server.close()
-            for writer in self._writers:
-                writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        proxy_reader, proxy_writer = await asyncio.open_connection("127.0.0.1", self.port)
-        self._writers += [writer, proxy_writer]
-        await asyncio.gather(self._carry(reader, proxy_writer), self._carry(proxy_reader, writer, answers=True))
-
-    def _passing(self) -> int | None:
-        """How many bytes of the next answer pass; None if all do."""
-        self.answers += 1
-        if self.answers - 1 not in self.cut:
-            return None
-        self.cuts += 1
-        return self.after
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool = False) -> None:
-        left: int | None = None
-        with contextlib.suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                if answers and data.startswith(b"HTTP/1.1 200"):
-                    left = self._passing()
-                writer.write(data[:left])
-                if left is not None and len(data) >= left:
-                    break
-                left = None if left is None else left - len(data)
-                await writer.drain()
-        writer.close()
 
 
 @dataclass
@@ -128,12 +73,15 @@ async def open_stage(
     policy: Path,
     *,
     max_length: int,
-    cut: Sequence[int] = (),
-    cut_after: int = 0,
+    lost: Sequence[int] = (),
+    tear: Tear | None = None,
     deaths: Sequence[int] = (),
     store: Path | None = None,
 ) -> AsyncIterator[Stage]:
-    """A stage whose two workers play `actor`; each dies in the requests `deaths` names, after a few tokens."""
+    """A stage whose two workers play `actor`; each dies in the requests `deaths` names, after a few tokens.
+
+    The line loses the answers that `lost` names, and tears one as `tear` says.
+    """
     with tempfile.TemporaryDirectory(prefix="hg-stage-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -151,6 +99,7 @@ async def open_stage(
                 control_port=0,
                 max_length=max_length,
                 worker_wait_s=5.0,
+                disconnect_grace_s=60.0,
             )
             proxy = Proxy(settings, traces, language=language, connect=lambda worker: upstreams[worker.id])
             await proxy.start()
@@ -159,7 +108,8 @@ async def open_stage(
                     await proxy.workers.put(WorkerRow(worker, row.run_id, "scripted", worker, 0, "ready"))
                 assert proxy.url is not None
                 (folder / "socket").mkdir(mode=0o755)
-                line = Line(folder / "socket" / "proxy.sock", int(proxy.url.rpartition(":")[2]), frozenset(cut), cut_after)
+                port = int(proxy.url.rpartition(":")[2])
+                line = Line(folder / "socket" / "proxy.sock", port, list(upstreams.values()), frozenset(lost), tear)
                 bubblewrap = BubblewrapSettings(workspace_root=folder / "work", proxy_socket_dir=folder / "socket")
                 async with line.open(), Bubblewrap(bubblewrap) as backend:
                     control = ControlClient(proxy.control_address, _KEY)
