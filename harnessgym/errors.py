@@ -13,6 +13,7 @@
     │   └── CapabilityError  a task asks for something the sandbox backend lacks
     ├── HarnessError         a harness cannot be described or launched
     ├── TaskError            a task or task set is malformed
+    ├── RewardError          a reward could not be computed: never a reward of zero
     └── TrainerError         training cannot go on
 
 A message says what happened, where, and what to do.
@@ -69,6 +70,10 @@ class HarnessError(HarnessGymError):
 
 class TaskError(HarnessGymError):
     """A task or task set is malformed."""
+
+
+class RewardError(HarnessGymError):
+    """A reward could not be computed: such a rollout has no result, which is not a reward of zero."""
 
 
 class TrainerError(HarnessGymError):

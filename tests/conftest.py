@@ -5,17 +5,29 @@ import os
 import pytest
 from hypothesis import settings
 
+from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("harnessgym", deadline=None)  # a loaded machine is no counterexample
 settings.load_profile("harnessgym")
 
+NEEDED = {"bubblewrap": bubblewrap_available, "postgres": postgres_available}
+
 
 def pytest_collection_modifyitems(items):
-    """Without bubblewrap its tests are skipped, saying why; where `HARNESSGYM_REQUIRE` names it, they run and fail."""
-    if "bubblewrap" in os.environ.get("HARNESSGYM_REQUIRE", "") or (problem := bubblewrap_available()) is None:
-        return
-    for item in items:
-        if item.get_closest_marker("bubblewrap"):
-            item.add_marker(pytest.mark.skip(reason=problem))
+    """Without bubblewrap or PostgreSQL their tests are skipped, saying why; if `HARNESSGYM_REQUIRE` names them, they fail."""
+    required = os.environ.get("HARNESSGYM_REQUIRE", "").split(",")
+    for marker, available in NEEDED.items():
+        if marker in required or (problem := available()) is None:
+            continue
+        for item in items:
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=problem))
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """A private PostgreSQL of this test run."""
+    with Cluster() as cluster:
+        yield cluster

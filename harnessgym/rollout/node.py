@@ -14,6 +14,7 @@ from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError
 from harnessgym.harness import Harness
 from harnessgym.registry import load
+from harnessgym.reward import make_rewards
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.patience import Patience
 from harnessgym.rollout.pipeline import Pipeline
@@ -58,7 +59,9 @@ async def serve(settings: NodeSettings) -> None:
             policy_id = store.write(lambda conn: policies.register(conn, found.id, config.policy.name))
             plan = Plan(found.id, policy_id, config, settings.sandbox)
             harnesses = {section.name: make_harness(section) for section in config.harnesses}
-            await Node(store, plan, Pipeline(store, control, backend, harnesses, config.session, plan.task), config).serve()
+            rewards = make_rewards(config.rewards)
+            line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards)
+            await Node(store, plan, line, config).serve()
 
 
 def run(settings: NodeSettings) -> None:

@@ -59,7 +59,7 @@ class Plan:
     def _submit_evaluation(self, conn: Connection, purpose: str) -> int:
         """All groups of an evaluation, once the workers serve the newest version alone."""
         latest = policies.latest(conn, self.policy_id)
-        serving = [worker.version for worker in workers.of_run(conn, self.run_id) if worker.state in _SERVING]
+        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
         if rollouts.group_states(conn, self.run_id, purpose) or latest is None or not serving or min(serving) < latest.version:
             return 0
         wanted = min(self.config.evaluation.tasks, len(self._tasks["test"]))
@@ -70,7 +70,7 @@ class Plan:
     def _submit_training(self, conn: Connection) -> int:
         options = self.config.trainer
         steps = {item.version: item.step for item in policies.versions(conn, self.policy_id)}
-        serving = [worker.version for worker in workers.of_run(conn, self.run_id) if worker.state in _SERVING]
+        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
         if not serving:
             return 0
         states = rollouts.group_states(conn, self.run_id, "train")

@@ -7,6 +7,7 @@ it is long, so that it is stored once too.
 
 import time
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Literal
 
 from sqlalchemy import Connection, insert, literal, select
@@ -29,6 +30,7 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
     if key is not None:
         texts.append({"hash": key, "body": body.remainder.decode()})
     if texts:
+        texts.sort(key=itemgetter("hash"))  # so that writers of the same ones wait for each other, and never in a circle
         _INSERT_MESSAGE.run_many(conn, texts)
     row = {
         "id": call_id if direction == "request" else new_id(),
@@ -78,4 +80,4 @@ def _texts(conn: Connection, hashes: Iterable[str]) -> Iterator[tuple[str, str]]
 
 
 _INSERT_BODY = Prepared(insert(bodies), bodies.c.keys())
-_INSERT_MESSAGE = Prepared(insert(messages).prefix_with("OR IGNORE"), messages.c.keys())
+_INSERT_MESSAGE = Prepared(lambda insert: insert(messages).on_conflict_do_nothing(), messages.c.keys())

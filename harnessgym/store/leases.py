@@ -3,15 +3,15 @@
 import time
 
 from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.dialects.sqlite import insert
 
+from harnessgym.store.backend import insert_into
 from harnessgym.store.tables import leases
 
 
 def acquire(conn: Connection, resource: str, holder: str, ttl_s: float) -> bool:
     """Take a lease that is free, expired or already ours. False if another holds it."""
     now = time.time()
-    statement = insert(leases).values(resource=resource, holder=holder, expires=now + ttl_s)
+    statement = insert_into(conn)(leases).values(resource=resource, holder=holder, expires=now + ttl_s)
     free = (leases.c.expires <= now) | (leases.c.holder == holder)
     statement = statement.on_conflict_do_update(
         index_elements=["resource"], set_={"holder": holder, "expires": now + ttl_s}, where=free

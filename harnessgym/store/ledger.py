@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
-from harnessgym.store import policies, rollouts
+from harnessgym.store import advantages, policies, rollouts
+from harnessgym.store.advantages import AdvantageRange
+from harnessgym.store.backend import insert_into
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import exclusions, groups, new_id, trained
 from harnessgym.store.tables import rollouts as rollouts_table
@@ -22,6 +24,8 @@ class TrainedRollout:
     rollout_id: str
     tokens: int
     max_staleness: int
+    advantages: tuple[AdvantageRange, ...] = ()
+    """Of each of the tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +55,11 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
         return
     policies.publish(conn, policy_id, record.version)
     version, step = record.version.version, record.version.step
-    for item in record.trained:
+    ranges = {new_id(): item.advantages for item in record.trained}
+    for row_id, item in zip(ranges, record.trained, strict=True):
         conn.execute(
             insert(trained).values(
-                id=new_id(),
+                id=row_id,
                 rollout_id=item.rollout_id,
                 policy_id=policy_id,
                 step=step,
@@ -63,6 +68,7 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
                 max_staleness=item.max_staleness,
             )
         )
+    advantages.add(conn, ranges)
     exclude_tokens(conn, record.excluded)
     for group_id in record.group_ids:
         rollouts.set_group_state(conn, group_id, "consumed")
@@ -83,7 +89,7 @@ def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:
     """Record why tokens are not trained; what is recorded already keeps its first reason."""
     for item in items:
         values = {name: getattr(item, name) for name in ExcludedTokens.__dataclass_fields__}
-        conn.execute(insert(exclusions).prefix_with("OR IGNORE").values(id=new_id(), **values))
+        conn.execute(insert_into(conn)(exclusions).values(id=new_id(), **values).on_conflict_do_nothing())
 
 
 def steps(conn: Connection, policy_id: str) -> list[int]:

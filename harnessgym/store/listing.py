@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
-from harnessgym.store.tables import calls, groups, rewards, rollouts
+from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +26,73 @@ class ListedRollout:
     """Sampled in all its calls."""
 
 
-def newest_rollouts(conn: Connection, limit: int) -> list[ListedRollout]:
-    """The newest rollouts, newest first."""
-    made = [func.count(calls.c.id), func.coalesce(func.sum(calls.c.completion_len), 0)]
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which rollouts to list: those that meet every condition given."""
+
+    run_id: str | None = None
+    purpose: str | None = None
+    task: str | None = None
+    """The task's key within its set."""
+    harness: str | None = None
+    status: str | None = None
+    stop_reason: str | None = None
+    verdict: str | None = None
+    min_reward: float | None = None
+    max_reward: float | None = None
+    since: float | None = None
+    """Made at this time (Unix seconds) or later."""
+    frozen: bool | None = None
+
+
+def newest_rollouts(conn: Connection, limit: int, wanted: Wanted = Wanted()) -> list[ListedRollout]:
+    """The newest rollouts of those wanted, newest first; all of them if `limit` is negative."""
+    reward = (
+        (rewards.c.rollout_id == rollouts.c.id)
+        & (rewards.c.unit == "rollout")
+        & (rewards.c.target == rollouts.c.id)
+        & (rewards.c.channel == "reward")
+    )
     own = [rollouts.c[name] for name in ("slot", "attempt", "harness", "status", "stop_reason", "verdict")]
-    reward = (rewards.c.rollout_id == rollouts.c.id) & (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
-    query = (
-        select(rollouts.c.id, groups.c.purpose, groups.c.ordinal, *own, rewards.c.value, *made)
+    newest = (
+        select(rollouts.c.id, groups.c.purpose, groups.c.ordinal, *own, rewards.c.value, rollouts.c.created_at)
         .join(groups, groups.c.id == rollouts.c.group_id)
         .outerjoin(rewards, reward)
-        .outerjoin(calls, calls.c.rollout_id == rollouts.c.id)
-        .group_by(rollouts.c.id)
+        .where(*_conditions(wanted))
         .order_by(rollouts.c.created_at.desc(), rollouts.c.id.desc())
-        .limit(limit)
+        .limit(limit if limit >= 0 else None)
+        .subquery()
     )
+    of_it = calls.c.rollout_id == newest.c.id
+    made = [
+        select(func.count()).select_from(calls).where(of_it).scalar_subquery(),
+        select(func.coalesce(func.sum(calls.c.completion_len), 0)).where(of_it).scalar_subquery(),
+    ]
+    shown = [column for column in newest.c if column.name != "created_at"]
+    query = select(*shown, *made).order_by(newest.c.created_at.desc(), newest.c.id.desc())
     return [ListedRollout(*tuple(row)) for row in conn.execute(query)]
+
+
+def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
+    equal = {
+        rollouts.c.run_id: wanted.run_id,
+        groups.c.purpose: wanted.purpose,
+        rollouts.c.harness: wanted.harness,
+        rollouts.c.status: wanted.status,
+        rollouts.c.stop_reason: wanted.stop_reason,
+        rollouts.c.verdict: wanted.verdict,
+        rollouts.c.frozen: wanted.frozen,
+    }
+    found: list[ColumnElement[bool]] = [column == value for column, value in equal.items() if value is not None]
+    if wanted.task is not None:
+        found.append(rollouts.c.task_id.in_(select(tasks.c.id).where(tasks.c.key == wanted.task)))
+    if wanted.min_reward is not None:
+        found.append(rewards.c.value >= wanted.min_reward)
+    if wanted.max_reward is not None:
+        found.append(rewards.c.value <= wanted.max_reward)
+    if wanted.since is not None:
+        found.append(rollouts.c.created_at >= wanted.since)
+    return found
 
 
 def rollouts_beginning(conn: Connection, prefix: str) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from harnessgym.store import runs
 from harnessgym.store.tables import new_id, policies, policy_versions
 
 
@@ -26,6 +27,7 @@ class PolicyVersion:
 
 def register(conn: Connection, run_id: str, name: str) -> str:
     """The id of a run's policy, made if new."""
+    runs.lock(conn, run_id)
     found = conn.execute(select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)).scalar()
     if found is None:
         found = new_id()

@@ -1,19 +1,21 @@
-"""Statements of the hot path: built and compiled once, run by the driver.
+"""Statements of the hot path: built and compiled once for each database, run by its driver.
 
-A call is several statements, and for each of them SQLAlchemy's execution costs more than SQLite does. The SQL and the
+A call is several statements, and for each of them SQLAlchemy's execution costs more than the database does. The SQL and the
 conversion of values are still SQLAlchemy's, from the same tables; only the way to the driver is short. What the database
 refuses comes as the driver's own error, which the trace store explains like any other.
 """
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-from sqlalchemy import Connection
-from sqlalchemy.dialects import sqlite
+from sqlalchemy import Connection, Dialect, Table
+from sqlalchemy.engine.url import URL
 from sqlalchemy.sql.dml import UpdateBase
 
-_DIALECT = sqlite.dialect(paramstyle="qmark")
+from harnessgym.store.backend import insert_for
+
+Insert = Callable[[Table], Any]
+_POSITIONAL = {"sqlite": "qmark", "postgresql": "format"}
 
 
 class Prepared:
@@ -25,23 +27,50 @@ class Prepared:
     ```
     """
 
-    def __init__(self, statement: UpdateBase, columns: Iterable[str] = ()) -> None:
-        """`columns` are those that an insert gives; an update names its own."""
-        compiled = statement.compile(dialect=_DIALECT, column_keys=list(columns) or None)
-        self._sql = str(compiled)
-        binds: Mapping[str, Any] = compiled.binds
-        names = cast("Iterable[str]", compiled.positiontup)
-        self._values = [(name, _converter(binds[name].type), binds[name].value) for name in names]
+    def __init__(self, statement: UpdateBase | Callable[[Insert], UpdateBase], columns: Iterable[str] = ()) -> None:
+        """`columns` are those that an insert gives; an update names its own.
+
+        A function makes the statement from the database's own `insert`, which knows `on_conflict_do_nothing`.
+        """
+        self._statement, self._columns = statement, list(columns)
+        self._compiled: dict[str, _Compiled] = {}
 
     def run(self, conn: Connection, values: Mapping[str, Any]) -> None:
         """Execute it once, inside the connection's transaction."""
-        _driver(conn).execute(self._sql, self._row(values))
+        compiled = self._for(conn)
+        _driver(conn).execute(compiled.sql, compiled.row(values))
 
     def run_many(self, conn: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute it for every row."""
-        _driver(conn).executemany(self._sql, [self._row(values) for values in rows])
+        compiled = self._for(conn)
+        made = [compiled.row(values) for values in rows]
+        if len(made) == 1:
+            _driver(conn).execute(compiled.sql, made[0])
+        else:
+            _driver(conn).cursor().executemany(compiled.sql, made)
 
-    def _row(self, values: Mapping[str, Any]) -> list[Any]:
+    def _for(self, conn: Connection) -> "_Compiled":
+        name = conn.dialect.name
+        found = self._compiled.get(name)
+        if found is None:
+            statement = self._statement
+            made = statement if isinstance(statement, UpdateBase) else statement(insert_for(name))
+            found = self._compiled[name] = _Compiled(made, _positional(conn.dialect), self._columns)
+        return found
+
+
+class _Compiled:
+    """A statement as one driver takes it."""
+
+    def __init__(self, statement: UpdateBase, dialect: Dialect, columns: list[str]) -> None:
+        compiled: Any = statement.compile(dialect=dialect, column_keys=columns or None)
+        self.sql = str(compiled)
+        binds: Mapping[str, Any] = compiled.binds
+        names = cast("Iterable[str]", compiled.positiontup)
+        self._values = [(name, _converter(binds[name].type, dialect), binds[name].value) for name in names]
+
+    def row(self, values: Mapping[str, Any]) -> list[Any]:
+        """Its parameters in order."""
         row = []
         for name, convert, default in self._values:
             value = values.get(name, default)
@@ -49,12 +78,17 @@ class Prepared:
         return row
 
 
-def _converter(kind: Any) -> Callable[[Any], Any] | None:
+def _positional(dialect: Dialect) -> Dialect:
+    """The connection's dialect, with parameters by position, as drivers take them fastest."""
+    name = dialect.name
+    kind: Callable[..., Dialect] = URL.create(f"{name}+{dialect.driver}").get_dialect()
+    return kind(paramstyle=_POSITIONAL[name])
+
+
+def _converter(kind: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
     """From a Python value to what the driver takes; None where that is the same."""
-    return cast("Callable[[Any], Any] | None", kind.dialect_impl(_DIALECT).bind_processor(_DIALECT))
+    return cast("Callable[[Any], Any] | None", kind.dialect_impl(dialect).bind_processor(dialect))
 
 
-def _driver(conn: Connection) -> sqlite3.Connection:
-    driver = conn.connection.driver_connection
-    assert isinstance(driver, sqlite3.Connection)
-    return driver
+def _driver(conn: Connection) -> Any:
+    return conn.connection.driver_connection

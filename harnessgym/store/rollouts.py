@@ -12,11 +12,15 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from harnessgym.store import runs
+from harnessgym.store.rewards import RewardRow
+from harnessgym.store.rewards import add as add_reward
 from harnessgym.store.tables import calls, exclusions, groups, new_id, rewards, rollouts, tasks
 
 GroupState = Literal["open", "complete", "consumed", "dropped"]
 RolloutStatus = Literal["pending", "running", "finished", "failed", "cancelled"]
 Verdict = Literal["valid", "tampered", "infrastructure_error"]
+_TRAINED_ON = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +66,13 @@ class RolloutOutcome:
     stop_reason: str
     verdict: Verdict
     rewards: dict[str, float] = field(default_factory=dict)
+    """The grader's, of the rollout, by channel."""
     source: str = "grader"
     detail: str | None = None
     latencies: dict[str, float] = field(default_factory=dict)
     """Seconds by stage."""
+    scores: tuple[RewardRow, ...] = ()
+    """Rewards besides the grader's, of any unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,7 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
 
 def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
     """Add a group of one rollout that runs already, outside any node, at the next free ordinal. Returns the rollout's id."""
+    runs.lock(conn, spec.run_id)
     highest = select(func.max(groups.c.ordinal)).where(groups.c.run_id == spec.run_id, groups.c.purpose == spec.purpose)
     ordinal = conn.execute(highest).scalar()
     group_id = submit(conn, replace(spec, ordinal=0 if ordinal is None else ordinal + 1))
@@ -126,10 +134,11 @@ def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
 
 
 def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) -> list[RolloutRow]:
-    """Lease up to `limit` pending rollouts, oldest group first."""
+    """Lease up to `limit` pending rollouts, oldest group first. Those that another is just claiming are passed over."""
     wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending"]
     picked = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(*wanted)
-    ids = list(conn.execute(picked.order_by(groups.c.created_at, groups.c.ordinal, rollouts.c.slot).limit(limit)).scalars())
+    oldest = picked.order_by(groups.c.created_at, groups.c.ordinal, rollouts.c.slot).limit(limit)
+    ids = list(conn.execute(oldest.with_for_update(of=rollouts, skip_locked=True)).scalars())
     if not ids:
         return []
     values = {"status": "running", "holder": holder, "lease_expires": time.time() + ttl_s}
@@ -156,17 +165,9 @@ def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
     if row is None:
         return False
     for channel, value in outcome.rewards.items():
-        conn.execute(
-            insert(rewards).values(
-                id=new_id(),
-                rollout_id=outcome.rollout_id,
-                unit="rollout",
-                target=outcome.rollout_id,
-                channel=channel,
-                value=value,
-                source=outcome.source,
-            )
-        )
+        add_reward(conn, RewardRow(outcome.rollout_id, "rollout", outcome.rollout_id, channel, value, outcome.source))
+    for reward in outcome.scores:
+        add_reward(conn, reward)
     _complete(conn, row["group_id"])
     return True
 
@@ -242,7 +243,7 @@ def rewards_of(conn: Connection, run_id: str, purpose: str) -> list[float]:
         select(rewards.c.value)
         .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
         .join(groups, groups.c.id == rollouts.c.group_id)
-        .where(groups.c.run_id == run_id, groups.c.purpose == purpose, rewards.c.channel == "reward")
+        .where(groups.c.run_id == run_id, groups.c.purpose == purpose, _TRAINED_ON)
         .order_by(groups.c.ordinal, rollouts.c.slot)
     )
     return [float(value) for value in conn.execute(query).scalars()]
@@ -254,7 +255,7 @@ def best(conn: Connection, run_id: str, limit: int) -> list[str]:
         select(rollouts.c.id)
         .join(rewards, rewards.c.rollout_id == rollouts.c.id)
         .join(groups, groups.c.id == rollouts.c.group_id)
-        .where(rollouts.c.run_id == run_id, groups.c.purpose == "train", rewards.c.channel == "reward")
+        .where(rollouts.c.run_id == run_id, groups.c.purpose == "train", _TRAINED_ON)
         .order_by(rewards.c.value.desc(), rollouts.c.ended_at.desc())
         .limit(limit)
     )
@@ -262,6 +263,9 @@ def best(conn: Connection, run_id: str, limit: int) -> list[str]:
 
 
 def _end(conn: Connection, outcome: RolloutOutcome, status: RolloutStatus) -> Any:
+    own_group = select(rollouts.c.group_id).where(rollouts.c.id == outcome.rollout_id).scalar_subquery()
+    # Two that end at once would each see the other still running: the second waits here, and completes the group.
+    conn.execute(select(groups.c.id).where(groups.c.id == own_group).with_for_update(key_share=True))
     row = (
         conn.execute(select(rollouts).where(rollouts.c.id == outcome.rollout_id, rollouts.c.status == "running"))
         .mappings()
@@ -278,7 +282,6 @@ def _end(conn: Connection, outcome: RolloutOutcome, status: RolloutStatus) -> An
             verdict=outcome.verdict,
             detail=outcome.detail,
             latencies=outcome.latencies,
-            frozen=True,
             ended_at=time.time(),
         )
     )
@@ -299,7 +302,7 @@ def _complete(conn: Connection, group_id: str) -> None:
 
 
 def _members(conn: Connection, group_id: str) -> tuple[Member, ...]:
-    reward = (rewards.c.rollout_id == rollouts.c.id) & (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
+    reward = (rewards.c.rollout_id == rollouts.c.id) & _TRAINED_ON
     query = (
         select(rollouts.c.id, rollouts.c.slot, func.coalesce(rewards.c.value, 0.0), rollouts.c.verdict)
         .outerjoin(rewards, reward)

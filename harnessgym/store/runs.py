@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, insert, select, update
 
+from harnessgym.store.backend import insert_into
 from harnessgym.store.tables import new_id, runs, tasks
 from harnessgym.task import Task
 
@@ -46,6 +47,11 @@ def set_status(conn: Connection, run_id: str, status: RunStatus) -> None:
     conn.execute(update(runs).where(runs.c.id == run_id).values(status=status, ended_at=ended))
 
 
+def lock(conn: Connection, run_id: str) -> None:
+    """Until this transaction ends, no other plans, numbers or registers anything in the run. On SQLite that is so anyway."""
+    conn.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
+
+
 def add_task(conn: Connection, task_set: str, task: Task) -> str:
     """The row id of a task, made if this set, key and payload are new."""
     payload = json.dumps([task.instruction, task.seed, dict(task.files), dict(task.metadata), task.grader], sort_keys=True)
@@ -53,6 +59,7 @@ def add_task(conn: Connection, task_set: str, task: Task) -> str:
     same = (tasks.c.set == task_set) & (tasks.c.key == task.id) & (tasks.c.payload_hash == digest)
     found = conn.execute(select(tasks.c.id).where(same)).scalar()
     if found is None:
-        found = new_id()
-        conn.execute(insert(tasks).values(id=found, set=task_set, key=task.id, split=task.split, payload_hash=digest))
+        row = {"id": new_id(), "set": task_set, "key": task.id, "split": task.split, "payload_hash": digest}
+        conn.execute(insert_into(conn)(tasks).values(row).on_conflict_do_nothing())
+        found = conn.execute(select(tasks.c.id).where(same)).scalar_one()
     return str(found)

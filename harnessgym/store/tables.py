@@ -9,6 +9,7 @@ import time
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -72,7 +73,7 @@ policy_versions = Table(
     Column("path", String, nullable=False),
     Column("step", Integer, nullable=False),
     Column("checksum", String, nullable=False),
-    Column("bytes", Integer, nullable=False),
+    Column("bytes", Integer().with_variant(BigInteger(), "postgresql"), nullable=False),
     Column("committed", Boolean, nullable=False, default=False),
     Column("orphaned", Boolean, nullable=False, default=False),
     _created(),
@@ -129,6 +130,7 @@ rollouts = Table(
     Column("ended_at", Float),
     UniqueConstraint("group_id", "slot", "attempt"),
     Index("ix_rollouts_status", "run_id", "status"),
+    Index("ix_rollouts_created_at", "created_at"),
 )  # fmt: skip
 
 sessions = Table(
@@ -173,7 +175,7 @@ segments = Table(
 
 calls = Table(
     "calls", metadata, _id(),
-    _ref("sessions"),
+    _ref("sessions", index=False),  # the first column of what is unique below
     _ref("rollouts"),
     _ref("agents", null=True, index=False),
     Column("ordinal", Integer, nullable=False),

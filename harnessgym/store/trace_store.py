@@ -1,37 +1,42 @@
 """The one way to the database: short reads, and writes that one thread groups into transactions.
 
 Every process opens one `TraceStore`. Writes are functions of a connection; those that are waiting when the writer becomes idle
-share one `BEGIN IMMEDIATE` transaction, each in its own savepoint, so one that fails takes no other with it. Only where the
-database gives up the transaction itself (a full disk) do all that share it fail, and then none of them is stored. A write has
-returned only when its transaction is committed. With SQLite in WAL mode that survives SIGKILL of any process; with
-`synchronous="FULL"` also power loss.
+share one transaction, each in its own savepoint, so one that fails takes no other with it. Only where the database gives up the
+transaction itself (a full disk, a server that went away) do all that share it fail, and then none of them is stored. A write
+has returned only when its transaction is committed. With SQLite in WAL mode that survives SIGKILL of any process; with
+`synchronous="FULL"`, and always with PostgreSQL, also power loss.
+
+A function may run again if the database undid it, and reads if nobody answered: it must do nothing but ask the database. A
+server that restarts is waited for; writes that wait meanwhile are queued, and none that was committed is lost.
 """
 
 import asyncio
 import contextlib
 import os
 import queue
-import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, create_engine, event
-from sqlalchemy.engine import Engine, make_url
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import QueuePool
+from sqlalchemy import Connection, RootTransaction
 
 from harnessgym.errors import SchemaError, StoreError
+from harnessgym.store.backend import Synchronous, open_backend, shown
 from harnessgym.store.schema import WRITING, head_revision, revision_of, upgrade
 
-Synchronous = Literal["NORMAL", "FULL"]
+__all__ = ["Synchronous", "TraceStore", "Work"]
+
 T = TypeVar("T")
 Work = Callable[[Connection], T]
-_BUSY_S = 30.0
 _GROUP = 256
 """Writes that share a transaction at most: bounds how long the first of them waits."""
+_RESTART_S = 15.0
+"""How long a server that does not answer is waited for, once the store is open."""
+_PAUSE_S = 0.2
+_TRIES = 5
+"""How often a write is tried that the database undid because of what others did."""
 
 
 class TraceStore:
@@ -46,7 +51,8 @@ class TraceStore:
 
     def __init__(self, url: str, *, synchronous: Synchronous = "NORMAL") -> None:
         self.url = url
-        self._engine = _engine(url, synchronous)
+        self._backend = open_backend(url, synchronous)
+        self._engine = self._backend.engine()
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._closed = False
@@ -58,36 +64,32 @@ class TraceStore:
 
     @classmethod
     def create(cls, url: str, *, synchronous: Synchronous = "NORMAL") -> "TraceStore":
-        """Open a database after migrating it to this code's schema; makes it if there is none."""
-        path = make_url(url).database
-        if path:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        engine = _engine(url, synchronous)
+        """Open a database after migrating it to this code's schema; makes it if there is none (PostgreSQL: `createdb`)."""
+        store = cls(url, synchronous=synchronous)
         try:
-            with _refusals(url), engine.connect() as conn:
-                upgrade(conn)
-        finally:
-            engine.dispose()
-        return cls(url, synchronous=synchronous)
+            store._backend.make_place()
+            store._connected_once(lambda conn: upgrade(conn, store._backend.alone))
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     @classmethod
     def open(cls, url: str, *, synchronous: Synchronous = "NORMAL") -> "TraceStore":
         """Open an existing database. Raises `SchemaError` unless its schema is exactly this code's."""
-        path = make_url(url).database
-        if path and not Path(path).is_file():
-            raise StoreError(f"There is no trace database at {path}. Run `harnessgym store migrate {url}` to make one.")
-        engine = _engine(url, synchronous)
+        store = cls(url, synchronous=synchronous)
         try:
-            with _refusals(url), engine.connect() as conn:
-                found = revision_of(conn)
-        finally:
-            engine.dispose()
-        if found != head_revision():
-            raise SchemaError(
-                f"The trace database {url} has schema revision {found}, this code needs {head_revision()}. "
-                f"Stop its users and run `harnessgym store migrate {url}`."
-            )
-        return cls(url, synchronous=synchronous)
+            store._backend.refuse_absent()
+            found = store._connected_once(revision_of)
+            if found != head_revision():
+                raise SchemaError(
+                    f"The trace database {shown(url)} has schema revision {found}, this code needs {head_revision()}. "
+                    f"Stop its users and run `harnessgym store migrate {shown(url)}`."
+                )
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def submit(self, work: Work[T]) -> "Future[T]":
         """Queue a write; the future resolves once it is committed. It cannot be cancelled: what was submitted is written."""
@@ -109,8 +111,16 @@ class TraceStore:
     def read(self, work: Work[T]) -> T:
         """Run a short read; all its statements see one state of the database. Raises `StoreError` if the database refuses."""
         self._refuse_misuse()
-        with _refusals(self.url), self._engine.connect() as conn, conn.begin():
-            return work(conn)
+        deadline = time.monotonic() + _RESTART_S
+        with self._refusals():
+            while True:
+                try:
+                    with self._engine.connect() as conn, conn.begin():
+                        return work(conn)
+                except self._backend.errors as error:
+                    if not self._backend.away(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(_PAUSE_S)
 
     def close(self) -> None:
         """Commit what is queued and close. Safe to call twice, and without effect in a forked child."""
@@ -134,7 +144,16 @@ class TraceStore:
         if os.getpid() != self._pid:
             raise StoreError("A trace store does not cross a fork: open one in the child.")
         if self._closed:
-            raise StoreError(f"The trace store {self.url} is closed.")
+            raise StoreError(f"The trace store {shown(self.url)} is closed.")
+
+    def _connected_once(self, work: Work[T]) -> T:
+        """Work on a connection that is closed behind it."""
+        with self._refusals():
+            try:
+                with self._engine.connect() as conn:
+                    return work(conn)
+            finally:
+                self._engine.dispose()
 
     def _write_groups(self) -> None:
         while (first := self._queue.get()) is not None:
@@ -145,118 +164,115 @@ class TraceStore:
                     last = True
                 else:
                     group.append(item)
-            self._write_group(group)
+            undone = self._write_group(group)
+            for tries in range(_TRIES):  # one by one: what takes one lock at a time is in nobody's way
+                undone = [item for again in undone for item in self._write_group([again], last=tries == _TRIES - 1)]
             if last:
                 break
         self._disconnect()
 
-    def _write_group(self, group: list["_Item"]) -> None:
-        """One transaction; futures resolve after its commit, so that a result is never seen that could still be lost."""
+    def _write_group(self, group: list["_Item"], *, last: bool = False) -> list["_Item"]:
+        """One transaction; futures resolve after its commit, so that a result is never seen that could still be lost.
+
+        Returns those that may be tried again, because others were in their way or the server went away before the commit; with
+        `last` they fail instead.
+        """
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
+        again: list[_Item] = []
+        committing = False
         try:
-            with _refusals(self.url), self._connect().begin() as transaction:
+            with self._refusals():
+                transaction = self._begin()
                 for work, future in group:
                     try:
                         done.append((future, self._write_one(transaction.connection, work)))
                     except _TransactionLostError:
                         raise
+                    except _UndoneError as error:
+                        failed += [(future, error)] if last else []
+                        again += [] if last else [(work, future)]
                     except Exception as error:  # noqa: BLE001 the caller's own function failed: it is the caller who hears of it
                         failed.append((future, error))
+                committing = True
+                transaction.commit()
         except Exception as error:  # noqa: BLE001 nothing of the group is committed: every writer hears why
             self._disconnect()
-            problem = StoreError(str(error)) if isinstance(error, _TransactionLostError) else error
-            for _, future in group:
-                future.set_exception(problem)
-            return
+            if not committing and not last and self._went_away(error):
+                return group
+            self._fail(group, error, unknown=committing)
+            return []
         for future, result in done:
             future.set_result(result)
         for future, failure in failed:
             future.set_exception(failure)
+        return again
 
-    def _connect(self) -> Connection:
-        """The writer's connection; it keeps one, because taking one from the pool costs as much as a small write."""
-        if self._conn is None:
-            self._conn = self._engine.connect().execution_options(**WRITING)
-        return self._conn
+    def _fail(self, group: list["_Item"], error: Exception, *, unknown: bool) -> None:
+        """Tell all of a group why it failed. Whether a server that vanished during the commit made it, nobody can know."""
+        if isinstance(error, _TransactionLostError):
+            error = StoreError(str(error))
+        elif unknown and self._went_away(error):
+            error = StoreError(f"{error} It went away while it committed: look whether it was stored before writing it again.")
+        for _, future in group:
+            future.set_exception(error)
+
+    def _went_away(self, error: Exception) -> bool:
+        return error.__cause__ is not None and self._backend.away(error.__cause__)
+
+    def _begin(self) -> RootTransaction:
+        """The writer's transaction. Nothing of it has begun yet, so a server that is away may be waited for."""
+        deadline = time.monotonic() + _RESTART_S
+        while True:
+            try:
+                if self._conn is None:  # it keeps one: taking one from the pool costs as much as a small write
+                    self._conn = self._engine.connect().execution_options(**WRITING)
+                return self._conn.begin()
+            except self._backend.errors as error:
+                self._disconnect()
+                if not self._backend.away(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(_PAUSE_S)
 
     def _disconnect(self) -> None:
         conn, self._conn = self._conn, None
         if conn is not None:
-            with contextlib.suppress(DBAPIError, sqlite3.Error):
+            with contextlib.suppress(*self._backend.errors):
                 conn.close()
 
     def _write_one(self, conn: Connection, work: Work[T]) -> T:
-        """Run one write in a savepoint. Raises `_TransactionLostError` if SQLite rolled back more than that."""
-        driver = _driver(conn)
+        """Run one write in a savepoint. Raises `_TransactionLostError` if the database rolled back more than that."""
+        driver: Any = conn.connection.driver_connection
         driver.execute("SAVEPOINT one_write")
         try:
             result = work(conn)
             driver.execute("RELEASE one_write")
         except Exception as error:
-            if not driver.in_transaction:
-                raise _TransactionLostError(_explain(self.url, error)) from error
+            if not self._backend.in_transaction(conn):
+                raise _TransactionLostError(self._backend.explain(error)) from error
             driver.execute("ROLLBACK TO one_write")
             driver.execute("RELEASE one_write")
-            if isinstance(error, DBAPIError | sqlite3.Error):
-                raise StoreError(_explain(self.url, error)) from error
+            if isinstance(error, self._backend.errors):
+                problem = _UndoneError if self._backend.undone(error) else StoreError
+                raise problem(self._backend.explain(error)) from error
             raise
         return result
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Turns what the database refuses into a `StoreError` that says what to do."""
+        try:
+            yield
+        except self._backend.errors as error:
+            raise StoreError(self._backend.explain(error)) from error
 
 
 _Item = tuple[Work[Any], "Future[Any]"]
 
 
 class _TransactionLostError(StoreError):
-    """SQLite ended the whole transaction by itself: nothing of the group can be committed."""
+    """The database ended the whole transaction by itself: nothing of the group can be committed."""
 
 
-def _engine(url: str, synchronous: Synchronous) -> Engine:
-    if make_url(url).get_backend_name() != "sqlite":
-        raise StoreError(f"The trace store cannot use {url!r}: give a `sqlite:///path` URL.")
-    arguments = {"timeout": _BUSY_S, "check_same_thread": False}
-    engine = create_engine(url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1)
-
-    @event.listens_for(engine, "connect")
-    def _configure(dbapi: sqlite3.Connection, _record: object) -> None:
-        dbapi.isolation_level = None
-        for pragma in ("journal_mode=WAL", f"synchronous={synchronous}", "foreign_keys=ON", "temp_store=MEMORY"):
-            dbapi.execute(f"PRAGMA {pragma}")
-
-    @event.listens_for(engine, "begin")
-    def _begin(conn: Connection) -> None:
-        writing = all(conn.get_execution_options().get(name) == value for name, value in WRITING.items())
-        conn.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
-
-    return engine
-
-
-def _driver(conn: Connection) -> sqlite3.Connection:
-    """SQLite itself: it knows whether the transaction that SQLAlchemy believes in is still there."""
-    driver = conn.connection.driver_connection
-    assert isinstance(driver, sqlite3.Connection)
-    return driver
-
-
-@contextlib.contextmanager
-def _refusals(url: str) -> Iterator[None]:
-    """Turns what the database refuses into a `StoreError` that says what to do."""
-    try:
-        yield
-    except (DBAPIError, sqlite3.Error) as error:
-        raise StoreError(_explain(url, error)) from error
-
-
-def _explain(url: str, error: BaseException) -> str:
-    cause = getattr(error, "orig", error)
-    match str(getattr(cause, "sqlite_errorname", "")).split("_")[:2]:
-        case ["SQLITE", "FULL"]:
-            return f"The disk that holds {url} is full ({cause}). Free space and go on: what was committed is safe."
-        case ["SQLITE", "READONLY" | "CANTOPEN" | "PERM"]:
-            return f"The trace database {url} cannot be opened for writing ({cause}). Check the folder and its permissions."
-        case ["SQLITE", "BUSY" | "LOCKED"]:
-            return f"The trace database {url} stayed locked for {_BUSY_S:.0f} s. End the process that holds it."
-        case ["SQLITE", "CORRUPT" | "NOTADB"]:
-            return f"{url} is damaged or no trace database ({cause}). Restore it from a copy, or give another file."
-        case _:
-            return f"The trace database {url} refused: {cause}"
+class _UndoneError(StoreError):
+    """The database undid one write because of what others did at the same time; done again it may go through."""

@@ -5,11 +5,13 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from sqlalchemy import Connection, select, update
-from sqlalchemy.dialects.sqlite import insert
 
+from harnessgym.store.backend import insert_into
 from harnessgym.store.tables import workers
 
 WorkerState = Literal["starting", "ready", "draining", "updating", "dead"]
+_OUTSIDE = ("litellm",)
+"""Kinds whose workers are outside models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class WorkerRow:
 def upsert(conn: Connection, worker: WorkerRow) -> None:
     """Register a worker or replace what is known of it."""
     values = {**asdict(worker), "updated_at": time.time()}
-    conn.execute(insert(workers).values(values).on_conflict_do_update(index_elements=["id"], set_=values))
+    conn.execute(insert_into(conn)(workers).values(values).on_conflict_do_update(index_elements=["id"], set_=values))
 
 
 def set_state(conn: Connection, worker_id: str, state: WorkerState) -> None:
@@ -48,3 +50,8 @@ def of_run(conn: Connection, run_id: str | None) -> list[WorkerRow]:
     columns = [workers.c[name] for name in WorkerRow.__dataclass_fields__]
     rows = conn.execute(select(*columns).where(workers.c.run_id == run_id).order_by(workers.c.id)).mappings()
     return [WorkerRow(**row) for row in rows]
+
+
+def engines_of(conn: Connection, run_id: str) -> list[WorkerRow]:
+    """Those of a run's workers that serve a policy version: outside models do not."""
+    return [worker for worker in of_run(conn, run_id) if worker.kind not in _OUTSIDE]

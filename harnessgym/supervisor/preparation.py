@@ -11,6 +11,7 @@ from harnessgym.config import validate
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.process import identify
 from harnessgym.registry import Kind, load, names
+from harnessgym.reward import make_rewards
 from harnessgym.rollout.node import make_harness
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
@@ -97,6 +98,7 @@ def _check_names(config: RunConfig) -> None:
             make_harness(section)
         except HarnessError as error:
             raise ConfigError(f"harness {section.name!r}: {error}") from error
+    make_rewards(config.rewards)
     _load("sandbox.backend", "sandbox", config.sandbox.backend)
     if config.sandbox.fallback:
         _load("sandbox.fallback", "sandbox", config.sandbox.fallback)

@@ -49,7 +49,7 @@ class Observer:
         def work(conn: Connection) -> tuple[dict[str, dict[str, int]], dict[str, int], list[WorkerRow], int, int]:
             states = {purpose: rollouts.group_states(conn, run, purpose) for purpose in purposes}
             tokens, done = counts.tokens_sampled(conn, run), counts.finished_rollouts(conn, run)
-            return states, rollouts.rollout_states(conn, run), workers.of_run(conn, run), tokens, done
+            return states, rollouts.rollout_states(conn, run), workers.engines_of(conn, run), tokens, done
 
         groups, states, serving, tokens, done = self.supervisor.store.read(work)
         now = time.monotonic()

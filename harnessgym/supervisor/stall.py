@@ -87,7 +87,7 @@ def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> S
     latest = policies.latest(conn, policy_id)
     version = -1 if latest is None else latest.version
     by_status = rollouts.rollout_states(conn, run_id)
-    return Standing(status, states, by_status, version, tuple(workers.of_run(conn, run_id)))
+    return Standing(status, states, by_status, version, tuple(workers.engines_of(conn, run_id)))
 
 
 def waiting(standing: Standing) -> str:

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.config import validate
+from harnessgym.reward import make_rewards
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.node import Node, make_harness
 from harnessgym.rollout.pipeline import Pipeline
@@ -73,13 +74,17 @@ def language():
 def make_config(tmp_path):
     """`make_config("good", "hangs", tasks="Impatient", group_size=4)`."""
 
-    def make(*names, tasks="Tiny", status="training", steps=1, groups_per_step=1, group_size=2, **node):
+    def make(
+        *names, tasks="Tiny", status="training", steps=1, groups_per_step=1, group_size=2, session=None, rewards=(), **node
+    ):
         raw = {
             "name": "test",
             "policy": {"path": str(POLICY)},
             "tasks": {"set": f"{HERE}:{tasks}"},
             "harnesses": write_harnesses(tmp_path, names),
             "sampling": {"max_tokens": 16},
+            "session": session or {},
+            "rewards": rewards,
             "node": {"abort_after_failures": 6, **node},
             "trainer": {"steps": steps, "groups_per_step": groups_per_step, "group_size": group_size},
             "evaluation": {"tasks": 2},
@@ -112,9 +117,10 @@ def make_line(tmp_path, language, make_config):
                 async with ControlClient(proxy.control_address, KEY) as control, sandboxes as backend:
                     plan = Plan(run_id, policy_id, config, "process")
                     harnesses = {section.name: make_harness(section) for section in config.harnesses}
+                    line = (store, control, backend, harnesses, config.session, plan.task)
                     yield Line(
                         store,
-                        Node(store, plan, Pipeline(store, control, backend, harnesses, config.session, plan.task), config),
+                        Node(store, plan, Pipeline(*line, make_rewards(config.rewards)), config),
                         upstream,
                     )
             finally:

@@ -6,6 +6,7 @@ from sqlalchemy import func, select
 from harnessgym.errors import SandboxError, TaskError
 from harnessgym.process import identify
 from harnessgym.rollout.plan import Plan
+from harnessgym.store import rewards as rollout_rewards
 from harnessgym.store.tables import exclusions, rewards
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 
@@ -70,6 +71,40 @@ async def test_a_harness_that_never_stops_asking_meets_the_turn_limit(make_line)
         await line.run(one_group)
         assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("turn_limit", "valid")}
         assert len(line.upstream.asked) == 8
+
+
+async def test_a_harness_that_would_break_a_contract_is_stopped(make_line):
+    async with make_line("talks", session={"contracts": [{"kind": "budget", "calls": 2}]}) as line:
+        await line.run(one_group)
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("contract_violated", "valid")}
+        assert len(line.upstream.asked) == 4
+
+
+async def test_rewards_are_asked_after_the_grader_and_written_with_the_verdict(make_line):
+    wanted = [
+        {"type": "orchestration"},
+        {"type": "contract", "settings": {"contracts": [{"kind": "budget", "calls": 1}]}},
+        {"name": "length", "type": "command", "settings": {"argv": ["sh", "-c", "wc -c < answer.txt"], "channel": "task.x"}},
+    ]
+    async with make_line("good", rewards=wanted) as line:
+        await line.run(one_group)
+        for row in line.rollouts():
+            found = line.store.read(lambda conn, name=row["id"]: rollout_rewards.of_rollout(conn, name))
+            given = {item.channel: (item.value, item.source) for item in found}
+            assert given["reward"] == (1.0, "grader")
+            assert given["cost.calls"] == (1.0, "orchestration")
+            assert given["process.contract"] == (1.0, "contract")
+            assert given["task.x"] == (float(len("Hello!")), "length")
+
+
+async def test_a_reward_that_fails_is_an_infrastructure_error(make_line):
+    broken = {"type": "command", "settings": {"argv": ["false"]}}
+    async with make_line("good", rewards=[broken], max_attempts=1) as line:
+        with pytest.raises(SandboxError, match="in a row"):
+            await line.run(lambda _: False)
+        assert {row["verdict"] for row in line.rollouts()} == {"infrastructure_error"}
+        assert "The reward 'command'" in line.rollouts()[0]["detail"]
+        assert count(line, rewards) == 0
 
 
 @pytest.mark.parametrize(("harness", "words"), [("never_calls", "nothing to do"), ("crashes_before", "no configuration")])

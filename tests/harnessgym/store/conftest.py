@@ -1,4 +1,6 @@
-"""A real store with one rollout in it, and calls of a session."""
+"""A real store on each kind of database, with one rollout in it, and calls of a session."""
+
+import shutil
 
 import pytest
 
@@ -8,9 +10,58 @@ from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def kind(request):
+    """The kind of database."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def migrated(postgres):
+    """A database with the schema and nothing in it, to be copied."""
+    url = postgres.create_database()
+    TraceStore.create(url).close()
+    return url
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory):
+    """The same, as a file."""
+    path = tmp_path_factory.mktemp("migrated") / "traces.db"
+    TraceStore.create(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
-def store(tmp_path):
-    with TraceStore.create(f"sqlite:///{tmp_path / 'traces.db'}") as store:
+def make_url(kind, tmp_path, request):
+    """Makes databases of that kind: without a schema if `empty`."""
+    made = []
+
+    def make(*, empty=False):
+        if kind == "postgresql":
+            template = None if empty else request.getfixturevalue("migrated")
+            made.append(request.getfixturevalue("postgres").create_database(template))
+        else:
+            path = tmp_path / f"traces-{len(made)}.db"
+            made.append(f"sqlite:///{path}")
+            if not empty:
+                shutil.copy(request.getfixturevalue("migrated_file"), path)
+        return made[-1]
+
+    yield make
+    if kind == "postgresql":
+        for url in made:
+            request.getfixturevalue("postgres").drop_database(url)
+
+
+@pytest.fixture
+def url(make_url):
+    return make_url()
+
+
+@pytest.fixture
+def store(url):
+    with TraceStore.open(url) as store:
         yield store
 
 

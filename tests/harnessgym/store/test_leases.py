@@ -2,15 +2,7 @@ import subprocess
 import sys
 import time
 
-import pytest
-
-from harnessgym.store import TraceStore, leases
-
-
-@pytest.fixture
-def store(tmp_path):
-    with TraceStore.create(f"sqlite:///{tmp_path / 'traces.db'}") as store:
-        yield store
+from harnessgym.store import leases
 
 
 def take(store, holder, ttl_s=60.0):

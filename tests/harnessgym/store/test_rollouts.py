@@ -16,7 +16,7 @@ class World:
     """A run and its rollouts."""
 
     def __init__(self, url):
-        self.store = TraceStore.create(url)
+        self.store = TraceStore.open(url)
         self.run = self.store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
         self.policy = self.store.write(lambda conn: policies.register(conn, self.run, "policy"))
         self.task = self.store.write(lambda conn: runs.add_task(conn, "set", Task("task", "Do it.")))
@@ -56,11 +56,11 @@ class World:
 
 
 @pytest.fixture
-def make_world(tmp_path):
+def make_world(make_url):
     made = []
 
     def make():
-        made.append(World(f"sqlite:///{tmp_path}/{len(made)}.db"))
+        made.append(World(make_url()))
         return made[-1]
 
     yield make

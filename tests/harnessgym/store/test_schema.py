@@ -1,6 +1,5 @@
-"""Migrations build exactly what `tables` declares, and nothing opens a database of another revision."""
+"""Migrations build exactly what is declared, on both databases, and nothing opens a database of another revision."""
 
-import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,58 +9,87 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, inspect, text
 
 import harnessgym.store
 from harnessgym.errors import SchemaError, StoreError
-from harnessgym.store import TraceStore
+from harnessgym.store import TraceStore, views
 from harnessgym.store.schema import HEAD, head_revision, revision_of
 from harnessgym.store.tables import metadata
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
-    return tmp_path / "made" / "traces.db"
+def empty(make_url):
+    """A database without a schema."""
+    return make_url(empty=True)
 
 
-def set_revision(path: Path, revision: str) -> None:
-    raw = sqlite3.connect(path)
-    with raw:
-        raw.execute("UPDATE alembic_version SET version_num = ?", (revision,))
-    raw.close()
+def run_sql(url: str, *statements: str) -> None:
+    engine = create_engine(url)
+    with engine.begin() as conn:
+        for statement in statements:
+            conn.execute(text(statement))
+    engine.dispose()
 
 
-def test_migrations_build_what_is_declared(path):
-    with TraceStore.create(f"sqlite:///{path}") as store:
-        options = {"compare_type": True, "compare_server_default": True}
+def set_revision(url: str, revision: str) -> None:
+    run_sql(url, f"UPDATE alembic_version SET version_num = '{revision}'")
+
+
+def test_migrations_build_what_is_declared(kind, empty):
+    with TraceStore.create(empty) as store:
+        options = {"compare_type": True, "compare_server_default": kind == "sqlite"}  # PostgreSQL compares no JSON
         assert store.read(lambda conn: compare_metadata(MigrationContext.configure(conn, opts=options), metadata)) == []
         assert store.read(revision_of) == HEAD
 
 
-def describe(path: Path) -> dict[str, object]:
-    """Columns, references and indexes by table, as SQLite has them."""
-    raw = sqlite3.connect(path)
-    tables = [row[0] for row in raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    indexes = raw.execute("SELECT tbl_name, name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL").fetchall()
-    found: dict[str, object] = {"indexes": sorted((table, name, " ".join(sql.split())) for table, name, sql in indexes)}
-    for table in sorted(set(tables) - {"alembic_version"}):
-        references = sorted(row[2:] for row in raw.execute(f"PRAGMA foreign_key_list({table})"))
-        unique = sorted(
-            tuple(column[2] for column in raw.execute(f"PRAGMA index_info({row[1]})"))
-            for row in raw.execute(f"PRAGMA index_list({table})")
-            if row[2]
-        )
-        found[table] = raw.execute(f"PRAGMA table_info({table})").fetchall(), references, unique
-    raw.close()
+def describe(url: str) -> dict[str, object]:
+    """Columns, references, uniqueness and indexes by table, as the database has them."""
+    engine = create_engine(url)
+    found, inspector = {}, inspect(engine)
+    for table in sorted(set(inspector.get_table_names()) - {"alembic_version"}):
+        columns = [
+            (item["name"], str(item["type"]), item["nullable"], item["default"]) for item in inspector.get_columns(table)
+        ]
+        references = sorted((item["name"], item["constrained_columns"], item["referred_table"], item["referred_columns"])
+                            for item in inspector.get_foreign_keys(table))  # fmt: skip
+        unique = sorted((item["name"], item["column_names"]) for item in inspector.get_unique_constraints(table))
+        indexes = sorted((item["name"], item["column_names"], item["unique"]) for item in inspector.get_indexes(table))
+        found[table] = columns, inspector.get_pk_constraint(table)["constrained_columns"], references, unique, indexes
+    engine.dispose()
     return found
 
 
-def test_columns_references_and_indexes_are_those_declared(path):
-    TraceStore.create(f"sqlite:///{path}").close()
-    engine = create_engine(f"sqlite:///{path.parent / 'declared.db'}")
+def test_columns_references_and_indexes_are_those_declared(url, make_url):
+    declared = make_url(empty=True)
+    engine = create_engine(declared)
     metadata.create_all(engine)
     engine.dispose()
-    assert describe(path) == describe(path.parent / "declared.db")
+    assert describe(url) == describe(declared)
+    assert "rollouts" in describe(url)
+
+
+def view_sql(store: TraceStore) -> dict[str, str]:
+    """SQL of every view as the database has it."""
+    query = {
+        "sqlite": "SELECT name, sql FROM sqlite_master WHERE type = 'view'",
+        "postgresql": "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public'",
+    }
+    return store.read(lambda conn: {row[0]: row[1] for row in conn.execute(text(query[conn.dialect.name]))})
+
+
+def test_views_are_those_declared_also_where_an_older_release_left_others(empty, url):
+    with TraceStore.open(url) as store:
+        declared = view_sql(store)
+    assert set(declared) == set(views.VIEWS)
+    if url.startswith("sqlite"):
+        assert declared == {name: f"CREATE VIEW {name} AS {views.definition(name, 'sqlite')}" for name in views.VIEWS}
+    TraceStore.create(empty).close()
+    run_sql(empty, "DROP VIEW v_turn", "CREATE VIEW v_turn AS SELECT id FROM calls")
+    set_revision(empty, "0004")
+    run_sql(empty, "DROP INDEX ix_rollouts_created_at", "CREATE INDEX ix_calls_session_id ON calls (session_id)")
+    with TraceStore.create(empty) as store:
+        assert view_sql(store) == declared
 
 
 def test_head_is_alembics_head():
@@ -70,60 +98,54 @@ def test_head_is_alembics_head():
     assert ScriptDirectory.from_config(config).get_current_head() == HEAD == head_revision()
 
 
-def test_create_again_keeps_the_data(path):
-    with TraceStore.create(f"sqlite:///{path}") as store:
-        store.write(lambda conn: conn.exec_driver_sql("INSERT INTO leases VALUES ('a', 'h', 0)"))
-    with TraceStore.create(f"sqlite:///{path}") as store:
-        assert store.read(lambda conn: conn.exec_driver_sql("SELECT resource FROM leases").scalar()) == "a"
+def test_create_again_keeps_the_data(empty):
+    for _ in range(2):
+        with TraceStore.create(empty) as store:
+            store.write(lambda conn: conn.exec_driver_sql("INSERT INTO messages VALUES ('a', 'b') ON CONFLICT DO NOTHING"))
+    with TraceStore.open(empty) as store:
+        assert store.read(lambda conn: conn.exec_driver_sql("SELECT body FROM messages").scalar()) == "b"
 
 
 @pytest.mark.parametrize("revision", ["0000", "9999"])
-def test_open_refuses_another_revision_with_the_command_to_run(path, revision):
-    TraceStore.create(f"sqlite:///{path}").close()
-    set_revision(path, revision)
-    with pytest.raises(SchemaError, match=rf"revision {revision}.*harnessgym store migrate sqlite:///"):
-        TraceStore.open(f"sqlite:///{path}")
+def test_open_refuses_another_revision_with_the_command_to_run(url, revision):
+    set_revision(url, revision)
+    with pytest.raises(SchemaError, match=rf"revision {revision}.*harnessgym store migrate {url[:10]}"):
+        TraceStore.open(url)
 
 
-def test_open_refuses_a_database_that_was_never_migrated(path):
-    path.parent.mkdir()
-    raw = sqlite3.connect(path)
-    with raw:
-        raw.execute("CREATE TABLE other (x)")
-    raw.close()
+def test_open_refuses_a_database_that_was_never_migrated(empty):
+    run_sql(empty, "CREATE TABLE other (x integer)")
     with pytest.raises(SchemaError, match="revision None"):
-        TraceStore.open(f"sqlite:///{path}")
+        TraceStore.open(empty)
 
 
-def test_open_makes_no_database(path):
+def test_open_makes_no_file(tmp_path):
+    path = tmp_path / "made" / "traces.db"
     with pytest.raises(StoreError, match="harnessgym store migrate"):
         TraceStore.open(f"sqlite:///{path}")
     assert not path.exists()
-
-
-def test_create_refuses_what_a_later_release_migrated(path):
     TraceStore.create(f"sqlite:///{path}").close()
-    set_revision(path, "9999")
+    assert path.exists()
+
+
+def test_create_refuses_what_a_later_release_migrated(url):
+    set_revision(url, "9999")
     with pytest.raises(SchemaError, match=r"9999.*Upgrade HarnessGym"):
-        TraceStore.create(f"sqlite:///{path}")
+        TraceStore.create(url)
 
 
-def test_a_migration_that_fails_leaves_nothing(path):
+def test_a_migration_that_fails_leaves_nothing(empty):
     """`segments` is in the way: the tables before it must not stay."""
-    path.parent.mkdir()
-    raw = sqlite3.connect(path)
-    with raw:
-        raw.execute("CREATE TABLE segments (x)")
-    with pytest.raises(StoreError, match="segments already exists"):
-        TraceStore.create(f"sqlite:///{path}")
-    assert raw.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall() == [("segments",)]
-    raw.close()
+    run_sql(empty, "CREATE TABLE segments (x integer)")
+    with pytest.raises(StoreError, match=r"segments.* already exists"):
+        TraceStore.create(empty)
+    assert list(describe(empty)) == ["segments"]
 
 
-def test_foreign_keys_hold_after_a_migration(path):
+def test_foreign_keys_hold_after_a_migration(empty):
     with (
-        TraceStore.create(f"sqlite:///{path}") as store,
-        pytest.raises(StoreError, match="FOREIGN KEY"),
+        TraceStore.create(empty) as store,
+        pytest.raises(StoreError, match=r"(?i)foreign key"),
     ):
         store.write(lambda conn: conn.exec_driver_sql("INSERT INTO policies VALUES ('p', 'nothing', 'n', 0)"))
 
@@ -136,12 +158,12 @@ TraceStore.create(sys.argv[1]).close()
 """
 
 
-def test_processes_that_create_at_once_make_one_database(path):
-    command = [sys.executable, "-c", CREATOR, f"sqlite:///{path}"]
+def test_processes_that_create_at_once_make_one_database(empty):
+    command = [sys.executable, "-c", CREATOR, empty]
     racing = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     for process in racing:
         process.stdin.write("go\n")
         process.stdin.flush()
     errors = [process.communicate(timeout=120)[1] for process in racing]
     assert [process.returncode for process in racing] == [0] * 4, errors
-    TraceStore.open(f"sqlite:///{path}").close()
+    TraceStore.open(empty).close()

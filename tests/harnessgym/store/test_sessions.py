@@ -1,16 +1,19 @@
 import pytest
+from sqlalchemy import text
 
 from harnessgym.errors import StoreError
 from harnessgym.store import sessions
 
 
-def test_a_key_opens_its_session_and_is_not_stored(store, rollout_id, tmp_path):
+def test_a_key_opens_its_session_and_is_not_stored(store, rollout_id):
     row = store.write(lambda conn: sessions.add(conn, rollout_id, "secret-key", sampling={"temperature": 1.0}, version_pin=3))
     assert store.read(lambda conn: sessions.by_key(conn, "secret-key")) == row
     assert store.read(lambda conn: sessions.get(conn, row.id)) == row
     assert store.read(lambda conn: sessions.by_key(conn, "other")) is None
     assert (row.sampling, row.version_pin, row.sealed, row.history) == ({"temperature": 1.0}, 3, False, "keep")
-    assert b"secret-key" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    stored = store.read(lambda conn: conn.execute(text("SELECT * FROM sessions")).one())
+    assert sessions.hash_key("secret-key") in stored
+    assert "secret-key" not in str(stored)
 
 
 def test_two_sessions_cannot_share_a_key(store, rollout_id):

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -11,22 +10,13 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, insert, select, text
+from sqlalchemy import Connection, create_engine, insert, select, text
 
 from harnessgym.errors import StoreError
 from harnessgym.store import TraceStore
 from harnessgym.store.tables import leases
 
-
-@pytest.fixture
-def url(tmp_path):
-    return f"sqlite:///{tmp_path / 'traces.db'}"
-
-
-@pytest.fixture
-def store(url):
-    with TraceStore.create(url) as store:
-        yield store
+sqlite_only = pytest.mark.parametrize("kind", ["sqlite"], indirect=False)
 
 
 def add(name: str):
@@ -43,9 +33,10 @@ def names(store: TraceStore) -> list[str]:
 
 def committed(store: TraceStore) -> list[str]:
     """What another connection sees, without the store."""
-    raw = sqlite3.connect(store.url.removeprefix("sqlite:///"))
-    found = [row[0] for row in raw.execute("SELECT resource FROM leases ORDER BY resource")]
-    raw.close()
+    engine = create_engine(store.url)
+    with engine.connect() as conn:
+        found = [row[0] for row in conn.execute(text("SELECT resource FROM leases ORDER BY resource"))]
+    engine.dispose()
     return found
 
 
@@ -77,7 +68,7 @@ def test_waiting_writes_share_a_transaction_and_one_that_fails_takes_no_other_wi
     )
     gate.opened.set()
     assert (first.result(), last.result()) == ("a", "b")
-    with pytest.raises(StoreError, match=r"refused: UNIQUE constraint failed: leases.resource"):
+    with pytest.raises(StoreError, match=r"refused: .*(?i:unique constraint).*leases"):
         double.result()
     with pytest.raises(ZeroDivisionError):
         bad.result()
@@ -164,12 +155,12 @@ def test_more_threads_than_pooled_connections_read_at_once(store):
 
 
 def test_a_bad_read_is_a_store_error(store):
-    with pytest.raises(StoreError, match="no such table: absent"):
+    with pytest.raises(StoreError, match="absent"):
         store.read(lambda conn: conn.execute(text("SELECT * FROM absent")))
 
 
 def test_close_commits_what_waits_and_may_be_repeated(url):
-    store = TraceStore.create(url)
+    store = TraceStore.open(url)
     gate = Gate(store)
     futures = [store.submit(add(f"{number:03d}")) for number in range(300)]
     gate.opened.set()
@@ -183,7 +174,7 @@ def test_close_commits_what_waits_and_may_be_repeated(url):
 
 
 def test_writes_racing_with_close_are_stored_or_refused(url):
-    store = TraceStore.create(url)
+    store = TraceStore.open(url)
     kept: list[str] = []
 
     def write(thread: int) -> None:
@@ -205,9 +196,10 @@ def test_writes_racing_with_close_are_stored_or_refused(url):
     assert committed(store) == sorted(kept)
 
 
-def test_another_database_than_sqlite_is_refused():
-    with pytest.raises(StoreError, match="sqlite:///path"):
-        TraceStore("postgresql://localhost/x")
+@pytest.mark.parametrize("url", ["mysql://localhost/x", "nonsense", "postgresql+asyncpg://localhost/x"])
+def test_another_database_is_refused(url):
+    with pytest.raises(StoreError, match=r"postgresql\+psycopg://"):
+        TraceStore(url)
 
 
 def test_a_file_that_is_no_database_is_said_so(tmp_path):
@@ -223,8 +215,9 @@ def test_a_folder_that_cannot_be_written_is_said_so(tmp_path):
         TraceStore.create("sqlite:////proc/traces.db")
 
 
+@sqlite_only
 def test_full_durability_is_a_setting(url):
-    with TraceStore.create(url, synchronous="FULL") as store:
+    with TraceStore.open(url, synchronous="FULL") as store:
         assert store.read(lambda conn: conn.execute(text("PRAGMA synchronous")).scalar()) == 2
     with TraceStore.open(url) as store:
         assert store.read(lambda conn: conn.execute(text("PRAGMA synchronous")).scalar()) == 1
@@ -252,7 +245,7 @@ for thread in range(4):
 
 
 @pytest.mark.parametrize("lines", [1, 40, 400])
-def test_a_killed_process_loses_no_write_that_returned(url, store, lines):
+def test_a_killed_process_loses_no_write_that_returned(kind, url, store, lines):
     writer = subprocess.Popen([sys.executable, "-c", WRITER, url], stdout=subprocess.PIPE, text=True)
     said = [writer.stdout.readline() for _ in range(lines)]
     os.kill(writer.pid, signal.SIGKILL)
@@ -262,7 +255,8 @@ def test_a_killed_process_loses_no_write_that_returned(url, store, lines):
     whole = {line.strip() for line in said if line.endswith("\n")}
     assert len(whole) >= lines
     assert whole <= set(names(store))
-    assert store.read(lambda conn: conn.execute(text("PRAGMA integrity_check")).scalar()) == "ok"
+    if kind == "sqlite":
+        assert store.read(lambda conn: conn.execute(text("PRAGMA integrity_check")).scalar()) == "ok"
     assert store.write(add("after")) == "after"
 
 
@@ -302,6 +296,7 @@ def big(size: int):
     return work
 
 
+@sqlite_only
 def test_a_full_database_fails_clearly_and_goes_on(store):
     pages = store.write(lambda conn: conn.exec_driver_sql("PRAGMA page_count").scalar())
     store.write(lambda conn: conn.exec_driver_sql(f"PRAGMA max_page_count = {pages + 4}").scalar())
@@ -320,10 +315,10 @@ def test_a_full_database_fails_clearly_and_goes_on(store):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A real disk of 2 MiB."""
+    """A real disk of 6 MiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs the right to mount a tmpfs")
     yield folder

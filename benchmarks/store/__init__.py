@@ -1,0 +1,1 @@
+"""What the store costs: see `__main__`."""

@@ -1,0 +1,83 @@
+"""Advantages: what each sampled token was trained with, in ranges of equal value, beside the ledger.
+
+They are written in the transaction of the ledger row that they belong to. A segment has no ranges in a step that excluded it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, insert, select
+
+from harnessgym.store.prepared import Prepared
+from harnessgym.store.tables import advantages, calls, new_id, trained
+
+_AT_ONCE = 5_000
+"""Calls asked for in one statement; databases limit a statement's parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageRange:
+    """Completion tokens [start, end) of a call that were trained with one advantage."""
+
+    call_id: str
+    start: int
+    end: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAdvantage:
+    """A range, and the step that trained it."""
+
+    call_id: str
+    segment_id: str
+    start: int
+    end: int
+    value: float
+    step: int
+    version: int
+    """The policy version that the step made."""
+
+
+def add(conn: Connection, by_trained: Mapping[str, Sequence[AdvantageRange]]) -> None:
+    """Write the ranges of a step, by the id of the ledger's row. Calls without tokens are passed over."""
+    segments = dict(_segments(conn, {item.call_id for ranges in by_trained.values() for item in ranges}))
+    rows = [
+        {
+            "id": new_id(),
+            "trained_id": trained_id,
+            "segment_id": segment,
+            "start": item.start,
+            "end": item.end,
+            "value": item.value,
+        }
+        for trained_id, ranges in by_trained.items()
+        for item in ranges
+        if (segment := segments.get(item.call_id)) is not None
+    ]
+    if rows:
+        _INSERT.run_many(conn, rows)
+
+
+def of_rollout(conn: Connection, rollout_id: str) -> list[StoredAdvantage]:
+    """What a rollout's tokens were trained with: step by step, in order of its calls. Orphaned steps are among them."""
+    columns = [calls.c.id.label("call_id"), advantages.c.segment_id, advantages.c.start, advantages.c.end, advantages.c.value]
+    query = (
+        select(*columns, trained.c.step, trained.c.version)
+        .join(trained, trained.c.id == advantages.c.trained_id)
+        .join(calls, calls.c.completion_segment == advantages.c.segment_id)
+        .where(trained.c.rollout_id == rollout_id, calls.c.rollout_id == rollout_id)
+    )
+    ordered = query.order_by(trained.c.version, calls.c.created_at, calls.c.id, advantages.c.start)
+    return [StoredAdvantage(**row) for row in conn.execute(ordered).mappings()]
+
+
+def _segments(conn: Connection, call_ids: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """What calls sampled, by call."""
+    wanted = sorted(call_ids)
+    for start in range(0, len(wanted), _AT_ONCE):
+        found = select(calls.c.id, calls.c.completion_segment).where(calls.c.id.in_(wanted[start : start + _AT_ONCE]))
+        yield from ((row.id, row.completion_segment) for row in conn.execute(found) if row.completion_segment is not None)
+
+
+_INSERT = Prepared(insert(advantages), advantages.c.keys())

@@ -1,0 +1,1 @@
+"""Databases that a trace store can use, one file each."""

@@ -1,0 +1,172 @@
+"""PostgreSQL, through psycopg 3. A commit is on its disk before it returns; writers of several processes work side by side."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from harnessgym.errors import StoreError
+from harnessgym.store.backend import PATIENCE_S, Synchronous, shown
+from harnessgym.store.schema import WRITING
+
+try:
+    import psycopg
+    from psycopg.types.string import StrDumper
+except ImportError:
+    raise StoreError("PostgreSQL needs a driver: `pip install 'harnessgym-rl[postgres]'`.") from None
+
+_CONNECT_S = 10
+_MIGRATING: Final = 7_450_961
+"""Key of the advisory lock that a migration holds."""
+_SETTINGS = "SELECT set_config('lock_timeout', %s, false), set_config('synchronous_commit', %s, false)"
+_AWAY = ("08", "57P01", "57P02", "57P03")
+"""SQLSTATEs of a lost connection, and of a server that is stopping or starting."""
+_UNDONE = ("40001", "40P01")
+"""Serialisation failure, deadlock."""
+_LOCKED = "A row of {name} stayed locked ({said}). End the process that holds it, or try again."
+_STRANGER = "The server does not let this user in at {name} ({said}). Check user and password in the URL."
+_NO_RIGHT = "This user may not write to {name} ({said}). Grant it the rights, or give another user in the URL."
+_EXPLANATIONS = {
+    "53100": "The disk of the database server at {name} is full ({said}). Free space: what was committed is safe.",
+    "53300": "The server has no connection left for {name} ({said}). Raise its max_connections or run fewer processes.",
+    "55P03": _LOCKED,
+    "40P01": _LOCKED,
+    "40001": _LOCKED,
+    "3D000": "There is no database {name} ({said}). Run `createdb {database}` and `harnessgym store migrate {name}`.",
+    "28000": _STRANGER,
+    "28P01": _STRANGER,
+    "42501": _NO_RIGHT,
+    "25006": _NO_RIGHT,
+}
+"""What to say by SQLSTATE."""
+_DRIVERS = ("postgresql", "postgresql+psycopg")
+
+
+class PostgresqlBackend:
+    """See `harnessgym.store.backend.Backend`. `synchronous` changes nothing: what is committed survives power loss too."""
+
+    errors: tuple[type[Exception], ...] = (DBAPIError, psycopg.Error)
+
+    def __init__(self, url: URL, synchronous: Synchronous) -> None:  # noqa: ARG002 see above
+        if url.drivername not in _DRIVERS:
+            raise StoreError(f"The trace store reaches PostgreSQL through psycopg: write {_DRIVERS[1]}:// in {shown(url)}.")
+        self.url = url.set(drivername=_DRIVERS[1])
+
+    def make_place(self) -> None:
+        """See `Backend.make_place`: an administrator makes databases."""
+
+    def refuse_absent(self) -> None:
+        """See `Backend.refuse_absent`: the server itself refuses."""
+
+    def engine(self) -> Engine:
+        """See `Backend.engine`."""
+        arguments = {"connect_timeout": _CONNECT_S, "application_name": "harnessgym"}
+        engine = create_engine(
+            self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1, pool_pre_ping=True
+        )
+
+        @event.listens_for(engine, "connect")
+        def _configure(dbapi: Any, _record: object) -> None:
+            driver: psycopg.Connection[Any] = dbapi.driver_connection if hasattr(dbapi, "driver_connection") else dbapi
+            driver.autocommit = True  # transactions begin below
+            driver.adapters.register_dumper(str, _TextDumper)
+            found = driver.execute("SHOW synchronous_commit").fetchone()
+            durable = "on" if found is None or found[0] == "off" else found[0]
+            driver.execute(_SETTINGS, (f"{PATIENCE_S:.0f}s", durable))
+
+        @event.listens_for(engine, "begin")
+        def _begin(conn: Connection) -> None:
+            writing = all(conn.get_execution_options().get(name) == value for name, value in WRITING.items())
+            conn.exec_driver_sql("BEGIN" if writing else "BEGIN ISOLATION LEVEL REPEATABLE READ")
+
+        return engine
+
+    @contextlib.contextmanager
+    def alone(self, conn: Connection) -> Iterator[None]:
+        """See `Backend.alone`."""
+        conn.execution_options(**WRITING)
+        try:
+            conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATING})")
+            yield
+        finally:
+            conn.rollback()
+
+    def in_transaction(self, conn: Connection) -> bool:
+        """See `Backend.in_transaction`."""
+        if conn.invalidated:
+            return False
+        driver = conn.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        return not driver.closed and driver.info.transaction_status != psycopg.pq.TransactionStatus.IDLE
+
+    def away(self, error: BaseException) -> bool:
+        """See `Backend.away`."""
+        cause = _cause(error)
+        if not isinstance(cause, psycopg.OperationalError):
+            return False
+        state = cause.sqlstate
+        return state.startswith(_AWAY) if state else not _refused_for_good(str(cause))
+
+    def undone(self, error: BaseException) -> bool:
+        """See `Backend.undone`."""
+        return getattr(_cause(error), "sqlstate", None) in _UNDONE
+
+    def explain(self, error: BaseException) -> str:
+        """See `Backend.explain`."""
+        cause = _cause(error)
+        said, name = _said(cause), shown(self.url)
+        state = getattr(cause, "sqlstate", None) or _state_said(str(cause)) or ""
+        known = _EXPLANATIONS.get(state)
+        if known is None and (self.away(error) or state.startswith(_AWAY)):
+            known = "The database server does not answer at {name} ({said}). Start it, or correct the URL."
+        known = known or "The trace database {name} refused: {said}"
+        return known.format(name=name, said=said, database=self.url.database)
+
+    def vacuum(self, conn: Connection) -> None:
+        """See `Backend.vacuum`. Tables are rewritten, one after another, each locked meanwhile."""
+        driver = conn.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        driver.execute("VACUUM (FULL, ANALYZE)")
+
+    def size(self, conn: Connection) -> int:
+        """See `Backend.size`."""
+        return int(conn.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
+
+
+class _TextDumper(StrDumper):
+    """PostgreSQL's text has no NUL. Nothing that is read back by a program has one either; people see U+FFFD."""
+
+    def dump(self, obj: str) -> Any:
+        """See `psycopg.abc.Dumper.dump`."""
+        return super().dump(obj.replace("\0", "\ufffd") if "\0" in obj else obj)
+
+
+def _cause(error: BaseException) -> BaseException:
+    found = getattr(error, "orig", None)
+    return found if isinstance(found, BaseException) else error
+
+
+def _said(cause: BaseException) -> str:
+    """The server's words on one line."""
+    diagnosis = cause.diag if isinstance(cause, psycopg.Error) else None
+    parts = (diagnosis.message_primary, diagnosis.message_detail) if diagnosis is not None else ()
+    return ": ".join(part for part in parts if part) or " ".join(str(cause).split())
+
+
+def _state_said(text: str) -> str | None:
+    """SQLSTATE of a refused connection: libpq hands on only the words."""
+    words = {
+        "3D000": ("database", "does not exist"),
+        "28P01": ("password",),
+        "28000": ("role",),
+        "53300": ("too many clients",),
+    }
+    return next((state for state, wanted in words.items() if "FATAL" in text and all(word in text for word in wanted)), None)
+
+
+def _refused_for_good(text: str) -> bool:
+    return _state_said(text) is not None or "pg_hba.conf" in text

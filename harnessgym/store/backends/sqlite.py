@@ -1,0 +1,127 @@
+"""SQLite: a file on a local disk, in WAL mode. Writers take turns: a writing transaction takes the lock when it begins."""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, create_engine, event
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
+
+from harnessgym.errors import StoreError
+from harnessgym.store.backend import PATIENCE_S, Synchronous
+from harnessgym.store.schema import WRITING
+
+_PAGE = 16_384
+"""Bytes a page, in databases made here: rows of one or two KB leave an eighth of SQLite's own 4 KB unused."""
+
+
+class SqliteBackend:
+    """See `harnessgym.store.backend.Backend`."""
+
+    errors: tuple[type[Exception], ...] = (DBAPIError, sqlite3.Error)
+
+    def __init__(self, url: URL, synchronous: Synchronous) -> None:
+        self.url = url
+        self._synchronous = synchronous
+
+    def make_place(self) -> None:
+        """See `Backend.make_place`."""
+        if self.url.database:
+            Path(self.url.database).parent.mkdir(parents=True, exist_ok=True)
+
+    def refuse_absent(self) -> None:
+        """See `Backend.refuse_absent`."""
+        path = self.url.database
+        if path and not Path(path).is_file():
+            raise StoreError(f"There is no trace database at {path}. Run `harnessgym store migrate {self._name}` to make one.")
+
+    def engine(self) -> Engine:
+        """See `Backend.engine`."""
+        arguments = {"timeout": PATIENCE_S, "check_same_thread": False}
+        engine = create_engine(self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1)
+        pragmas = (
+            f"page_size={_PAGE}",
+            "journal_mode=WAL",
+            f"synchronous={self._synchronous}",
+            "foreign_keys=ON",
+            "temp_store=MEMORY",
+        )
+
+        @event.listens_for(engine, "connect")
+        def _configure(dbapi: sqlite3.Connection, _record: object) -> None:
+            dbapi.isolation_level = None
+            for pragma in pragmas:
+                dbapi.execute(f"PRAGMA {pragma}")
+
+        @event.listens_for(engine, "begin")
+        def _begin(conn: Connection) -> None:
+            writing = all(conn.get_execution_options().get(name) == value for name, value in WRITING.items())
+            conn.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
+
+        return engine
+
+    @contextlib.contextmanager
+    def alone(self, conn: Connection) -> Iterator[None]:
+        """See `Backend.alone`. Rebuilding a table that others refer to needs foreign keys off, set outside transactions."""
+        conn.execution_options(**WRITING)
+        _driver(conn).execute("PRAGMA foreign_keys=OFF")
+        try:
+            yield
+        finally:
+            conn.rollback()
+            _driver(conn).execute("PRAGMA foreign_keys=ON")
+
+    def in_transaction(self, conn: Connection) -> bool:
+        """See `Backend.in_transaction`: SQLite rolls back by itself, e.g. when the disk is full."""
+        return _driver(conn).in_transaction
+
+    def away(self, error: BaseException) -> bool:  # noqa: ARG002 a file is there or it is not
+        """See `Backend.away`."""
+        return False
+
+    def undone(self, error: BaseException) -> bool:  # noqa: ARG002 writers take turns
+        """See `Backend.undone`."""
+        return False
+
+    def explain(self, error: BaseException) -> str:
+        """See `Backend.explain`."""
+        cause = getattr(error, "orig", error)
+        match str(getattr(cause, "sqlite_errorname", "")).split("_")[:2]:
+            case ["SQLITE", "FULL"]:
+                return f"The disk that holds {self._name} is full ({cause}). Free space and go on: what was committed is safe."
+            case ["SQLITE", "READONLY" | "CANTOPEN" | "PERM"]:
+                return (
+                    f"The trace database {self._name} cannot be opened for writing ({cause}). "
+                    "Check the folder and its permissions."
+                )
+            case ["SQLITE", "BUSY" | "LOCKED"]:
+                return f"The trace database {self._name} stayed locked for {PATIENCE_S:.0f} s. End the process that holds it."
+            case ["SQLITE", "CORRUPT" | "NOTADB"]:
+                return f"{self._name} is damaged or no trace database ({cause}). Restore it from a copy, or give another file."
+            case _:
+                return f"The trace database {self._name} refused: {cause}"
+
+    def vacuum(self, conn: Connection) -> None:
+        """See `Backend.vacuum`."""
+        driver = _driver(conn)
+        driver.execute("VACUUM")
+        driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def size(self, conn: Connection) -> int:
+        """See `Backend.size`."""
+        driver = _driver(conn)
+        pages, each = (driver.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+        return int(pages * each)
+
+    @property
+    def _name(self) -> str:
+        return f"sqlite:///{self.url.database}"
+
+
+def _driver(conn: Connection) -> sqlite3.Connection:
+    driver = conn.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    return driver

@@ -1,0 +1,135 @@
+"""Plain SQL that people write: one statement, which reads. Whatever it says, nothing in the database changes.
+
+A SQLite file is opened read-only and asked through an authorizer that knows no writing; PostgreSQL is asked in a transaction
+that is read-only, by a protocol that takes one statement. Any schema revision may be asked.
+"""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, inspect
+from sqlalchemy.exc import DBAPIError
+
+from harnessgym.errors import StoreError
+from harnessgym.store.backend import Backend, open_backend, shown
+
+_READS = frozenset(
+    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_PRAGMA}
+)
+_STEPS = 1_000_000
+"""Instructions of SQLite between two looks at whether somebody wants to stop it."""
+_HIDDEN = ("alembic_version",)
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a query gave."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    more: bool
+    """Whether there are more rows than were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table or a view."""
+
+    name: str
+    kind: str
+    """table or view."""
+    columns: tuple[tuple[str, str], ...]
+    """Name and type of each."""
+
+
+def ask(url: str, query: str, limit: int) -> Answered:
+    """The first rows of a query. Raises `StoreError` for one that would write, is not one statement, or fails."""
+    backend = open_backend(url)
+    backend.refuse_absent()
+    found = backend.url.get_backend_name()
+    with _explained(backend, query):
+        return (_ask_sqlite if found == "sqlite" else _ask_postgresql)(backend, query, limit)
+
+
+def relations(conn: Connection) -> list[Relation]:
+    """Tables, then views, by name."""
+    found = inspect(conn)
+    named = [(name, "table") for name in sorted(found.get_table_names())] + [
+        (name, "view") for name in sorted(found.get_view_names())
+    ]
+    return [
+        Relation(name, kind, tuple((column["name"], str(column["type"])) for column in found.get_columns(name)))
+        for name, kind in named
+        if name not in _HIDDEN
+    ]
+
+
+def _ask_sqlite(backend: Backend, query: str, limit: int) -> Answered:
+    path = Path(backend.url.database or "").absolute()
+    with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as driver:
+        driver.set_authorizer(_authorize)
+        driver.set_progress_handler(lambda: 0, _STEPS)
+        return _first(driver.execute(query), limit)
+
+
+def _ask_postgresql(backend: Backend, query: str, limit: int) -> Answered:
+    engine = backend.engine()
+    try:
+        with engine.connect() as conn, conn.begin():
+            conn.exec_driver_sql("SET TRANSACTION READ ONLY")
+            driver: Any = conn.connection.driver_connection
+            return _first(driver.execute(query, prepare=True), limit)
+    finally:
+        engine.dispose()
+
+
+def _first(cursor: Any, limit: int) -> Answered:
+    if cursor.description is None:
+        return Answered((), (), more=False)
+    found = cursor.fetchmany(limit + 1)
+    return Answered(tuple(column[0] for column in cursor.description), tuple(map(tuple, found[:limit])), len(found) > limit)
+
+
+def _authorize(action: int, *_: object) -> int:
+    return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+
+
+@contextmanager
+def _explained(backend: Backend, query: str) -> Iterator[None]:
+    """Turns what the database refuses into a `StoreError` that says what to do."""
+    try:
+        yield
+    except DBAPIError as error:
+        raise StoreError(backend.explain(error)) from error
+    except backend.errors as error:
+        if _writes(error):
+            raise StoreError(
+                f"Only statements that read are taken, and nothing was changed: {_one_line(query)!r}. "
+                "What writes traces are HarnessGym's own commands."
+            ) from error
+        said = " ".join(str(error).split())
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
+            raise StoreError(backend.explain(error)) from error
+        raise StoreError(
+            f"{_name(backend.url)} cannot answer {_one_line(query)!r}: {said}. "
+            "`harnessgym traces sql SOURCE --schema` lists tables, views and columns."
+        ) from error
+
+
+def _writes(error: BaseException) -> bool:
+    refused = str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_AUTH", "SQLITE_READONLY"))
+    return refused or str(error) == "not authorized" or getattr(error, "sqlstate", None) == "25006"
+
+
+def _name(url: URL) -> str:
+    return shown(url) if url.get_backend_name() != "sqlite" else f"The trace database sqlite:///{url.database}"
+
+
+def _one_line(query: str) -> str:
+    flat = " ".join(query.split())
+    return flat if len(flat) <= 120 else f"{flat[:119]}…"

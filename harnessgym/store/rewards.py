@@ -1,0 +1,135 @@
+"""Rewards: numbers given to what a rollout did, each for one unit and under one channel, written once.
+
+A unit is what is judged, and its target names it:
+
+    token       `CALL:INDEX`, counted from 0 in the call's completion
+    turn        a call
+    message     an event of kind `message`
+    tool_call   an event of kind `tool_call`
+    agent       an agent
+    rollout     the rollout
+    team        the rollout's group
+
+Channels are named freely. Those that HarnessGym itself knows:
+
+    reward                             of a rollout: what it is trained on
+    task.*                             other results of the task
+    orchestration.parallelism_speedup  work of spawned agents per second that the slowest of them took
+    orchestration.split_correctness    whether the parts were the right ones
+    orchestration.aggregation_quality  what was made of the results
+    process.*                          how it went about it: contracts kept, judges' opinions
+    cost.*                             what it used: tokens, calls, seconds
+
+A reward is never overwritten. A failed rollout has a stop reason and no reward; only what it cost can be said of it.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from sqlalchemy import Column, Connection, Table, insert, select
+
+from harnessgym.errors import StoreError
+from harnessgym.store.tables import agents, calls, events, new_id, rewards, rollouts
+
+RewardUnit = Literal["token", "turn", "message", "tool_call", "agent", "rollout", "team"]
+_UNREWARDED = ("failed", "cancelled")
+"""Statuses of rollouts that nothing is said about but what they cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRow:
+    """One reward. Raises `StoreError` for a unit that there is not, a nameless channel, or a value that is not finite."""
+
+    rollout_id: str
+    unit: RewardUnit
+    target: str
+    channel: str
+    value: float
+    source: str
+    """Who says so: the grader, or the name of a reward."""
+    detail: str | None = None
+    """Why, for people."""
+
+    def __post_init__(self) -> None:
+        if self.unit not in get_args(RewardUnit):
+            raise StoreError(f"{self}: there is no unit {self.unit!r}. Known: {', '.join(get_args(RewardUnit))}.")
+        if not self.channel or not math.isfinite(self.value):
+            raise StoreError(f"{self} needs the name of a channel and a finite number (got {self.value}).")
+
+    def __str__(self) -> str:
+        return f"The reward {self.channel!r} of {self.unit} {self.target} in rollout {self.rollout_id}"
+
+
+def add(conn: Connection, reward: RewardRow) -> bool:
+    """Write a reward; False if it was there already.
+
+    Raises `StoreError` if its target has another value under this channel, if the rollout has no such target, or if the rollout
+    failed.
+    """
+    of_target = (rewards.c.unit == reward.unit) & (rewards.c.target == reward.target)
+    known = select(rewards.c.value, rewards.c.source).where(rewards.c.rollout_id == reward.rollout_id, of_target)
+    found = conn.execute(known.where(rewards.c.channel == reward.channel)).first()
+    if found is not None:
+        if found.value != reward.value:
+            raise StoreError(
+                f"{reward} is {found.value} (from {found.source}) and cannot become {reward.value} (from {reward.source}): "
+                "a reward is written once. Use a channel of another name."
+            )
+        return False
+    check(conn, reward)
+    values = {name: getattr(reward, name) for name in RewardRow.__dataclass_fields__}
+    conn.execute(insert(rewards).values(id=new_id(), created_at=time.time(), **values))
+    return True
+
+
+def of_rollout(conn: Connection, rollout_id: str) -> list[RewardRow]:
+    """All rewards in a rollout, in the order they were given."""
+    columns = [rewards.c[name] for name in RewardRow.__dataclass_fields__]
+    query = select(*columns).where(rewards.c.rollout_id == rollout_id).order_by(rewards.c.created_at, rewards.c.id)
+    return [RewardRow(**row) for row in conn.execute(query).mappings()]
+
+
+def check(conn: Connection, reward: RewardRow) -> None:
+    """Raise `StoreError` unless the reward's rollout has such a target and did not fail."""
+    rollout = conn.execute(
+        select(rollouts.c.status, rollouts.c.stop_reason, rollouts.c.group_id).where(rollouts.c.id == reward.rollout_id)
+    ).first()
+    if rollout is None:
+        raise StoreError(f"{reward} cannot be written: there is no such rollout.")
+    if rollout.status in _UNREWARDED and not reward.channel.startswith("cost."):
+        raise StoreError(
+            f"{reward} cannot be written: the rollout {rollout.status} ({rollout.stop_reason}), which is no result. "
+            "Only channels `cost.*` may be."
+        )
+    if not _exists(conn, reward, rollout.group_id):
+        raise StoreError(f"{reward} cannot be written: the rollout has no such {reward.unit}.")
+
+
+def _exists(conn: Connection, reward: RewardRow, group_id: str) -> bool:
+    """Whether the target is a unit of the rollout."""
+    match reward.unit:
+        case "rollout":
+            return reward.target == reward.rollout_id
+        case "team":
+            return reward.target == group_id
+        case "agent":
+            return _row(conn, reward, agents, reward.target) is not None
+        case "turn":
+            return _row(conn, reward, calls, reward.target) is not None
+        case "token":
+            call, _, index = reward.target.rpartition(":")
+            length = _row(conn, reward, calls, call, calls.c.completion_len)
+            counted = index.isdecimal() and index == str(int(index))
+            return counted and length is not None and int(index) < int(length)
+        case "message" | "tool_call":
+            return _row(conn, reward, events, reward.target, events.c.kind) == reward.unit
+
+
+def _row(
+    conn: Connection, reward: RewardRow, table: Table, row_id: str, column: Column[str] | Column[int] | None = None
+) -> str | int | None:
+    """A column of a row of the rollout, its id if none is named; None if there is no such row."""
+    query = select(table.c.id if column is None else column).where(table.c.id == row_id)
+    return conn.execute(query.where(table.c.rollout_id == reward.rollout_id)).scalar()

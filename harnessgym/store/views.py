@@ -1,0 +1,149 @@
+"""What the database offers to people who ask it in plain SQL, and what it refuses whoever asks.
+
+Views: one row per rollout (`v_rollout`), per call (`v_turn`), per agent with its place in the tree (`v_agent_tree`), what
+became of a rollout's sampled tokens (`v_token_account`), and the edges of the trace graph with those that are never stored
+(`v_edge`). Triggers: a frozen rollout's trace refuses every write.
+
+Tables cannot be altered while these stand on them, so `schema.upgrade` takes them away and makes them anew behind the last
+migration: they are always those declared here.
+"""
+
+from sqlalchemy import Connection
+
+_ROLLOUT = """
+SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot, r.attempt, t."set" AS task_set,
+       t."key" AS task, r.harness, r.sandbox, r.seed, r.status, r.stop_reason, r.verdict,
+       (SELECT w.value FROM rewards w
+         WHERE w.rollout_id = r.id AND w.unit = 'rollout' AND w.target = r.id AND w.channel = 'reward') AS reward,
+       (SELECT count(*) FROM agents a WHERE a.rollout_id = r.id) AS agents,
+       (SELECT count(*) FROM calls c WHERE c.rollout_id = r.id) AS calls,
+       (SELECT coalesce(sum(c.prompt_len), 0) FROM calls c WHERE c.rollout_id = r.id) AS prompt_tokens,
+       (SELECT coalesce(sum(c.completion_len), 0) FROM calls c WHERE c.rollout_id = r.id) AS sampled_tokens,
+       (SELECT count(*) FROM calls c WHERE c.rollout_id = r.id AND c.status = 'intent') AS torn_calls,
+       r.frozen, r.detail, r.created_at, r.ended_at, r.ended_at - r.created_at AS seconds
+  FROM rollouts r JOIN groups g ON g.id = r.group_id JOIN tasks t ON t.id = r.task_id
+"""
+
+_TURN = """
+SELECT c.id AS call_id, c.rollout_id, c.session_id, c.ordinal, c.agent_id, a.name AS agent, c.parent_call_id,
+       p.ordinal AS parent_ordinal, c.parent_evidence, c.kind, c.side_call, c.status, c.protocol, c.prompt_len AS prompt_tokens,
+       CASE WHEN c.parent_evidence = 'token_prefix' THEN c.prompt_len - p.prompt_len - coalesce(p.completion_len, 0)
+            ELSE c.prompt_len END AS new_prompt_tokens,
+       c.completion_len AS sampled_tokens, {first_version} AS first_version, {last_version} AS last_version,
+       c.finish_reason, c.break_class, c.break_detail, c.upstream, c.error, c.created_at
+  FROM calls c LEFT JOIN agents a ON a.id = c.agent_id LEFT JOIN calls p ON p.id = c.parent_call_id
+"""
+
+_AGENT_TREE = """
+WITH RECURSIVE tree (id, depth, path) AS (
+    SELECT a.id, 0, CAST(a.name AS TEXT) FROM agents a WHERE a.parent_agent_id IS NULL
+    UNION ALL
+    SELECT a.id, tree.depth + 1, tree.path || ' > ' || a.name FROM agents a JOIN tree ON a.parent_agent_id = tree.id
+)
+SELECT a.rollout_id, a.id AS agent_id, a.name, a.role, tree.depth, tree.path, a.parent_agent_id, a.spawn_event_id, a.evidence,
+       (SELECT count(*) FROM calls c WHERE c.rollout_id = a.rollout_id AND c.agent_id = a.id) AS calls,
+       (SELECT coalesce(sum(c.completion_len), 0) FROM calls c
+         WHERE c.rollout_id = a.rollout_id AND c.agent_id = a.id) AS sampled_tokens,
+       a.created_at
+  FROM tree JOIN agents a ON a.id = tree.id
+"""
+
+_ACCOUNT = """
+SELECT r.id AS rollout_id, r.run_id, coalesce(s.tokens, 0) AS sampled, coalesce(t.tokens, 0) AS trained,
+       coalesce(x.tokens, 0) AS excluded, coalesce(s.tokens, 0) - coalesce(t.tokens, 0) - coalesce(x.tokens, 0) AS untrained,
+       x.reasons
+  FROM rollouts r
+  LEFT JOIN (SELECT rollout_id, sum(completion_len) AS tokens FROM calls GROUP BY rollout_id) s ON s.rollout_id = r.id
+  LEFT JOIN (SELECT l.rollout_id, sum(l.tokens) AS tokens
+               FROM trained l JOIN policy_versions v ON v.policy_id = l.policy_id AND v.version = l.version
+              WHERE NOT v.orphaned GROUP BY l.rollout_id) t ON t.rollout_id = r.id
+  LEFT JOIN (SELECT rollout_id, CAST(sum(tokens) AS bigint) AS tokens, {reasons} AS reasons
+               FROM (SELECT rollout_id, reason, sum("end" - start) AS tokens FROM exclusions
+                      GROUP BY rollout_id, reason ORDER BY rollout_id, reason) by_reason
+              GROUP BY rollout_id) x ON x.rollout_id = r.id
+"""
+
+_EDGE = """
+SELECT e.rollout_id, e.kind, e.source_event_id, e.target_event_id, e.evidence, e.confidence, TRUE AS stored FROM edges e
+UNION ALL
+SELECT o.rollout_id, 'temporal', o.source_event_id, o.target_event_id, NULL, NULL, FALSE
+  FROM (SELECT rollout_id, id AS target_event_id,
+               lag(id) OVER (PARTITION BY rollout_id, agent_id ORDER BY t, id) AS source_event_id
+          FROM events WHERE kind = 'llm_call') o
+ WHERE o.source_event_id IS NOT NULL
+"""
+
+VIEWS = {
+    "v_rollout": _ROLLOUT,
+    "v_turn": _TURN,
+    "v_agent_tree": _AGENT_TREE,
+    "v_token_account": _ACCOUNT,
+    "v_edge": _EDGE,
+}
+"""SQL by name; what is in braces is the database's own."""
+_PG_VERSION = """(SELECT CHOSEN((s.value ->> 2)::integer) FROM json_array_elements(
+           CASE WHEN json_typeof(c.version_spans) = 'array' THEN c.version_spans END) s)"""
+_OWN = {
+    "sqlite": {
+        "first_version": "(SELECT min(json_extract(s.value, '$[2]')) FROM json_each(c.version_spans) s)",
+        "last_version": "(SELECT max(json_extract(s.value, '$[2]')) FROM json_each(c.version_spans) s)",
+        "reasons": "group_concat(reason || ' ' || tokens, ', ')",
+    },
+    "postgresql": {
+        "first_version": _PG_VERSION.replace("CHOSEN", "min"),
+        "last_version": _PG_VERSION.replace("CHOSEN", "max"),
+        "reasons": "string_agg(reason || ' ' || tokens, ', ' ORDER BY reason)",
+    },
+}
+
+_GUARDED = ("sessions", "agents", "calls", "events", "edges", "rewards", "exclusions")
+"""Tables whose rows are a rollout's trace. Segments and bodies are written with their calls."""
+_FROZEN = "The rollout is frozen: its trace cannot change. `harnessgym store thaw` allows it again."
+_GUARD_FUNCTION = """
+CREATE FUNCTION refuse_frozen() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM rollouts r WHERE r.frozen AND r.id IN (NEW.rollout_id, OLD.rollout_id)) THEN
+        RAISE EXCEPTION 'SAID';
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END $$
+"""
+
+
+def definition(name: str, database: str) -> str:
+    """A view's SQL for a database."""
+    return VIEWS[name].format(**_OWN[database]).strip()
+
+
+def create(conn: Connection) -> None:
+    """Make all views and triggers."""
+    for name in VIEWS:
+        conn.exec_driver_sql(f"CREATE VIEW {name} AS {definition(name, conn.dialect.name)}".replace("%", "%%"))
+    for statement in _guards(conn.dialect.name):
+        conn.exec_driver_sql(statement)
+
+
+def drop(conn: Connection) -> None:
+    """Take them away, where they are."""
+    for name in VIEWS:
+        conn.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql("DROP FUNCTION IF EXISTS refuse_frozen() CASCADE")
+        return
+    for table in _GUARDED:
+        for event in ("insert", "update", "delete"):
+            conn.exec_driver_sql(f"DROP TRIGGER IF EXISTS frozen_{table}_{event}")
+
+
+def _guards(database: str) -> list[str]:
+    if database == "postgresql":
+        trigger = (
+            "CREATE TRIGGER frozen_{0} BEFORE INSERT OR UPDATE OR DELETE ON {0} FOR EACH ROW EXECUTE FUNCTION refuse_frozen()"
+        )
+        return [_GUARD_FUNCTION.replace("SAID", _FROZEN), *(trigger.format(table) for table in _GUARDED)]
+    trigger = (
+        "CREATE TRIGGER frozen_{0}_{1} BEFORE {1} ON {0} "
+        "WHEN (SELECT frozen FROM rollouts WHERE id = {2}.rollout_id) BEGIN SELECT RAISE(ABORT, '{3}'); END"
+    )
+    events = (("insert", "NEW"), ("update", "OLD"), ("delete", "OLD"))
+    return [trigger.format(table, event, row, _FROZEN) for table in _GUARDED for event, row in events]
