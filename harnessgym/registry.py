@@ -11,7 +11,7 @@ from harnessgym.errors import ConfigError
 
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
-    "service", "settings",
+    "reward", "service", "settings", "export", "import", "language", "body_reader",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -38,6 +38,14 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
     },
     "grader": {},
+    "reward": {
+        "code": "harnessgym.rewards.code:Code",
+        "command": "harnessgym.rewards.command:CommandReward",
+        "contract": "harnessgym.rewards.contract:ContractReward",
+        "judge": "harnessgym.rewards.judge:Judge",
+        "orchestration": "harnessgym.rewards.orchestration:Orchestration",
+        "sql": "harnessgym.rewards.sql:Sql",
+    },
     "dialect": {
         "chat": "proxies.dialects.chat:Chat",
         "completions": "proxies.dialects.completions:Completions",
@@ -64,6 +72,23 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "node": "harnessgym.rollout.node:run",
         "train-worker": "trainers.grpo:train",
     },
+    "export": {
+        "areal": "harnessgym.traces.exports.areal:Areal",
+        "atif": "harnessgym.traces.exports.atif:Atif",
+        "datasets": "harnessgym.traces.exports.datasets:Datasets",
+        "mas": "harnessgym.traces.exports.mas:Mas",
+        "otel": "harnessgym.traces.exports.otel:Otel",
+        "parquet": "harnessgym.traces.exports.parquet:Parquet",
+        "sft": "harnessgym.traces.exports.sft:Sft",
+        "trl": "harnessgym.traces.exports.trl:Trl",
+        "verl": "harnessgym.traces.exports.verl:Verl",
+    },
+    "import": {
+        "atif": "harnessgym.traces.imports.atif:AtifImport",
+        "mas": "harnessgym.traces.imports.mas:MasImport",
+    },
+    "language": {"policy": "proxies.language:Language"},
+    "body_reader": {"conversation": "proxies.reading:BodyReader"},
     "settings": {
         "proxy": "proxies.app:ProxySettings",
         "engine": "trainers.engine:EngineSettings",

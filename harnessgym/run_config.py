@@ -35,6 +35,17 @@ class HarnessSection(Config):
     """Settings of that type; for `command`, see `harnessgym.harnesses.command.CommandConfig`."""
 
 
+class RewardSection(Config):
+    """One reward of a run."""
+
+    type: str
+    """Registered reward, or `module:Class`."""
+    name: str = ""
+    """Who the store says gave it; the type if not given."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that type."""
+
+
 class SandboxSection(Config):
     """Where harnesses run."""
 
@@ -139,6 +150,8 @@ class RunConfig(Config):
     policy: PolicySection
     tasks: TasksSection
     harnesses: tuple[HarnessSection, ...] = Field(min_length=1)
+    rewards: tuple[RewardSection, ...] = ()
+    """Besides the grader's, in order; see `harnessgym.reward`."""
     sandbox: SandboxSection = SandboxSection()
     sampling: SamplingSection = SamplingSection()
     session: SessionOptions = SessionOptions()

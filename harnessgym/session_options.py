@@ -20,6 +20,8 @@ class SessionOptions(Config):
     upstream: str | None = None
     """Who answers: a worker, or any of a kind. None: the policy's engines, never an outside model. `parked`: whoever answers
     through the control routes."""
+    replay: str | None = None
+    """A rollout, or one session of it, whose recorded answers are given instead of new ones."""
     contracts: tuple[Contract, ...] = ()
     """What the session must not do; see `harnessgym.traces.contracts`. Once one of those that can be judged from its calls and
     their tool calls is broken, or the next call would break it, there is no next call."""

@@ -11,7 +11,7 @@ from proxies.language import Language
 from proxies.session import Session
 from proxies.text_upstream import TextCall, TextUpstream
 from proxies.upstream import Upstream
-from proxies.workers import NoWorker, Wanted, WorkerTable
+from proxies.workers import REPLAY, NoWorker, Wanted, WorkerTable
 
 _ATTEMPTS = 6
 """Workers that may be lost under one call."""
@@ -71,7 +71,17 @@ class Answerer:
         """Let an outside model answer."""
         call.sampled.worker = worker_id
         prompt, timeout_s = tuple(call.prompt.ids), session.options.answer_timeout_s
-        asked = TextCall(call.id, session.row.id, call.ordinal, call.request, prompt, call.sampling, self._language, timeout_s)
+        asked = TextCall(
+            id=call.id,
+            session_id=session.row.id,
+            ordinal=call.ordinal,
+            request=call.request,
+            prompt=prompt,
+            sampling=call.sampling,
+            language=self._language,
+            timeout_s=timeout_s,
+            replay=session.options.replay or "",
+        )
         answer = await upstream.complete(asked)
         call.interruptible = False
         call.sampled.hear(answer, self._language)
@@ -81,7 +91,7 @@ class Answerer:
     def _wanted(session: Session, call: Call) -> Wanted:
         parent = call.prompt.parent
         return Wanted(
-            upstream=session.options.upstream,
+            upstream=session.options.upstream if session.options.replay is None else REPLAY,
             prefix_owner=None if parent is None else session.workers.get(parent.segment_id),
             pin=session.row.version_pin,
             min_version=session.row.limits.get("min_version"),

@@ -26,9 +26,12 @@ from proxies.dialects import DIALECTS, load_dialect
 from proxies.gateway import Gateway
 from proxies.language import Language
 from proxies.listener import address_of, listen
+from proxies.otlp import SpanIntake
 from proxies.recorder import Recorder
 from proxies.relay import Relay, RelayLimits
+from proxies.replaying import playback_of
 from proxies.session import SessionTable
+from proxies.upstreams.replay import ReplayUpstream
 from proxies.workers import Connect, WorkerTable, connect_upstream
 
 _SHUTDOWN_S = 3.0
@@ -107,7 +110,11 @@ class Proxy:
         language = language or Language.of_policy(settings.policy, settings.parser, settings.renderer)
         self._store = store
         self.recorder = Recorder(store)
-        self.workers = WorkerTable(connect or (lambda row: connect_upstream(row, language)), wait_s=settings.worker_wait_s)
+        self.workers = WorkerTable(
+            connect or (lambda row: connect_upstream(row, language)),
+            wait_s=settings.worker_wait_s,
+            replay=ReplayUpstream(lambda name: playback_of(store, name, language.read)),
+        )
         self.sessions = SessionTable(store, language.read)
         limits = RelayLimits(
             settings.served_model_name,
@@ -118,10 +125,11 @@ class Proxy:
             settings.max_body,
         )
         self.relay = Relay(self.recorder, self.workers, language, limits)
-        self._gateway = Gateway(
-            self.sessions, self.relay, self.recorder, [load_dialect(name) for name in DIALECTS], settings.keepalive_s
+        spans, dialects = SpanIntake(store, self.sessions, self.recorder), [load_dialect(name) for name in DIALECTS]
+        self._gateway = Gateway(self.sessions, self.relay, self.recorder, dialects, settings.keepalive_s, spans)
+        self._control = Control(
+            settings.control_key, settings.run_id, self.sessions, self.workers, self.relay, self.recorder, spans
         )
-        self._control = Control(settings.control_key, settings.run_id, self.sessions, self.workers, self.relay, self.recorder)
         self._servers: list[uvicorn.Server] = []
         self._serving: list[asyncio.Task[None]] = []
         self.url: str | None = None

@@ -41,7 +41,7 @@ class Sampled:
         self.ids, self.first_at = list(answer.ids(language)), time.monotonic()
         self.text_only = answer.logprobs is None
         if answer.logprobs is not None:
-            self.logprobs, self.versions = list(answer.logprobs), [answer.version] * len(self.ids)
+            self.logprobs, self.versions = list(answer.logprobs), list(answer.versions or [answer.version] * len(self.ids))
         ended = answer.finish_reason == "stop" and self.ids[-1:] and self.ids[-1] in language.stop_token_ids
         self.finish_reason, self.stop_token = answer.finish_reason, self.ids[-1] if ended else None
         self.body = answer.body

@@ -9,9 +9,11 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import fields
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
+from sqlalchemy import Connection
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -22,6 +24,9 @@ from harnessgym.message import Sampling
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import sessions, workers
 from harnessgym.store.workers import WorkerRow, WorkerState
+from harnessgym.traces.orchestration_rows import Rows
+from proxies import orchestration
+from proxies.otlp import SpanIntake
 from proxies.parking import Parking
 from proxies.recorder import Recorder
 from proxies.relay import Relay
@@ -80,8 +85,17 @@ class Undrain(BaseModel, extra="forbid"):
 class Control:
     """The control API over a proxy's parts."""
 
-    def __init__(self, key: str, run_id: str, table: SessionTable, pool: WorkerTable, relay: Relay, recorder: Recorder) -> None:
-        self._key, self._run_id = key, run_id
+    def __init__(
+        self,
+        key: str,
+        run_id: str,
+        table: SessionTable,
+        pool: WorkerTable,
+        relay: Relay,
+        recorder: Recorder,
+        spans: SpanIntake,
+    ) -> None:
+        self._key, self._run_id, self._spans = key, run_id, spans
         self._sessions, self._workers, self._relay, self._recorder = table, pool, relay, recorder
         self.url: str | None = None
         """Where harnesses reach the proxy over TCP, once it listens."""
@@ -144,9 +158,8 @@ class Control:
         session.sealed = True
         self._workers.parked.wake()
         await _end_calls(session, wanted.grace_s)
-        count, tokens = await self._recorder.write(
-            lambda conn: (sessions.seal(conn, session.row.id), sessions.sampled_tokens(conn, session.row.id))
-        )
+        count, tokens = await self._recorder.write(partial(_seal, session_id=session.row.id, happened=session.traffic.sealed()))
+        await self._spans.settle(session)
         self._sessions.forget(session)
         return JSONResponse({"calls": count, "tokens": tokens})
 
@@ -193,6 +206,14 @@ class Control:
 
     async def _health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+
+def _seal(conn: Connection, session_id: str, happened: Rows) -> tuple[int, int]:
+    """Seal a session, with what happens at its end. How many calls and sampled tokens it has."""
+    row = sessions.get(conn, session_id)
+    if row is not None and not row.sealed:
+        orchestration.write(conn, happened)
+    return sessions.seal(conn, session_id), sessions.sampled_tokens(conn, session_id)
 
 
 def _check_sampling(sampling: dict[str, Any]) -> None:

@@ -179,8 +179,8 @@ class Problem:
     """For `overflow`: how many tokens the prompt has. Harnesses read the provider's own sentence, which tells both numbers."""
     max_tokens: int | None = None
     """For `overflow`: how many it may have."""
-    limit: Literal["turns", "tokens", "wall_s"] | None = None
-    """For `limit`: which budget is used up."""
+    limit: Literal["turns", "tokens", "wall_s", "contract"] | None = None
+    """For `limit`: which budget is used up, or that a contract ends the session."""
     code: str | None = None
     """The provider's code, where it has one for just this."""
 

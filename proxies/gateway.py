@@ -14,6 +14,7 @@ from harnessgym.store.events import EventRow
 from proxies.connection import BodyTooLarge, Connection, Disconnected
 from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
 from proxies.model_cards import ModelCards
+from proxies.otlp import ROUTE, SpanIntake
 from proxies.previous import whole
 from proxies.reading import digest_of
 from proxies.recorder import Recorder
@@ -49,8 +50,15 @@ class Gateway:
     """Routes harness requests to the relay."""
 
     def __init__(
-        self, sessions: SessionTable, relay: Relay, recorder: Recorder, dialects: Sequence[Dialect], keepalive_s: float
+        self,
+        sessions: SessionTable,
+        relay: Relay,
+        recorder: Recorder,
+        dialects: Sequence[Dialect],
+        keepalive_s: float,
+        spans: SpanIntake,
     ) -> None:
+        self._spans = spans
         self._sessions, self._relay, self._recorder = sessions, relay, recorder
         self._keepalive_s = keepalive_s
         self._fallback = dialects[0]
@@ -74,7 +82,10 @@ class Gateway:
         endpoint = self._find(connection.method, target.path)
         spoken = self._dialect_of(connection) if endpoint is None else endpoint.dialect
         try:
-            await self._serve(connection, target, endpoint, spoken)
+            if target.path == ROUTE and connection.method == "POST":
+                await self._spans.serve(connection, target.key)
+            else:
+                await self._serve(connection, target, endpoint, spoken)
         except RequestProblem as refusal:
             await connection.respond(*spoken.error(refusal.problem))
         except Disconnected:

@@ -16,6 +16,8 @@ from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
 from harnessgym.store.events import EventRow
 from harnessgym.store.trace_store import TraceStore, Work
+from harnessgym.traces.orchestration_rows import Rows
+from proxies import orchestration
 from proxies.reading import ReadBody, split_of
 
 T = TypeVar("T")
@@ -32,13 +34,23 @@ class Recorder:
         self._notes: dict[str, Delivery] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def intend(self, intent: CallIntent, segment: Segment | None, body: bytes, agent: AgentRow | None = None) -> "Future[None]":
-        """Queue a call's intent with its new prompt tokens, its request body and its new agent; all become durable together."""
+    def intend(
+        self,
+        intent: CallIntent,
+        segment: Segment | None,
+        body: bytes,
+        agent: AgentRow | None = None,
+        happened: Rows | None = None,
+    ) -> "Future[None]":
+        """Queue a call's intent with its new prompt tokens, its request body, its new agent and what happened with it; all
+        become durable together.
+        """
 
         def work(conn: Connection) -> None:
             if agent is not None:
                 agents.add(conn, agent)
             calls.intend(conn, intent, segment, split)
+            orchestration.write(conn, happened)
 
         split = split_of(body)
         intended = self._submit(work)
@@ -50,9 +62,14 @@ class Recorder:
         """Queue an event. Nothing waits for it."""
         self._submit(lambda conn: events.add(conn, event))
 
-    async def finish(self, outcome: CallOutcome) -> None:
-        """Commit a call's tokens and outcome."""
-        await self.wait(self._submit(lambda conn: calls.finish(conn, outcome)))
+    async def finish(self, outcome: CallOutcome, happened: Rows | None = None) -> None:
+        """Commit a call's tokens and outcome, with what it decided."""
+
+        def work(conn: Connection) -> None:
+            calls.finish(conn, outcome)
+            orchestration.write(conn, happened)
+
+        await self.wait(self._submit(work))
 
     async def fail(self, call_id: str, error: str) -> None:
         """Commit that a call failed."""

@@ -158,13 +158,15 @@ class Relay:
         rule = classify(request, session.options.side_calls)
         agent = fresh = None
         if rule is None or rule.kind != "side":
-            agent, unknown = session.lineages.attribute(request, None if parent is None else parent.call_id, context)
+            parent_id = None if parent is None else parent.call_id
+            agent, unknown = session.traffic.attribute(session.lineages, request, parent_id, context, chain)
             fresh = agent if unknown else None
             session.lineages.begin(agent, call.id)
         if prompt.broken is not None:
             call.prompt = replace(prompt, broken=_known_break(prompt.broken, rule, fresh))
         intent = self._intent(session, arrival, call, rule, agent)
-        intended = self.recorder.intend(intent, segment if new else None, arrival.body, fresh)
+        happened = session.traffic.asked(call, intent, agent, chain, fresh=fresh is not None)
+        intended = self.recorder.intend(intent, segment if new else None, arrival.body, fresh, happened)
         if parent is not None and parent.call_id not in session.acknowledged:
             session.acknowledged.add(parent.call_id)
             self.recorder.note(parent.call_id, "acknowledged")
@@ -316,7 +318,7 @@ class Relay:
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),
         )
-        await self.recorder.finish(outcome)
+        await self.recorder.finish(outcome, session.decided(call, status, message, digest))
         self.tokens += len(sampled.ids)
         session.record(call, segment, message, digest)
         if status == "aborted":
@@ -335,6 +337,7 @@ class Relay:
         """Record and show that a call failed. If a write failed, its intent's included, the session is read again."""
         text = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
         session.stale = session.stale or isinstance(error, StoreError)
+        session.traffic.failed(call.id)
         try:
             await self.recorder.wait(intended)
             await self.recorder.fail(call.id, text)

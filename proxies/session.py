@@ -15,17 +15,22 @@ from typing import Any
 
 from harnessgym.message import Message, Sampling, chain_digests
 from harnessgym.session_options import SessionOptions
-from harnessgym.store import agents, bodies, calls, sessions
+from harnessgym.store import agents, bodies, calls, events, sessions
 from harnessgym.store.agents import AgentRow
-from harnessgym.store.calls import RecordedCall, Segment
+from harnessgym.store.calls import CallStatus, RecordedCall, Segment
+from harnessgym.store.events import EventRow
 from harnessgym.store.sessions import SessionRow, hash_key
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.forest import Forest
+from harnessgym.traces.orchestration import Orchestration
+from harnessgym.traces.orchestration_rows import Rows
 from proxies.call import Call
+from proxies.contract_watch import ContractWatch
 from proxies.conversations import Conversations
 from proxies.dialect import ModelRequest, Problem
 from proxies.lineage import Lineages
+from proxies.orchestration import Traffic
 from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
 from proxies.recollection import latest_requests
@@ -45,6 +50,8 @@ class Session:
     sampling: Sampling
     options: SessionOptions
     lineages: Lineages
+    watch: ContractWatch
+    traffic: Traffic
     sealed: bool = False
     stale: bool = False
     """A write failed, so that memory and store differ: load it again before the next call."""
@@ -78,7 +85,8 @@ class Session:
     def of(cls, row: SessionRow) -> "Session":
         """A session without its calls."""
         options, lineages = SessionOptions.model_validate(row.options), Lineages(row.rollout_id, row.id)
-        return cls(row, Forest(row.id), _sampling(row), options, lineages, row.sealed)
+        watch, traffic = ContractWatch(options.contracts), Traffic(Orchestration(row.rollout_id))
+        return cls(row, Forest(row.id), _sampling(row), options, lineages, watch, traffic, row.sealed)
 
     @classmethod
     def load(
@@ -87,13 +95,16 @@ class Session:
         segments: Sequence[Segment],
         recorded: Sequence[RecordedCall],
         agents: Sequence[AgentRow],
+        happened: Sequence[EventRow],
         read: ReadAnswer,
         asked: Mapping[str, ModelRequest],
     ) -> "Session":
-        """A session as the store has it. `asked` has the requests of its latest branches, by call."""
+        """A session as the store has it. `asked` has the requests of its latest branches, by call; `happened`, its rollout's
+        events.
+        """
         session = cls.of(row)
         session.forest = Forest.load(row.id, segments, recorded)
-        by_id = {agent.id: agent for agent in agents}
+        by_id, answers = {agent.id: agent for agent in agents}, dict[str, Message]()
         for call in recorded:
             if call.agent_id is not None:
                 session.lineages.begin(by_id[call.agent_id], call.id)
@@ -109,11 +120,13 @@ class Session:
                 session.unanswered.setdefault(call.request_digest, deque()).append(call)
             if call.completion_segment is not None and call.answer_digest is not None:
                 session.completions[call.id] = call.completion_segment
-                answer = read(session.forest.segments[call.completion_segment].ids)
+                answer = answers[call.id] = read(session.forest.segments[call.completion_segment].ids)
                 session.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.lineages.end(call.id, answer)
+                session.watched(call.id, call.completion_len or 0, answer)
                 session.conversations.answer(call.id, answer, call.finish_reason or "")
                 session.heads.add(call.answer_digest)
+        session.traffic = Traffic.load(row.rollout_id, happened, recorded, agents, answers)
         return session
 
     def read(self, dialect: str, body: bytes) -> bytes:
@@ -132,7 +145,7 @@ class Session:
             return Problem("limit", f"This session's limit of {tokens} sampled tokens is reached.", limit="tokens")
         if wall_s is not None and time.time() - self.row.created_at > wall_s:
             return Problem("limit", f"This session's {wall_s:g} seconds are over.", limit="wall_s")
-        return None
+        return self.watch.refusal(sum(call_id in self.lineages.of_call for call_id in self.live), new_calls)
 
     def tokens_left(self) -> int | None:
         """Tokens that may still be sampled; None if there is no limit."""
@@ -185,11 +198,26 @@ class Session:
         self.forest.graft(call.id, segment, answer_digest)
         self.forest.add_replays(call.chain, answer, answer_digest)
         self.lineages.end(call.id, answer)
+        self.watched(call.id, len(segment.ids), answer)
         self.conversations.answer(call.id, answer, call.sampled.finish_reason)
         self.heads.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
         self.completions[call.id] = segment.id
         self.tokens += len(segment.ids)
+
+    def decided(self, call: Call, status: CallStatus, answer: Message, answer_digest: str) -> Rows | None:
+        """What a call that is about to be committed decides. On an answer that was ended early nobody can act."""
+        if status == "aborted":
+            self.traffic.failed(call.id)
+            return None
+        agent = self.lineages.of_call.get(call.id)
+        return self.traffic.answered(call.id, agent, answer, call.sampled.finish_reason, answer_digest)
+
+    def watched(self, call_id: str, tokens: int, answer: Message) -> None:
+        """Contracts are about what agents do; a side call is of none."""
+        agent = self.lineages.of_call.get(call_id)
+        if agent is not None:
+            self.watch.committed(call_id, agent, tokens, answer)
 
 
 class SessionTable:
@@ -267,7 +295,8 @@ class SessionTable:
         recorded = self._store.read(lambda conn: calls.of_sessions(conn, [row.id]))
         known = self._store.read(lambda conn: agents.of_sessions(conn, [row.id]))
         asked = latest_requests(self._store, recorded, segments, self._read, SessionOptions.model_validate(row.options))
-        return Session.load(row, list(segments.values()), recorded, known, self._read, asked)
+        happened = self._store.read(lambda conn: events.of_rollout(conn, row.rollout_id))
+        return Session.load(row, list(segments.values()), recorded, known, happened, self._read, asked)
 
 
 def answer_digest(chain: str, answer: Message) -> str:

@@ -28,6 +28,8 @@ class TextCall:
     language: Language
     timeout_s: float = 600.0
     """`SessionOptions.answer_timeout_s`."""
+    replay: str = ""
+    """`SessionOptions.replay`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class TextAnswer:
     finish_reason: Literal["stop", "length"] = "stop"
     body: bytes | None = None
     """The provider's own answer, for the record."""
+    versions: tuple[int, ...] | None = None
+    """One policy version per id, where `version` is not that of all."""
 
     def ids(self, language: Language) -> tuple[int, ...]:
         """The answer in the policy's tokens. Raises `UpstreamError` if it cannot be written so."""

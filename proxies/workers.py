@@ -19,6 +19,7 @@ from proxies.language import Language
 from proxies.text_upstream import TextUpstream
 from proxies.upstream import SpeaksLanguage, Upstream
 from proxies.upstreams.parked import ParkedUpstream
+from proxies.upstreams.replay import ReplayUpstream
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,8 @@ AnyUpstream = Upstream | TextUpstream
 Connect = Callable[[WorkerRow], AnyUpstream]
 PARKED = "parked"
 """What sessions name whose calls are answered through the control routes."""
+REPLAY = "replay"
+"""What sessions name whose calls are answered from the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +90,23 @@ class NoWorker(UpstreamLost):
 class WorkerTable:
     """Workers by id."""
 
-    def __init__(self, connect: Connect | None = None, *, wait_s: float = 60.0, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        connect: Connect | None = None,
+        *,
+        wait_s: float = 60.0,
+        seed: int | None = None,
+        replay: ReplayUpstream | None = None,
+    ) -> None:
         self._connect = connect or connect_upstream
         self._wait_s = wait_s
         self._rng = random.Random(seed)
         self._workers: dict[str, Worker] = {}
         self.parked = ParkedUpstream()
         """Calls that wait for whoever answers through the control routes. There is one such place in every proxy."""
-        self._parked = Worker(WorkerRow(PARKED, None, PARKED, "", 0, "ready"), self.parked)
+        self._built_in = {PARKED: Worker(WorkerRow(PARKED, None, PARKED, "", 0, "ready"), self.parked)}
+        if replay is not None:
+            self._built_in[REPLAY] = Worker(WorkerRow(REPLAY, None, REPLAY, "", 0, "ready"), replay)
         self._changed = asyncio.Condition()
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -151,7 +163,7 @@ class WorkerTable:
         """Whether calls for this upstream are answered by an outside model."""
         wanted = Wanted(upstream)
         named = upstream is not None and any(worker.serves(wanted) for worker in self._workers.values())
-        return upstream == PARKED or (named and not self._engines(wanted))
+        return upstream in self._built_in or (named and not self._engines(wanted))
 
     def all(self) -> list[Worker]:
         """All workers, by id."""
@@ -165,8 +177,8 @@ class WorkerTable:
             worker.upstream.close()
 
     def _choose(self, wanted: Wanted) -> Worker | None:
-        if wanted.upstream == PARKED:
-            return self._parked
+        if wanted.upstream in self._built_in:
+            return self._built_in[wanted.upstream]
         pin, least = (wanted.pin, wanted.min_version) if self._engines(wanted) else (None, None)
         views = [worker.view() for worker in self._workers.values() if worker.serves(wanted)]
         found = choose(views, prefix_owner=wanted.prefix_owner, pin=pin, min_version=least, rng=self._rng)

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore
+from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
+from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row, rows_of
 
 Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
@@ -88,10 +91,11 @@ def make_batch(
         for member, member_rows, advantage in zip(item.group.members, item.rows, estimator(own), strict=True):
             tokens = sum(int(row.mask.sum()) for row in member_rows)
             oldest = chain.oldest(version, (row.versions for row in member_rows))
-            trained.append(TrainedRollout(member.rollout_id, tokens, oldest))
+            value = float(advantage) if teaches else 0.0
+            trained.append(TrainedRollout(member.rollout_id, tokens, oldest, ranges_of(member_rows, value)))
             if teaches:
                 rows.extend(member_rows)
-                advantages.extend([float(advantage)] * len(member_rows))
+                advantages.extend([value] * len(member_rows))
     return Batch(
         group_ids=tuple(item.group.id for item in groups),
         rows=tuple(rows),
@@ -102,3 +106,20 @@ def make_batch(
         trained=tuple(trained),
         excluded=tuple(entry for item in groups for entry in item.excluded),
     )
+
+
+def ranges_of(rows: Sequence[Row], advantage: float | FloatArray) -> tuple[AdvantageRange, ...]:
+    """The advantage of every trained token of some rows, call by call: one number, or float [T] for a single row of length T.
+
+    Each range is as long as neighbouring tokens of a call have the same value.
+    """
+    out = []
+    for row in rows:
+        values = np.broadcast_to(np.asarray(advantage, dtype=np.float64), row.ids.shape)
+        changes = (np.diff(row.mask) != 0) | (np.diff(values) != 0)
+        for turn in row.turns:
+            edges = (np.flatnonzero(changes[turn.start : turn.end - 1]) + turn.start + 1).tolist()
+            for start, end in pairwise([turn.start, *edges, turn.end]):
+                if row.mask[start]:
+                    out.append(AdvantageRange(turn.call_id, start - turn.start, end - turn.start, float(values[start])))
+    return tuple(out)

@@ -7,8 +7,8 @@ from the workspace once everything it had started is dead.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,15 +16,23 @@ from harnessgym.disk import full_disk
 from harnessgym.errors import HarnessError, HarnessGymError, TaskError
 from harnessgym.harness import Endpoint, Harness, start
 from harnessgym.registry import load
+from harnessgym.reward import Record, Reward, score_all
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend, needs, require
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import TraceStore, events
+from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow, Verdict
 from harnessgym.task import Grade, Task
 from harnessgym.traces.trajectories import rows_of
 
+_LIMITS = {
+    "contract": StopReason.CONTRACT_VIOLATED,
+    "turns": StopReason.TURN_LIMIT,
+    "tokens": StopReason.TOKEN_LIMIT,
+}
+"""By what the proxy calls them."""
 _TAIL = 2_000
 """Bytes of a failed harness's output that its rollout row keeps."""
 
@@ -61,6 +69,8 @@ class Pipeline:
     harnesses: dict[str, Harness]
     options: SessionOptions
     task: Callable[[str], Task]
+    rewards: Mapping[str, Reward] = field(default_factory=dict)
+    """By name; asked after the task's grader, in order."""
 
     async def run(self, row: RolloutRow) -> RolloutOutcome:
         """Run one claimed rollout to its outcome. Failures that are not the policy's come back as an infrastructure error."""
@@ -101,10 +111,17 @@ class Pipeline:
         if calls == 0:
             return _infrastructure(row, StopReason.NO_CALLS, f"The harness never called the proxy. {_describe(result)}", watch)
         grade = await _grade(task, sandbox)
+        scores = await self._scores(row, task, sandbox, grade)
         watch.lap("evaluate")
         refused = self.store.read(lambda conn: events.of_rollout(conn, row.id, "refused_request"))
         limits = {event.attributes.get("limit") for event in refused}
-        return _judged(row, result, grade, watch, _stop_reason(result, limits))
+        return replace(_judged(row, result, grade, watch, _stop_reason(result, limits)), scores=scores)
+
+    async def _scores(self, row: RolloutRow, task: Task, sandbox: Sandbox, grade: Grade) -> tuple[RewardRow, ...]:
+        """What the run's rewards say; nothing of a workspace that was tampered with."""
+        if grade.tampered is not None:
+            return ()
+        return await score_all(self.rewards, Record(self.store, row.id, task, sandbox, self.control), grade.rewards)
 
     def _harness(self, name: str) -> Harness:
         if name not in self.harnesses:
@@ -116,10 +133,9 @@ def _stop_reason(result: ExecResult, limits: Collection[str | None]) -> StopReas
     """`limits` are the budgets that the harness ran into."""
     if result.timed_out:
         return StopReason.TIMEOUT
-    if "turns" in limits:
-        return StopReason.TURN_LIMIT
-    if "tokens" in limits:
-        return StopReason.TOKEN_LIMIT
+    reached = next((reason for limit, reason in _LIMITS.items() if limit in limits), None)
+    if reached is not None:
+        return reached
     if not result.ok:
         return StopReason.HARNESS_ERROR
     if result.stdout_truncated or result.stderr_truncated:

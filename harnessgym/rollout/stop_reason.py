@@ -18,6 +18,8 @@ class StopReason(StrEnum):
     """The harness asked for more once its session's sampled tokens were used up."""
     OUTPUT_LIMIT = "output_limit"
     """The harness wrote more output than is kept."""
+    CONTRACT_VIOLATED = "contract_violated"
+    """A contract of the session was broken, or its next call would have broken it."""
     NO_CALLS = "no_calls"
     """The harness never called the proxy."""
     ENGINE_ERROR = "engine_error"

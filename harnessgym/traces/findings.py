@@ -24,6 +24,7 @@ FindingKind = Literal[
     "usage",  # the engine counted other tokens
     "parent_prefix",  # a call does not continue the tokens of its parent
     "exclusion_range",  # an excluded range lies outside its call, or overlaps another
+    "advantage",  # advantages of a trained rollout are not those of exactly the tokens that were trained
     "account",  # trained + excluded is not sampled
     "trained_twice",  # a rollout was trained more than once on the surviving version chain
     "trained_purpose",  # a rollout that is not for training was trained

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
-from harnessgym.store.tables import calls, exclusions, groups, rollouts, runs, trained
+from harnessgym.store.tables import advantages, calls, exclusions, groups, rollouts, runs, trained
 from harnessgym.traces.findings import Tally
 from harnessgym.traces.verify_session import stored_spans
 
@@ -24,6 +24,8 @@ class _Books:
     calls: list[RowMapping] = field(default_factory=list)
     exclusions: list[RowMapping] = field(default_factory=list)
     trained: list[RowMapping] = field(default_factory=list)
+    advantages: dict[str, list[RowMapping]] = field(default_factory=dict)
+    """By row of the ledger."""
 
     @property
     def sampled(self) -> int:
@@ -61,6 +63,7 @@ class LedgerCheck:
             wanted = (
                 "id",
                 "completion_len",
+                "completion_segment",
                 "version_spans",
                 "call_id",
                 "start",
@@ -74,6 +77,8 @@ class LedgerCheck:
             found = select(table.c.rollout_id, *columns).join(rollouts, rollouts.c.id == table.c.rollout_id)
             for row in conn.execute(found.where(rollouts.c.run_id == run_id)).mappings():
                 getattr(books[row["rollout_id"]], name).append(row)
+        for row in _advantages(conn, run_id):
+            books[row["rollout_id"]].advantages.setdefault(row["trained_id"], []).append(row)
         named = {book.rollout["policy_id"] for book in books.values()}
         chains = {policy: VersionChain(policies.versions(conn, policy)) for policy in named}
         return cls(books, chains, _max_staleness(run.config), run.status == "done", tally)
@@ -96,6 +101,7 @@ class LedgerCheck:
                 self._check_closed(book, counted, where)
             for row in counted:
                 self._check_staleness(book, row["version"], chain)
+                self._check_advantages(book, row, where)
 
     def _must_close(self, book: _Books, counted: Sequence[RowMapping]) -> bool:
         """Consumed or given up. A rollout that only orphaned steps trained may be trained again while the run goes on."""
@@ -125,6 +131,26 @@ class LedgerCheck:
                 self.tally.find("exclusion_range", where, f"excluded tokens [{start}, {end}) overlap an earlier exclusion.")
             reached[item["call_id"]] = end
 
+    def _check_advantages(self, book: _Books, row: RowMapping, where: str) -> None:
+        """Every trained token has one advantage, and no other token has any; a step that recorded none is passed over."""
+        found = book.advantages.get(row["id"], [])
+        step = f"step {row['step']} into version {row['version']}"
+        covered = sum(item["end"] - item["start"] for item in found)
+        if found and covered != row["tokens"]:
+            self.tally.find("advantage", where, f"{step} has advantages of {covered} tokens and trained {row['tokens']}.")
+        lengths = {call["completion_segment"]: (call["id"], call["completion_len"] or 0) for call in book.calls}
+        taken: dict[str, list[tuple[int, int]]] = {}
+        for item in book.exclusions:
+            taken.setdefault(item["call_id"], []).append((item["start"], item["end"]))
+        for item in found:
+            call_id, length = lengths.get(item["segment_id"], ("", 0))
+            start, end = item["start"], item["end"]
+            ranges = taken.setdefault(call_id, [])
+            if not 0 <= start < end <= length or any(start < last and first < end for first, last in ranges):
+                message = f"{step} has an advantage of tokens [{start}, {end}) of segment {item['segment_id']}, which are not"
+                self.tally.find("advantage", where, f"{message} all sampled, trained and without another.")
+            ranges.append((start, end))
+
     def _check_staleness(self, book: _Books, version: int, chain: VersionChain) -> None:
         ranges: dict[str, list[tuple[int, int]]] = {}
         for item in book.exclusions:
@@ -139,6 +165,16 @@ class LedgerCheck:
                         f"tokens [{start}, {end}) of version {sampled} were {age} versions old in the step into {version}."
                     )
                     self.tally.find("staleness", f"call {call['id']}", message)
+
+
+def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
+    columns = [advantages.c[name] for name in ("trained_id", "segment_id", "start", "end")]
+    query = select(trained.c.rollout_id, *columns).join(trained, trained.c.id == advantages.c.trained_id)
+    return (
+        conn.execute(query.join(rollouts, rollouts.c.id == trained.c.rollout_id).where(rollouts.c.run_id == run_id))
+        .mappings()
+        .all()
+    )
 
 
 def _max_staleness(config: Any) -> int | None:

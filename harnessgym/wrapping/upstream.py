@@ -13,7 +13,8 @@ KINDS = """\
   http://HOST:PORT          an engine that speaks vLLM's completions protocol: vLLM, or `harnessgym engine MODEL`
   sglang:http://HOST:PORT   an SGLang server
   litellm:PROVIDER/MODEL    an outside model, e.g. litellm:anthropic/claude-sonnet-4-5 (recorded as text, never trained on)
-  scripted[:FILE]           no model: scripted answers, from a TOML or JSON file or one fixed sentence"""
+  scripted[:FILE]           no model: scripted answers, from a TOML or JSON file or one fixed sentence
+  replay:ROLLOUT            no model: what a rollout or session in these traces was answered, as long as it is asked the same"""
 _SHIPPED = "environments.lookup"
 _TIMEOUT_S = 5.0
 
@@ -25,6 +26,7 @@ class Upstream:
     kind: str
     """Registered upstream."""
     address: str
+    """For `replay`, what is replayed."""
     policy: Path
     """Model folder with its tokenizer and chat template."""
     max_length: int
@@ -45,6 +47,8 @@ def find_upstream(named: str | None, policy: Path | None, max_length: int | None
             raise ConfigError(f"--upstream {named}: there is no script {rest!r}.")
         address = f"scripted:{Path(rest).resolve()}" if rest else "scripted:"
         return Upstream("scripted", address, policy or _shipped(), max_length or 1 << 20)
+    if kind == "replay" and rest:
+        return Upstream("replay", rest, policy or _shipped(), max_length or 1 << 20)
     if kind == "litellm" and rest:
         return Upstream("litellm", named, policy or _shipped(), max_length or 1 << 20)
     raise ConfigError(f"--upstream {named!r} names nothing that answers. Known:\n{KINDS}")

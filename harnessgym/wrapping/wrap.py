@@ -92,6 +92,8 @@ class _Proxy:
     log: Path
     outside: str | None = None
     """Kind of the outside model that answers, if one does."""
+    replay: str | None = None
+    """What is replayed, if something is."""
 
 
 def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
@@ -108,7 +110,8 @@ async def _run(argv: Sequence[str], settings: WrapSettings, proxy: _Proxy, store
     given = surroundings_of(argv, endpoint, settings.harness)
     rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, given.harness, argv))
     side_calls = (*settings.options.side_calls, *given.side_calls)
-    options = settings.options.model_copy(update={"side_calls": side_calls, "upstream": proxy.outside})
+    answered = {"upstream": proxy.outside, "replay": proxy.replay}
+    options = settings.options.model_copy(update={"side_calls": side_calls, **answered})
     limits = {"turns": settings.turns, "tokens": settings.tokens}
     async with ControlClient(proxy.control_url, proxy.control_key) as control:
         sampling = {"max_tokens": settings.max_tokens}
@@ -158,7 +161,8 @@ def _add_run(conn: Connection, upstream: Upstream) -> str:
     run_id = runs.add(conn, "wrap", values, version("harnessgym-rl"), "training")
     served = PolicyVersion(0, None, "full", upstream.address, 0, "", 0, committed=True, orphaned=False)
     policies.publish(conn, policies.register(conn, run_id, "policy"), served)
-    workers.upsert(conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready"))
+    if upstream.kind != "replay":  # which every proxy has
+        workers.upsert(conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready"))
     return run_id
 
 
@@ -185,7 +189,9 @@ def _own(settings: WrapSettings, upstream: Upstream) -> Iterator[_Proxy]:
         try:
             children.start(ChildSpec("proxy", "proxy", proxy, fds))
             outside = upstream.kind if upstream.kind == "litellm" else None
-            yield _Proxy(sockets.proxy_url, sockets.control_url, key, url, run_id, children.log_path("proxy"), outside)
+            replay = upstream.address if upstream.kind == "replay" else None
+            log = children.log_path("proxy")
+            yield _Proxy(sockets.proxy_url, sockets.control_url, key, url, run_id, log, outside, replay)
             if children.exited():
                 raise HarnessGymError(f"The proxy ended: {children.last_words('proxy')} Its log: {children.log_path('proxy')}.")
         finally:

@@ -74,6 +74,27 @@ def test_any_command_is_recorded_and_keeps_its_exit_status(engine: str, tmp_path
     assert "1 limit" in again.stderr
 
 
+def test_a_command_is_replayed_from_its_record(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(
+        AGENT.replace("finish_reason", "message.content").replace("stop_reason", "content[0].text")
+    )
+    words = ["--", sys.executable, str(tmp_path / "agent.py")]
+    done = wrap(tmp_path / "traces", "--upstream", "scripted", *words)
+    assert "Hello! I am" in done.stdout, done.stderr
+    with TraceStore.open(f"sqlite:///{tmp_path}/traces/traces.db") as store:
+        (recorded,) = store.read(lambda conn: conn.execute(select(rollouts.c.id)).scalars().all())
+        again = wrap(tmp_path / "traces", "--upstream", f"replay:{recorded}", *words)
+        assert (again.returncode, again.stdout) == (7, done.stdout), again.stderr
+        hashes = store.read(lambda conn: conn.execute(select(calls.c.completion_hash, calls.c.upstream)).all())
+        assert len({row.completion_hash for row in hashes}) == 1
+        assert [row.upstream for row in hashes].count("replay") == 2
+        assert verify(store).ok
+    (tmp_path / "agent.py").write_text(AGENT.replace("hello", "good bye"))
+    other = wrap(tmp_path / "traces", "--upstream", f"replay:{recorded}", *words)
+    assert other.returncode == 1
+    assert "message 0 (user)" in other.stderr
+
+
 def test_what_answers_must_be_named(tmp_path: Path) -> None:
     done = wrap(tmp_path, "--", "true")
     assert done.returncode == 2

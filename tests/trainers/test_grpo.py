@@ -13,7 +13,7 @@ from harnessgym.config import validate
 from harnessgym.message import Message, chain_digests, context_digest
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.store import TraceStore, calls, ledger, policies, rollouts, runs, sessions
+from harnessgym.store import TraceStore, advantages, calls, ledger, policies, rollouts, runs, sessions
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import new_id
 from harnessgym.task import Task
@@ -133,6 +133,30 @@ def test_a_step_makes_a_version_a_ledger_entry_and_consumed_groups(folder):
         assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"consumed": 2}
         latest = store.read(lambda conn: policies.latest(conn, learner.policy_id))
         assert (latest.version, latest.parent_version, latest.step) == (1, 0, 1)
+
+
+def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        groups = learner.next_groups()
+        learner.train_step(groups)
+        expected = {
+            member.rollout_id: float(value)
+            for item in groups
+            for member, value in zip(
+                item.group.members, learner.estimator([member.reward for member in item.group.members]), strict=True
+            )
+        }
+        assert len(set(expected.values())) > 1
+        for rollout_id, value in expected.items():
+            (found,) = store.read(lambda conn, name=rollout_id: advantages.of_rollout(conn, name))
+            assert (found.start, found.end, found.step, found.version) == (0, 6, 1, 1)
+            assert found.value == pytest.approx(value)
+        assert verify(store).findings == ()
+        before = store.read(lambda conn: advantages.of_rollout(conn, rollout_id))
+        learner_of(folder, store)  # which replays the step's record
+        assert store.read(lambda conn: advantages.of_rollout(conn, rollout_id)) == before
 
 
 def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp_path):

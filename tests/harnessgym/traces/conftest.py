@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harnessgym.store import TraceStore, calls, ledger, new_id, policies, rollouts, runs, sessions
+from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.calls import CallIntent, CallKind, CallOutcome, CallStatus
 from harnessgym.store.ledger import ExcludedTokens, StepRecord, TrainedRollout
 from harnessgym.store.policies import PolicyVersion
@@ -117,7 +118,13 @@ class Recording:
         trained, excluded = [], []
         for rollout_id in rollout_ids:
             trajectory = self.store.read(lambda conn, name=rollout_id: rows_of(conn, name, group_id=group_id))
-            trained.append(TrainedRollout(rollout_id, trajectory.trained, 0))
+            ranges = [
+                AdvantageRange(turn.call_id, 0, turn.end - turn.start, 0.5)
+                for row in trajectory.rows
+                for turn in row.turns
+                if row.mask[turn.start]
+            ]
+            trained.append(TrainedRollout(rollout_id, trajectory.trained, 0, tuple(ranges)))
             excluded += [
                 ExcludedTokens(rollout_id, item.call_id, item.start, item.end, item.reason) for item in trajectory.exclusions
             ]

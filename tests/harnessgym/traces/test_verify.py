@@ -257,6 +257,25 @@ MUTATIONS = {
     "train tokens that are too old": (
         sql("UPDATE runs SET config = ? WHERE name = 'demo'", lambda w: '{"trainer": {"max_staleness": 0}}'), {"staleness"},
     ),
+    "shorten an advantage": (sql(f"""UPDATE advantages SET "end" = 3 WHERE segment_id = {COMPLETION}""", last), {"advantage"}),
+    "lengthen an advantage": (sql(f"""UPDATE advantages SET "end" = 5 WHERE segment_id = {COMPLETION}""", last), {"advantage"}),
+    "drop an advantage": (sql(f"DELETE FROM advantages WHERE segment_id = {COMPLETION}", last), {"advantage"}),
+    "give an excluded token an advantage": (
+        sql(
+            f"UPDATE advantages SET segment_id = {COMPLETION} WHERE segment_id = {COMPLETION}",
+            lambda w: w.side,
+            lambda w: w.mixed,
+        ),
+        {"advantage"},
+    ),
+    "give two advantages to a token": (
+        sql(
+            f"""INSERT INTO advantages SELECT 'again', trained_id, segment_id, 1, "end", value FROM advantages
+            WHERE segment_id = {COMPLETION}""",
+            last,
+        ),
+        {"advantage"},
+    ),
     "train tokens of a later version": (
         sql("UPDATE policy_versions SET parent_version = 0 WHERE version = 2 AND ? <> ''", last), {"staleness"},
     ),

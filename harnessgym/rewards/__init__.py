@@ -1,0 +1,1 @@
+"""Rewards by name; see `harnessgym.reward`."""

@@ -1,0 +1,45 @@
+"""A function as a reward: `module:function`, called with the record, gives a number, a score, or several."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from harnessgym.config import Config
+from harnessgym.errors import RewardError
+from harnessgym.registry import load
+from harnessgym.reward import Need, Record, Score
+
+
+class CodeSettings(Config):
+    """Which function."""
+
+    function: str
+    """`module:function`; it may block, and is called in a thread."""
+    channel: str = "task"
+    """Of a plain number."""
+    sandbox: bool = False
+    """Whether it looks at the workspace."""
+
+
+class Code:
+    """Calls the function."""
+
+    settings = CodeSettings
+
+    def __init__(self, settings: CodeSettings) -> None:
+        self._channel, self._name = settings.channel, settings.function
+        self._function: Any = load("reward", settings.function)
+        self.needs: frozenset[Need] = frozenset({"sandbox"}) if settings.sandbox else frozenset()
+
+    async def score(self, record: Record) -> Sequence[Score]:
+        """What the function says. Raises `RewardError` if it fails, or says something else."""
+        try:
+            found = await asyncio.to_thread(self._function, record)
+        except Exception as error:  # somebody else's function: its bug must not be a reward, nor end the node
+            raise RewardError(f"{self._name} failed: {type(error).__name__}: {error}.") from error
+        if isinstance(found, int | float):
+            return [Score("rollout", "", self._channel, float(found))]
+        scores = [found] if isinstance(found, Score) else list(found) if isinstance(found, Iterable) else [found]
+        if not all(isinstance(item, Score) for item in scores):
+            raise RewardError(f"{self._name} gave {found!r}: it gives a number, a `harnessgym.reward.Score`, or several.")
+        return scores

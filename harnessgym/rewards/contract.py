@@ -1,0 +1,46 @@
+"""Trace contracts as a reward: 1.0 if a rollout kept them all, 0.0 if not, with the first step that broke one."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import model_validator
+
+from harnessgym.config import Config, load_config
+from harnessgym.reward import Need, Record, Score
+from harnessgym.traces.contracts import Contract, Contracts, check
+from harnessgym.traces.steps import steps_of
+
+
+class ContractSettings(Config):
+    """Which contracts; see `harnessgym.traces.contracts`."""
+
+    contracts: tuple[Contract, ...] = ()
+    file: Path | None = None
+    """TOML file with more of them."""
+    channel: str = "process.contract"
+
+    @model_validator(mode="after")
+    def _some(self) -> "ContractSettings":
+        if not self.contracts and self.file is None:
+            raise ValueError("give contracts, or a file of them")
+        return self
+
+
+class ContractReward:
+    """Checks the recorded steps."""
+
+    settings = ContractSettings
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, settings: ContractSettings) -> None:
+        """Raises `ConfigError` for a file that cannot be read."""
+        more = () if settings.file is None else load_config(Contracts, settings.file).contracts
+        self._contracts, self._channel = (*settings.contracts, *more), settings.channel
+
+    async def score(self, record: Record) -> Sequence[Score]:
+        """One score, of the rollout."""
+        graph = await asyncio.to_thread(lambda: record.graph)
+        violations = check(self._contracts, steps_of(graph))
+        detail = "\n".join(map(str, violations)) or None
+        return [Score("rollout", "", self._channel, 0.0 if violations else 1.0, detail)]

@@ -1,0 +1,101 @@
+"""What the graph alone tells of a rollout: what it cost, and what working side by side saved.
+
+`orchestration.parallelism_speedup` is the work of spawned agents (seconds from each spawn to its return, summed) divided by the
+seconds from the first of these spawns to the event that aggregates them, or to the last return: 1 when they came one after the
+other and nothing else was done, n when n equally long ones ran together. Rounds of spawns are summed on both sides. A rollout
+that spawned nobody has no such score. Whether the split was right and what the aggregation was worth needs judgement: give
+`orchestration.split_correctness` and `orchestration.aggregation_quality` by a `code` or `judge` reward.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harnessgym.config import Config
+from harnessgym.reward import Need, Record, Score
+from harnessgym.traces.graph import Event, Graph
+
+_SIDE = ("side", "count")
+
+
+class OrchestrationSettings(Config):
+    """There is nothing to choose."""
+
+
+class Orchestration:
+    """Reads the graph."""
+
+    settings = OrchestrationSettings
+    needs: frozenset[Need] = frozenset()
+
+    def __init__(self, settings: OrchestrationSettings) -> None:
+        pass
+
+    async def score(self, record: Record) -> Sequence[Score]:
+        """Costs, and the speed-up if agents were spawned."""
+        graph = await asyncio.to_thread(lambda: record.graph)
+        speedup = parallelism_speedup(graph)
+        found = costs(graph) | ({} if speedup is None else {"orchestration.parallelism_speedup": speedup})
+        return [Score("rollout", "", channel, value) for channel, value in found.items()]
+
+
+def costs(graph: Graph) -> dict[str, float]:
+    """`cost.tokens` sampled, `cost.calls` of the model, and `cost.wall_s` from the first to the last of what was recorded. Side
+    calls, which the policy does not decide on, are left out.
+    """
+    side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
+    made = [call for call in graph.calls.values() if call.id not in side]
+    times = [event.t for event in graph.events if event.call_id not in side]
+    times += [call.created_at + call.timings.get("total_s", 0.0) for call in made]
+    return {
+        "cost.tokens": float(sum(call.completion_len or 0 for call in made)),
+        "cost.calls": float(len(made)),
+        "cost.wall_s": round(max(times, default=0.0) - min(times, default=0.0), 6),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """One spawned agent's time."""
+
+    begin: float
+    end: float
+
+
+def parallelism_speedup(graph: Graph) -> float | None:
+    """Seconds of work of spawned agents per second in which it was done; None if no spawned agent returned."""
+    work = wall = 0.0
+    parents = {event.agent_id for event in graph.of_kind("spawn")}
+    for parent in parents:
+        joins = sorted(event.t for event in graph.of_kind("aggregate") if event.agent_id == parent)
+        children = _children(graph, parent)
+        while children:
+            first = children[0].begin
+            join = next((t for t in joins if t >= first), None)
+            round_ = [child for child in children if join is None or child.begin <= join]
+            end = max(child.end for child in round_)
+            work += sum(child.end - child.begin for child in round_)
+            wall += (end if join is None else max(join, end)) - first
+            children = children[len(round_) :]
+    return work / wall if wall > 0 else None
+
+
+def _children(graph: Graph, parent: str | None) -> list[_Child]:
+    """The agents that one spawned and that returned, in order of their beginning."""
+    returns = graph.of_kind("return")
+    out = []
+    for spawn in graph.of_kind("spawn"):
+        back = next((event.t for event in returns if _ends(event, spawn)), None)
+        if spawn.agent_id == parent and back is not None:
+            out.append(_Child(spawn.t, back))
+    return sorted(out, key=lambda child: child.begin)
+
+
+def _ends(event: Event, spawn: Event) -> bool:
+    """Whether a return is that of a spawned agent."""
+    if event.t < spawn.t:
+        return False
+    if spawn.target_agent_id is not None:
+        return event.agent_id == spawn.target_agent_id
+    made = spawn.attributes.get("tool_call_id")
+    return made is not None and event.attributes.get("tool_call_id") == made

@@ -1,0 +1,71 @@
+"""A query as a reward: over the trace database, or over a SQLite file that the task left in its workspace.
+
+`:rollout_id` stands for the rollout. A row's first column is the value, unless the columns are named `value`, `unit`, `target`,
+`channel` and `detail`:
+
+```toml
+[[rewards]]
+type = "sql"
+settings = { query = "SELECT -count(*) FROM calls WHERE rollout_id = :rollout_id", channel = "cost.calls_negated" }
+```
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from harnessgym.config import Config, validate
+from harnessgym.errors import RewardError
+from harnessgym.reward import Need, Record, Score
+from harnessgym.rewards.command import Said
+from harnessgym.store.question import Row, ask, ask_file
+
+
+class SqlSettings(Config):
+    """What is asked."""
+
+    query: str
+    """One statement that reads."""
+    database: str = ""
+    """Path of a SQLite file within the workspace; empty is the trace database."""
+    channel: str = "task"
+    timeout_s: float = 10.0
+    """For the task's own file."""
+
+
+class Sql:
+    """Asks the query."""
+
+    settings = SqlSettings
+
+    def __init__(self, settings: SqlSettings) -> None:
+        self._settings = settings
+        self.needs: frozenset[Need] = frozenset({"sandbox"}) if settings.database else frozenset()
+
+    async def score(self, record: Record) -> Sequence[Score]:
+        """One score a row. Raises `StoreError` for a query that fails, `RewardError` for rows that are no scores."""
+        rows = await asyncio.to_thread(self._rows, record)
+        return [self._score(row) for row in rows]
+
+    def _rows(self, record: Record) -> list[Row]:
+        query, parameters = self._settings.query, {"rollout_id": record.rollout_id}
+        if record.workspace is not None and self._settings.database:
+            path = _inside(record.workspace, self._settings.database)
+            return ask_file(path, query, parameters, self._settings.timeout_s)
+        return record.store.read(lambda conn: ask(conn, query, parameters))
+
+    def _score(self, row: Row) -> Score:
+        named = row if "value" in row else {"value": next(iter(row.values()), None)}
+        if named["value"] is None:
+            raise RewardError(f"The query gives no number but {row}. COALESCE says what is meant by none.")
+        said = validate(Said, {name: value for name, value in named.items() if value is not None}, "a row of the query")
+        return Score(said.unit, said.target, said.channel or self._settings.channel, said.value, said.detail)
+
+
+def _inside(workspace: Path, name: str) -> Path:
+    """A file of the workspace that is reached by no link. Raises `RewardError` if there is none."""
+    root = workspace.resolve()
+    path = root / name
+    if path.resolve() != path or not path.is_relative_to(root) or not path.is_file():
+        raise RewardError(f"The workspace has no regular file {name!r}.")
+    return path

@@ -1,0 +1,190 @@
+"""Replay: what a record answers to a request, and where a request leaves the record.
+
+A request is answered by the recorded call that was asked the same: equal messages and tools, whatever protocol they came in.
+Equal requests are answered in the order in which they were recorded, so agents that take turns keep their own order. In system
+texts and tools, dates, ids, counts and places do not count: another day or folder is no divergence. The first request that the
+record does not have ends the replay.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import TraceError
+from harnessgym.message import Message, ToolSpec, canonical_json
+from harnessgym.registry import load
+from harnessgym.store import TraceStore
+from harnessgym.tokens import TokenIds
+from harnessgym.traces.answers import Languages
+from harnessgym.traces.difference import difference, without_volatile
+from harnessgym.traces.facts import rollout_of
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a call is asked, in no protocol's terms."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+
+    def digests(self) -> tuple[str, ...]:
+        """Identity of the tools, then of each message."""
+        return (_digest(_tools_text(self.tools)), *map(_message_digest, self.messages))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTurn:
+    """One recorded call: what it was asked and what was sampled."""
+
+    call_id: str
+    ordinal: int
+    request: Request
+    ids: TokenIds
+    logprobs: Sequence[float] | None
+    """None for what an outside model said."""
+    versions: Sequence[int]
+    """One per token."""
+    finish_reason: str
+    """stop, length, or abort for an answer that was cut off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """A request that the record does not have."""
+
+    call_id: str | None
+    """The recorded call that is nearest; None if every call of the record has been given."""
+    where: str
+    diff: str
+
+    def __str__(self) -> str:
+        of = "" if self.call_id is None else f" from recorded call {self.call_id}"
+        return f"The replay diverges{of}: {self.where}.\n{self.diff}".rstrip()
+
+
+@dataclass
+class Playback:
+    """A record that is being played."""
+
+    turns: Sequence[RecordedTurn]
+    divergence: Divergence | None = None
+    """The first one; nothing is answered after it."""
+    _given: set[str] = field(default_factory=set)
+    _digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def answer(self, request: Request) -> RecordedTurn | Divergence:
+        """The recorded call that answers a request, which then is used up. An answer that was cut off is only given if no whole
+        one is left.
+        """
+        if self.divergence is not None:
+            return self.divergence
+        wanted, left = request.digests(), [turn for turn in self.turns if turn.call_id not in self._given]
+        equal = [turn for turn in left if self._of(turn) == wanted]
+        if equal:
+            found = min(equal, key=lambda turn: turn.finish_reason == "abort")
+            self._given.add(found.call_id)
+            return found
+        self.divergence = self._diverged(left, request, wanted)
+        return self.divergence
+
+    def _of(self, turn: RecordedTurn) -> tuple[str, ...]:
+        if turn.call_id not in self._digests:
+            self._digests[turn.call_id] = turn.request.digests()
+        return self._digests[turn.call_id]
+
+    def _diverged(self, left: Sequence[RecordedTurn], request: Request, wanted: Sequence[str]) -> Divergence:
+        if not left:
+            last = request.messages[-1] if request.messages else None
+            return Divergence(None, "every recorded call has been given", "" if last is None else f"+ {_text(last)[:280]}")
+        nearest = max(left, key=lambda turn: _common(self._of(turn), wanted))
+        return compare(nearest, request) or Divergence(nearest.call_id, "the request is the same", "")
+
+
+def compare(turn: RecordedTurn, request: Request) -> Divergence | None:
+    """Where a request differs first from that of a recorded call; None if it does not."""
+    old, new = turn.request.digests(), request.digests()
+    if old == new:
+        return None
+    if old[0] != new[0]:
+        diff = difference(_tools_text(turn.request.tools), _tools_text(request.tools))
+        return Divergence(turn.call_id, "other tools are offered", diff)
+    at = _common(old, new) - 1
+    recorded = turn.request.messages[at] if at < len(turn.request.messages) else None
+    asked = request.messages[at] if at < len(request.messages) else None
+    one, other = recorded or asked, asked or recorded
+    assert one is not None
+    assert other is not None
+    if recorded is None:
+        return Divergence(turn.call_id, f"message {at} ({other.role}) is not in the record", f"+ {_text(other)[:280]}")
+    if asked is None:
+        return Divergence(turn.call_id, f"message {at} ({one.role}) is in the record only", f"- {_text(one)[:280]}")
+    return Divergence(turn.call_id, f"message {at} ({other.role})", difference(_text(one), _text(other)))
+
+
+@dataclass(frozen=True, slots=True)
+class CallReplay:
+    """What became of one recorded call."""
+
+    call_id: str
+    ordinal: int
+    prompt_len: int
+    """Of the record."""
+    problem: str | None = None
+    """None: the request gave the recorded prompt token for token, and its answer the recorded tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What became of a rollout."""
+
+    rollout_id: str
+    calls: tuple[CallReplay, ...]
+    """Up to and with the first that differs."""
+    skipped: tuple[str, ...] = ()
+    """Calls whose request cannot be read again, and why."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every request that can be read gave the recorded prompt."""
+        return all(call.problem is None for call in self.calls)
+
+
+def replay(store: TraceStore, rollout_id: str, policy: Path | None = None) -> ReplayReport:
+    """Put a rollout's recorded requests through a proxy's own parts again and compare the prompts token for token.
+
+    Nothing is written to the store. `policy` is the model folder, where the store does not know it. Raises `TraceError` without
+    one, `StoreError` if there is no such rollout.
+    """
+    languages = Languages(policy)
+    language: Any = store.read(lambda conn: languages.of_rollout(conn, rollout_of(conn, rollout_id)))
+    if isinstance(language, str):
+        raise TraceError(f"Rollout {rollout_id} cannot be replayed: {language}.")
+    through_proxy: Callable[..., Any] = load("service", "proxies.replaying:replay_rollout")
+    report: ReplayReport = asyncio.run(through_proxy(store, rollout_id, language))
+    return report
+
+
+def _common(one: Sequence[str], other: Sequence[str]) -> int:
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def _message_digest(message: Message) -> str:
+    return message.digest if message.role != "system" else _digest(without_volatile(message.without_nonce().content))
+
+
+def _tools_text(tools: tuple[ToolSpec, ...]) -> str:
+    return without_volatile(canonical_json(sorted((tool.to_template() for tool in tools), key=canonical_json)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _text(message: Message) -> str:
+    """A message for people."""
+    calls = "".join(f" {call.name}({call.canonical})" for call in message.tool_calls)
+    return f"{message.reasoning}{message.content}{calls}"

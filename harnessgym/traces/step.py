@@ -1,0 +1,75 @@
+"""One step of a rollout, and patterns that say which steps are meant."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from harnessgym.config import Config
+from harnessgym.message import ToolCall, canonical_json
+
+StepKind = Literal[
+    "aggregate", "despawn", "human_intervention", "llm_call", "message", "orchestrator_decision", "return", "safety_event",
+    "spawn", "tool_call", "tool_result",
+]  # fmt: skip
+WHOLE = "*"
+"""In place of an argument's name: the text of all arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that happened in a rollout."""
+
+    id: str
+    """Of the call, for an `llm_call`; else of the event."""
+    kind: StepKind
+    t: float
+    """Unix seconds."""
+    agent_id: str | None = None
+    target_agent_id: str | None = None
+    tokens: int = 0
+    """Sampled, of an `llm_call`."""
+    tool: str = ""
+    tool_call_id: str = ""
+    arguments: str = ""
+    """JSON text of an object, as the policy wrote it."""
+
+    def argument(self, name: str) -> str | None:
+        """The text of an argument, None if there is none. Where they cannot be read, the whole text stands for each."""
+        parsed = ToolCall("", self.tool, self.arguments).parsed
+        if name == WHOLE or not isinstance(parsed, dict):
+            return self.arguments
+        value = parsed.get(name)
+        return value if value is None or isinstance(value, str) else canonical_json(value)
+
+
+class Pattern(Config):
+    """Which steps are meant: those that meet everything that is given."""
+
+    step: StepKind = "tool_call"
+    tool: str = ""
+    """Regular expression that the tool's whole name matches."""
+    arguments: Mapping[str, str] = Field(default_factory=dict)
+    """By an argument's name, a regular expression that is found in its text; `*` is the text of all of them."""
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        for pattern in (self.tool, *self.arguments.values()):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        return self
+
+    def meets(self, step: Step) -> bool:
+        """Whether a step is meant."""
+        if step.kind != self.step or (self.tool and re.fullmatch(self.tool, step.tool) is None):
+            return False
+        texts = ((step.argument(name), pattern) for name, pattern in self.arguments.items())
+        return all(text is not None and re.search(pattern, text) is not None for text, pattern in texts)
+
+    def __str__(self) -> str:
+        tool = f" of {self.tool}" if self.tool else ""
+        return f"{self.step}{tool}" + (f" with {dict(self.arguments)}" if self.arguments else "")

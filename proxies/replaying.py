@@ -1,0 +1,163 @@
+"""Records as replays need them, and the replay of a record through the proxy's own parts, without a harness.
+
+Every recorded request is parsed by its dialect again and goes through a relay on a store of its own: continuation, rendering,
+commit. The recorded tokens answer it, so that each request meets the conversation that the recorded one met.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+
+from sqlalchemy import Connection
+
+from harnessgym.errors import StoreError
+from harnessgym.message import Message
+from harnessgym.session_options import SessionOptions
+from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions
+from harnessgym.store.calls import RecordedCall, Segment
+from harnessgym.store.rollouts import GroupSpec
+from harnessgym.store.sessions import SessionRow
+from harnessgym.task import Task
+from harnessgym.tokens import TokenIds, versions_of
+from harnessgym.traces.forest import Forest
+from harnessgym.traces.replay import CallReplay, Playback, RecordedTurn, ReplayReport
+from proxies.dialect import ModelRequest, RequestProblem
+from proxies.dialects import load_dialect
+from proxies.language import Language
+from proxies.recollection import Recollection
+from proxies.recorder import Recorder
+from proxies.relay import Arrival, Relay, RelayLimits
+from proxies.session import Session
+from proxies.upstreams.replay import ReplayUpstream, request_of
+from proxies.workers import REPLAY, WorkerTable
+
+Read = Callable[[TokenIds], Message]
+_TEMPORARY = "harnessgym-replay-"
+
+
+class Recording:
+    """One recorded session: its calls, their tokens, their requests."""
+
+    def __init__(self, store: TraceStore, row: SessionRow, read: Read) -> None:
+        self.row = row
+        self.calls: list[RecordedCall] = store.read(lambda conn: calls.of_sessions(conn, [row.id]))
+        self._segments: Mapping[str, Segment] = store.read(lambda conn: calls.segments_of(conn, [row.id]))
+        self._forest = Forest.load(row.id, self._segments.values(), ())
+        self._requests = Recollection(
+            store, {call.id: call for call in self.calls}, self._segments, read, SessionOptions.model_validate(row.options)
+        )
+
+    def request(self, call: RecordedCall) -> ModelRequest:
+        """What a call was asked. Raises `RequestProblem` if that cannot be read."""
+        return self._requests.request(call.id)
+
+    def prompt(self, call: RecordedCall) -> TokenIds:
+        """The tokens of a call's prompt."""
+        return self._forest.ids(call.prompt_segment)
+
+    def turn(self, call: RecordedCall, request: ModelRequest) -> RecordedTurn | None:
+        """A call that has an answer, as replays need it."""
+        if call.completion_segment is None:
+            return None
+        said = self._segments[call.completion_segment]
+        versions = () if said.logprobs is None else versions_of(call.version_spans, len(said.ids)).tolist()
+        reason = "abort" if call.status == "aborted" else call.finish_reason or "stop"
+        return RecordedTurn(call.id, call.ordinal, request_of(request), said.ids, said.logprobs, versions, reason)
+
+
+def playback_of(store: TraceStore, name: str, read: Read) -> Playback:
+    """The record of a rollout, or of a session. Raises `StoreError` if there is none."""
+    turns = []
+    for recording in recordings_of(store, name, read):
+        for call in recording.calls:
+            try:
+                turn = recording.turn(call, recording.request(call))
+            except RequestProblem:
+                continue
+            if turn is not None:
+                turns.append(turn)
+    return Playback(turns)
+
+
+def recordings_of(store: TraceStore, name: str, read: Read) -> list[Recording]:
+    """The sessions of a rollout, or one session. Raises `StoreError` if there are none."""
+    found = store.read(lambda conn: sessions.of_rollout(conn, name)) or [name]
+    rows = store.read(lambda conn: [sessions.get(conn, session_id) for session_id in found])
+    known = [row for row in rows if row is not None]
+    if not known:
+        raise StoreError(
+            f"There is no rollout and no session {name!r} to replay. `harnessgym traces list` shows what there is."
+        )
+    return [Recording(store, row, read) for row in known]
+
+
+async def replay_rollout(store: TraceStore, rollout_id: str, language: Language) -> ReplayReport:
+    """Put the requests of a rollout's sessions through a relay, one after the other, up to the first that differs."""
+    done: list[CallReplay] = []
+    skipped: list[str] = []
+    found = await asyncio.to_thread(recordings_of, store, rollout_id, language.read)
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder, TraceStore.create(f"sqlite:///{folder}/replay.db") as own:
+        for recording in found:
+            await _Rehearsal(own, language, recording, done, skipped).run()
+            if done and done[-1].problem is not None:
+                break
+    return ReplayReport(rollout_id, tuple(done), tuple(skipped))
+
+
+class _Rehearsal:
+    """One session through a relay."""
+
+    def __init__(
+        self, own: TraceStore, language: Language, recording: Recording, done: list[CallReplay], skipped: list[str]
+    ) -> None:
+        self._recording, self._done, self._skipped = recording, done, skipped
+        self._playback = Playback([])
+        self._workers = WorkerTable(replay=ReplayUpstream(lambda _: self._playback))
+        limits = RelayLimits("policy", "replay", max_length=1 << 30, max_in_flight=1 << 30, grace_s=0.0)
+        self._recorder = Recorder(own)
+        self._relay = Relay(self._recorder, self._workers, language, limits)
+        self._session = Session.of(own.write(lambda conn: _session(conn, recording.row)))
+
+    async def run(self) -> None:
+        """Ask every recorded request."""
+        for call in self._recording.calls:
+            try:
+                request = self._recording.request(call)
+                problem = await self._ask(call, request)
+            except RequestProblem as refusal:
+                self._skipped.append(f"call {call.id}: {refusal.problem.message}")
+                continue
+            self._done.append(CallReplay(call.id, call.ordinal, call.prompt_len, problem))
+            if problem is not None:
+                break
+        self._workers.close()
+        self._recorder.flush()
+
+    async def _ask(self, recorded: RecordedCall, request: ModelRequest) -> str | None:
+        """What differs; None if nothing does."""
+        turn = self._recording.turn(recorded, request)
+        self._playback.turns = [] if turn is None else [turn]
+        self._playback.divergence = None
+        prefix = load_dialect(recorded.protocol).tool_call_prefix
+        arrival = Arrival(recorded.protocol, request, b"{}", recorded.id, prefix, retry=False)
+        (call,) = self._relay.calls(self._session, arrival)
+        prompt, expected = self._session.forest.ids(call.prompt_segment), self._recording.prompt(recorded)
+        assert call.task is not None
+        await call.task
+        if list(prompt) != list(expected):
+            pairs = enumerate(zip(prompt, expected, strict=False))
+            at = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(expected)))
+            return f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of {len(expected)} on"
+        if turn is not None and call.problem is not None:
+            return f"its answer cannot be given again: {call.problem.message}"
+        return None
+
+
+def _session(conn: Connection, recorded: SessionRow) -> SessionRow:
+    """A session like the recorded one, of a rollout of its own; without limits, and answered from the record."""
+    run_id = runs.add(conn, "replay", {}, "", "training")
+    task_id, policy_id = runs.add_task(conn, "replay", Task("replay", "")), policies.register(conn, run_id, "policy")
+    spec = GroupSpec(run_id, task_id, policy_id, "replay", 0, 0, {}, ("replay",), "none", (0,))
+    rollout_id = rollouts.start(conn, spec, "replay", 3_600.0)
+    options = {**recorded.options, "upstream": REPLAY, "replay": recorded.id, "contracts": []}
+    return sessions.add(conn, rollout_id, recorded.id, sampling=recorded.sampling, history=recorded.history, options=options)

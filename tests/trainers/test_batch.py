@@ -1,0 +1,50 @@
+"""Advantages as the ledger gets them: the trained tokens of a row, call by call, in the longest ranges of one value."""
+
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harnessgym.store.advantages import AdvantageRange
+from harnessgym.traces.trajectories import Row, Turn
+from trainers.batch import ranges_of
+
+
+def row(mask, *turns):
+    mask = np.array(mask, np.int32)
+    ids = np.zeros(len(mask), np.int32)
+    made = tuple(Turn(start, end, f"c{number}", "") for number, (start, end) in enumerate(turns))
+    return Row("r", "g", ids, mask, np.zeros(len(mask), np.float32), ids - 1, made)
+
+
+def test_one_number_is_one_range_a_call_and_only_where_the_row_trains_it():
+    shared = row([0, 0, 0, 1, 1, 1], (1, 2), (3, 6))
+    assert ranges_of([shared], 0.5) == (AdvantageRange("c1", 0, 3, 0.5),)
+    assert ranges_of([row([0, 1], (1, 2)), row([0, 1, 1], (1, 3))], -1.0) == (
+        AdvantageRange("c0", 0, 1, -1.0), AdvantageRange("c0", 0, 2, -1.0),
+    )  # fmt: skip
+    assert ranges_of([row([0, 0])], 1.0) == ()
+
+
+def test_neighbouring_calls_keep_ranges_of_their_own():
+    assert ranges_of([row([0, 1, 1, 1], (1, 3), (3, 4))], 2.0) == (
+        AdvantageRange("c0", 0, 2, 2.0), AdvantageRange("c1", 0, 1, 2.0),
+    )  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.5, -1.0])), min_size=1, max_size=12), st.data())
+def test_ranges_say_of_each_token_what_the_arrays_say(tokens, data):
+    cuts = sorted({0, len(tokens), *data.draw(st.lists(st.integers(0, len(tokens)), max_size=3))})
+    turns = list(pairwise(cuts))
+    mask, values = zip(*tokens, strict=True)
+    found = ranges_of([row(mask, *turns)], np.array(values, np.float32))
+    said = {}
+    for item in found:
+        start = turns[int(item.call_id[1:])][0]
+        for at in range(item.start, item.end):
+            assert start + at not in said
+            said[start + at] = item.value
+    assert said == {at: value for at, (trained, value) in enumerate(tokens) if trained}
+    pairs = [(one, two) for one, two in pairwise(found) if (one.call_id, one.end) == (two.call_id, two.start)]
+    assert all(one.value != two.value for one, two in pairs)
