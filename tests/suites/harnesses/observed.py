@@ -16,6 +16,7 @@ from harnessgym.traces.verify import verify
 from tests.suites.harnesses.actor import Actor
 from tests.suites.harnesses.scenarios import Scenario
 from tests.suites.harnesses.stage import Played, Stage
+from tests.suites.harnesses.tree import tree_complaints
 
 _SETTLED = {"delivered", "acknowledged"}
 
@@ -56,6 +57,8 @@ class Observed:
     findings: Sequence[str]
     """What `traces verify` has to say."""
     incomplete: str | None
+    tree: Sequence[str]
+    """What is wrong with the agents, and what they did to each other, as they were derived."""
     problems: Sequence[str]
     """What the policy could not do."""
     output: str
@@ -78,6 +81,7 @@ def observe(stage: Stage, scenario: Scenario, played: Played, actor: Actor) -> O
         retries=stage.line.cuts,
         joined=stage.line.asked - facts["calls"] - refused,
         findings=[f"{item.kind} at {item.where}: {item.message}" for item in verify(stage.store).findings],
+        tree=stage.store.read(lambda conn: tree_complaints(conn, stage.row.id, scenario)),
         problems=actor.problems,
         output=(result.stdout[-600:] + b"\n" + result.stderr[-600:]).decode(errors="replace"),
         **facts,
@@ -103,6 +107,7 @@ def complaints(seen: Observed, scenario: Scenario) -> list[str]:
         == seen.sampled,
         f"the rows are unfaithful: {ours}": scenario.history != "keep"
         or (ours["wrong_context"], ours["lost"], ours["repeated"]) == (0, 0, 0),
+        f"the tree of agents is wrong: {list(seen.tree)}": not seen.tree,
         f"verify finds {list(seen.findings)}": not seen.findings,
         f"the policy could not act: {list(seen.problems)}": not seen.problems,
         f"engines were asked {seen.deaths} times more than there are calls": (seen.deaths > 0) == scenario.faulty,

@@ -1,0 +1,123 @@
+"""A rollout as a conversation on the screen."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from harnessgym.cli.traces.agent_labels import AgentLabels
+from harnessgym.cli.traces.call_facts import EXPECTED_BREAKS, call_json, heading, rollout_json
+from harnessgym.cli.traces.opened import traced
+from harnessgym.cli.traces.printed import brief, console, print_json
+
+if TYPE_CHECKING:
+    from harnessgym.message import Message
+    from harnessgym.traces.export import TracedRollout
+    from harnessgym.traces.transcript import Exchange
+
+_INDENT = (0, 0, 0, 2)
+_SIDE = ("side", "count")
+
+
+def print_conversation(source: str, rollout: str, policy: Path | None, *, full: bool, as_json: bool) -> None:
+    """One rollout."""
+    with traced(source, rollout, policy) as found:
+        numbers = {exchange.call.id: at for at, exchange in enumerate(found.transcript.exchanges)}
+        labels = AgentLabels(found.transcript.agents, found.facts.harness)
+        if as_json:
+            print_json(_json(found, numbers, labels))
+            return
+        out = console()
+        out.print(_head(found))
+        for exchange in found.transcript.exchanges:
+            _Printer(out, numbers, labels, full).exchange(exchange)
+
+
+def _json(found: "TracedRollout", numbers: dict[str, int], labels: AgentLabels) -> dict[str, Any]:
+    calls = [
+        {
+            **call_json(item.call, numbers, labels),
+            "new": [asdict(message) for message in item.new],
+            "answer": None if item.answer is None else asdict(item.answer),
+            "answer_source": item.answer_source,
+            "missing": list(item.missing),
+        }
+        for item in found.transcript.exchanges
+    ]
+    rollout, graph = rollout_json(found.facts), found.graph
+    return {"rollout": rollout, "rewards": graph.rewards, "agents": graph.agents, "calls": calls}
+
+
+def _head(found: "TracedRollout") -> Text:
+    """What became of the rollout."""
+    facts = found.facts
+    ended = facts.status if facts.stop_reason is None else f"{facts.status}: {facts.stop_reason}"
+    line = Text(f"Rollout {facts.id}", style="bold")
+    line.append(
+        f"  {facts.harness} · {facts.task_set}/{facts.task_key} · {ended} · verdict {facts.verdict or '-'}", style="dim"
+    )
+    sampled = sum(item.call.completion_len or 0 for item in found.transcript.exchanges)
+    trajectory = found.trajectory
+    line.append(
+        f"\n{len(found.transcript.exchanges)} calls, {len(trajectory.rows)} training rows, {sampled:,} tokens sampled, "
+        f"{trajectory.trained:,} of them trainable"
+    )
+    for reward in found.graph.rewards:
+        of = "" if reward.unit == "rollout" else f" of {reward.unit} {reward.target}"
+        line.append(f"\nreward {reward.channel}{of}: {reward.value:g}", style="bold")
+        line.append(f"  {reward.source}{f': {reward.detail}' if reward.detail else ''}", style="dim")
+    return line
+
+
+class _Printer:
+    """Prints exchanges."""
+
+    def __init__(self, out: Console, numbers: dict[str, int], labels: AgentLabels, full: bool) -> None:
+        self.out, self.numbers, self.labels, self.full = out, numbers, labels, full
+
+    def exchange(self, item: "Exchange") -> None:
+        """A heading, the break if there is one, what was added, what was answered."""
+        call = item.call
+        self.out.print()
+        self.out.print(heading(call, self.numbers, self.labels), soft_wrap=True)
+        if call.break_class is not None:
+            started = call.break_class in EXPECTED_BREAKS
+            self._indented(Text(f"history break: {call.break_class}", style="dim" if started else "bold red"))
+            if call.break_detail:
+                self._indented(Text(call.break_detail, style="dim" if started else "red"))
+        dim = "dim" if call.kind in _SIDE else ""
+        for message in item.new:
+            self._message(message, message.role, dim or ("dim" if message.role == "system" else "blue"), dim)
+        if item.answer is not None:
+            label = self.labels.name(call.agent_id)
+            replayed = f"{label} (as it was sent back)" if item.answer_source == "replay" else label
+            self._message(item.answer, replayed, dim or f"bold {self.labels.colour(call.agent_id)}", dim)
+        for missing in item.missing:
+            self._indented(Text(f"missing: {missing}", style="yellow"))
+        if call.error:
+            self._indented(Text(f"error: {call.error}", style="red"))
+
+    def _message(self, message: "Message", label: str, style: str, dim: str) -> None:
+        name = f" of {message.tool_call_id}" if message.role == "tool" and message.tool_call_id else ""
+        line = Text(f"{label}{name}: ", style=style)
+        if message.reasoning:
+            line.append(f"({brief(message.reasoning, full=self.full)}) ", style="dim italic")
+        line.append(brief(message.content, full=self.full), style=dim)
+        for image in message.images:
+            line.append(f" [image {image if self.full else image[:40]}]", style="dim")
+        if len(line) > len(label) + 2 or not message.tool_calls:
+            self._indented(line)
+        for call in message.tool_calls:
+            made = Text(f"{label} → ", style=style).append(call.name, style=f"bold {dim}".strip())
+            made.append(f"({brief(call.arguments, full=self.full)})", style=dim).append(f"  {call.id}", style="dim")
+            self._indented(made)
+
+    def _indented(self, text: Text) -> None:
+        if self.out.is_terminal:
+            self.out.print(Padding(text, _INDENT, expand=False))
+        else:  # lines are as long as they are
+            for line in text.split("\n", allow_blank=True):
+                self.out.print(Text("  ").append_text(line), soft_wrap=True)

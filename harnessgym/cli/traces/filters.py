@@ -1,0 +1,31 @@
+"""Which rollouts a command is about: those named, or those that meet filters."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harnessgym.cli.traces.opened import find
+
+if TYPE_CHECKING:
+    from harnessgym.store import TraceStore
+    from harnessgym.store.listing import Wanted
+
+Run = Annotated[str | None, typer.Option(help="Only of this run.")]
+Purpose = Annotated[str | None, typer.Option(help="Only of this purpose: train, before_greedy, after_greedy, ...")]
+Task = Annotated[str | None, typer.Option(help="Only of the task with this key.")]
+Harness = Annotated[str | None, typer.Option(help="Only of this harness.")]
+Status = Annotated[str | None, typer.Option(help="Only with this status: pending, running, finished, failed, ...")]
+StopReason = Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")]
+Verdict = Annotated[str | None, typer.Option(help="Only with this verdict: valid, tampered, infrastructure_error.")]
+MinReward = Annotated[float | None, typer.Option(help="Only with at least this reward.")]
+MaxReward = Annotated[float | None, typer.Option(help="Only with at most this reward.")]
+
+
+def selected(store: "TraceStore", rollouts: "list[str] | None", wanted: "Wanted | None" = None) -> list[str]:
+    """The named ones, else all that are wanted, oldest first."""
+    from harnessgym.store.listing import Wanted, newest_rollouts
+
+    if rollouts:
+        return list(dict.fromkeys(find(store, name) for name in rollouts))
+    found = store.read(lambda conn: newest_rollouts(conn, -1, wanted or Wanted()))
+    return [row.id for row in reversed(found)]

@@ -1,0 +1,65 @@
+"""From what a command is given to a store and a rollout in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harnessgym.errors import StoreError
+
+if TYPE_CHECKING:
+    from harnessgym.store import TraceStore
+    from harnessgym.traces.export import TracedRollout
+
+_LATEST = "latest"
+
+
+def store_url(source: str) -> str:
+    """The database URL of a run folder, a database file, or a URL."""
+    if "://" in source:
+        return source
+    from harnessgym.run_folder import RunFolder
+
+    folder = RunFolder(Path(source))
+    if folder.config_path.is_file():
+        return folder.store_url()
+    return f"sqlite:///{folder.root / 'traces.db' if folder.root.is_dir() else folder.root}"
+
+
+@contextmanager
+def opened(source: str) -> "Iterator[TraceStore]":
+    """The store of a source. Raises `StoreError` if there is none, if it is no database, or if its schema is another."""
+    from harnessgym.store import TraceStore
+
+    with TraceStore.open(store_url(source)) as store:
+        yield store
+
+
+@contextmanager
+def traced(source: str, rollout: str, policy: Path | None = None) -> "Iterator[TracedRollout]":
+    """One rollout of a source."""
+    from harnessgym.traces.answers import Languages
+    from harnessgym.traces.export import TracedRollout
+
+    with opened(source) as store:
+        yield TracedRollout(store, find(store, rollout), Languages(policy))
+
+
+def find(store: "TraceStore", rollout: str) -> str:
+    """The id of a rollout. Raises `StoreError` unless exactly one begins like this."""
+    from harnessgym.store.listing import newest_rollouts, rollouts_beginning
+
+    if rollout == _LATEST:
+        found = [row.id for row in store.read(lambda conn: newest_rollouts(conn, 1))]
+    else:
+        found = store.read(lambda conn: rollouts_beginning(conn, rollout))
+    if len(found) == 1:
+        return found[0]
+    if rollout == _LATEST:
+        raise StoreError("The store has no rollout yet.")
+    if not found:
+        raise StoreError(f"No rollout begins with {rollout!r}. `harnessgym traces list SOURCE` lists them.")
+    raise StoreError(
+        f"More than one rollout begins with {rollout!r}, e.g. {found[0]} and {found[1]}. "
+        "Give more of it; `harnessgym traces list SOURCE` lists them."
+    )

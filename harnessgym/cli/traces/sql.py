@@ -1,0 +1,122 @@
+"""`harnessgym traces sql`."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harnessgym.cli.traces.arguments import AsJson, Source
+
+if TYPE_CHECKING:
+    from harnessgym.store.plain_sql import Answered, Relation
+
+_EPILOG = """Examples:
+
+`harnessgym traces sql runs/quickstart 'SELECT harness, avg(reward) FROM v_rollout GROUP BY harness'`
+
+`harnessgym traces sql runs/quickstart --schema`
+
+`harnessgym traces sql runs/quickstart --csv 'SELECT * FROM v_turn' > turns.csv`
+
+JSON: a list of objects, one per row, with the query's column names; bytes as hex. With `--schema`: [{name, kind, columns:
+[{name, type}]}].
+
+Exit status: 0 done; 2 an error, a statement that would write among them."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("sql", epilog=_EPILOG)
+    def command(
+        source: Source,
+        query: Annotated[
+            str, typer.Argument(help="One statement that reads; `-` takes it from stdin.", metavar="[QUERY]")
+        ] = "",
+        schema: Annotated[bool, typer.Option("--schema", help="List tables and views with their columns.")] = False,
+        csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+        limit: Annotated[int, typer.Option(help="Rows at most.", min=1)] = 1_000,
+        as_json: AsJson = False,
+    ) -> None:
+        """Ask the database in plain SQL. Nothing can be changed by it."""
+        if csv and as_json:
+            raise typer.BadParameter("--csv and --json exclude each other.")
+        if schema:
+            _print_schema(source, as_json)
+        elif not query:
+            raise typer.BadParameter("Give a query, or --schema to see what there is.", param_hint="QUERY")
+        else:
+            _print_answer(source, sys.stdin.read() if query == "-" else query, limit, csv, as_json)
+
+
+def _print_answer(source: str, query: str, limit: int, csv: bool, as_json: bool) -> None:
+    from harnessgym.cli.traces.opened import store_url
+    from harnessgym.cli.traces.printed import notes, print_json
+    from harnessgym.store.plain_sql import ask
+
+    found = ask(store_url(source), query, limit)
+    if as_json:
+        print_json([dict(zip(found.columns, row, strict=True)) for row in found.rows])
+    elif csv:
+        _print_csv(found)
+    else:
+        _print_table(found)
+    if found.more:
+        notes().print(f"The first {limit:,} rows; there are more: --limit N.")
+
+
+def _print_csv(found: "Answered") -> None:
+    from csv import writer
+
+    out = writer(sys.stdout, lineterminator="\n")
+    out.writerow(found.columns)
+    out.writerows([value.hex() if isinstance(value, bytes) else value for value in row] for row in found.rows)
+
+
+def _print_table(found: "Answered") -> None:
+    from rich.text import Text
+
+    from harnessgym.cli.traces.printed import console, plain_table
+
+    table = plain_table()
+    for at, name in enumerate(found.columns):
+        numbers = all(row[at] is None or isinstance(row[at], int | float) for row in found.rows)
+        table.add_column(Text(name), justify="right" if numbers else "left", overflow="fold")
+    for row in found.rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console().print(table)
+
+
+def _cell(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bytes():
+            return f"<{len(value):,} bytes>"
+        case float():
+            return f"{value:.6g}"
+        case _:
+            return str(value)
+
+
+def _print_schema(source: str, as_json: bool) -> None:
+    from harnessgym.cli.traces.opened import opened
+    from harnessgym.cli.traces.printed import print_json
+    from harnessgym.store.plain_sql import relations
+
+    with opened(source) as store:
+        found = store.read(relations)
+    if as_json:
+        columns = [[{"name": name, "type": kind} for name, kind in item.columns] for item in found]
+        print_json([{"name": item.name, "kind": item.kind, "columns": made} for item, made in zip(found, columns, strict=True)])
+    else:
+        _print_relations(found)
+
+
+def _print_relations(found: "list[Relation]") -> None:
+    from harnessgym.cli.traces.printed import console, plain_table
+
+    table = plain_table("name", "kind", "columns")
+    for item in found:
+        table.add_row(f"[bold]{item.name}[/bold]", item.kind, ", ".join(name for name, _ in item.columns))
+    console().print(table)

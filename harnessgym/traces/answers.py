@@ -1,0 +1,141 @@
+"""What calls were answered: read from the sampled tokens in the language of the policy, whose folder the store names.
+
+Without that folder the tokens stay what they are, and the reason is told. What an outside model said is also stored as
+it said it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Connection, select
+
+from harnessgym.errors import HarnessGymError
+from harnessgym.message import Message, ToolCall
+from harnessgym.registry import load
+from harnessgym.store import policies
+from harnessgym.store.tables import calls, segments
+from harnessgym.tokens import IdArray, unpack_ids
+from harnessgym.traces.facts import CallFacts, RolloutFacts, run_config_of
+from harnessgym.traces.stored_bodies import StoredBodies
+
+AnswerSource = Literal["tokens", "body", "replay"]
+"""tokens: read from what was sampled. body: as the outside model said it. replay: as the harness sent it back later, which may
+leave something out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """What a call was answered, as far as it is known."""
+
+    message: Message | None = None
+    source: AnswerSource | None = None
+    missing: str | None = None
+    """Why there is no message, where there should be one."""
+
+
+@dataclass
+class Languages:
+    """Languages of policies, each folder read once."""
+
+    folder: Path | None = None
+    """The folder to use instead of those that the store names."""
+    parser: str = "hermes"
+    renderer: str = "auto"
+    _known: dict[Path, Any] = field(default_factory=dict)
+
+    def of_rollout(self, conn: Connection, rollout: RolloutFacts) -> Any:
+        """The language of a rollout's policy, or a text that says why there is none."""
+        folders = [self.folder] if self.folder is not None else _folders(conn, rollout)
+        usable = [folder for folder in folders if (folder / "tokenizer.json").is_file()]
+        if not usable:
+            named = ", ".join(map(str, folders)) or "the store names none"
+            return f"there is no folder with the policy's tokenizer ({named}): give one to read what it said"
+        if usable[0] not in self._known:
+            try:
+                found = load("language", "policy").of_policy(usable[0], self.parser, self.renderer)
+            except HarnessGymError as error:
+                found = f"the policy folder {usable[0]} cannot be read: {error}"
+            self._known[usable[0]] = found
+        return self._known[usable[0]]
+
+
+@dataclass
+class Answers:
+    """The answers of one rollout's calls."""
+
+    _language: Any
+    """Or a text that says why there is none."""
+    _ids: Mapping[str, IdArray]
+    """By segment."""
+    _told: StoredBodies
+
+    @classmethod
+    def load(cls, conn: Connection, rollout: RolloutFacts, languages: Languages) -> "Answers":
+        """Read what the store has."""
+        sampled = select(segments.c.id, segments.c.ids).join(calls, calls.c.completion_segment == segments.c.id)
+        ids = {row.id: unpack_ids(row.ids) for row in conn.execute(sampled.where(calls.c.rollout_id == rollout.id))}
+        return cls(languages.of_rollout(conn, rollout), ids, StoredBodies.load(conn, rollout.id, "answer"))
+
+    def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:
+        """What a call was answered. Ids of tool calls begin with `id_prefix`; without `tools` there are none; `raw` answers
+        have no markup at all.
+        """
+        ids = self._ids.get(call.completion_segment or "", ())
+        told = self._told.of_call(call.id)
+        if isinstance(self._language, str):
+            if told is not None:
+                return ReadAnswer(_told_message(told), "body")
+            return ReadAnswer(missing=self._language if len(ids) else None)
+        if not len(ids):
+            return ReadAnswer() if told is None else ReadAnswer(_told_message(told), "body")
+        message = self._raw(ids) if raw else self._parsed(ids, id_prefix, tools=tools)
+        return ReadAnswer(replace(message, content=_before(call.sampling.get("stop", ()), message.content)), "tokens")
+
+    def text(self, ids: Sequence[int]) -> str | None:
+        """Any tokens of the policy as text; None without its language."""
+        return None if isinstance(self._language, str) else _text(self._language, ids)
+
+    def _parsed(self, ids: IdArray | tuple[()], id_prefix: str, *, tools: bool) -> Message:
+        parser = self._language.parser(call_prefix=id_prefix, tools=tools)
+        parser.feed(list(map(int, ids)))
+        found: Message = parser.finish()
+        return found
+
+    def _raw(self, ids: IdArray | tuple[()]) -> Message:
+        ended = frozenset(self._language.stop_token_ids)
+        return Message("assistant", _text(self._language, [token for token in map(int, ids) if token not in ended]))
+
+
+def _text(language: Any, ids: Sequence[int]) -> str:
+    written: bytes = language.renderer.written(list(ids))
+    return written.decode("utf-8", "replace")
+
+
+def _folders(conn: Connection, rollout: RolloutFacts) -> list[Path]:
+    """Where the policy's files may be: where the run got it from, or where its versions are."""
+    named = run_config_of(conn, rollout.run_id).get("policy")
+    path = named.get("path") if isinstance(named, dict) else named
+    folders = [Path(path)] if isinstance(path, str) else []
+    published = policies.latest(conn, rollout.policy_id)
+    return folders if published is None or "://" in published.path else [*folders, Path(published.path)]
+
+
+def _told_message(body: bytes) -> Message | None:
+    """The message of a stored `chat.completion`."""
+    try:
+        said = json.loads(body)["choices"][0]["message"]
+        made = tuple(
+            ToolCall(call.get("id") or "", call["function"]["name"], call["function"].get("arguments") or "{}")
+            for call in said.get("tool_calls") or ()
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return Message("assistant", said.get("content") or "", reasoning=said.get("reasoning_content") or "", tool_calls=made)
+
+
+def _before(stops: Sequence[str], text: str) -> str:
+    """The text before the first stop string, which clients are not shown."""
+    return text[: min((at for stop in stops if stop and (at := text.find(stop)) >= 0), default=len(text))]

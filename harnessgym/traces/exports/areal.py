@@ -1,0 +1,43 @@
+"""AReaL arrays: the tensor dictionary of a trajectory, one JSON object a line and branch.
+
+Names and shapes as `to_tensor_dict` in AReaL's `areal/experimental/openai/types.py` makes them, a batch of one in front:
+`input_ids`, `loss_mask`, `versions` int64 [1, T] (version -1 where nothing was sampled), `logprobs` float32 [1, T],
+`attention_mask` bool [1, T], `rewards` float32 [1]. `arrays` gives them as numpy arrays; a line holds the same as lists.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.written import write_lines
+
+
+class Areal:
+    """One line per training row."""
+
+    def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
+        """Write the lines."""
+        return write_lines(rollouts, out, _lines)
+
+
+def arrays(rollout: TracedRollout) -> Iterator[dict[str, npt.NDArray[Any]]]:
+    """The rows of a rollout. A rollout without a reward has 0.0, as in AReaL."""
+    reward = np.asarray([rollout.reward or 0.0], np.float32)
+    for row in rollout.trajectory.rows:
+        yield {
+            "input_ids": row.ids.astype(np.int64)[None],
+            "loss_mask": row.mask.astype(np.int64)[None],
+            "logprobs": row.logprobs.astype(np.float32)[None],
+            "versions": row.versions.astype(np.int64)[None],
+            "attention_mask": np.ones((1, len(row.ids)), np.bool_),
+            "rewards": reward,
+        }
+
+
+def _lines(rollout: TracedRollout) -> Iterator[dict[str, Any]]:
+    for found in arrays(rollout):
+        yield {name: array.tolist() for name, array in found.items()}

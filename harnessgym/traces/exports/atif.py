@@ -1,0 +1,202 @@
+"""ATIF v1.8: a document for each rollout, its token fields filled: the exact prompt and completion ids and the logprobs.
+
+The agent that appeared first is the root; those it spawned are its `subagent_trajectories`, and the result of the tool call
+that spawned one refers to it. Calls that are no agent's (titles, classifiers) form a trajectory of their own, `side calls`.
+What a request added stands as steps in front of the answer; results of tools stand in the observation of the step that called
+them. `extra.call` of a step says what ATIF has no field for: branches, versions, sampling, status; with it an import gives the
+same calls again. Events other than spawns, and edges, have no place in it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Container, Iterable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import TraceError
+from harnessgym.message import Message
+from harnessgym.traces import atif
+from harnessgym.traces.atif_content import content_of, tool_calls_of
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.facts import AgentFacts, CallFacts
+from harnessgym.traces.transcript import Exchange
+from harnessgym.traces.wire_messages import tools_to_wire
+from harnessgym.traces.written import write_documents
+
+Json = dict[str, Any]
+SIDE = "side calls"
+"""Name of the trajectory of calls that are no agent's."""
+
+
+class Atif:
+    """One document per rollout."""
+
+    def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
+        """Write the documents. Raises `TraceError` for a rollout without calls."""
+        return write_documents(rollouts, out, document)
+
+
+def document(rollout: TracedRollout) -> Json:
+    """A rollout as an ATIF document. Raises `TraceError` if it has no calls: ATIF wants a step at least."""
+    voices: OrderedDict[str, list[Exchange]] = OrderedDict((agent.id, []) for agent in rollout.graph.agents)
+    for exchange in rollout.transcript.exchanges:
+        voices.setdefault(exchange.call.agent_id or f"{exchange.call.session_id}:side", []).append(exchange)
+    agents = {agent.id: agent for agent in rollout.graph.agents}
+    voices = OrderedDict((name, said) for name, said in voices.items() if said)
+    made = {name: _trajectory(rollout, name, agents.get(name), said, voices) for name, said in voices.items()}
+    if not made:
+        raise TraceError(f"Rollout {rollout.id} has no calls; an ATIF document has one step at least.")
+    root = next(iter(made.values()))
+    for name, trajectory in made.items():
+        parent = made.get(agents[name].parent_agent_id or "") if name in agents else None
+        above = root if parent is None or parent is trajectory else parent
+        if trajectory is not root:
+            above.subagent_trajectories = [*(above.subagent_trajectories or ()), trajectory]
+    root.extra = {"rollout": _facts(rollout), "rewards": [asdict(reward) for reward in rollout.graph.rewards]}
+    return root.model_dump(mode="json", exclude_none=True)
+
+
+def _facts(rollout: TracedRollout) -> Json:
+    names = ("task_set", "task_key", "seed", "status", "stop_reason", "verdict", "created_at", "ended_at")
+    return {name: getattr(rollout.facts, name) for name in names}
+
+
+def _trajectory(
+    rollout: TracedRollout, name: str, agent: AgentFacts | None, said: list[Exchange], speakers: Container[str | None]
+) -> atif.Trajectory:
+    steps = _Steps(rollout, name, speakers)
+    tools = tools_to_wire(said[0].tools)
+    for exchange in said:
+        steps.add(exchange, tools)
+    described = atif.Agent(
+        name=SIDE if agent is None else agent.name,
+        version="unknown",
+        model_name=rollout.facts.policy,
+        tool_definitions=tools or None,
+        extra={"harness": rollout.facts.harness, **({} if agent is None else _about(rollout, agent))},
+    )
+    counted = atif.FinalMetrics(
+        total_prompt_tokens=sum(_counts(item.call)[0] for item in said),
+        total_completion_tokens=sum(_counts(item.call)[1] or 0 for item in said),
+        total_steps=len(steps.made),
+    )
+    return atif.Trajectory(
+        session_id=rollout.id, trajectory_id=name, agent=described, steps=steps.made, final_metrics=counted
+    )  # fmt: skip
+
+
+def _about(rollout: TracedRollout, agent: AgentFacts) -> Json:
+    """What ATIF has no field for, and the event that spawned the agent."""
+    spawned = [event for event in rollout.graph.of_kind("spawn") if event.target_agent_id == agent.id]
+    names = ("id", "t", "agent_id", "attributes", "evidence", "confidence", "source")
+    out: Json = {"role": agent.role, "parent": agent.parent_agent_id, "evidence": agent.evidence}
+    return {**out, "spawned": [{name: getattr(event, name) for name in names} for event in spawned]}
+
+
+@dataclass
+class _Steps:
+    """The steps of one agent."""
+
+    rollout: TracedRollout
+    agent_id: str
+    speakers: Container[str | None]
+    """Who has a trajectory."""
+    made: list[atif.Step] = field(default_factory=list)
+    _called: dict[str, atif.Step] = field(default_factory=dict)
+    """Id of a tool call to the latest step that has it."""
+
+    def add(self, exchange: Exchange, tools: list[Json]) -> None:
+        """What a request added, then what it was answered. `tools` are those that go without saying."""
+        heard = [self._heard(message) for message in exchange.new]
+        call, answer = exchange.call, exchange.answer or Message("assistant")
+        about = _call(exchange, heard)
+        if tools_to_wire(exchange.tools) != tools:
+            about["tools"] = tools_to_wire(exchange.tools)
+        step = self._step(
+            "agent",
+            content_of(answer),
+            timestamp=datetime.fromtimestamp(call.created_at, UTC).isoformat(),
+            reasoning_content=answer.reasoning or None,
+            tool_calls=tool_calls_of(answer),
+            metrics=_metrics(self.rollout, call),
+            llm_call_count=1,
+            extra={"call": about},
+        )
+        self._called.update({made.id: step for made in answer.tool_calls})
+
+    def _step(self, source: str, message: atif.Content, **fields: Any) -> atif.Step:
+        step = atif.Step.model_validate({"step_id": len(self.made) + 1, "source": source, "message": message, **fields})
+        self.made.append(step)
+        return step
+
+    def _heard(self, message: Message) -> list[int]:
+        """Where a message stands: [step], or [step, result]."""
+        extra = None if message.name is None else {"name": message.name}
+        if message.role == "tool":
+            return self._result(message, extra)
+        if message.role == "assistant":
+            calls = tool_calls_of(message)
+            reasoning = message.reasoning or None
+            step = self._step("agent", content_of(message), reasoning_content=reasoning, tool_calls=calls, extra=extra)
+            self._called.update({made.id: step for made in message.tool_calls})
+        else:
+            step = self._step(message.role, content_of(message), extra=extra)
+        return [step.step_id]
+
+    def _result(self, message: Message, extra: Json | None) -> list[int]:
+        called = message.tool_call_id or ""
+        step = self._called.get(called)
+        if step is None:
+            step = self._step("user", "", observation=atif.Observation(results=[]))
+            extra = {**(extra or {}), "tool_call_id": called}
+        result = atif.Result(
+            source_call_id=called if called in self._called else None,
+            content=content_of(message),
+            subagent_trajectory_ref=self._spawned(called) or None,
+            extra=extra,
+        )
+        step.observation = step.observation or atif.Observation(results=[])
+        step.observation.results.append(result)
+        return [step.step_id, len(step.observation.results) - 1]
+
+    def _spawned(self, tool_call_id: str) -> list[atif.SubagentRef]:
+        """Agents that a tool call started, and that said something."""
+        started = dict.fromkeys(
+            event.target_agent_id
+            for event in self.rollout.graph.of_kind("spawn")
+            if event.agent_id == self.agent_id and event.attributes.get("tool_call_id") == tool_call_id
+        )
+        return [atif.SubagentRef(trajectory_id=name, session_id=self.rollout.id) for name in started if name in self.speakers]
+
+
+def _counts(call: CallFacts) -> tuple[int, int | None]:
+    """Prompt and completion tokens; of an import without token ids those that it told."""
+    told = call.usage.get("told_completion_tokens", call.completion_len)
+    return call.usage.get("told_prompt_tokens", call.prompt_len), told
+
+
+def _metrics(rollout: TracedRollout, call: CallFacts) -> atif.Metrics:
+    sampled = rollout.segments.get(call.completion_segment or "")
+    text_only = sampled is not None and sampled.logprobs is None and not len(sampled.ids)
+    prompt, completion = _counts(call)
+    return atif.Metrics(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        cached_tokens=call.usage.get("cached_tokens"),
+        prompt_token_ids=rollout.path(call.prompt_segment) or None,
+        completion_token_ids=None if sampled is None or text_only else list(sampled.ids),
+        logprobs=None if sampled is None or sampled.logprobs is None else list(sampled.logprobs),
+    )
+
+
+def _call(exchange: Exchange, heard: list[list[int]]) -> Json:
+    """What an import needs to make the same call again."""
+    call = exchange.call
+    names = ("id", "ordinal", "kind", "side_call", "status", "finish_reason", "break_class", "break_detail", "error")
+    said = {name: getattr(call, name) for name in names}
+    joined = {"session": call.session_id, "parent": call.parent_call_id, "continues": exchange.continues}
+    spans = [[span.start, span.end, span.version] for span in call.versions]
+    told = {"shared": exchange.shared, "heard": heard, "versions": spans, "sampling": dict(call.sampling)}
+    out = {**said, **joined, **told, "timings": dict(call.timings), "answered": exchange.answer is not None}
+    return {name: value for name, value in out.items() if value is not None}

@@ -1,0 +1,142 @@
+"""The orchestration trace schema of awesome-llm-mas-rl: a document for each rollout, validated before it is written.
+
+The schema has no model call among its ten kinds of event. A call is a decision of its agent about what to do next, so it is an
+`orchestrator_decision` with `x_event: "llm_call"`; those without that field are decisions in the schema's own sense. A request
+that the proxy refused is a `safety_event` with `x_event: "refused_request"`. What else the schema has no field for is in `x_`
+fields of events, which it allows: `x_call_id` and `x_token_ref` (segments, counts and versions of the call's tokens),
+attributes, evidence, and on the target of an inferred edge `x_inferred_edges`. The first event has the rollout and its agents.
+
+`t` is Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import TraceError
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.facts import AgentFacts, CallFacts, RewardFacts
+from harnessgym.traces.graph import Edge, Event, Graph
+from harnessgym.traces.mas_schema import KINDS, check
+from harnessgym.traces.written import write_documents
+
+Json = dict[str, Any]
+NOBODY = "unattributed"
+"""The agent of what is no agent's."""
+_OURS = {"llm_call": "orchestrator_decision", "refused_request": "safety_event"}
+_UNITS = ("token", "turn", "message", "tool_call", "agent", "rollout", "team")
+
+
+class Mas:
+    """One document per rollout."""
+
+    def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
+        """Write them. Raises `TraceError` for a rollout in which nothing happened, `ConfigError` without jsonschema."""
+        return write_documents(rollouts, out, document)
+
+
+def document(rollout: TracedRollout) -> Json:
+    """A rollout as a trace of the schema."""
+    found = rollout.graph
+    if not found.events:
+        raise TraceError(f"Rollout {rollout.id} has no events; an orchestration trace has one at least.")
+    events = [_event(found, event) for event in found.events]
+    events[0] |= {"x_rollout": _facts(found), "x_agents": [asdict(agent) for agent in found.agents]}
+    by_id = {event["id"]: event for event in events}
+    for edge in found.edges:
+        if edge.evidence is not None or edge.confidence is not None:
+            told = {"src": edge.source, "type": edge.kind, "evidence": edge.evidence, "confidence": edge.confidence}
+            by_id[edge.target].setdefault("x_inferred_edges", []).append(told)
+    out = {
+        "trace_id": rollout.id,
+        "task_id": f"{found.rollout.task_set}/{found.rollout.task_key}",
+        "system": found.rollout.harness,
+        "topology": _topology(found.agents),
+        "events": events,
+        "edges": [_edge(edge) for edge in found.edges],
+        "rewards": {_key(reward): reward.value for reward in found.rewards},
+        "costs": _costs(events),
+        "metrics": {} if rollout.reward is None else {"task_success": rollout.reward},
+    }
+    check(out)
+    return out
+
+
+def _event(found: Graph, event: Event) -> Json:
+    attributes, call = dict(event.attributes), found.calls.get(event.call_id or "")
+    roles = {agent.id: agent.role for agent in found.agents}
+    tokens = attributes.pop("x_token_ref", None) if call is None else _token_ref(call)
+    of_call, told_s, told_id = event.kind == "llm_call", attributes.pop("x_duration_s", None), attributes.pop("x_call_id", None)
+    optional = {
+        "role": roles.get(event.agent_id or ""),
+        "from": event.agent_id if event.kind in ("message", "return") else None,
+        "to": event.target_agent_id,
+        "tool": attributes.get("tool"),
+        "content_ref": attributes.get("content_hash"),
+        "trusted": attributes.get("trusted"),
+        "x_event": event.kind if event.kind in _OURS or event.kind not in KINDS else None,
+        "x_call_id": None if of_call else event.call_id or told_id,
+        "x_token_ref": tokens if of_call else None,
+        "x_duration_s": call.timings.get("total_s") if call is not None and of_call else told_s,
+        "x_attributes": attributes or None,
+        "x_evidence": event.evidence,
+        "x_confidence": event.confidence,
+        "x_source": None if event.source == "proxy" else event.source,
+        "x_span_id": event.span_id,
+    }
+    kind = _OURS.get(event.kind, event.kind if event.kind in KINDS else "orchestrator_decision")
+    out: Json = {"id": event.id, "t": event.t, "type": kind, "agent": event.agent_id or NOBODY}
+    return out | {name: value for name, value in optional.items() if value is not None}
+
+
+def _token_ref(call: CallFacts) -> Json:
+    """Where the call's tokens are in the store, and how many."""
+    return {
+        "prompt_tokens": call.usage.get("told_prompt_tokens", call.prompt_len),
+        "completion_tokens": call.usage.get("told_completion_tokens", call.completion_len) or 0,
+        "prompt_segment": call.prompt_segment,
+        "completion_segment": call.completion_segment,
+        "versions": [[span.start, span.end, span.version] for span in call.versions],
+    }
+
+
+def _edge(edge: Edge) -> Json:
+    return {"src": edge.source, "dst": edge.target, "type": edge.kind}
+
+
+def _facts(found: Graph) -> Json:
+    names = ("policy", "seed", "status", "stop_reason", "verdict", "created_at", "ended_at")
+    return {name: getattr(found.rollout, name) for name in names}
+
+
+def _topology(agents: tuple[AgentFacts, ...]) -> str:
+    """From who spawned whom: a harness alone, one that delegates, or delegates that delegate."""
+    parents = {agent.id: agent.parent_agent_id for agent in agents}
+    spawned = [agent.id for agent in agents if agent.parent_agent_id is not None]
+    if len(agents) <= 1:
+        return "harness"
+    if len(agents) - len(spawned) > 1:
+        return "unknown"
+    return "hierarchical" if any(parents.get(parents[name] or "") for name in spawned) else "centralized"
+
+
+def _key(reward: RewardFacts) -> str:
+    plain = reward.unit == "rollout" and reward.channel.partition("/")[0] not in _UNITS
+    return reward.channel if plain else f"{reward.unit}/{reward.target}/{reward.channel}"
+
+
+def _costs(events: list[Json]) -> Json:
+    """All from the events, so that a trace which was read back costs the same."""
+    used = [event["x_token_ref"] for event in events if event.get("x_token_ref")]
+    prompt, completion = (sum(ref[name] for ref in used) for name in ("prompt_tokens", "completion_tokens"))
+    ends = [event["t"] + event.get("x_duration_s", 0.0) for event in events]
+    return {
+        "tokens": prompt + completion,
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "wall_clock_s": max(ends) - events[0]["t"],
+        "llm_calls": sum(event.get("x_event") == "llm_call" for event in events),
+        "tool_calls": sum(event["type"] == "tool_call" for event in events),
+        "messages": sum(event["type"] == "message" for event in events),
+    }

@@ -1,0 +1,113 @@
+"""Training rows as Parquet: one row per branch, with all that `Row` has.
+
+    ids, mask, logprobs, versions: lists of one entry a token; advantages: the same, null where the rollout was not trained
+    turns: list of {start, end, call_id, agent_id}
+    rewards: list of {unit, target, channel, value}; reward: the one that the rollout is trained on, null if it has none
+
+What no row trains is in the column `excluded` of the rollout's first row: list of {call_id, start, end, reason}. A rollout that
+trains nothing has no row. Needs pyarrow: `pip install 'harnessgym-rl[export]'`.
+"""
+
+import importlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import ConfigError
+from harnessgym.traces.export import TracedRollout, needed
+from harnessgym.traces.exports.row_facts import advantages_of
+from harnessgym.traces.written import replacing
+
+Json = dict[str, Any]
+_TOKENS_AT_ONCE = 2_000_000
+"""Rows are written together up to so many tokens: that is what is held in memory."""
+
+
+class Parquet:
+    """One file."""
+
+    def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
+        """Write the rows. Raises `ConfigError` if `out` is a folder, or without pyarrow."""
+        if out.is_dir():
+            raise ConfigError(f"{out} is a folder; Parquet is one file. Name one, e.g. {out / 'rows.parquet'}.")
+        with replacing(out) as part:
+            return write_rows((row for rollout in rollouts for row in rows(rollout)), part)
+
+
+def write_rows(found: Iterable[Json], path: Path) -> int:
+    """Write rows as they come; how many there were."""
+    pa, pq = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
+    schema, written, held, tokens = _schema(), 0, list[Json](), 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for row in found:
+            held.append(row)
+            tokens, written = tokens + len(row["ids"]), written + 1
+            if tokens >= _TOKENS_AT_ONCE:
+                writer.write_table(pa.Table.from_pylist(held, schema))
+                held, tokens = [], 0
+        if held:
+            writer.write_table(pa.Table.from_pylist(held, schema))
+    return written
+
+
+def rows(rollout: TracedRollout) -> Iterator[Json]:
+    """The rows of a rollout, one value a column."""
+    facts, trajectory = rollout.facts, rollout.trajectory
+    rewards = [
+        {"unit": item.unit, "target": item.target, "channel": item.channel, "value": item.value}
+        for item in rollout.graph.rewards
+    ]
+    for index, row in enumerate(trajectory.rows):
+        excluded = trajectory.exclusions if index == 0 else ()
+        yield {
+            "rollout_id": facts.id,
+            "row": index,
+            "run_id": facts.run_id,
+            "group_id": facts.group_id,
+            "policy": facts.policy,
+            "task_set": facts.task_set,
+            "task_key": facts.task_key,
+            "harness": facts.harness,
+            "stop_reason": facts.stop_reason,
+            "verdict": facts.verdict,
+            "reward": rollout.reward,
+            "rewards": rewards,
+            "ids": row.ids,
+            "mask": row.mask,
+            "logprobs": row.logprobs,
+            "versions": row.versions,
+            "advantages": advantages_of(rollout, row),
+            "turns": [
+                {"start": turn.start, "end": turn.end, "call_id": turn.call_id, "agent_id": turn.agent_id} for turn in row.turns
+            ],
+            "excluded": [
+                {"call_id": item.call_id, "start": item.start, "end": item.end, "reason": item.reason} for item in excluded
+            ],
+        }
+
+
+def _pyarrow(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError:
+        raise needed("pyarrow", "parquet") from None
+
+
+def _schema() -> Any:
+    pa = _pyarrow("pyarrow")
+    texts = ("rollout_id", "run_id", "group_id", "policy", "task_set", "task_key", "harness", "stop_reason", "verdict")
+    reward = pa.struct([("unit", pa.string()), ("target", pa.string()), ("channel", pa.string()), ("value", pa.float64())])
+    span = [("start", pa.int32()), ("end", pa.int32()), ("call_id", pa.string())]
+    return pa.schema([
+        *((name, pa.string()) for name in texts),
+        ("row", pa.int32()),
+        ("reward", pa.float64()),
+        ("rewards", pa.list_(reward)),
+        ("ids", pa.list_(pa.int32())),
+        ("mask", pa.list_(pa.int8())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("versions", pa.list_(pa.int32())),
+        ("advantages", pa.list_(pa.float32())),
+        ("turns", pa.list_(pa.struct([*span, ("agent_id", pa.string())]))),
+        ("excluded", pa.list_(pa.struct([*span, ("reason", pa.string())]))),
+    ])  # fmt: skip

@@ -1,0 +1,42 @@
+"""What trainers are told of a row besides its tokens."""
+
+import numpy as np
+
+from harnessgym.tokens import FloatArray
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.trajectories import Row
+
+
+def first_trained(row: Row) -> int:
+    """Where the first trained token stands; a row trains one at least."""
+    return int(np.argmax(row.mask))
+
+
+def reward_metrics(rollout: TracedRollout) -> dict[str, float]:
+    """Rewards of the rollout by channel."""
+    return {item.channel: item.value for item in rollout.graph.rewards if item.unit == "rollout"}
+
+
+def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
+    """float32 [T]: what the tokens were trained with, 0.0 where mask is 0; None if the rollout was not trained."""
+    if not rollout.advantages:
+        return None
+    out = np.zeros(len(row.ids), np.float32)
+    for turn in row.turns:
+        segment = rollout.graph.calls[turn.call_id].completion_segment
+        for start, end, value in rollout.advantages.get(segment or "", ()):
+            out[turn.start + start : turn.start + end] = value
+    return np.where(row.mask == 1, out, np.float32(0.0)).astype(np.float32)
+
+
+def scalar_advantage(rollout: TracedRollout, row: Row) -> float:
+    """One advantage for a whole row: the mean of those that its tokens were trained with; for a rollout that was not trained
+    its reward, centred and scaled within its group as TRL does (0.0 without a reward).
+    """
+    trained = advantages_of(rollout, row)
+    if trained is not None:
+        return float(trained[row.mask == 1].mean(dtype=np.float64))
+    if rollout.reward is None:
+        return 0.0
+    found = np.asarray(rollout.group_rewards, np.float64)
+    return float((rollout.reward - found.mean()) / (found.std() + 1e-8))

@@ -1,0 +1,60 @@
+"""Messages for supervised fine-tuning: one JSON object a line and branch.
+
+    {"messages": [...], "tools": [...], "loss_mask": [0, 0, 1, ...], "rollout_id": ..., "reward": ...}
+
+`loss_mask` has one entry per message: 1 for what the model of this rollout answered, 0 for what it was told, be it in the role
+of the assistant. An answer that several branches share counts in the first. Side calls and answers that were cut short are no
+examples. Arguments of tool calls are text, as the policy wrote them.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import TraceError
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.transcript import Exchange, Transcript
+from harnessgym.traces.wire_messages import to_wire, tools_to_wire
+from harnessgym.traces.written import write_lines
+
+Json = dict[str, Any]
+_NO_EXAMPLES = ("aborted", "error", "intent")
+
+
+class Sft:
+    """One line per branch."""
+
+    def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
+        """Write the lines. Raises `TraceError` where it is not known what the policy said."""
+        return write_lines(rollouts, out, branches)
+
+
+def branches(rollout: TracedRollout) -> Iterator[Json]:
+    """Each conversation that nothing goes on from."""
+    found, used = rollout.transcript, set[str]()
+    for leaf in _leaves(found):
+        said = found.said(leaf.call.id)
+        fresh = [call_id is not None and call_id not in used for _, call_id in said]
+        used.update(call_id for _, call_id in said if call_id is not None)
+        yield {
+            "messages": [to_wire(message) for message, _ in said],
+            "tools": tools_to_wire(leaf.tools),
+            "loss_mask": [int(one) for one in fresh],
+            "rollout_id": rollout.id,
+            "call_id": leaf.call.id,
+            "agent": leaf.agent,
+            "reward": rollout.reward,
+        }
+
+
+def _leaves(found: Transcript) -> list[Exchange]:
+    """Last exchanges of branches. Raises `TraceError` if an answer is not known."""
+    usable = [item for item in found.exchanges if item.call.kind not in ("side", "count")]
+    usable = [item for item in usable if item.call.status not in _NO_EXAMPLES]
+    for item in usable:
+        if item.answer is None or item.answer_source == "replay":
+            why = "; ".join(item.missing) or "its answer is not stored"
+            raise TraceError(f"Rollout {found.rollout.id}: call {item.call.id} is no example to learn from: {why}.")
+    lengths = {item.call.id: item.shared + len(item.new) + 1 for item in usable}
+    inner = {item.continues for item in usable if item.continues and item.shared == lengths.get(item.continues)}
+    return [item for item in usable if item.call.id not in inner]

@@ -1,0 +1,68 @@
+"""TRL `RolloutSample`: one JSON object a line and branch; `samples` gives the fields as TRL's asynchronous GRPO wants them.
+
+Fields as in `trl/experimental/async_grpo/async_rollout_worker.py`: `input_ids` and `completion_mask` int64 [T], `old_log_probs`
+float32 [T], one `advantage` and one `model_version` a sample. The version is the oldest that sampled one of the trained tokens,
+so that TRL's staleness limit holds for all of them. `prompt` and `completion` are for people; they are empty where the policy's
+files are missing.
+"""
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.exports.row_facts import reward_metrics, scalar_advantage
+from harnessgym.traces.trajectories import Row
+from harnessgym.traces.wire_messages import to_wire
+from harnessgym.traces.written import write_lines
+
+Json = dict[str, Any]
+
+
+class Trl:
+    """One line per training row."""
+
+    def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
+        """Write the lines."""
+        return write_lines(rollouts, out, _lines)
+
+
+def samples(rollout: TracedRollout) -> Iterator[Json]:
+    """The rows of a rollout as the arguments of `RolloutSample`."""
+    group = int.from_bytes(blake2b(rollout.facts.group_id.encode(), digest_size=8).digest(), "big") >> 1
+    for row in rollout.trajectory.rows:
+        prompt, completion = _said(rollout, row)
+        yield {
+            "prompt": prompt,
+            "completion": completion,
+            "input_ids": row.ids.astype(np.int64),
+            "completion_mask": row.mask.astype(np.int64),
+            "old_log_probs": row.logprobs.astype(np.float32),
+            "advantage": scalar_advantage(rollout, row),
+            "model_version": int(row.versions[row.mask == 1].min()),
+            "group_id": group,
+            "metrics": reward_metrics(rollout),
+        }
+
+
+def _said(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
+    """The row's conversation up to its first answer, and from there on."""
+    said = rollout.transcript.said(row.turns[-1].call_id)
+    missing = any(item.answer is None for item in rollout.transcript.exchanges if item.call.id in _calls(row))
+    if missing:
+        return [], []
+    start = next(at for at, (_, call_id) in enumerate(said) if call_id is not None)
+    messages = [to_wire(message) for message, _ in said]
+    return messages[:start], messages[start:]
+
+
+def _calls(row: Row) -> set[str]:
+    return {turn.call_id for turn in row.turns}
+
+
+def _lines(rollout: TracedRollout) -> Iterator[Json]:
+    for sample in samples(rollout):
+        yield {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()}

@@ -1,0 +1,48 @@
+"""verl `AgentLoopOutput`: one JSON object a line and branch, which `AgentLoopOutput.model_validate_json` reads.
+
+Fields as in `verl/experimental/agent_loop/agent_loop.py`. The prompt ends where the first trained token begins; `num_turns`
+counts as verl's tool agent loop does: a user or tool turn before each of the assistant's. `extra_fields` has what verl has no
+field for.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.exports.row_facts import first_trained, reward_metrics
+from harnessgym.traces.written import write_lines
+
+
+class Verl:
+    """One line per training row."""
+
+    def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
+        """Write the lines."""
+        return write_lines(rollouts, out, outputs)
+
+
+def outputs(rollout: TracedRollout) -> Iterator[dict[str, Any]]:
+    """The rows of a rollout as `AgentLoopOutput` fields."""
+    facts = rollout.facts
+    for index, row in enumerate(rollout.trajectory.rows):
+        start = first_trained(row)
+        yield {
+            "prompt_ids": row.ids[:start].tolist(),
+            "response_ids": row.ids[start:].tolist(),
+            "response_mask": row.mask[start:].tolist(),
+            "response_logprobs": row.logprobs[start:].astype(float).tolist(),
+            "routed_experts": None,
+            "multi_modal_data": None,
+            "reward_score": rollout.reward,
+            "num_turns": 2 * len(row.turns),
+            "metrics": {"generate_sequences": 0.0, "tool_calls": 0.0},
+            "extra_fields": {
+                "rollout_id": facts.id,
+                "group_id": facts.group_id,
+                "task": f"{facts.task_set}/{facts.task_key}",
+                "row": index,
+                "response_versions": row.versions[start:].tolist(),
+                "rewards": reward_metrics(rollout),
+            },
+        }

@@ -1,0 +1,125 @@
+"""The orchestration graph of a rollout: agents, events, typed edges between events, rewards; read from SQL.
+
+Every call is an event of kind `llm_call` whose id is the call's, whether or not a row was written for it. Temporal edges,
+between successive calls of one agent, are derived here and not stored.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from harnessgym.store.tables import edges, events
+from harnessgym.traces.facts import (
+    AgentFacts,
+    CallFacts,
+    RewardFacts,
+    RolloutFacts,
+    agents_of,
+    calls_of,
+    rewards_of,
+    rollout_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened."""
+
+    id: str
+    kind: str
+    t: float
+    """Unix seconds."""
+    agent_id: str | None
+    """Who did it."""
+    target_agent_id: str | None
+    """To whom."""
+    call_id: str | None
+    attributes: Mapping[str, Any]
+    evidence: str | None
+    confidence: float | None
+    """None: observed, not inferred."""
+    source: str
+    span_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """How one event led to another."""
+
+    kind: str
+    source: str
+    target: str
+    evidence: str | None = None
+    confidence: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One rollout as a graph."""
+
+    rollout: RolloutFacts
+    agents: tuple[AgentFacts, ...]
+    """In the order they appeared."""
+    events: tuple[Event, ...]
+    """In order of time."""
+    edges: tuple[Edge, ...]
+    """In order of kind, source and target; the temporal ones included."""
+    rewards: tuple[RewardFacts, ...]
+    calls: Mapping[str, CallFacts]
+    """By id."""
+
+    def of_kind(self, kind: str) -> tuple[Event, ...]:
+        """Events of one kind."""
+        return tuple(event for event in self.events if event.kind == kind)
+
+
+def graph(conn: Connection, rollout_id: str) -> Graph:
+    """Read a rollout's graph. Raises `StoreError` if there is no such rollout."""
+    rollout, calls = rollout_of(conn, rollout_id), calls_of(conn, rollout_id)
+    known = {event.id: event for event in _events(conn, rollout_id)}
+    for call in calls:
+        known.setdefault(call.id, _call_event(call))
+    ordered = tuple(sorted(known.values(), key=lambda event: (event.t, event.id)))
+    stored = _edges(conn, rollout_id)
+    derived = [edge for edge in _temporal(ordered) if (edge.kind, edge.source, edge.target) not in stored]
+    joined = sorted((*stored.values(), *derived), key=lambda edge: (edge.kind, edge.source, edge.target))
+    return Graph(
+        rollout,
+        tuple(agents_of(conn, rollout_id)),
+        ordered,
+        tuple(joined),
+        tuple(rewards_of(conn, rollout_id)),
+        {call.id: call for call in calls},
+    )
+
+
+def _events(conn: Connection, rollout_id: str) -> list[Event]:
+    columns = [events.c[name] for name in Event.__dataclass_fields__]
+    return [Event(**row) for row in conn.execute(select(*columns).where(events.c.rollout_id == rollout_id)).mappings()]
+
+
+def _call_event(call: CallFacts) -> Event:
+    return Event(call.id, "llm_call", call.created_at, call.agent_id, None, call.id, {}, None, None, "proxy", None)
+
+
+def _edges(conn: Connection, rollout_id: str) -> dict[tuple[str, str, str], Edge]:
+    """What is stored; of edges between the same events the first."""
+    columns = [edges.c.kind, edges.c.source_event_id, edges.c.target_event_id, edges.c.evidence, edges.c.confidence]
+    query = select(*columns).where(edges.c.rollout_id == rollout_id).order_by(edges.c.created_at, edges.c.id)
+    out: dict[tuple[str, str, str], Edge] = {}
+    for row in conn.execute(query):
+        edge = Edge(*row)
+        out.setdefault((edge.kind, edge.source, edge.target), edge)
+    return out
+
+
+def _temporal(ordered: tuple[Event, ...]) -> list[Edge]:
+    """From each call of an agent to its next."""
+    by_agent: dict[str, list[Event]] = {}
+    for event in ordered:
+        if event.kind == "llm_call" and event.agent_id is not None:
+            by_agent.setdefault(event.agent_id, []).append(event)
+    return [Edge("temporal", one.id, other.id) for found in by_agent.values() for one, other in pairwise(found)]

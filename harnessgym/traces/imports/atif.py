@@ -1,0 +1,185 @@
+"""ATIF v1.0 to v1.8: each step of an agent that a model made becomes a call, with its tokens where the document has them.
+
+Calls without token ids are text only: nothing trains on them. Texts are stored as chat completions. Conversations of
+documents that are not ours are taken as they stand: each call goes on from the agent's step before it.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import Connection
+
+from harnessgym.errors import TraceError
+from harnessgym.message import Message
+from harnessgym.traces.atif import Step, Trajectory
+from harnessgym.traces.atif_content import answer_of, message_of
+from harnessgym.traces.exports.atif import SIDE
+from harnessgym.traces.import_calls import ImportCalls, ImportedCall
+from harnessgym.traces.import_rows import SOURCE, ImportedFacts, ImportRows
+from harnessgym.traces.importing import ImportedRollout
+
+Json = dict[str, Any]
+_LEFT_OUT = {"notes", "continued_trajectory_ref"}
+_STEP_LEFT_OUT = {"model_name", "reasoning_effort", "is_copied_context"}
+
+
+class AtifImport:
+    """One document is one rollout."""
+
+    def read(self, conn: Connection, run_id: str, document: Json) -> ImportedRollout:
+        """Write a document. Raises `TraceError` with what is wrong in it."""
+        try:
+            root = Trajectory.model_validate(document)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise TraceError(f"Not an ATIF trajectory: {where}: {first['msg']} ({error.error_count()} problems).") from None
+        told = (root.extra or {}).get("rollout", {})
+        harness = (root.agent.extra or {}).get("harness", root.agent.name)
+        names = {"task_set": SOURCE, "task_key": root.session_id or root.trajectory_id or root.agent.name, **told}
+        facts = ImportedFacts(
+            id=root.session_id or root.trajectory_id or "", harness=harness, policy=root.agent.model_name or "policy", **names
+        )
+        rows = ImportRows(conn, run_id, facts)
+        voices = list(_voices(root, None))
+        begun = next((_time(step) for voice, _ in voices for step in voice.steps if step.timestamp), time.time())
+        agents = {id(voice): _agent(rows, voice, parent, begun + 1e-6 * at) for at, (voice, parent) in enumerate(voices)}
+        calls = [call for voice, _ in voices for call in _calls(voice, agents[id(voice)], begun)]
+        writer = ImportCalls(rows)
+        for call in sorted(calls, key=lambda call: (call.session, call.about.get("ordinal", 0))):
+            writer.add(call)
+        for voice, parent in voices:
+            _spawn(rows, voice, parent)
+        for reward in (root.extra or {}).get("rewards", ()):
+            rows.reward(**reward)
+        rows.seal()
+        return ImportedRollout(rows.rollout_id, _left_out(root))
+
+
+def _voices(trajectory: Trajectory, parent: Trajectory | None) -> Iterator[tuple[Trajectory, Trajectory | None]]:
+    """A trajectory and those below it, each with the one above."""
+    yield trajectory, parent
+    for child in trajectory.subagent_trajectories or ():
+        yield from _voices(child, trajectory)
+
+
+def _name(voice: Trajectory) -> str:
+    return voice.trajectory_id or f"{voice.session_id}:{voice.agent.name}"
+
+
+def _agent(rows: ImportRows, voice: Trajectory, parent: Trajectory | None, begun: float) -> str | None:
+    """The agent of a trajectory; None for calls that are no agent's. `begun` is when, where no step says so."""
+    about = voice.agent.extra or {}
+    if voice.agent.name == SIDE and "harness" in about:
+        return None
+    above = about["parent"] if about.get("parent") else None if parent is None or "spawned" in about else _name(parent)
+    first = next((call for call in map(_about, voice.steps) if call), {})
+    session = rows.session(first.get("session", SOURCE))
+    created = next((_time(step) for step in voice.steps if step.timestamp), begun)
+    known = {"role": about.get("role"), "evidence": about.get("evidence"), "parent_agent_id": rows.known(above)}
+    return rows.agent(_name(voice), voice.agent.name, session, created, **known)
+
+
+def _calls(voice: Trajectory, agent_id: str | None, begun: float) -> Iterator[ImportedCall]:
+    """The steps of a trajectory that a model made."""
+    pending, last, length, t = list[list[int]](), "", 0, begun
+    ours = any(map(_about, voice.steps))
+    for step in voice.steps:
+        about, t = _about(step), _time(step) if step.timestamp else t
+        if step.source != "agent" or step.llm_call_count == 0 or (ours and not about):
+            pending += [] if step.message == "" and step.observation else [[step.step_id]]
+            pending += _results(step)
+            continue
+        heard = about.get("heard", pending)
+        new = tuple(_message(voice.steps, where) for where in heard)
+        name = about.get("id", f"{_name(voice)}:{step.step_id}")
+        continues = about.get("continues") if about else last or None
+        shared = about.get("shared", length if continues else 0)
+        answered = about.get("answered", True)
+        yield ImportedCall(
+            name=name,
+            session=about.get("session", SOURCE),
+            agent_id=agent_id,
+            created_at=t,
+            continues=continues,
+            shared=shared,
+            new=new,
+            answer=answer_of(step) if answered else None,
+            tools=about.get("tools", voice.agent.tool_definitions or []),
+            metrics=step.metrics,
+            about=about,
+        )
+        last, length = name, shared + len(new) + 1
+        pending = _results(step)
+
+
+def _results(step: Step) -> list[list[int]]:
+    """Where the results of a step stand."""
+    return [[step.step_id, index] for index in range(len(step.observation.results) if step.observation else 0)]
+
+
+def _about(step: Step) -> Json:
+    """What an export of ours says of a call."""
+    found = (step.extra or {}).get("call")
+    return found if isinstance(found, dict) else {}
+
+
+def _message(steps: list[Step], where: list[int]) -> Message:
+    """The message that stands at [step] or [step, result]."""
+    step = steps[where[0] - 1]
+    if len(where) == 1:
+        role = "assistant" if step.source == "agent" else step.source
+        return answer_of(step) if role == "assistant" else message_of(role, step.message, extra=step.extra)
+    assert step.observation is not None
+    result = step.observation.results[where[1]]
+    called = result.source_call_id or (result.extra or {}).get("tool_call_id", "")
+    return message_of("tool", result.content, tool_call_id=called, extra=result.extra)
+
+
+def _spawn(rows: ImportRows, voice: Trajectory, parent: Trajectory | None) -> None:
+    """The event that an agent was spawned with: as it is told, else from the reference of the result that returned."""
+    about, child = voice.agent.extra or {}, rows.known(_name(voice))
+    told = list(about.get("spawned", ()))
+    if parent is not None and not told and "spawned" not in about:
+        told = [
+            {"id": f"spawn:{_name(voice)}", "t": _time(step), "agent_id": _name(parent), "attributes": {
+                "tool_call_id": result.source_call_id,
+                "tool": next((c.function_name for c in step.tool_calls or () if c.tool_call_id == result.source_call_id), None),
+            }}
+            for step in parent.steps
+            for result in (step.observation.results if step.observation else ())
+            for ref in result.subagent_trajectory_ref or ()
+            if ref.trajectory_id == _name(voice)
+        ]  # fmt: skip
+    for event in told:
+        known = {name: event[name] for name in ("evidence", "confidence", "source") if name in event}
+        by = rows.known(event.get("agent_id"))
+        made = rows.event(event["id"], "spawn", event["t"], event["attributes"], agent_id=by, target_agent_id=child, **known)
+        if child is not None:
+            rows.spawned_by(child, made)
+
+
+def _time(step: Step) -> float:
+    """Unix seconds; a time without a zone is UTC."""
+    if step.timestamp is None:
+        return 0.0
+    found = datetime.fromisoformat(step.timestamp)
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _left_out(root: Trajectory) -> dict[str, int]:
+    """Fields with a value that no row has a place for."""
+    out: Counter[str] = Counter()
+    for voice, _ in _voices(root, None):
+        out.update(name for name in _LEFT_OUT if getattr(voice, name) is not None)
+        ours = {"rollout", "rewards"} if voice is root else set()
+        out["extra"] += len(set(voice.extra or ()) - ours)
+        for step in voice.steps:
+            out.update(f"steps.{name}" for name in _STEP_LEFT_OUT if getattr(step, name) is not None)
+            out["steps.extra"] += len(set(step.extra or ()) - {"call", "name"})
+            out["steps.metrics.cost_usd"] += step.metrics is not None and step.metrics.cost_usd is not None
+    return {name: number for name, number in out.items() if number}

@@ -1,0 +1,83 @@
+"""Bodies of a rollout's calls read back from the store, each stored text fetched once however many bodies contain it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, select
+
+from harnessgym.store.bodies import Direction
+from harnessgym.store.body_parts import join_body
+from harnessgym.store.tables import bodies, calls, messages
+
+_AT_ONCE = 5_000
+"""Texts asked for in one statement; databases limit a statement's parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """How one body is made."""
+
+    base_id: str | None
+    base_elements: int
+    hashes: tuple[str, ...]
+    remainder: bytes
+    remainder_hash: str | None
+
+
+@dataclass
+class StoredBodies:
+    """The bodies of one rollout's requests, or of its answers, by call."""
+
+    _rows: dict[str, _Row]
+    """By body."""
+    _body_of: dict[str, str]
+    """Call to body."""
+    _texts: dict[str, str]
+    _latest: tuple[str, list[str]] = field(default=("", []))
+    """A body and the hashes of its elements: the next one mostly begins with it."""
+
+    @classmethod
+    def load(cls, conn: Connection, rollout_id: str, direction: Direction) -> "StoredBodies":
+        """Read what the store has. Answers are those of outside models; what the policy said is stored as tokens."""
+        of_rollout = select(bodies).join(calls, calls.c.id == bodies.c.call_id).where(calls.c.rollout_id == rollout_id)
+        rows, body_of = {}, {}
+        for row in conn.execute(of_rollout.where(bodies.c.direction == direction)):
+            hashes = tuple(row.message_hashes)
+            rows[row.id] = _Row(row.base_id, row.base_elements, hashes, row.remainder, row.remainder_hash)
+            body_of[row.call_id] = row.id
+        wanted = {key for row in rows.values() for key in row.hashes}
+        wanted |= {row.remainder_hash for row in rows.values() if row.remainder_hash is not None}
+        return cls(rows, body_of, _texts(conn, wanted))
+
+    def of_call(self, call_id: str) -> bytes | None:
+        """A call's body, byte for byte; None if the store has none."""
+        body_id = self._body_of.get(call_id)
+        if body_id is None:
+            return None
+        row, hashes = self._rows[body_id], self._hashes(body_id)
+        remainder = row.remainder if row.remainder_hash is None else self._texts[row.remainder_hash].encode()
+        return join_body(self._texts.items(), hashes, remainder)
+
+    def _hashes(self, body_id: str) -> list[str]:
+        """The elements of a body, from the bodies that it begins with."""
+        chain, at = list[str](), body_id
+        while at != self._latest[0]:
+            chain.append(at)
+            base = self._rows[at].base_id
+            if base is None:
+                break
+            at = base
+        hashes = list(self._latest[1]) if at == self._latest[0] else []
+        for name in reversed(chain):
+            row = self._rows[name]
+            hashes = [*hashes[: row.base_elements], *row.hashes]
+        self._latest = (body_id, hashes)
+        return hashes
+
+
+def _texts(conn: Connection, hashes: Iterable[str]) -> dict[str, str]:
+    wanted, out = sorted(hashes), dict[str, str]()
+    for start in range(0, len(wanted), _AT_ONCE):
+        query = select(messages.c.hash, messages.c.body).where(messages.c.hash.in_(wanted[start : start + _AT_ONCE]))
+        out.update((row.hash, row.body) for row in conn.execute(query))
+    return out

@@ -1,0 +1,184 @@
+"""The tokens of a rollout one by one, as they stand in its training rows: what a trainer gets, for people to read."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from harnessgym.errors import StoreError
+from harnessgym.tokens import versions_of
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.facts import CallFacts
+from harnessgym.traces.trajectories import Row
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLine:
+    """One token."""
+
+    position: int
+    """In the row."""
+    id: int
+    text: str | None
+    """None where the policy's tokenizer is not there; bytes that are no whole character are written \\xff."""
+    mask: int
+    """1: sampled, and trained in this row."""
+    logprob: float
+    """0.0 for what was not sampled."""
+    version: int
+    """The policy version that sampled it; -1 for what was not sampled."""
+    advantage: float | None
+    """With which it was trained last; None before that."""
+    call: int | None
+    """Number of the call that sampled it, None for what calls were given."""
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A row, or the part of one up to the end of a call."""
+
+    row: int | None
+    """Its place among the rollout's rows; None for a call that no row contains."""
+    call: int
+    """Number of the call that it ends with."""
+    call_id: str
+    excluded: str | None
+    """Why the call is in no row."""
+    tokens: tuple[TokenLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """Row tokens [start, end) were sampled by a call."""
+
+    start: int
+    end: int
+    call: CallFacts
+
+
+@dataclass
+class TokenRows:
+    """The rows of one rollout. Calls are numbered session by session, in the order in which they began."""
+
+    rollout: TracedRollout
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """A call's number."""
+        return {call_id: number for number, call_id in enumerate(self.rollout.graph.calls)}
+
+    def __len__(self) -> int:
+        return len(self.rollout.trajectory.rows)
+
+    def row(self, index: int) -> TokenRow:
+        """One training row, exactly. Raises `StoreError` if there is none."""
+        rows = self.rollout.trajectory.rows
+        if not 0 <= index < len(rows):
+            raise StoreError(
+                f"Rollout {self.rollout.id} has {len(rows)} training rows, numbered from 0: there is no row {index}."
+            )
+        return self._of_row(index, rows[index].turns[-1].call_id)
+
+    def call(self, number: int) -> TokenRow:
+        """What a call was given and what it sampled: the row that has it, up to its end. Raises `StoreError` without one."""
+        calls = list(self.rollout.graph.calls.values())
+        if not 0 <= number < len(calls):
+            raise StoreError(f"Rollout {self.rollout.id} has {len(calls)} calls, numbered from 0: there is no call {number}.")
+        call_id = calls[number].id
+        holding = [
+            (not row.mask[turn.start], index)
+            for index, row in enumerate(self.rollout.trajectory.rows)
+            for turn in row.turns
+            if turn.call_id == call_id
+        ]
+        return self._of_row(min(holding)[1], call_id) if holding else self._excluded(calls[number])
+
+    def _of_row(self, index: int, last_call: str) -> TokenRow:
+        row = self.rollout.trajectory.rows[index]
+        end = next(turn.end for turn in row.turns if turn.call_id == last_call)
+        calls = self.rollout.graph.calls
+        turns = [_Sampled(turn.start, turn.end, calls[turn.call_id]) for turn in row.turns if turn.end <= end]
+        lines = _lines(row, end, turns, self._named(), self._advantages(turns))
+        return TokenRow(index, self.numbers[last_call], last_call, None, lines)
+
+    def _excluded(self, call: CallFacts) -> TokenRow:
+        """A call of which nothing is trained; what it sampled has its logprobs and versions all the same."""
+        prompt = self.rollout.path(call.prompt_segment)
+        segment = self.rollout.segments.get(call.completion_segment or "")
+        made = () if segment is None else tuple(segment.ids)
+        logprobs = made and ((segment.logprobs if segment is not None else None) or (0.0,) * len(made))
+        versions = versions_of(call.versions, len(made)) if made and call.versions else (-1,) * len(made)
+        text, number, agent = self._text, self.numbers[call.id], self._agents.get(call.agent_id or "", "")
+        given = [TokenLine(at, int(token), text(int(token)), 0, 0.0, -1, None, None, "") for at, token in enumerate(prompt)]
+        sampled = [
+            TokenLine(len(prompt) + at, int(token), text(int(token)), 0, float(logprob), int(version), None, number, agent)
+            for at, (token, logprob, version) in enumerate(zip(made, logprobs, versions, strict=True))
+        ]
+        reasons = {item.call_id: item.reason for item in self.rollout.trajectory.exclusions}
+        return TokenRow(None, number, call.id, reasons.get(call.id, call.status), (*given, *sampled))
+
+    def _named(self) -> "_Names":
+        return _Names(self._text, self.numbers, self._agents)
+
+    @cached_property
+    def _agents(self) -> dict[str, str]:
+        return {agent.id: agent.name for agent in self.rollout.graph.agents}
+
+    @cached_property
+    def _text(self) -> Callable[[int], str | None]:
+        return self.rollout_text()
+
+    def rollout_text(self) -> Callable[[int], str | None]:
+        """The text of a token, each read once."""
+        rollout = self.rollout
+        language: Any = rollout.store.read(lambda conn: rollout.languages.of_rollout(conn, rollout.facts))
+        if isinstance(language, str):
+            return lambda _: None
+        known: dict[int, str | None] = {}
+
+        def text(token: int) -> str | None:
+            if token not in known:
+                try:
+                    known[token] = language.renderer.written([token]).decode("utf-8", "backslashreplace")
+                except LookupError:
+                    known[token] = None
+            return known[token]
+
+        return text
+
+    def _advantages(self, turns: Sequence[_Sampled]) -> dict[int, float]:
+        """By position in the row."""
+        found = self.rollout.advantages
+        return {
+            turn.start + at: value
+            for turn in turns
+            for start, end, value in found.get(turn.call.completion_segment or "", ())
+            for at in range(start, end)
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    text: Callable[[int], str | None]
+    numbers: dict[str, int]
+    agents: dict[str, str]
+
+
+def _lines(
+    row: Row, end: int, turns: Sequence[_Sampled], names: _Names, advantages: dict[int, float]
+) -> tuple[TokenLine, ...]:  # fmt: skip
+    owner: list[CallFacts | None] = [None] * end
+    for turn in turns:
+        owner[turn.start : turn.end] = [turn.call] * (turn.end - turn.start)
+    columns = zip(
+        row.ids[:end].tolist(), row.mask[:end].tolist(), row.logprobs[:end].tolist(), row.versions[:end].tolist(), owner,
+        strict=True,
+    )  # fmt: skip
+    return tuple(
+        TokenLine(
+            at, token, names.text(token), mask, logprob, version, advantages.get(at) if mask else None,
+            None if call is None else names.numbers[call.id], "" if call is None else names.agents.get(call.agent_id or "", ""),
+        )
+        for at, (token, mask, logprob, version, call) in enumerate(columns)
+    )  # fmt: skip

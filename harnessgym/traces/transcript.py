@@ -1,0 +1,247 @@
+"""What was said in a rollout, call by call: the messages that each request added, and what it was answered.
+
+Requests are read from their stored bodies by the dialect that they came in, answers from the tokens that were sampled. A
+conversation is sent again with every turn; each message of it is read once. What cannot be known is said to be missing: an
+answer without the policy's files, a request whose body is not stored. Messages are what the harness said,
+without the demands that the proxy may have put to the policy in words.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlalchemy import Connection
+
+from harnessgym.message import Message, ToolSpec
+from harnessgym.registry import load
+from harnessgym.traces.answers import Answers, AnswerSource, Languages
+from harnessgym.traces.facts import AgentFacts, CallFacts, RolloutFacts, agents_of, calls_of, rollout_of
+from harnessgym.traces.forest import replay_form
+from harnessgym.traces.stored_bodies import StoredBodies
+
+_HELD = 64
+"""Conversations of a session that are held; others are read again when a later request goes on from them."""
+_PREVIOUS = "resp_"
+"""How ids begin under which clients know answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One call: what its request added to the conversation, and what it was answered."""
+
+    call: CallFacts
+    agent: str
+    """Name of who asked; empty for a call that is no agent's."""
+    continues: str | None
+    """The call whose conversation the request goes on from."""
+    shared: int
+    """How many leading messages it has in common with that conversation, which ends in that call's answer."""
+    new: tuple[Message, ...]
+    """The messages behind those."""
+    tools: tuple[ToolSpec, ...]
+    answer: Message | None
+    answer_source: AnswerSource | None
+    missing: tuple[str, ...] = ()
+    """What is not known, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """All that was said in a rollout."""
+
+    rollout: RolloutFacts
+    agents: tuple[AgentFacts, ...]
+    exchanges: tuple[Exchange, ...]
+    """Session by session, in the order in which calls began."""
+
+    def said(self, call_id: str) -> tuple[tuple[Message, str | None], ...]:
+        """Every message up to and with a call's answer, with the call whose answer it is, if it is one."""
+        by_id, parts, at, end = {item.call.id: item for item in self.exchanges}, list[list[_Spoken]](), call_id, None
+        while True:
+            item = by_id[at]
+            part: list[_Spoken] = [(message, None) for message in item.new]
+            part += [] if item.answer is None else [(item.answer, at)]
+            parts.append(part if end is None else part[: max(0, end - item.shared)])
+            end = item.shared if end is None else min(end, item.shared)
+            if item.continues is None:
+                return tuple(spoken for part in reversed(parts) for spoken in part)
+            at = item.continues
+
+    def conversation(self, call_id: str) -> tuple[Message, ...]:
+        """Everything that was said up to and with a call's answer."""
+        return tuple(message for message, _ in self.said(call_id))
+
+
+_Spoken = tuple[Message, str | None]
+
+
+def transcript(conn: Connection, rollout_id: str, languages: Languages | None = None) -> Transcript:
+    """Read a rollout's transcript. Raises `StoreError` if there is no such rollout."""
+    rollout, known = rollout_of(conn, rollout_id), agents_of(conn, rollout_id)
+    found = calls_of(conn, rollout_id)
+    answers = Answers.load(conn, rollout, languages or Languages())
+    requests, names = StoredBodies.load(conn, rollout_id, "request"), {agent.id: agent.name for agent in known}
+    reading: dict[str, _Session] = {}
+    exchanges: dict[str, Exchange] = {}
+    for call in found:
+        session = reading.get(call.session_id) or reading.setdefault(call.session_id, _Session(requests, answers))
+        exchange, replayed = session.exchange(call, names.get(call.agent_id or "", ""))
+        exchanges[call.id] = exchange
+        if replayed is not None and exchange.continues is not None:
+            asked = exchanges[exchange.continues]
+            if asked.answer is None:
+                exchanges[asked.call.id] = replace(asked, answer=replayed, answer_source="replay")
+    return Transcript(rollout, tuple(known), tuple(exchanges.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What a call was asked, whole, and what it was answered."""
+
+    messages: tuple[Message, ...]
+    instructions: bool = False
+    """Whether the first message holds for this call only."""
+    tools: tuple[ToolSpec, ...] = ()
+    answer: Message | None = None
+    source: AnswerSource | None = None
+    missing: tuple[str, ...] = ()
+    agent_id: str | None = None
+    raw: str | None = None
+    """The prompt, where it was not made of messages."""
+
+
+@dataclass
+class _Session:
+    """Reads the calls of one session, in order."""
+
+    requests: StoredBodies
+    answers: Answers
+    _held: "OrderedDict[str, _Conversation]" = field(default_factory=OrderedDict)
+    _calls: dict[str, CallFacts] = field(default_factory=dict)
+    _readers: dict[str, Any] = field(default_factory=dict)
+
+    def exchange(self, call: CallFacts, agent: str) -> tuple[Exchange, Message | None]:
+        """A call's exchange, and the answer before it as this request has it."""
+        self._calls[call.id] = call
+        said = self._conversation(call)
+        base, shared, replayed = self._base(call, said)
+        new, tools = said.messages[shared:], said.tools
+        return Exchange(call, agent, base, shared, new, tools, said.answer, said.source, said.missing), replayed
+
+    def _conversation(self, call: CallFacts) -> _Conversation:
+        found = self._read(call)
+        self._held[call.id] = found
+        while len(self._held) > _HELD:
+            self._held.popitem(last=False)
+        return found
+
+    def _known(self, call_id: str) -> _Conversation:
+        """The conversation of an earlier call."""
+        if call_id in self._held:
+            self._held.move_to_end(call_id)
+            return self._held[call_id]
+        return self._conversation(self._calls[call_id])
+
+    def _read(self, call: CallFacts) -> _Conversation:
+        body = self.requests.of_call(call.id)
+        if body is None:
+            answer = self.answers.of_call(call, id_prefix="call_", tools=True, raw=False)
+            missing = ("its request: the store has no body of it", *_told(answer.missing))
+            return _Conversation((), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id)
+        dialect = load("dialect", call.protocol)()
+        if call.protocol not in self._readers:
+            self._readers[call.protocol] = load("body_reader", "conversation")()
+        try:
+            request = dialect.parse(self._readers[call.protocol].read(body), {":path": dialect.routes[0].path})
+        except load("dialect", "proxies.dialect:RequestProblem") as problem:
+            answer = self.answers.of_call(call, id_prefix="call_", tools=True, raw=False)
+            missing = (f"its request: {problem}", *_told(answer.missing))
+            return _Conversation((), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id)
+        return self._asked(call, request, f"{dialect.tool_call_prefix}{call.id}_")
+
+    def _asked(self, call: CallFacts, request: Any, id_prefix: str) -> _Conversation:
+        offered = bool(request.tools) and request.tool_choice != "none"
+        raw = request.prompt if isinstance(request.prompt, str) else None
+        answer = self.answers.of_call(call, id_prefix=id_prefix, tools=offered, raw=request.prompt is not None)
+        missing, messages = _told(answer.missing), request.messages
+        if request.prompt is not None:
+            text = raw if raw is not None else self.answers.text(request.prompt)
+            messages = () if text is None else self._prompted(call, text)
+            missing = (
+                *missing,
+                *(("its prompt is token ids of a policy whose tokenizer is not there",) if text is None else ()),
+            )
+        if request.previous is not None:
+            earlier = self._calls.get(request.previous.removeprefix(_PREVIOUS))
+            if earlier is None:
+                missing = (*missing, f"what was said before: answer {request.previous} is not in this session")
+            else:
+                messages = _joined(self._known(earlier.id), request)
+        return _Conversation(
+            messages, request.instructions, request.tools, answer.message, answer.source, missing, call.agent_id, raw
+        )
+
+    def _prompted(self, call: CallFacts, prompt: str) -> tuple[Message, ...]:
+        """A raw prompt as messages: the longest earlier prompt and answer that it begins with, then the text behind."""
+        names = (
+            [call.parent_call_id] if call.parent_call_id in self._calls else [name for name in self._held if name != call.id]
+        )
+        earlier = [known for known in map(self._known, names) if known.raw is not None and known.answer is not None]
+        begun = [(known, _written(known)) for known in earlier if prompt.startswith(_written(known))]
+        if not begun:
+            return (Message("user", prompt),)
+        known, before = max(begun, key=lambda pair: len(pair[1]))
+        assert known.answer is not None
+        return (*known.messages, known.answer, Message("user", prompt[len(before) :]))
+
+    def _base(self, call: CallFacts, said: _Conversation) -> tuple[str | None, int, Message | None]:
+        """The call whose conversation a request goes on from, how much of it is shared, and its answer as it is sent back."""
+        if call.parent_call_id in self._calls:
+            shared, replayed = _shared(self._known(call.parent_call_id), said.messages, answered=True)
+            if shared:
+                return call.parent_call_id, shared, replayed
+        best: tuple[str | None, int, Message | None] = (None, 0, None)
+        for name, known in reversed(self._held.items()):
+            if name != call.id and known.agent_id == call.agent_id:
+                shared, replayed = _shared(known, said.messages, answered=False)
+                if shared > best[1]:
+                    best = (name, shared, replayed)
+        return best
+
+
+def _joined(known: _Conversation, request: Any) -> tuple[Message, ...]:
+    """The whole conversation of a request that names the answer it goes on from. Instructions hold for one request only."""
+    old = known.messages[1:] if known.instructions else known.messages
+    front, new = (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
+    return (*front, *old, *(() if known.answer is None else (known.answer,)), *new)
+
+
+def _shared(known: _Conversation, messages: tuple[Message, ...], *, answered: bool) -> tuple[int, Message | None]:
+    """How many leading messages are those of a conversation and of its answer, and the answer as it stands there.
+
+    `answered` says that the request is known to contain the answer, in whichever form.
+    """
+    before = known.messages
+    pairs = enumerate(zip(before, messages, strict=False))
+    end = next((at for at, (one, other) in pairs if one is not other and one.digest != other.digest), None)
+    count = min(len(before), len(messages)) if end is None else end
+    if count < len(before) or count == len(messages) or messages[count].role != "assistant":
+        return count, None
+    said = messages[count]
+    if answered or (known.answer is not None and _says(said) == _says(known.answer)):
+        return count + 1, said
+    return count, None
+
+
+def _says(message: Message) -> str:
+    """What two forms of one answer have in common: clients leave reasoning out."""
+    return replace(replay_form(message), reasoning="").digest
+
+
+def _written(known: _Conversation) -> str:
+    """A raw prompt and its answer."""
+    return f"{known.raw}{known.answer.content if known.answer is not None else ''}"
+
+
+def _told(missing: str | None) -> tuple[str, ...]:
+    return () if missing is None else (f"its answer: {missing}",)

@@ -1,0 +1,22 @@
+"""Messages and tools in OpenAI's chat form, arguments as the text that the policy wrote."""
+
+from typing import Any
+
+from harnessgym.message import Message, ToolSpec
+
+Json = dict[str, Any]
+
+
+def to_wire(message: Message) -> Json:
+    """A message as chat completions have it. Reading it back gives the same message."""
+    out = message.to_template()
+    for call, written in zip(message.tool_calls, out.get("tool_calls", ()), strict=True):
+        written["function"]["arguments"] = call.arguments
+    if message.role == "tool":
+        out["tool_call_id"] = message.tool_call_id or ""
+    return out
+
+
+def tools_to_wire(tools: tuple[ToolSpec, ...]) -> list[Json]:
+    """Tools as chat completions have them."""
+    return [tool.to_template() for tool in tools]
