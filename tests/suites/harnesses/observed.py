@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rich.console import Console
 from sqlalchemy import Connection, select
 
+from harnessgym.cli.traces.agent_tree import drawn
 from harnessgym.store import bodies, events
 from harnessgym.store.tables import agents, calls
 from harnessgym.traces import divergence
+from harnessgym.traces.graph import graph
 from harnessgym.traces.trajectories import rows_of
 from harnessgym.traces.verify import verify
 from tests.suites.harnesses.actor import Actor
@@ -19,6 +22,8 @@ from tests.suites.harnesses.stage import Played, Stage
 from tests.suites.harnesses.tree import tree_complaints
 
 _SETTLED = {"delivered", "acknowledged"}
+_PAPER = 140
+"""Columns that a drawing may have."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,8 @@ class Observed:
     incomplete: str | None
     tree: Sequence[str]
     """What is wrong with the agents, and what they did to each other, as they were derived."""
+    drawing: str
+    """What `harnessgym traces tree --events` prints of it."""
     problems: Sequence[str]
     """What the policy could not do."""
     output: str
@@ -82,6 +89,7 @@ def observe(stage: Stage, scenario: Scenario, played: Played, actor: Actor) -> O
         joined=stage.line.asked - facts["calls"] - refused,
         findings=[f"{item.kind} at {item.where}: {item.message}" for item in verify(stage.store).findings],
         tree=stage.store.read(lambda conn: tree_complaints(conn, stage.row.id, scenario)),
+        drawing=stage.store.read(lambda conn: _drawing(conn, stage.row.id)),
         problems=actor.problems,
         output=(result.stdout[-600:] + b"\n" + result.stderr[-600:]).decode(errors="replace"),
         **facts,
@@ -117,6 +125,13 @@ def complaints(seen: Observed, scenario: Scenario) -> list[str]:
         "nothing was compacted": scenario.plan != "long" or seen.summaries > 0,
     }
     return [complaint for complaint, well in claims.items() if not well]
+
+
+def _drawing(conn: Connection, rollout_id: str) -> str:
+    paper = Console(width=_PAPER, highlight=False, color_system=None)
+    with paper.capture() as printed:
+        paper.print(drawn(graph(conn, rollout_id), events=True))
+    return "\n".join(line.rstrip() for line in printed.get().splitlines())
 
 
 def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:

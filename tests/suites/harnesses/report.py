@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.suites.harnesses.observed import Observed, complaints
 from tests.suites.harnesses.run import prepare, run
 from tests.suites.harnesses.scenarios import ABLATION, SCENARIOS, Scenario
+from tests.suites.harnesses.tree import TREES
 
 _DOCS = Path(__file__).parents[3] / "docs"
 _MADE = "<!-- Written by `python -m tests.suites.harnesses.report`. -->\n"
@@ -39,6 +40,15 @@ Installing: `harnessgym.installation.install(harness.install(), folder)`.
 
 *Branches* are rows for the trainer: one per agent, as long as nobody rewrites the history. Tokens are those the policy
 sampled. *Breaks* are calls that could not continue the tokens of an earlier one, by the stored class.
+
+## Trees of agents
+
+What `harnessgym traces tree ROLLOUT --events` prints of such a run. It is derived from the requests and answers that
+passed the proxy, and from nothing else. Where a harness names its agents in headers, that is the evidence; elsewhere it is
+the tool call whose arguments the new agent begins with. Each run is checked against what the agent really did:
+who started whom by which tool, what came back to whom, what was decided, and that every tool call has its one result.
+
+{trees}
 
 ## Faults
 
@@ -143,9 +153,17 @@ def main() -> None:
         name: _table(_COLUMNS[name], [item for item in kept if item[0].plan == name])
         for name in ("task", "faults", "torn", "long")
     }
-    (_DOCS / "harnesses.md").write_text(_MADE + _HARNESSES.format(**plans))
+    (_DOCS / "harnesses.md").write_text(_MADE + _HARNESSES.format(**plans, trees=_trees(kept)))
     keep, ablation = _table(_COLUMNS["keep"], kept), _compare(kept, rendered)
     (_DOCS / "fidelity.md").write_text(_MADE + _FIDELITY.format(keep=keep, ablation=ablation))
+
+
+def _trees(runs: Sequence[Run]) -> str:
+    """One drawing of each harness that has a tree of its own."""
+    shown = {scenario.harness: seen for scenario, seen in runs if scenario.plan == "task" and scenario.harness in TREES}
+    return "\n\n".join(
+        f"### {name}\n\n```\n{shown[name].drawing}\n```" for name in TREES if TREES[name].spawn and name in shown
+    )
 
 
 async def _all(scenarios: Sequence[Scenario]) -> list[Run]:
