@@ -15,6 +15,9 @@ from harnessgym.traces.agent_branches import AgentBranches, Branch, agent_tree, 
 if TYPE_CHECKING:
     from harnessgym.traces.graph import Event, Graph
 
+_LEFT_OUT = ("llm_call", "span")
+"""Events that are not drawn: calls stand in branches, and what raw spans tell of agents is an event of its own."""
+
 
 def tree_json(graph: "Graph", *, events: bool) -> dict[str, Any]:
     """See the command's help."""
@@ -61,7 +64,7 @@ class _Drawing:
     def __init__(self, graph: "Graph", *, events: bool) -> None:
         self.labels = AgentLabels(graph.agents, "no agent")
         self.numbers = {name: at for at, name in enumerate(graph.calls)}
-        self.happened = [event for event in graph.events if event.kind != "llm_call"] if events else []
+        self.happened = [event for event in graph.events if event.kind not in _LEFT_OUT] if events else []
         self.start = min((event.t for event in graph.events), default=0.0)
 
     def agent(self, above: Tree, item: AgentBranches) -> None:
