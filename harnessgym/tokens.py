@@ -4,6 +4,7 @@ Ids are int32 and logprobs float32, little-endian, wherever they are bytes. A ha
 upstream client, the store and `traces verify` can compute it apart from each other and must agree.
 """
 
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,15 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
     def __new__(cls, ids: TokenIds = ()) -> Self:
         """Raises `OverflowError` for an id beyond int32."""
         return super().__new__(cls, "i", ids)  # type: ignore[return-value]
+
+    @classmethod
+    def unpacked(cls, blob: bytes) -> Self:
+        """Those of `pack_ids` bytes."""
+        found = cls()
+        found.frombytes(blob)
+        if sys.byteorder == "big":
+            found.byteswap()
+        return found
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
@@ -56,6 +66,8 @@ class VersionSpan:
 
 def pack_ids(ids: TokenIds) -> bytes:
     """int32 little-endian bytes of token ids."""
+    if isinstance(ids, TokenArray) and sys.byteorder == "little":
+        return ids.tobytes()
     return np.asarray(ids, dtype="<i4").tobytes()
 
 

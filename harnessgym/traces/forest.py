@@ -202,12 +202,13 @@ class Forest:
             raise TraceError(f"Session {self.session_id}: segment {segment.id} has an unknown parent {segment.parent_id}.")
         parent = _ROOT if segment.parent_id is None else self._ends[segment.parent_id]
         hasher = parent.hasher.copy()
-        hasher.update(pack_ids(segment.ids))
+        packed = pack_ids(segment.ids)
+        hasher.update(packed)
         self._ends[segment.id] = _End(parent.length + len(segment.ids), hasher)
         self.segments[segment.id] = segment
         self.children.setdefault(segment.parent_id, []).append(segment.id)
         if segment.kind == "prompt":
-            self._prompts[segment.parent_id, hash_ids(segment.ids)] = segment.id
+            self._prompts[segment.parent_id, xxhash.xxh3_128_hexdigest(packed)] = segment.id
 
     def _index(self, call_id: str, segment: Segment, answer_digest: str) -> None:
         self._call_of[segment.id] = call_id

@@ -27,6 +27,8 @@ IDS = st.lists(st.integers(0, 2**31 - 1))
 def test_ids_survive_packing(ids):
     assert unpack_ids(pack_ids(ids)).tolist() == ids
     assert len(pack_ids(ids)) == 4 * len(ids)
+    assert TokenArray.unpacked(pack_ids(ids)) == ids
+    assert pack_ids(TokenArray(ids)) == pack_ids(ids)
 
 
 @given(st.lists(st.floats(max_value=0.0, width=32, allow_nan=False)))
