@@ -4,7 +4,8 @@
     ├── ConfigError          a config file, option or registry name is wrong
     ├── PolicyError          a model folder or policy version cannot be used
     ├── StoreError           the trace store refused or failed
-    │   └── SchemaError      the database has another schema revision than this code
+    │   ├── SchemaError      the database has another schema revision than this code
+    │   └── StoreUnavailable ... for now: it is locked, full or away; later the same may succeed
     ├── TraceError           recorded tokens contradict each other
     ├── ProxyError           the proxy or its control API refused or failed
     ├── UpstreamError        an inference engine failed or answered inconsistently
@@ -38,6 +39,10 @@ class StoreError(HarnessGymError):
 
 class SchemaError(StoreError):
     """The database has another schema revision than this code."""
+
+
+class StoreUnavailable(StoreError):
+    """The trace store failed for now: it is locked, full or away. Later the same may succeed."""
 
 
 class TraceError(HarnessGymError):

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from harnessgym.errors import HarnessGymError, ProxyError
+from harnessgym.errors import HarnessGymError, ProxyError, StoreUnavailable
 from harnessgym.message import Sampling
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import sessions, workers
@@ -126,6 +126,8 @@ class Control:
                 return await handler(request)
             except ValidationError as error:
                 return _error(422, str(error))
+            except StoreUnavailable as error:
+                return _error(503, str(error))
             except HarnessGymError as error:
                 return _error(409, str(error))
 

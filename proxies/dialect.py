@@ -171,6 +171,7 @@ class Problem:
         "overflow",
         "limit",
         "overloaded",
+        "unavailable",
         "upstream",
     ]
     message: str

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from starlette.types import Receive, Scope, Send
 
+from harnessgym.errors import StoreError
 from harnessgym.store.events import EventRow
 from proxies.connection import BodyTooLarge, Connection, Disconnected
 from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
@@ -88,6 +89,8 @@ class Gateway:
                 await self._serve(connection, target, endpoint, spoken)
         except RequestProblem as refusal:
             await connection.respond(*spoken.error(refusal.problem))
+        except StoreError as error:
+            await connection.respond(*spoken.error(Problem("unavailable", str(error), retry_after_s=1.0)))
         except Disconnected:
             pass
 

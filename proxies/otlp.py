@@ -69,10 +69,10 @@ class SpanIntake:
             session = await self._session(key or _key(connection))
             export = await self._read(connection, encoding)
             rejected, reason = await self._keep(session, export)
+        except StoreError as error:
+            await _refuse(connection, encoding, 503, str(error))
         except WireProblem as problem:
-            retry = {"retry-after": "1"} if problem.status == 503 else {}
-            body = failure(encoding, problem.status, problem.message)
-            await connection.respond(problem.status, {"content-type": encoding, **retry}, body)
+            await _refuse(connection, encoding, problem.status, problem.message)
         else:
             await connection.respond(200, {"content-type": encoding}, success(encoding, rejected, reason))
 
@@ -178,6 +178,11 @@ def _ids(span: Span) -> tuple[str, str]:
 def _all_sealed(conn: SqlConnection, rollout_id: str) -> bool:
     rows = (sessions.get(conn, session_id) for session_id in sessions.of_rollout(conn, rollout_id))
     return all(row is not None and row.sealed for row in rows)
+
+
+async def _refuse(connection: Connection, encoding: Encoding, status: int, message: str) -> None:
+    retry = {"retry-after": "1"} if status == 503 else {}
+    await connection.respond(status, {"content-type": encoding, **retry}, failure(encoding, status, message))
 
 
 def _key(connection: Connection) -> str | None:

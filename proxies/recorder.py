@@ -73,7 +73,7 @@ class Recorder:
 
     async def fail(self, call_id: str, error: str) -> None:
         """Commit that a call failed."""
-        await self.wait(self._submit(lambda conn: calls.set_status(conn, call_id, "error", error)))
+        await self.wait(self._submit(lambda conn: calls.fail(conn, call_id, error)))
 
     def note(self, call_id: str, delivery: Delivery) -> None:
         """Note how far an answer came. An acknowledgement outweighs a delivery, that its absence."""

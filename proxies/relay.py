@@ -89,7 +89,7 @@ class Relay:
             raise RequestProblem(Problem("sealed", "This session was sealed while the request was read. Do not retry."))
         if session.stale:
             detail = "A write of this session failed; it is read again from the store once its calls have ended."
-            raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
+            raise RequestProblem(Problem("unavailable", detail, retry_after_s=1.0))
         siblings = [arrival, *(replace(arrival, digest=f"{arrival.digest}:{n}") for n in range(1, arrival.request.n))]
         earlier = [session.rejoin(sibling.digest, retry=arrival.retry) for sibling in siblings]
         self._check_room(session, earlier)
@@ -334,19 +334,25 @@ class Relay:
         call.settle(Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created, feed.stop_sequence))
 
     async def _fail(self, session: Session, call: Call, error: Exception, intended: "Future[None]") -> None:
-        """Record and show that a call failed. If a write failed, its intent's included, the session is read again."""
+        """Record and show that a call failed. If a write failed, its intent's included, the session is read again.
+
+        Then clients hear of it first: the store may keep the record waiting.
+        """
         text = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
-        session.stale = session.stale or isinstance(error, StoreError)
         session.traffic.failed(call.id)
+        if isinstance(error, StoreError):
+            session.stale = True
+            call.settle(problem=Problem("unavailable", text, retry_after_s=1.0))
         try:
             await self.recorder.wait(intended)
             await self.recorder.fail(call.id, text)
-        except StoreError:
+        except StoreError as refusal:
             session.stale = True
-            log.exception("The failure of call %s could not be recorded.", call.id)
+            log.error("The failure of call %s could not be recorded: %s", call.id, refusal)  # noqa: TRY400 its words say all
         early = isinstance(error, UpstreamLost) and not call.sampled.ids
         problem = Problem("overloaded" if early else "upstream", text, retry_after_s=1.0 if early else None)
-        call.settle(problem=error.problem if isinstance(error, TextRefusal) else problem)
+        if not call.settled:
+            call.settle(problem=error.problem if isinstance(error, TextRefusal) else problem)
         if not isinstance(error, UpstreamError):
             log.error("Call %s failed: %s", call.id, text)
 

@@ -1,6 +1,7 @@
 """Settings of the whole suite, and what is skipped where a machine lacks it."""
 
 import os
+import subprocess
 
 import pytest
 from hypothesis import settings
@@ -31,3 +32,15 @@ def postgres():
     """A private PostgreSQL of this test run."""
     with Cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real disk of 6 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -88,6 +88,7 @@ def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
     import json
 
     from harnessgym.run_folder import write_json
+    from harnessgym.store.backend import shown
     from harnessgym.supervisor.curve import draw_curve
     from harnessgym.supervisor.progress import read_metrics
     from harnessgym.supervisor.summary import summarise
@@ -97,11 +98,11 @@ def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:
     summary = summarise(supervisor.store, folder, supervisor.stages, sandbox)
     write_json(folder.summary_path, summary)
     draw_curve(read_metrics(folder), summary, folder.root / "curve.png")
-    _print(summary, folder.root, console)
+    _print(summary, folder.root, console, shown(folder.store_url()).removeprefix("sqlite:///"))
     return summary
 
 
-def _print(summary: dict[str, Any], root: Path, console: "Console") -> None:
+def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) -> None:
     from rich.table import Table
 
     table = Table(
@@ -119,7 +120,7 @@ def _print(summary: dict[str, Any], root: Path, console: "Console") -> None:
         f"{summary['tokens_excluded']} excluded, staleness at most {summary['max_staleness']} (η = {summary['eta']})",
         highlight=False,
     )
-    console.print(f"{root}/summary.json, {root}/curve.png, {root}/traces.db", highlight=False)
+    console.print(f"{root}/summary.json, {root}/curve.png, {store}", highlight=False, soft_wrap=True)
 
 
 def _percent(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """Client of a proxy's control routes, for nodes and weight agents.
 
-A proxy may be restarting at any moment: a call that finds nobody, or loses its connection, is tried again for a while. All
-routes bear being called twice, except that a session opened twice leaves one that nobody uses.
+A proxy or its store may be restarting at any moment: a call that finds nobody, loses its connection or is told to come back is
+tried again for a while. All routes bear being called twice, except that a session opened twice leaves one that nobody uses.
 """
 
 import asyncio
@@ -144,7 +144,8 @@ class ControlClient:
         while True:
             try:
                 response = await self._http.request(method, path, json=body, timeout=30.0 + wait_s)
-                break
+                if response.status_code != httpx.codes.SERVICE_UNAVAILABLE or asyncio.get_running_loop().time() > deadline:
+                    break
             except httpx.TransportError as error:
                 if asyncio.get_running_loop().time() > deadline:
                     hint = "Is the proxy running?"
@@ -152,7 +153,7 @@ class ControlClient:
                 if not silent:
                     _LOG.warning("The proxy's control API at %s cannot be used (%r); trying again.", self._url, error)
                 silent = True
-                await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_PAUSE_S)
         if response.status_code == httpx.codes.NOT_FOUND and absent is not None:
             return absent
         if response.status_code != httpx.codes.OK:

@@ -1,5 +1,6 @@
 """What differs between the databases that a trace store can use; each is a member of `backends/`."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -26,6 +27,8 @@ class Backend(Protocol):
     url: URL
     errors: tuple[type[Exception], ...]
     """What SQLAlchemy and its driver raise."""
+    patience_s: float
+    """How long to wait for a lock or a server that does not answer; the URL may say so, in the driver's own words."""
 
     def make_place(self) -> None:
         """Make what a new database needs around it."""
@@ -48,11 +51,17 @@ class Backend(Protocol):
     def undone(self, error: BaseException) -> bool:
         """Whether the database gave up a statement only because of what others did at the same time."""
 
+    def passing(self, error: BaseException) -> bool:
+        """Whether the same may succeed later: the database is away, locked or full."""
+
     def explain(self, error: BaseException) -> str:
         """What happened, where, and what to do."""
 
-    def vacuum(self, conn: Connection) -> None:
-        """Give back the space of what was deleted; outside transactions."""
+    def vacuum(self, conn: Connection, *, full: bool = False) -> None:
+        """Give back the space of what was deleted; outside transactions. `full`: whatever that locks meanwhile.
+
+        Raises `StoreError` where others are in the way.
+        """
 
     def size(self, conn: Connection) -> int:
         """Bytes that the database takes."""
@@ -79,6 +88,18 @@ def shown(url: "str | URL") -> str:
     except ArgumentError:
         return str(url)
     return parsed.render_as_string(hide_password=True) if parsed.password or not isinstance(url, str) else url
+
+
+def asked_patience(url: URL, name: str, default: float) -> float:
+    """The seconds that a URL's query gives under a name. Raises `StoreError` if they are none."""
+    given = str(url.query.get(name, default))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise StoreError(f"{name}={given} in {shown(url)} is no number of seconds: write for example {name}={default:.0f}.")
+    return seconds
 
 
 def insert_into(conn: Connection) -> Callable[[Table], Any]:

@@ -16,13 +16,13 @@ from harnessgym.store.body_parts import SplitBody
 from harnessgym.store.prepared import Prepared
 from harnessgym.store.tables import calls, segments
 from harnessgym.tokens import (
+    TokenArray,
     TokenIds,
     VersionSpan,
     hash_completion,
     hash_ids,
     pack_ids,
     pack_logprobs,
-    unpack_ids,
     unpack_logprobs,
 )
 
@@ -164,6 +164,11 @@ def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | 
     conn.execute(update(calls).where(calls.c.id == call_id).values(status=status, error=error))
 
 
+def fail(conn: Connection, call_id: str, error: str) -> None:
+    """Record that a call failed. One that was finished after all, where nobody could tell, stays so."""
+    conn.execute(update(calls).where(calls.c.id == call_id, calls.c.status == "intent").values(status="error", error=error))
+
+
 def observe(conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]) -> None:
     """Record how far answers came. What is known already is never weakened: an acknowledged call stays acknowledged."""
     _OBSERVE[status].run_many(conn, [{"call": call_id} for call_id in call_ids])
@@ -184,14 +189,12 @@ def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCa
 
 def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
     """All segments of some sessions by id, parents before children."""
-    rows = conn.execute(
-        select(segments).where(segments.c.session_id.in_(session_ids)).order_by(segments.c.created_at, segments.c.id)
-    )
+    columns = [segments.c[name] for name in ("id", "session_id", "kind", "parent_id", "ids", "logprobs")]
+    query = select(*columns).where(segments.c.session_id.in_(session_ids)).order_by(segments.c.created_at, segments.c.id)
     out: dict[str, Segment] = {}
-    for row in rows.mappings():
-        logprobs = None if row["logprobs"] is None else tuple(unpack_logprobs(row["logprobs"]).tolist())
-        ids = tuple(unpack_ids(row["ids"]).tolist())
-        out[row["id"]] = Segment(row["id"], row["session_id"], row["kind"], row["parent_id"], ids, logprobs)
+    for name, session_id, kind, parent_id, ids, logprobs in conn.execute(query):
+        sampled = None if logprobs is None else tuple(unpack_logprobs(logprobs).tolist())
+        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.unpacked(ids), sampled)
     return out
 
 

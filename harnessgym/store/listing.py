@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, Select, func, select
 
 from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
 
@@ -45,19 +45,22 @@ class Wanted:
     frozen: bool | None = None
 
 
+_TRAINED_ON = (
+    (rewards.c.rollout_id == rollouts.c.id)
+    & (rewards.c.unit == "rollout")
+    & (rewards.c.target == rollouts.c.id)
+    & (rewards.c.channel == "reward")
+)
+"""The reward that conditions are about."""
+
+
 def newest_rollouts(conn: Connection, limit: int, wanted: Wanted = Wanted()) -> list[ListedRollout]:
     """The newest rollouts of those wanted, newest first; all of them if `limit` is negative."""
-    reward = (
-        (rewards.c.rollout_id == rollouts.c.id)
-        & (rewards.c.unit == "rollout")
-        & (rewards.c.target == rollouts.c.id)
-        & (rewards.c.channel == "reward")
-    )
     own = [rollouts.c[name] for name in ("slot", "attempt", "harness", "status", "stop_reason", "verdict")]
     newest = (
         select(rollouts.c.id, groups.c.purpose, groups.c.ordinal, *own, rewards.c.value, rollouts.c.created_at)
         .join(groups, groups.c.id == rollouts.c.group_id)
-        .outerjoin(rewards, reward)
+        .outerjoin(rewards, _TRAINED_ON)
         .where(*_conditions(wanted))
         .order_by(rollouts.c.created_at.desc(), rollouts.c.id.desc())
         .limit(limit if limit >= 0 else None)
@@ -71,6 +74,12 @@ def newest_rollouts(conn: Connection, limit: int, wanted: Wanted = Wanted()) -> 
     shown = [column for column in newest.c if column.name != "created_at"]
     query = select(*shown, *made).order_by(newest.c.created_at.desc(), newest.c.id.desc())
     return [ListedRollout(*tuple(row)) for row in conn.execute(query)]
+
+
+def wanted_ids(wanted: Wanted) -> Select[tuple[str]]:
+    """A query of the ids of those wanted."""
+    joined = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).outerjoin(rewards, _TRAINED_ON)
+    return joined.where(*_conditions(wanted))
 
 
 def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:

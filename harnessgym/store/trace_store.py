@@ -7,11 +7,13 @@ has returned only when its transaction is committed. With SQLite in WAL mode tha
 `synchronous="FULL"`, and always with PostgreSQL, also power loss.
 
 A function may run again if the database undid it, and reads if nobody answered: it must do nothing but ask the database. A
-server that restarts is waited for; writes that wait meanwhile are queued, and none that was committed is lost.
+server that restarts is waited for; writes that wait meanwhile are queued, and none that was committed is lost. If it stays away
+all who wait hear so at one time, and who asks later at once.
 """
 
 import asyncio
 import contextlib
+import math
 import os
 import queue
 import threading
@@ -22,7 +24,7 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, RootTransaction
 
-from harnessgym.errors import SchemaError, StoreError
+from harnessgym.errors import SchemaError, StoreError, StoreUnavailable
 from harnessgym.store.backend import Synchronous, open_backend, shown
 from harnessgym.store.schema import WRITING, head_revision, revision_of, upgrade
 
@@ -32,8 +34,6 @@ T = TypeVar("T")
 Work = Callable[[Connection], T]
 _GROUP = 256
 """Writes that share a transaction at most: bounds how long the first of them waits."""
-_RESTART_S = 15.0
-"""How long a server that does not answer is waited for, once the store is open."""
 _PAUSE_S = 0.2
 _TRIES = 5
 """How often a write is tried that the database undid because of what others did."""
@@ -53,6 +53,7 @@ class TraceStore:
         self.url = url
         self._backend = open_backend(url, synchronous)
         self._engine = self._backend.engine()
+        self._outage = _Outage(self._backend.patience_s)
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._pid = os.getpid()
         self._closed = False
@@ -101,7 +102,7 @@ class TraceStore:
         return future
 
     def write(self, work: Work[T]) -> T:
-        """Do a write and wait for its commit. Raises `StoreError` if the database refuses."""
+        """Do a write and wait for its commit. Raises `StoreError` if the database refuses, `StoreUnavailable` for now."""
         return self.submit(work).result()
 
     async def awrite(self, work: Work[T]) -> T:
@@ -111,14 +112,14 @@ class TraceStore:
     def read(self, work: Work[T]) -> T:
         """Run a short read; all its statements see one state of the database. Raises `StoreError` if the database refuses."""
         self._refuse_misuse()
-        deadline = time.monotonic() + _RESTART_S
         with self._refusals():
             while True:
                 try:
                     with self._engine.connect() as conn, conn.begin():
+                        self._outage.ended()
                         return work(conn)
                 except self._backend.errors as error:
-                    if not self._backend.away(error) or time.monotonic() > deadline:
+                    if not self._backend.away(error) or self._outage.too_long():
                         raise
                 time.sleep(_PAUSE_S)
 
@@ -180,10 +181,11 @@ class TraceStore:
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
         again: list[_Item] = []
-        committing = False
+        begun = committing = False
         try:
             with self._refusals():
                 transaction = self._begin()
+                begun = True
                 for work, future in group:
                     try:
                         done.append((future, self._write_one(transaction.connection, work)))
@@ -198,7 +200,7 @@ class TraceStore:
                 transaction.commit()
         except Exception as error:  # noqa: BLE001 nothing of the group is committed: every writer hears why
             self._disconnect()
-            if not committing and not last and self._went_away(error):
+            if begun and not committing and not last and self._went_away(error):
                 return group
             self._fail(group, error, unknown=committing)
             return []
@@ -211,9 +213,11 @@ class TraceStore:
     def _fail(self, group: list["_Item"], error: Exception, *, unknown: bool) -> None:
         """Tell all of a group why it failed. Whether a server that vanished during the commit made it, nobody can know."""
         if isinstance(error, _TransactionLostError):
-            error = StoreError(str(error))
+            error = self._refusal(error.__cause__ or error)
         elif unknown and self._went_away(error):
-            error = StoreError(f"{error} It went away while it committed: look whether it was stored before writing it again.")
+            error = StoreUnavailable(
+                f"{error} It went away while it committed: look whether it was stored before writing it again."
+            )
         for _, future in group:
             future.set_exception(error)
 
@@ -222,17 +226,19 @@ class TraceStore:
 
     def _begin(self) -> RootTransaction:
         """The writer's transaction. Nothing of it has begun yet, so a server that is away may be waited for."""
-        deadline = time.monotonic() + _RESTART_S
         while True:
             try:
                 if self._conn is None:  # it keeps one: taking one from the pool costs as much as a small write
                     self._conn = self._engine.connect().execution_options(**WRITING)
-                return self._conn.begin()
+                transaction = self._conn.begin()
             except self._backend.errors as error:
                 self._disconnect()
-                if not self._backend.away(error) or time.monotonic() > deadline:
+                if not self._backend.away(error) or self._outage.too_long():
                     raise
                 time.sleep(_PAUSE_S)
+            else:
+                self._outage.ended()
+                return transaction
 
     def _disconnect(self) -> None:
         conn, self._conn = self._conn, None
@@ -253,8 +259,9 @@ class TraceStore:
             driver.execute("ROLLBACK TO one_write")
             driver.execute("RELEASE one_write")
             if isinstance(error, self._backend.errors):
-                problem = _UndoneError if self._backend.undone(error) else StoreError
-                raise problem(self._backend.explain(error)) from error
+                if self._backend.undone(error):
+                    raise _UndoneError(self._backend.explain(error)) from error
+                raise self._refusal(error) from error
             raise
         return result
 
@@ -264,15 +271,39 @@ class TraceStore:
         try:
             yield
         except self._backend.errors as error:
-            raise StoreError(self._backend.explain(error)) from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: BaseException) -> StoreError:
+        kind = StoreUnavailable if self._backend.passing(error) else StoreError
+        return kind(self._backend.explain(error))
 
 
 _Item = tuple[Work[Any], "Future[Any]"]
+
+
+class _Outage:
+    """Since when a server has not answered. Readers and the writer share it, so that all of them give up together."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._since = self._seen = -math.inf
+
+    def ended(self) -> None:
+        """It answers."""
+        self._since = -math.inf
+
+    def too_long(self) -> bool:
+        """Whether it has been away for longer than anybody waits. One of which nobody heard for long begins anew."""
+        now = time.monotonic()
+        if self._since == -math.inf or now - self._seen > 4 * self._patience_s:
+            self._since = now
+        self._seen = now
+        return now - self._since > self._patience_s
 
 
 class _TransactionLostError(StoreError):
     """The database ended the whole transaction by itself: nothing of the group can be committed."""
 
 
-class _UndoneError(StoreError):
+class _UndoneError(StoreUnavailable):
     """The database undid one write because of what others did at the same time; done again it may go through."""

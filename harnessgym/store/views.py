@@ -97,12 +97,28 @@ _OWN = {
 }
 
 _GUARDED = ("sessions", "agents", "calls", "events", "edges", "rewards", "exclusions")
-"""Tables whose rows are a rollout's trace. Segments and bodies are written with their calls."""
+"""Tables whose rows are a rollout's trace, and name it. Nothing is added to them, changed or removed."""
+_OWNERS = {
+    "rollouts": "OLD.id",
+    "segments": "(SELECT s.rollout_id FROM sessions s WHERE s.id = OLD.session_id)",
+    "bodies": "(SELECT c.rollout_id FROM calls c WHERE c.id = OLD.call_id)",
+}
+"""Tables whose rows are kept from change and removal alone, and whose they are: the rollout itself, and what is added together
+with a call, which has a guard."""
 _FROZEN = "The rollout is frozen: its trace cannot change. `harnessgym store thaw` allows it again."
 _GUARD_FUNCTION = """
 CREATE FUNCTION refuse_frozen() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF EXISTS (SELECT 1 FROM rollouts r WHERE r.frozen AND r.id IN (NEW.rollout_id, OLD.rollout_id)) THEN
+        RAISE EXCEPTION 'SAID';
+    END IF;
+    RETURN coalesce(NEW, OLD);
+END $$
+"""
+_OWNER_FUNCTION = """
+CREATE FUNCTION refuse_frozen_TABLE() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF EXISTS (SELECT 1 FROM rollouts r WHERE r.frozen AND r.id = OWNER) THEN
         RAISE EXCEPTION 'SAID';
     END IF;
     RETURN coalesce(NEW, OLD);
@@ -128,22 +144,39 @@ def drop(conn: Connection) -> None:
     for name in VIEWS:
         conn.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
     if conn.dialect.name == "postgresql":
-        conn.exec_driver_sql("DROP FUNCTION IF EXISTS refuse_frozen() CASCADE")
+        for function in ("refuse_frozen", *(f"refuse_frozen_{table}" for table in _OWNERS)):
+            conn.exec_driver_sql(f"DROP FUNCTION IF EXISTS {function}() CASCADE")
         return
-    for table in _GUARDED:
+    for table in (*_GUARDED, *_OWNERS):
         for event in ("insert", "update", "delete"):
             conn.exec_driver_sql(f"DROP TRIGGER IF EXISTS frozen_{table}_{event}")
 
 
 def _guards(database: str) -> list[str]:
-    if database == "postgresql":
-        trigger = (
-            "CREATE TRIGGER frozen_{0} BEFORE INSERT OR UPDATE OR DELETE ON {0} FOR EACH ROW EXECUTE FUNCTION refuse_frozen()"
-        )
-        return [_GUARD_FUNCTION.replace("SAID", _FROZEN), *(trigger.format(table) for table in _GUARDED)]
-    trigger = (
-        "CREATE TRIGGER frozen_{0}_{1} BEFORE {1} ON {0} "
-        "WHEN (SELECT frozen FROM rollouts WHERE id = {2}.rollout_id) BEGIN SELECT RAISE(ABORT, '{3}'); END"
-    )
+    return _postgresql_guards() if database == "postgresql" else _sqlite_guards()
+
+
+def _postgresql_guards() -> list[str]:
+    trigger = "CREATE TRIGGER frozen_{0} BEFORE {1} ON {0} FOR EACH ROW {2} EXECUTE FUNCTION {3}()"
+    made = [_GUARD_FUNCTION.replace("SAID", _FROZEN)]
+    made += [trigger.format(table, "INSERT OR UPDATE OR DELETE", "", "refuse_frozen") for table in _GUARDED]
+    for table, owner in _OWNERS.items():
+        function = f"refuse_frozen_{table}"
+        made.append(_OWNER_FUNCTION.replace("TABLE", table).replace("OWNER", owner).replace("SAID", _FROZEN))
+        if table == "rollouts":  # what thaws it is let through
+            made.append(trigger.format(table, "UPDATE", "WHEN (OLD.frozen AND NEW.frozen)", function))
+            made.append(trigger.format(table, "DELETE", "", function).replace("frozen_rollouts ", "frozen_rollouts_delete ", 1))
+        else:
+            made.append(trigger.format(table, "UPDATE OR DELETE", "", function))
+    return made
+
+
+def _sqlite_guards() -> list[str]:
+    trigger = "CREATE TRIGGER frozen_{0}_{1} BEFORE {1} ON {0} WHEN {2} BEGIN SELECT RAISE(ABORT, '" + _FROZEN + "'); END"
+    frozen = "(SELECT frozen FROM rollouts WHERE id = {0})"
     events = (("insert", "NEW"), ("update", "OLD"), ("delete", "OLD"))
-    return [trigger.format(table, event, row, _FROZEN) for table in _GUARDED for event, row in events]
+    made = [trigger.format(table, event, frozen.format(f"{row}.rollout_id")) for table in _GUARDED for event, row in events]
+    for table, owner in _OWNERS.items():
+        update = "OLD.frozen AND NEW.frozen" if table == "rollouts" else frozen.format(owner)  # what thaws it is let through
+        made += [trigger.format(table, "update", update), trigger.format(table, "delete", frozen.format(owner))]
+    return made

@@ -6,11 +6,11 @@ was sampled; ordinals with the count at seal; the ledger with the calls. No code
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, exists, select
 
 from harnessgym.errors import StoreError
 from harnessgym.store import TraceStore, policies
-from harnessgym.store.tables import rollouts, runs, sessions
+from harnessgym.store.tables import metadata, rollouts, runs, sessions
 from harnessgym.traces.findings import Checked, Finding, FindingKind, Report, Tally
 from harnessgym.traces.verify_ledger import LedgerCheck
 from harnessgym.traces.verify_session import SessionCheck
@@ -38,9 +38,16 @@ def verify(source: TraceStore | Connection, run_id: str | None = None, progress:
 
 
 def _check_references(conn: Connection, tally: Tally) -> None:
-    """SQLite's own check of all foreign keys, whatever the run."""
-    for table, rowid, parent, _ in conn.exec_driver_sql("PRAGMA foreign_key_check"):
-        tally.find("reference", f"{table} row {rowid}", f"refers to a row that {parent} does not have.")
+    """Every foreign key, whatever the run: a database enforces them, but not against whoever switches that off."""
+    for table in metadata.sorted_tables:
+        key = table.primary_key.columns.values()[0]
+        for reference in table.foreign_keys:
+            parent = reference.column.table.alias("parent")
+            there = exists().where(parent.c[reference.column.name] == reference.parent)
+            for row in conn.execute(select(key).where(reference.parent.is_not(None), ~there)).scalars():
+                tally.find(
+                    "reference", f"{table.name} row {row}", f"refers to a row that {reference.column.table.name} does not have."
+                )
 
 
 def _check_sessions(conn: Connection, run_ids: list[str], tally: Tally, progress: Progress | None) -> None:

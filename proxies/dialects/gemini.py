@@ -62,6 +62,7 @@ _STATUS: dict[str, tuple[int, str]] = {
     "too_large": (413, "INVALID_ARGUMENT"),
     "overflow": (400, "INVALID_ARGUMENT"),
     "overloaded": (429, "RESOURCE_EXHAUSTED"),
+    "unavailable": (503, "UNAVAILABLE"),
     "upstream": (500, "INTERNAL"),
 }
 """Problem kind to HTTP status and Google status."""
@@ -164,7 +165,7 @@ class Gemini:
         headers = {"content-type": "application/json"}
         if problem.kind in ("sealed", "limit"):
             headers["x-should-retry"] = "false"
-        if problem.kind == "overloaded":
+        if problem.kind in ("overloaded", "unavailable"):
             headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
         return _STATUS[problem.kind][0], headers, json.dumps(_error(problem), ensure_ascii=False).encode()
 
@@ -299,7 +300,7 @@ def _error(problem: Problem) -> dict[str, Any]:
         message = (
             f"The input token count ({problem.tokens}) exceeds the maximum number of tokens allowed ({problem.max_tokens})."
         )
-    if problem.kind == "overloaded":
+    if problem.kind in ("overloaded", "unavailable"):
         details = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{problem.retry_after_s or 1:g}s"}]
     if problem.kind == "unknown_key":
         reason = {"reason": "API_KEY_INVALID", "domain": "googleapis.com"}

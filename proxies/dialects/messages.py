@@ -43,6 +43,7 @@ _STATUS: dict[str, tuple[int, str]] = {
     "too_large": (413, "request_too_large"),
     "overflow": (400, "invalid_request_error"),
     "overloaded": (529, "overloaded_error"),
+    "unavailable": (529, "overloaded_error"),
     "upstream": (500, "api_error"),
 }
 """Problem kind to HTTP status and error type."""
@@ -131,7 +132,7 @@ class Messages:
         headers = {"content-type": "application/json"}
         if problem.kind in ("sealed", "limit"):
             headers["x-should-retry"] = "false"
-        if problem.kind == "overloaded":
+        if problem.kind in ("overloaded", "unavailable"):
             headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
         return status, headers, json.dumps({**_error(problem), "request_id": None}, ensure_ascii=False).encode()
 

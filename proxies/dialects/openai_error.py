@@ -17,6 +17,7 @@ _STATUS: dict[str, tuple[int, str, str | None]] = {
     "too_large": (413, "invalid_request_error", "request_too_large"),
     "overflow": (400, "invalid_request_error", "context_length_exceeded"),
     "overloaded": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "unavailable": (503, "server_error", "service_unavailable"),
     "upstream": (502, "server_error", None),
 }
 """Problem kind to HTTP status, error type and error code."""
@@ -46,7 +47,7 @@ class ErrorShape:
         headers = {"content-type": "application/json"}
         if problem.kind in ("sealed", "limit"):
             headers["x-should-retry"] = "false"
-        if problem.kind == "overloaded":
+        if problem.kind in ("overloaded", "unavailable"):
             headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
         body = json.dumps({"error": self.describe(problem)}, ensure_ascii=False).encode()
         return _STATUS[problem.kind][0], headers, body

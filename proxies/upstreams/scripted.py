@@ -81,7 +81,7 @@ class ScriptedUpstream:
             for start in range(0, end, self._chunk):
                 await self._pause()
                 part = ids[start : min(start + self._chunk, end)]
-                yield TokenChunk(part, tuple(map(_logprob, part)), (self.version,) * len(part))
+                yield TokenChunk(part, tuple(map(logprob, part)), (self.version,) * len(part))
             await self._pause()
         except (GeneratorExit, asyncio.CancelledError):
             self.cancelled += 1
@@ -94,7 +94,7 @@ class ScriptedUpstream:
 
     async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:  # noqa: ARG002
         """What `generate` would say of these tokens, float32 [T]; entry 0 is 0."""
-        return np.array([0.0, *map(_logprob, ids[1:])], dtype=np.float32)
+        return np.array([0.0, *map(logprob, ids[1:])], dtype=np.float32)
 
     async def healthy(self) -> bool:
         """Always."""
@@ -109,5 +109,6 @@ class ScriptedUpstream:
             await asyncio.sleep(self._delay_s)
 
 
-def _logprob(token: int) -> float:
+def logprob(token: int) -> float:
+    """What a scripted engine says of a token, exact in float32."""
     return -(1 + token % 97) / 64

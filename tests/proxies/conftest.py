@@ -133,11 +133,15 @@ def language() -> Language:
 
 @pytest.fixture
 def make_world(tmp_path: Path, language: Language) -> MakeWorld:
-    """`async with make_world(*answers) as world`: one worker that gives the answers in turn, or `upstreams=` by id."""
+    """`async with make_world(*answers) as world`: one worker that gives the answers in turn, or `upstreams=` by id; `url=` is
+    that of an empty database, a file's if not given.
+    """
 
     @asynccontextmanager
-    async def make(*answers: str, upstreams: dict[str, Upstream] | None = None, **options: Any) -> AsyncIterator[World]:
-        with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as store:
+    async def make(
+        *answers: str, upstreams: dict[str, Upstream] | None = None, url: str = "", **options: Any
+    ) -> AsyncIterator[World]:
+        with TraceStore.create(url or f"sqlite:///{tmp_path}/traces.db") as store:
             run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
             policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
             task_id = store.write(lambda conn: runs.add_task(conn, "set", Task("task", "Do it.")))

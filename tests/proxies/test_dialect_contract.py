@@ -236,6 +236,7 @@ def test_every_problem_has_a_status_and_a_json_body(dialect: Dialect) -> None:
         "overflow",
         "limit",
         "overloaded",
+        "unavailable",
         "upstream",
     ):
         status, headers, text = dialect.error(Problem(kind, "Why."))

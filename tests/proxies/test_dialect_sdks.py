@@ -49,7 +49,7 @@ BROKEN = "broken"
 PROBLEMS = {
     "overflow": Problem("overflow", "too long", tokens=2000, max_tokens=1024),
     **{kind: Problem(kind, f"It is {kind}.", retry_after_s=2.5) for kind in
-       ("malformed", "unsupported", "unknown_key", "sealed", "not_found", "limit", "overloaded", "upstream")},
+       ("malformed", "unsupported", "unknown_key", "sealed", "not_found", "limit", "overloaded", "unavailable", "upstream")},
 }  # fmt: skip
 
 
@@ -376,14 +376,20 @@ ERRORS = {
     "not_found": (404, "NotFoundError"),
     "overflow": (400, "BadRequestError"),
     "overloaded": (429, "RateLimitError"),
+    "unavailable": (503, "InternalServerError"),
     "upstream": (502, "InternalServerError"),
 }
 OTHER_ERRORS = {
     "gemini": {
         **{kind: (status, "ClientError") for kind, (status, _) in ERRORS.items()},
+        "unavailable": (503, "ServerError"),
         "upstream": (500, "ServerError"),
     },
-    "messages": {"overloaded": (529, "OverloadedError"), "upstream": (500, "InternalServerError")},
+    "messages": {
+        "overloaded": (529, "OverloadedError"),
+        "unavailable": (529, "OverloadedError"),
+        "upstream": (500, "InternalServerError"),
+    },
 }
 OVERFLOWS = {
     "chat": "maximum context length is 1024 tokens",
@@ -403,7 +409,7 @@ def test_errors_are_the_clients_own_exceptions(served: Served, client: Client, k
     ours = ERRORS | OTHER_ERRORS.get(served.dialect.name, {})
     assert (error.response.status_code, type(error).__name__) == ours[kind]
     assert (error.response.headers.get("x-should-retry") == "false") == (kind in ("sealed", "limit"))
-    if kind == "overloaded":
+    if kind in ("overloaded", "unavailable"):
         assert error.response.headers["retry-after"] == "3"
     if kind == "overflow":
         assert OVERFLOWS[served.dialect.name] in error.message

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import PATIENCE_S, Synchronous, shown
+from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience, shown
 from harnessgym.store.schema import WRITING
 
 try:
@@ -19,7 +19,10 @@ try:
 except ImportError:
     raise StoreError("PostgreSQL needs a driver: `pip install 'harnessgym-rl[postgres]'`.") from None
 
-_CONNECT_S = 10
+_RESTART_S = 15.0
+"""How long a server that does not answer is waited for, unless the URL says so."""
+_SHORTEST_S = 2.0
+"""The driver waits no shorter for a connection."""
 _MIGRATING: Final = 7_450_961
 """Key of the advisory lock that a migration holds."""
 _SETTINGS = "SELECT set_config('lock_timeout', %s, false), set_config('synchronous_commit', %s, false)"
@@ -27,6 +30,8 @@ _AWAY = ("08", "57P01", "57P02", "57P03")
 """SQLSTATEs of a lost connection, and of a server that is stopping or starting."""
 _UNDONE = ("40001", "40P01")
 """Serialisation failure, deadlock."""
+_PASSING = ("53", "55P03")
+"""SQLSTATEs of a lack of resources, and of a lock that was not had in time."""
 _LOCKED = "A row of {name} stayed locked ({said}). End the process that holds it, or try again."
 _STRANGER = "The server does not let this user in at {name} ({said}). Check user and password in the URL."
 _NO_RIGHT = "This user may not write to {name} ({said}). Grant it the rights, or give another user in the URL."
@@ -52,9 +57,11 @@ class PostgresqlBackend:
     errors: tuple[type[Exception], ...] = (DBAPIError, psycopg.Error)
 
     def __init__(self, url: URL, synchronous: Synchronous) -> None:  # noqa: ARG002 see above
+        """`?connect_timeout=5` in the URL: seconds to wait for a server that does not answer."""
         if url.drivername not in _DRIVERS:
             raise StoreError(f"The trace store reaches PostgreSQL through psycopg: write {_DRIVERS[1]}:// in {shown(url)}.")
         self.url = url.set(drivername=_DRIVERS[1])
+        self.patience_s = max(_SHORTEST_S, asked_patience(url, "connect_timeout", _RESTART_S))
 
     def make_place(self) -> None:
         """See `Backend.make_place`: an administrator makes databases."""
@@ -64,7 +71,7 @@ class PostgresqlBackend:
 
     def engine(self) -> Engine:
         """See `Backend.engine`."""
-        arguments = {"connect_timeout": _CONNECT_S, "application_name": "harnessgym"}
+        arguments = {"connect_timeout": round(self.patience_s), "application_name": "harnessgym"}
         engine = create_engine(
             self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1, pool_pre_ping=True
         )
@@ -115,6 +122,11 @@ class PostgresqlBackend:
         """See `Backend.undone`."""
         return getattr(_cause(error), "sqlstate", None) in _UNDONE
 
+    def passing(self, error: BaseException) -> bool:
+        """See `Backend.passing`."""
+        state = getattr(_cause(error), "sqlstate", None) or ""
+        return self.away(error) or state.startswith(_PASSING) or state in _UNDONE
+
     def explain(self, error: BaseException) -> str:
         """See `Backend.explain`."""
         cause = _cause(error)
@@ -126,11 +138,11 @@ class PostgresqlBackend:
         known = known or "The trace database {name} refused: {said}"
         return known.format(name=name, said=said, database=self.url.database)
 
-    def vacuum(self, conn: Connection) -> None:
-        """See `Backend.vacuum`. Tables are rewritten, one after another, each locked meanwhile."""
+    def vacuum(self, conn: Connection, *, full: bool = False) -> None:
+        """See `Backend.vacuum`. Space is marked as free; `full` rewrites tables, one after another, each locked meanwhile."""
         driver = conn.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
-        driver.execute("VACUUM (FULL, ANALYZE)")
+        driver.execute("VACUUM (FULL, ANALYZE)" if full else "VACUUM (ANALYZE)")
 
     def size(self, conn: Connection) -> int:
         """See `Backend.size`."""

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from harnessgym.errors import StoreError
-from harnessgym.store.backend import PATIENCE_S, Synchronous
+from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience
 from harnessgym.store.schema import WRITING
 
 _PAGE = 16_384
@@ -24,7 +24,9 @@ class SqliteBackend:
     errors: tuple[type[Exception], ...] = (DBAPIError, sqlite3.Error)
 
     def __init__(self, url: URL, synchronous: Synchronous) -> None:
+        """`?timeout=5` in the URL: seconds to wait for another process's lock."""
         self.url = url
+        self.patience_s = asked_patience(url, "timeout", PATIENCE_S)
         self._synchronous = synchronous
 
     def make_place(self) -> None:
@@ -40,7 +42,7 @@ class SqliteBackend:
 
     def engine(self) -> Engine:
         """See `Backend.engine`."""
-        arguments = {"timeout": PATIENCE_S, "check_same_thread": False}
+        arguments = {"timeout": self.patience_s, "check_same_thread": False}
         engine = create_engine(self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1)
         pragmas = (
             f"page_size={_PAGE}",
@@ -86,10 +88,14 @@ class SqliteBackend:
         """See `Backend.undone`."""
         return False
 
+    def passing(self, error: BaseException) -> bool:
+        """See `Backend.passing`."""
+        return _code(error) in (["SQLITE", "FULL"], ["SQLITE", "BUSY"], ["SQLITE", "LOCKED"])
+
     def explain(self, error: BaseException) -> str:
         """See `Backend.explain`."""
         cause = getattr(error, "orig", error)
-        match str(getattr(cause, "sqlite_errorname", "")).split("_")[:2]:
+        match _code(error):
             case ["SQLITE", "FULL"]:
                 return f"The disk that holds {self._name} is full ({cause}). Free space and go on: what was committed is safe."
             case ["SQLITE", "READONLY" | "CANTOPEN" | "PERM"]:
@@ -98,17 +104,28 @@ class SqliteBackend:
                     "Check the folder and its permissions."
                 )
             case ["SQLITE", "BUSY" | "LOCKED"]:
-                return f"The trace database {self._name} stayed locked for {PATIENCE_S:.0f} s. End the process that holds it."
+                return (
+                    f"The trace database {self._name} stayed locked for {self.patience_s:g} s. End the process that holds it."
+                )
             case ["SQLITE", "CORRUPT" | "NOTADB"]:
                 return f"{self._name} is damaged or no trace database ({cause}). Restore it from a copy, or give another file."
             case _:
                 return f"The trace database {self._name} refused: {cause}"
 
-    def vacuum(self, conn: Connection) -> None:
+    def vacuum(self, conn: Connection, *, full: bool = False) -> None:  # noqa: ARG002 the file is always rewritten
         """See `Backend.vacuum`."""
         driver = _driver(conn)
-        driver.execute("VACUUM")
-        driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        try:
+            driver.execute("VACUUM")
+        except sqlite3.OperationalError as error:
+            if _code(error) == ["SQLITE", "BUSY"]:
+                raise StoreError(f"Others write to {self._name}: nothing was changed. End them and try again.") from error
+            raise
+        (in_the_way, *_) = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if in_the_way:
+            raise StoreError(
+                f"Others read {self._name}: it is compacted, but its file shrinks only when they are gone. End them; try again."
+            )
 
     def size(self, conn: Connection) -> int:
         """See `Backend.size`."""
@@ -119,6 +136,11 @@ class SqliteBackend:
     @property
     def _name(self) -> str:
         return f"sqlite:///{self.url.database}"
+
+
+def _code(error: BaseException) -> list[str]:
+    """Primary result code of SQLite, in its two words."""
+    return str(getattr(getattr(error, "orig", error), "sqlite_errorname", "")).split("_")[:2]
 
 
 def _driver(conn: Connection) -> sqlite3.Connection:

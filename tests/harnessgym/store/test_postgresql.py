@@ -2,8 +2,6 @@
 
 import contextlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -12,7 +10,7 @@ import pytest
 from sqlalchemy import insert, select, text
 
 from benchmarks.store.cluster import Cluster
-from harnessgym.errors import StoreError
+from harnessgym.errors import StoreError, StoreUnavailable
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import groups, leases, workers
@@ -89,6 +87,28 @@ def test_a_read_waits_for_a_server_that_restarts(own, own_store):
     back.join()
 
 
+def test_of_a_server_that_stays_away_all_hear_at_one_time_and_who_asks_later_at_once(own):
+    url = own.create_database()
+    TraceStore.create(url).close()
+    with TraceStore.open(f"{url}&connect_timeout=2") as store:
+        store.write(add("before"))
+        own.stop()
+        began = time.monotonic()
+        futures = [store.submit(add(str(number))) for number in range(5)]
+        for future in futures:
+            with pytest.raises(StoreUnavailable, match="does not answer"):
+                future.result()
+        assert 2 < time.monotonic() - began < 4
+        for use in (lambda: names(store), lambda: store.write(add("later"))):
+            began = time.monotonic()
+            with pytest.raises(StoreUnavailable, match="does not answer"):
+                use()
+            assert time.monotonic() - began < 1
+        own.start()
+        store.write(add("after"))
+        assert names(store) == {"before", "after"}
+
+
 def test_a_connection_that_is_ended_within_a_write_is_made_anew(own_store):
     tried = []
 
@@ -150,56 +170,6 @@ def test_two_that_end_the_last_rollouts_of_a_group_at_once_complete_it(store):
             assert [future.result(30)[1] for future in futures] == [True, True]
             query = select(groups.c.state).where(groups.c.id == group)
             assert store.read(lambda conn, query=query: conn.execute(query).scalar_one()) == "complete"
-
-
-CLAIMER = """
-import sys
-from harnessgym.store import TraceStore, leases, rollouts
-url, run, name = sys.argv[1:]
-with TraceStore.open(url) as store:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    while got := store.write(lambda conn: rollouts.claim(conn, run, name, 60.0, 3)):
-        for row in got:
-            print("rollout", row.id, flush=True)
-    for number in range(40):
-        if store.write(lambda conn: leases.acquire(conn, f"update-{number}", name, 60.0)):
-            print("lease", number, flush=True)
-"""
-
-
-def test_two_writers_and_four_claimers_hold_no_lease_twice(store):
-    """Two processes submit groups while four claim them and race for leases."""
-
-    def prepare(conn):
-        run = runs.add(conn, "demo", {}, "test", "training")
-        return run, policies.register(conn, run, "policy"), runs.add_task(conn, "set", Task("t", "Do it."))
-
-    run, policy, task = store.write(prepare)
-
-    def submit(each, first):
-        for ordinal in range(first, first + 20):
-            spec = GroupSpec(run, task, policy, "train", ordinal, 0, {}, ("h",) * 4, "process", (0,) * 4)
-            each.write(lambda conn, spec=spec: rollouts.submit(conn, spec))
-
-    submit(store, 0)
-    command = [sys.executable, "-c", CLAIMER, store.url, run]
-    claimers = [subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for name in "abcd"]
-    for process in claimers:
-        assert process.stdout.readline() == "ready\n"
-    with TraceStore.open(store.url) as other:
-        writers = [threading.Thread(target=submit, args=pair) for pair in ((store, 100), (other, 200))]
-        for process in claimers:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        for thread in writers:
-            thread.start()
-        for thread in writers:
-            thread.join()
-    said = [line for process in claimers for line in process.communicate(timeout=60)[0].splitlines()]
-    assert len(said) == len(set(said))
-    assert {line for line in said if line.startswith("lease")} == {f"lease {number}" for number in range(40)}
-    assert len([line for line in said if line.startswith("rollout")]) >= 80
 
 
 def test_one_that_claims_passes_over_what_another_is_claiming(store):

@@ -1,18 +1,21 @@
 """What a write promises: alone in its failure, durable when it returns, refused in a forked child."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, create_engine, insert, select, text
 
-from harnessgym.errors import StoreError
+from harnessgym.errors import StoreError, StoreUnavailable
 from harnessgym.store import TraceStore
 from harnessgym.store.tables import leases
 
@@ -262,7 +265,7 @@ def test_a_killed_process_loses_no_write_that_returned(kind, url, store, lines):
 
 FORKER = """
 import os, sys
-from harnessgym.errors import StoreError
+from harnessgym.errors import StoreError, StoreUnavailable
 from harnessgym.store import TraceStore
 
 store = TraceStore.open(sys.argv[1])
@@ -313,18 +316,6 @@ def test_a_full_database_fails_clearly_and_goes_on(store):
     assert "big-1000000" in names(store)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real disk of 6 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_a_full_disk_fails_clearly_loses_nothing_and_goes_on_when_there_is_space(small_disk: Path):
     with TraceStore.create(f"sqlite:///{small_disk / 'traces.db'}") as store:
         kept: list[str] = []
@@ -335,7 +326,7 @@ def test_a_full_disk_fails_clearly_loses_nothing_and_goes_on_when_there_is_space
             for number in range(10_000):
                 kept.append(store.write(add(f"{number:05d}" + "x" * 4_000)))  # noqa: PERF401 what was kept so far counts
 
-        with pytest.raises(StoreError, match=r"is full .* Free space and go on"):
+        with pytest.raises(StoreUnavailable, match=r"is full .* Free space and go on"):
             fill()
         assert committed(store) == kept
         for _ in range(3):
@@ -356,3 +347,24 @@ def test_a_disk_that_fills_up_within_a_group_stores_exactly_what_it_said(small_d
         results = [future.result() for future in futures if future.exception() is None]
         assert any(isinstance(future.exception(), StoreError) for future in futures)
         assert committed(store) == results
+
+
+@sqlite_only
+def test_a_locked_database_is_waited_for_as_long_as_its_url_says(url):
+    path = url.removeprefix("sqlite:///")
+    with TraceStore.open(f"{url}?timeout=0.2") as store, contextlib.closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"stayed locked for 0\.2 s\. End the process that holds it"):
+            store.write(add("a"))
+        assert time.monotonic() - began < 5
+        other.rollback()
+        store.write(add("b"))
+        assert names(store) == ["b"]
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf"])
+def test_a_url_that_says_no_time_to_wait_is_refused(given):
+    for url in (f"sqlite:///traces.db?timeout={given}", f"postgresql+psycopg:///traces?connect_timeout={given}"):
+        with pytest.raises(StoreError, match=f"timeout={given} in .* is no number of seconds: write for example"):
+            TraceStore(url)

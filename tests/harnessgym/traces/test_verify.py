@@ -341,6 +341,20 @@ def test_only_the_asked_run_is_checked(recording, world, database):
     assert not verify(recording.store, recording.run_id).ok
 
 
+@pytest.mark.postgres
+def test_a_reference_that_leads_nowhere_is_found_on_postgresql_too(postgres):
+    with TraceStore.create(postgres.create_database()) as store:
+        run_id = store.write(lambda conn: runs.add(conn, "demo", {}, "test", "training"))
+        assert verify(store, run_id).ok
+
+        def dangle(conn):
+            conn.exec_driver_sql("SET LOCAL session_replication_role = replica")  # as a restored dump may have been written
+            conn.exec_driver_sql("INSERT INTO policies (id, run_id, name, created_at) VALUES ('p', 'gone', 'x', 0)")
+
+        store.write(dangle)
+        assert [(item.kind, item.where) for item in verify(store).findings] == [("reference", "policies row p")]
+
+
 def test_the_command_is_green_for_a_folder_a_file_and_a_url(world, database):
     for source in (database.parent, database, f"sqlite:///{database}"):
         result = CliRunner().invoke(app, ["verify", str(source)])

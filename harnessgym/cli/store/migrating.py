@@ -1,16 +1,14 @@
-"""`harnessgym store`."""
+"""`harnessgym store migrate` and `revision`."""
 
 from typing import Annotated
 
 import typer
 
 
-def register(root: typer.Typer) -> None:
+def register(app: typer.Typer) -> None:
     """Add the commands."""
-    group = typer.Typer(help="Make and migrate trace databases.", no_args_is_help=True)
-    root.add_typer(group, name="store")
 
-    @group.command("migrate")
+    @app.command("migrate")
     def migrate(url: Annotated[str, typer.Argument(help="Database URL, e.g. sqlite:///runs/demo/traces.db")]) -> None:
         """Bring a trace database to this code's schema, data kept; make it if there is none. Stop its users first."""
         from harnessgym.store import TraceStore
@@ -19,7 +17,7 @@ def register(root: typer.Typer) -> None:
         TraceStore.create(url).close()
         typer.echo(f"{url} has schema revision {head_revision()}.")
 
-    @group.command("revision")
+    @app.command("revision")
     def revision() -> None:
         """Print the schema revision this code needs."""
         from harnessgym.store.schema import head_revision

@@ -1,0 +1,106 @@
+"""Removal of rollouts with all their rows, or of their bodies alone."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from sqlalchemy import ColumnElement, Connection, Table, UniqueConstraint, delete, exists, func, select
+
+from harnessgym.store.owned_rows import OWNED, Rollouts, owned
+from harnessgym.store.tables import bodies, groups, metadata, rollouts
+
+TABLES: tuple[Table, ...] = (*reversed(OWNED), rollouts)
+"""Rows that refer to others first. A segment is removed behind the calls that are made of it."""
+_WEIGHTS: dict[str, tuple[str, ...]] = {"segments": ("ids", "logprobs"), "bodies": ("remainder",)}
+"""Columns that hold what a rollout is kept for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """How much went."""
+
+    rows: Counter[str] = field(default_factory=Counter)
+    """By table."""
+    bytes: int = 0
+    """Of tokens and texts."""
+
+    def __add__(self, other: Self) -> "Removed":
+        return Removed(self.rows + other.rows, self.bytes + other.bytes)
+
+
+def measure(conn: Connection, tables: Sequence[Table], ids: Rollouts) -> Removed:
+    """What rollouts have in some tables."""
+    rows, weight = Counter[str](), 0
+    for table in tables:
+        found = conn.execute(select(func.count(), _weight(table)).where(_of(table, ids))).one()
+        rows[table.name], weight = found[0], weight + int(found[1])
+    return Removed(+rows, weight)
+
+
+def remove(conn: Connection, ids: Sequence[str]) -> Removed:
+    """Remove rollouts with all their rows, and the groups that they leave empty."""
+    removed = measure(conn, TABLES, ids)
+    of_groups = list(conn.execute(select(rollouts.c.group_id).where(rollouts.c.id.in_(ids)).distinct()).scalars())
+    for table in TABLES:
+        conn.execute(delete(table).where(_of(table, ids)))
+    empty = groups.c.id.in_(of_groups) & ~exists().where(rollouts.c.group_id == groups.c.id)
+    made_empty = conn.execute(delete(groups).where(empty)).rowcount
+    return removed + Removed(Counter({"groups": made_empty} if made_empty else {}))
+
+
+def remove_bodies(conn: Connection, ids: Sequence[str]) -> Removed:
+    """Remove what was sent and received byte for byte; tokens stay."""
+    removed = measure(conn, (bodies,), ids)
+    conn.execute(delete(bodies).where(owned(bodies, ids)))
+    return removed
+
+
+@contextmanager
+def made_cheap(conn: Connection) -> Iterator[None]:
+    """Outside transactions: rows to which others might refer are removed without a search through all that might.
+
+    SQLite does not search: what refers to a rollout's rows is removed with them. PostgreSQL is given the indexes that only a
+    removal needs, made beside writers, and they go again behind it.
+    """
+    driver: Any = conn.connection.driver_connection
+    if conn.dialect.name == "sqlite":
+        driver.execute("PRAGMA foreign_keys=OFF")
+        try:
+            yield
+        finally:
+            driver.execute("PRAGMA foreign_keys=ON")
+        return
+    wanted = {f"prune_{column.table.name}_{column.name}": column for column in unserved()}
+    try:
+        for name, column in wanted.items():
+            driver.execute(f"DROP INDEX IF EXISTS {name}")
+            driver.execute(f"CREATE INDEX CONCURRENTLY {name} ON {column.table.name} ({column.name})")
+        yield
+    finally:
+        for name in wanted:
+            driver.execute(f"DROP INDEX IF EXISTS {name}")
+
+
+def unserved() -> list[ColumnElement[Any]]:
+    """Columns that refer to rows which are removed, and are not the first of an index."""
+    removable = {table.name for table in (*TABLES, groups, metadata.tables["messages"])}
+    out = list[ColumnElement[Any]]()
+    for table in metadata.sorted_tables:
+        first = {next(iter(index.columns)).name for index in table.indexes}
+        first |= {next(iter(rule.columns)).name for rule in table.constraints if isinstance(rule, UniqueConstraint)}
+        for key in table.foreign_keys:
+            if key.column.table.name in removable and key.parent.name not in first:
+                out.append(key.parent)
+    return sorted(out, key=str)
+
+
+def _of(table: Table, ids: Rollouts) -> ColumnElement[bool]:
+    return rollouts.c.id.in_(ids) if table is rollouts else owned(table, ids)
+
+
+def _weight(table: Table) -> ColumnElement[int]:
+    names = _WEIGHTS.get(table.name, ())
+    total: Any = sum((func.coalesce(func.length(table.c[name]), 0) for name in names), start=0)
+    return func.coalesce(func.sum(total), 0)

@@ -1,0 +1,186 @@
+"""Retention: which rollouts may be removed, what they take, and their removal in portions.
+
+A rollout is removed with all its rows, or only its bodies are. Never removed are
+
+- frozen rollouts, and those that are pending or running;
+- rollouts of a run that is not done: it counts its groups when it goes on. `abandoned` gives such runs up, unless one of their
+  rollouts is held by somebody right now;
+- rollouts that a surviving policy version was trained on: without them the ledger would not say what made that version.
+  `trained` removes them together with their rows of the ledger, so that the books still balance;
+- rollouts with a body that one of another rollout begins with.
+
+Bodies alone may go from every finished rollout that is not frozen: tokens, ledger and graph do not need them.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, select
+
+from harnessgym.errors import StoreError
+from harnessgym.store import leases, removal, shared_texts
+from harnessgym.store.connections import Connections, connected
+from harnessgym.store.listing import Wanted, wanted_ids
+from harnessgym.store.owned_rows import in_portions
+from harnessgym.store.tables import bodies, calls, policy_versions, rollouts, runs, trained
+
+LEASE = "store:prune"
+"""Who removes rows: one at a time."""
+_LEASE_S = 600.0
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is, and how much there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What is to go."""
+
+    before: float
+    """Only rollouts that ended before this time (Unix seconds)."""
+    wanted: Wanted = field(default_factory=Wanted)
+    bodies_only: bool = False
+    trained: bool = False
+    abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What went, or would go."""
+
+    rollouts: int
+    rows: dict[str, int]
+    """By table."""
+    bytes: int
+    """Of tokens and texts."""
+    kept: dict[str, int] = field(default_factory=dict)
+    """Rollouts that are old enough and meet the conditions, and stayed: how many for which reason."""
+
+
+def may_go(retention: Retention) -> Select[tuple[str]]:
+    """A query of the ids of the rollouts that may be removed."""
+    allowed = wanted_ids(retention.wanted).where(_old(retention))
+    allowed = allowed.where(~or_(*(_reasons(retention) | _shared_bases()).values()))
+    if retention.bodies_only:
+        return allowed.where(exists().where(calls.c.rollout_id == rollouts.c.id, bodies.c.call_id == calls.c.id))
+    return allowed
+
+
+def plan(url: str, retention: Retention) -> Pruned:
+    """What `prune` would remove; changes nothing."""
+    with connected(url) as database, database.reader.begin():
+        conn, doomed = database.reader, may_go(retention)
+        tables = (bodies,) if retention.bodies_only else removal.TABLES
+        count = conn.execute(select(func.count()).select_from(doomed.subquery())).scalar_one()
+        removed = removal.measure(conn, tables, doomed)
+        removed += shared_texts.measure(conn, shared_texts.unused(conn, but_for=doomed))
+        return Pruned(count, dict(removed.rows), removed.bytes, _kept(conn, retention))
+
+
+def prune(url: str, retention: Retention, progress: Progress = lambda *_: None) -> Pruned:
+    """Remove what may go. Every portion is a transaction: what is interrupted goes on when it is called again."""
+    with connected(url) as database, ExitStack() as stack:
+        holder = f"{platform.node()}:{os.getpid()}"
+        _take(database.writer, holder)
+        stack.callback(_give_back, database, holder)
+        with database.reader.begin():
+            kept = _kept(database.reader, retention)
+            portions = in_portions(database.reader, may_go(retention))
+        stack.enter_context(removal.made_cheap(database.writer))
+        total, gone, removed = sum(map(len, portions)), 0, removal.Removed()
+        for at, portion in enumerate(portions):
+            progress("rollouts", sum(map(len, portions[:at])), total)
+            with database.writer.begin():
+                ids = _still(database.writer, retention, portion)
+                removed += (removal.remove_bodies if retention.bodies_only else removal.remove)(database.writer, ids)
+                leases.renew(database.writer, LEASE, holder, _LEASE_S)
+            gone += len(ids)
+        removed += _sweep(database, holder, progress)
+        return Pruned(gone, dict(removed.rows), removed.bytes, kept)
+
+
+def _sweep(database: Connections, holder: str, progress: Progress) -> removal.Removed:
+    """Remove the texts that no body has any more, whoever removed the bodies."""
+    progress("texts", 0, 1)
+    with database.reader.begin():
+        mark = shared_texts.mark(database.reader)
+        hashes = shared_texts.unused(database.reader)
+    removed = removal.Removed()
+    for start in range(0, len(hashes), shared_texts.AT_ONCE):
+        progress("texts", start, len(hashes))
+        with database.writer.begin():
+            removed += shared_texts.remove(database.writer, hashes[start : start + shared_texts.AT_ONCE], mark)
+            leases.renew(database.writer, LEASE, holder, _LEASE_S)
+    return removed
+
+
+def _still(conn: Connection, retention: Retention, portion: list[str]) -> list[str]:
+    """Those of a portion that may still be removed; nobody changes that until the transaction ends."""
+    query = select(rollouts.c.id).where(rollouts.c.id.in_(portion), ~or_(*_reasons(retention).values()))
+    return list(conn.execute(query.order_by(rollouts.c.id).with_for_update(of=rollouts)).scalars())
+
+
+def _kept(conn: Connection, retention: Retention) -> dict[str, int]:
+    """How many stay for which reason: the first that holds."""
+    counts, earlier = dict[str, int](), list[ColumnElement[bool]]()
+    for name, reason in (_reasons(retention) | _shared_bases()).items():
+        query = wanted_ids(retention.wanted).where(_old(retention), reason, *(~other for other in earlier))
+        counts[name] = conn.execute(select(func.count()).select_from(query.subquery())).scalar_one()
+        earlier.append(reason)
+    return {name: count for name, count in counts.items() if count}
+
+
+def _old(retention: Retention) -> ColumnElement[bool]:
+    return func.coalesce(rollouts.c.ended_at, rollouts.c.created_at) < retention.before
+
+
+def _reasons(retention: Retention) -> dict[str, ColumnElement[bool]]:
+    """Why a rollout stays, by the words for it."""
+    reasons: dict[str, ColumnElement[bool]] = {
+        "frozen": rollouts.c.frozen,
+        "not finished": rollouts.c.status.in_(("pending", "running")),
+    }
+    if retention.bodies_only:
+        return reasons
+    going_on: ColumnElement[bool] = rollouts.c.run_id.in_(select(runs.c.id).where(runs.c.status != "done"))
+    if retention.abandoned:
+        other = rollouts.alias("other")
+        held = select(other.c.run_id).where(other.c.status == "running", other.c.lease_expires > time.time())
+        going_on = going_on & rollouts.c.run_id.in_(held)
+    reasons["of a run that is not done"] = going_on
+    if not retention.trained:
+        reasons["in the ledger"] = rollouts.c.id.in_(_counted())
+    return reasons
+
+
+def _counted() -> Select[tuple[str]]:
+    """Rollouts that a version was trained on which nothing has orphaned."""
+    version = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+    return select(trained.c.rollout_id).join(policy_versions, version).where(~policy_versions.c.orphaned)
+
+
+def _shared_bases() -> dict[str, ColumnElement[bool]]:
+    base, later = bodies.alias("base"), bodies.alias("later")
+    of_base, of_later = calls.alias("of_base"), calls.alias("of_later")
+    joined = later.join(base, base.c.id == later.c.base_id).join(of_base, of_base.c.id == base.c.call_id)
+    joined = joined.join(of_later, of_later.c.id == later.c.call_id)
+    shared = select(of_base.c.rollout_id).select_from(joined).where(of_base.c.rollout_id != of_later.c.rollout_id)
+    return {"what bodies of others begin with": rollouts.c.id.in_(shared)}
+
+
+def _take(conn: Connection, holder: str) -> None:
+    with conn.begin():
+        if not leases.acquire(conn, LEASE, holder, _LEASE_S):
+            other = leases.holder_of(conn, LEASE)
+            raise StoreError(
+                f"Process {other} is removing rows from this database. Wait until it is done; if it was killed, "
+                f"{_LEASE_S / 60:.0f} minutes."
+            )
+
+
+def _give_back(database: Connections, holder: str) -> None:
+    with database.writer.begin():
+        leases.release(database.writer, LEASE, holder)

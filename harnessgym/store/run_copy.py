@@ -1,0 +1,111 @@
+"""A run from one database into another: every row that belongs to it, under the ids that it has.
+
+What runs share is not made twice: tasks are found by set, key and payload, texts by their hash. Workers and leases stay behind:
+they are those of processes.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Table, select, update
+
+from harnessgym.errors import StoreError
+from harnessgym.store.owned_rows import OWNED, PARENTS, in_portions, owned, parents_first
+from harnessgym.store.tables import bodies, groups, messages, policies, policy_versions, rollouts, runs, tasks
+from harnessgym.store.verbatim import Row, reading, write
+
+_AT_ONCE = 1_000
+"""Rows that one statement asks for or inserts."""
+_TASK = ("set", "key", "payload_hash")
+"""Columns that make a task the same in every database."""
+
+
+@dataclass
+class RunCopy:
+    """The copy of one run, in the transactions of whoever makes it."""
+
+    source: Connection
+    target: Connection
+    run_id: str
+    rows: Counter[str] = field(default_factory=Counter)
+    """Copied, by table; a text as often as a portion has it."""
+    _tasks: dict[str, str] = field(default_factory=dict)
+    """Ids of tasks in the source to those in the target."""
+
+    def portions(self) -> Iterator[tuple[int, int]]:
+        """Copy. Behind every portion: how many rollouts are copied, and how many there are. The target is whole up to there.
+
+        Raises `StoreError` if the target has the run. One of which only the name and the policies are left may come back.
+        """
+        self._refuse_known()
+        self._copy(runs, runs.c.id == self.run_id, known=True)
+        self._copy_tasks()
+        self._copy(policies, policies.c.run_id == self.run_id, known=True)
+        mine = select(policies.c.id).where(policies.c.run_id == self.run_id)
+        self._copy(policy_versions, policy_versions.c.policy_id.in_(mine), known=True)
+        self._copy(groups, groups.c.run_id == self.run_id)
+        portions = in_portions(self.source, select(rollouts.c.id).where(rollouts.c.run_id == self.run_id))
+        done, total = 0, sum(map(len, portions))
+        yield done, total
+        for portion in portions:
+            self._copy_rollouts(portion)
+            done += len(portion)
+            yield done, total
+
+    def _refuse_known(self) -> None:
+        if self.target.execute(select(groups.c.id).where(groups.c.run_id == self.run_id).limit(1)).first() is not None:
+            raise StoreError(
+                f"The target has run {self.run_id} already: nothing was changed. Give another database; runs are never merged."
+            )
+
+    def _copy_tasks(self) -> None:
+        """Those of the run that the target lacks."""
+        mine = [select(table.c.task_id).where(table.c.run_id == self.run_id) for table in (groups, rollouts)]
+        for row in self._read(tasks, tasks.c.id.in_(mine[0].union(mine[1]))):
+            self._write(tasks, [row], known=True)
+            same = [tasks.c[name] == row[name] for name in _TASK]
+            self._tasks[row["id"]] = self.target.execute(select(tasks.c.id).where(*same)).scalar_one()
+
+    def _copy_rollouts(self, ids: Sequence[str]) -> None:
+        """Rollouts with all their rows. They are frozen behind them: a frozen one takes no rows."""
+        found = self._read(rollouts, rollouts.c.id.in_(ids))
+        self._write(rollouts, [{**row, "frozen": False} for row in self._with_tasks(found)])
+        for table in OWNED:
+            rows = self._read(table, owned(table, ids))
+            if table is bodies:
+                self._copy_texts(rows)
+            parent = PARENTS.get(table.name)
+            self._write(table, rows if parent is None else list(parents_first(rows, parent)))
+        frozen = [row["id"] for row in found if row["frozen"]]
+        self.target.execute(update(rollouts).where(rollouts.c.id.in_(frozen)).values(frozen=True))
+
+    def _copy_texts(self, rows: Sequence[Row]) -> None:
+        """The texts that bodies are made of."""
+        wanted = {key for row in rows for key in json.loads(row["message_hashes"])}
+        hashes = sorted(wanted | {row["remainder_hash"] for row in rows if row["remainder_hash"] is not None})
+        for start in range(0, len(hashes), _AT_ONCE):
+            some = messages.c.hash.in_(hashes[start : start + _AT_ONCE])
+            self._write(messages, self._read(messages, some), known=True)
+
+    def _copy(self, table: Table, condition: ColumnElement[bool], *, known: bool = False) -> None:
+        self._write(table, list(self._with_tasks(self._read(table, condition))), known=known)
+
+    def _with_tasks(self, rows: Sequence[Row]) -> Iterator[Row]:
+        """The same rows with the target's tasks."""
+        for row in rows:
+            yield {**row, "task_id": self._tasks[row["task_id"]]} if "task_id" in row else row
+
+    def _read(self, table: Table, condition: ColumnElement[bool]) -> Sequence[Row]:
+        """Rows as they are stored, oldest first where they have a time."""
+        (key,) = table.primary_key.columns
+        order: Any = (table.c.created_at, key) if "created_at" in table.c else (key,)
+        found = self.source.execute(reading(table).where(condition).order_by(*order)).mappings()
+        return [dict(row) for row in found]
+
+    def _write(self, table: Table, rows: Sequence[Row], *, known: bool = False) -> None:
+        for start in range(0, len(rows), _AT_ONCE):
+            write(self.target, table, rows[start : start + _AT_ONCE], known=known)
+        self.rows[table.name] += len(rows)

@@ -1,0 +1,74 @@
+"""The texts that bodies share: those that no body has any more are found in one state of the database, and removed in portions.
+
+A body may be written meanwhile that has one of them again. So a portion looks, behind a lock that keeps writers of texts out,
+through the bodies that the search could not see, and leaves what these have.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, CompoundSelect, Connection, LargeBinary, cast, delete, func, select, text, true, union_all
+
+from harnessgym.store.owned_rows import Rollouts, owned
+from harnessgym.store.removal import Removed
+from harnessgym.store.tables import bodies, messages
+
+AT_ONCE = 5_000
+"""Texts that are removed in one transaction."""
+_LOCK = "LOCK TABLE messages IN SHARE ROW EXCLUSIVE MODE"
+"""For PostgreSQL. On SQLite a writing transaction is alone anyway."""
+_MARK = {
+    "sqlite": "SELECT CAST(coalesce(max(rowid), 0) AS TEXT) FROM bodies",
+    "postgresql": "SELECT CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT)",
+}
+_BEHIND = {
+    "sqlite": "bodies.rowid > CAST(:mark AS INTEGER)",
+    "postgresql": "age(bodies.xmin) <= age(CAST(CAST(:mark AS xid8) AS xid))",
+}
+"""Bodies that are newer than a mark, in the sense that who took it may not have seen them."""
+
+
+def mark(conn: Connection) -> str:
+    """What tells the bodies of this state from later ones."""
+    return str(conn.execute(text(_MARK[conn.dialect.name])).scalar_one())
+
+
+def unused(conn: Connection, *, but_for: Rollouts | None = None) -> list[str]:
+    """Hashes of the texts that no body has; those of some rollouts do not count."""
+    others = true() if but_for is None else ~owned(bodies, but_for)
+    found = select(messages.c.hash).except_(select(_used(conn, others).subquery()))
+    return list(conn.execute(found).scalars())
+
+
+def measure(conn: Connection, hashes: Sequence[str]) -> Removed:
+    """What texts take."""
+    in_bytes = cast(messages.c.body, LargeBinary) if conn.dialect.name == "sqlite" else messages.c.body
+    size = func.octet_length(in_bytes) if conn.dialect.name == "postgresql" else func.length(in_bytes)
+    removed = Removed()
+    for start in range(0, len(hashes), AT_ONCE):
+        some = messages.c.hash.in_(hashes[start : start + AT_ONCE])
+        for count, weight in conn.execute(select(func.count(), func.coalesce(func.sum(size), 0)).where(some)):
+            removed += Removed(+Counter({"messages": count}), int(weight))
+    return removed
+
+
+def remove(conn: Connection, hashes: Sequence[str], since: str) -> Removed:
+    """Remove at most `AT_ONCE` texts that nothing had when the mark was taken, but those that something has since."""
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql(_LOCK)
+    newer: Any = text(_BEHIND[conn.dialect.name]).bindparams(mark=since)
+    kept = set(conn.execute(_used(conn, newer)).scalars())
+    gone = [key for key in hashes if key not in kept]
+    removed = measure(conn, gone)
+    conn.execute(delete(messages).where(messages.c.hash.in_(gone)))
+    return removed
+
+
+def _used(conn: Connection, condition: ColumnElement[bool]) -> CompoundSelect[Any]:
+    """Hashes that bodies have which meet a condition."""
+    each = func.json_each if conn.dialect.name == "sqlite" else func.json_array_elements_text
+    element = each(bodies.c.message_hashes).table_valued("value")
+    parts = select(element.c.value).select_from(bodies.join(element, true())).where(condition)
+    whole = select(bodies.c.remainder_hash).where(bodies.c.remainder_hash.is_not(None), condition)
+    return union_all(parts, whole)
