@@ -158,9 +158,14 @@ class Rescored:
 
 
 def rescore(store: TraceStore, rollout_id: str) -> list[Rescored]:
-    """Compute again those rewards of a rollout's run that need neither a sandbox nor a proxy. Nothing is written."""
+    """Compute again those rewards of a rollout's run that need neither a sandbox nor a proxy. Nothing is written.
+
+    None of a rollout that was not rewarded: it has not finished, or its verdict is not `valid`.
+    """
     record = Record(store, rollout_id)
     found = store.read(lambda conn: rollout_of(conn, rollout_id))
+    if (found.status, found.verdict) != ("finished", "valid"):
+        return []
     config = store.read(lambda conn: run_config_of(conn, found.run_id))
     sections = [validate(RewardSection, raw, f"run {found.run_id}") for raw in config.get("rewards") or ()]
     members = {name: reward for name, reward in make_rewards(sections).items() if not reward.needs}

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 
-from harnessgym.errors import HarnessGymError, StoreError, UpstreamError, UpstreamLost
+from harnessgym.errors import HarnessGymError, StoreError, StoreUnavailable, UpstreamError, UpstreamLost
 from harnessgym.harness import SideCallRule
 from harnessgym.message import Message, context_digest
 from harnessgym.store.agents import AgentRow
@@ -340,8 +340,8 @@ class Relay:
         """
         text = str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
         session.traffic.failed(call.id)
-        if isinstance(error, StoreError):
-            session.stale = True
+        session.stale = session.stale or isinstance(error, StoreError)
+        if isinstance(error, StoreUnavailable):
             call.settle(problem=Problem("unavailable", text, retry_after_s=1.0))
         try:
             await self.recorder.wait(intended)

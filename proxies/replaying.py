@@ -19,6 +19,7 @@ from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.sessions import SessionRow
 from harnessgym.task import Task
 from harnessgym.tokens import TokenIds, versions_of
+from harnessgym.traces.difference import difference
 from harnessgym.traces.forest import Forest
 from harnessgym.traces.replay import CallReplay, Playback, RecordedTurn, ReplayReport
 from proxies.dialect import ModelRequest, RequestProblem
@@ -33,6 +34,8 @@ from proxies.workers import REPLAY, WorkerTable
 
 Read = Callable[[TokenIds], Message]
 _TEMPORARY = "harnessgym-replay-"
+_AROUND = 48
+"""Tokens on both sides of the first that differs, whose text is shown."""
 
 
 class Recording:
@@ -111,7 +114,7 @@ class _Rehearsal:
         self, own: TraceStore, language: Language, recording: Recording, done: list[CallReplay], skipped: list[str]
     ) -> None:
         self._recording, self._done, self._skipped = recording, done, skipped
-        self._playback = Playback([])
+        self._language, self._playback = language, Playback([])
         self._workers = WorkerTable(replay=ReplayUpstream(lambda _: self._playback))
         limits = RelayLimits("policy", "replay", max_length=1 << 30, max_in_flight=1 << 30, grace_s=0.0)
         self._recorder = Recorder(own)
@@ -147,10 +150,15 @@ class _Rehearsal:
         if list(prompt) != list(expected):
             pairs = enumerate(zip(prompt, expected, strict=False))
             at = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(expected)))
-            return f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of {len(expected)} on"
+            where = f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of {len(expected)} on"
+            start = max(0, at - _AROUND)
+            return f"{where}\n{difference(*(self._text(ids[start : at + _AROUND]) for ids in (expected, prompt)))}"
         if turn is not None and call.problem is not None:
             return f"its answer cannot be given again: {call.problem.message}"
         return None
+
+    def _text(self, ids: TokenIds) -> str:
+        return self._language.renderer.written(ids).decode(errors="replace")
 
 
 def _session(conn: Connection, recorded: SessionRow) -> SessionRow:

@@ -19,6 +19,10 @@ class ContractSettings(Config):
     file: Path | None = None
     """TOML file with more of them."""
     channel: str = "process.contract"
+    spans: bool = False
+    """Whether what only the harness's own spans tell counts too, as approvals and safety events do. What the policy runs in the
+    sandbox can send spans: only where it cannot, or where that is watched.
+    """
 
     @model_validator(mode="after")
     def _some(self) -> "ContractSettings":
@@ -36,11 +40,11 @@ class ContractReward:
     def __init__(self, settings: ContractSettings) -> None:
         """Raises `ConfigError` for a file that cannot be read."""
         more = () if settings.file is None else load_config(Contracts, settings.file).contracts
-        self._contracts, self._channel = (*settings.contracts, *more), settings.channel
+        self._contracts, self._channel, self._spans = (*settings.contracts, *more), settings.channel, settings.spans
 
     async def score(self, record: Record) -> Sequence[Score]:
         """One score, of the rollout."""
         graph = await asyncio.to_thread(lambda: record.graph)
-        violations = check(self._contracts, steps_of(graph))
+        violations = check(self._contracts, steps_of(graph, told=self._spans))
         detail = "\n".join(map(str, violations)) or None
         return [Score("rollout", "", self._channel, 0.0 if violations else 1.0, detail)]

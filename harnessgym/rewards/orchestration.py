@@ -1,10 +1,13 @@
 """What the graph alone tells of a rollout: what it cost, and what working side by side saved.
 
-`orchestration.parallelism_speedup` is the work of spawned agents (seconds from each spawn to its return, summed) divided by the
-seconds from the first of these spawns to the event that aggregates them, or to the last return: 1 when they came one after the
-other and nothing else was done, n when n equally long ones ran together. Rounds of spawns are summed on both sides. A rollout
-that spawned nobody has no such score. Whether the split was right and what the aggregation was worth needs judgement: give
-`orchestration.split_correctness` and `orchestration.aggregation_quality` by a `code` or `judge` reward.
+`orchestration.parallelism_speedup` is the work of spawned agents (seconds from each spawn to the last answer before the agent
+returned, summed) divided by the seconds from the first of these spawns to the event that aggregates them, or to the last
+return: 1 when they came one after the other and nothing else was done, n when n equally long ones ran together. An agent that
+waits to be read does not work. Rounds of spawns are summed on both sides. A rollout that spawned nobody has no such score.
+Whether the split was right and what the aggregation was worth needs judgement: give `orchestration.split_correctness` and
+`orchestration.aggregation_quality` by a `code` or `judge` reward.
+
+What an instrumented harness tells of itself counts in nothing here: only what passed the proxy.
 """
 
 import asyncio
@@ -14,6 +17,7 @@ from dataclasses import dataclass
 from harnessgym.config import Config
 from harnessgym.reward import Need, Record, Score
 from harnessgym.traces.graph import Event, Graph
+from harnessgym.traces.steps import TOLD
 
 _SIDE = ("side", "count")
 
@@ -45,7 +49,7 @@ def costs(graph: Graph) -> dict[str, float]:
     """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
     made = [call for call in graph.calls.values() if call.id not in side]
-    times = [event.t for event in graph.events if event.call_id not in side]
+    times = [event.t for event in graph.events if event.call_id not in side and event.source != TOLD]
     times += [call.created_at + call.timings.get("total_s", 0.0) for call in made]
     return {
         "cost.tokens": float(sum(call.completion_len or 0 for call in made)),
@@ -60,20 +64,23 @@ class _Child:
 
     begin: float
     end: float
+    """Of its last answer."""
+    back: float
+    """When its result was read."""
 
 
 def parallelism_speedup(graph: Graph) -> float | None:
     """Seconds of work of spawned agents per second in which it was done; None if no spawned agent returned."""
     work = wall = 0.0
-    parents = {event.agent_id for event in graph.of_kind("spawn")}
+    parents = {event.agent_id for event in _seen(graph, "spawn")}
     for parent in parents:
-        joins = sorted(event.t for event in graph.of_kind("aggregate") if event.agent_id == parent)
+        joins = sorted(event.t for event in _seen(graph, "aggregate") if event.agent_id == parent)
         children = _children(graph, parent)
         while children:
             first = children[0].begin
             join = next((t for t in joins if t >= first), None)
             round_ = [child for child in children if join is None or child.begin <= join]
-            end = max(child.end for child in round_)
+            end = max(child.back for child in round_)
             work += sum(child.end - child.begin for child in round_)
             wall += (end if join is None else max(join, end)) - first
             children = children[len(round_) :]
@@ -82,13 +89,24 @@ def parallelism_speedup(graph: Graph) -> float | None:
 
 def _children(graph: Graph, parent: str | None) -> list[_Child]:
     """The agents that one spawned and that returned, in order of their beginning."""
-    returns = graph.of_kind("return")
+    returns = _seen(graph, "return")
     out = []
-    for spawn in graph.of_kind("spawn"):
-        back = next((event.t for event in returns if _ends(event, spawn)), None)
+    for spawn in _seen(graph, "spawn"):
+        back = next((event for event in returns if _ends(event, spawn)), None)
         if spawn.agent_id == parent and back is not None:
-            out.append(_Child(spawn.t, back))
+            out.append(_Child(spawn.t, _last_answer(graph, spawn, back), back.t))
     return sorted(out, key=lambda child: child.begin)
+
+
+def _seen(graph: Graph, kind: str) -> list[Event]:
+    return [event for event in graph.of_kind(kind) if event.source != TOLD]
+
+
+def _last_answer(graph: Graph, spawn: Event, back: Event) -> float:
+    """When an agent had its last answer before it returned; its return, if its calls are not known."""
+    made = (call for call in graph.calls.values() if call.agent_id == back.agent_id is not None)
+    ends = (call.created_at + call.timings.get("total_s", 0.0) for call in made if spawn.t <= call.created_at <= back.t)
+    return min(max(ends, default=back.t), back.t)
 
 
 def _ends(event: Event, spawn: Event) -> bool:

@@ -1,13 +1,15 @@
 """Plain SQL that people write: one statement, which reads. Whatever it says, nothing in the database changes.
 
 A SQLite file is opened read-only and asked through an authorizer that knows no writing; PostgreSQL is asked in a transaction
-that is read-only, by a protocol that takes one statement. Any schema revision may be asked.
+that is read-only, by a protocol that takes one statement, for no more rows than are wanted. Any schema revision may be asked.
 """
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +23,9 @@ from harnessgym.store.backend import Backend, open_backend, shown
 _READS = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_PRAGMA}
 )
+_READING = frozenset({"EXPLAIN", "SELECT", "SHOW", "TABLE", "VALUES", "WITH"})
+_LEAD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]+)", re.DOTALL)
+"""What may stand before a statement's first word, and that word."""
 _STEPS = 1_000_000
 """Instructions of SQLite between two looks at whether somebody wants to stop it."""
 _HIDDEN = ("alembic_version",)
@@ -78,14 +83,38 @@ def _ask_sqlite(backend: Backend, query: str, limit: int) -> Answered:
 
 
 def _ask_postgresql(backend: Backend, query: str, limit: int) -> Answered:
+    if _begins_with(query) not in _READING:
+        raise StoreError(_refusal(query))
     engine = backend.engine()
     try:
-        with engine.connect() as conn, conn.begin():
+        with engine.connect() as conn:
             conn.exec_driver_sql("SET TRANSACTION READ ONLY")
-            driver: Any = conn.connection.driver_connection
-            return _first(driver.execute(query, prepare=True), limit)
+            return _streamed(conn.connection.driver_connection, query, limit)
     finally:
         engine.dispose()
+
+
+def _streamed(driver: Any, query: str, limit: int) -> Answered:
+    """The first rows as the server sends them, and then no more of them. Its protocol for this takes one statement."""
+    cursor = driver.cursor()
+    with closing(cursor.stream(query)) as sent:
+        rows = list(islice(sent, limit + 1))
+    if cursor.description is None:  # which comes with the first row
+        cursor.execute(query, prepare=True)
+    return Answered(tuple(column.name for column in cursor.description), tuple(rows[:limit]), len(rows) > limit)
+
+
+def _begins_with(query: str) -> str:
+    """The first word of a statement, behind comments and brackets."""
+    found = _LEAD.match(query)
+    return found.group(1).upper() if found else ""
+
+
+def _refusal(query: str) -> str:
+    return (
+        f"Only statements that read are taken, and nothing was changed: {_one_line(query)!r}. They begin with "
+        f"{', '.join(sorted(_READING))}. What writes traces are HarnessGym's own commands."
+    )
 
 
 def _first(cursor: Any, limit: int) -> Answered:
@@ -108,10 +137,7 @@ def _explained(backend: Backend, query: str) -> Iterator[None]:
         raise StoreError(backend.explain(error)) from error
     except backend.errors as error:
         if _writes(error):
-            raise StoreError(
-                f"Only statements that read are taken, and nothing was changed: {_one_line(query)!r}. "
-                "What writes traces are HarnessGym's own commands."
-            ) from error
+            raise StoreError(_refusal(query)) from error
         said = " ".join(str(error).split())
         if getattr(error, "sqlite_errorname", "") == "SQLITE_NOTADB":
             raise StoreError(backend.explain(error)) from error

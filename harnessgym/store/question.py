@@ -17,14 +17,15 @@ Row = dict[str, Any]
 
 
 def ask(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
-    """The rows that a query gives, by column. The database refuses one that would write. Names in it are written `:name`."""
-    sqlite = conn.dialect.name == "sqlite"
-    conn.exec_driver_sql("PRAGMA query_only = ON" if sqlite else "SET TRANSACTION READ ONLY")
+    """The rows that one statement gives, by column. What would write is refused. Names in it are written `:name`."""
+    if conn.dialect.name != "sqlite":
+        conn.exec_driver_sql("SET TRANSACTION READ ONLY")
+        return _ask_postgresql(conn, query, parameters)
+    conn.exec_driver_sql("PRAGMA query_only = ON")
     try:
         return [dict(row) for row in conn.execute(text(query), dict(parameters)).mappings()]
     finally:
-        if sqlite:
-            conn.exec_driver_sql("PRAGMA query_only = OFF")
+        conn.exec_driver_sql("PRAGMA query_only = OFF")
 
 
 def ask_file(path: Path, query: str, parameters: Mapping[str, Any], timeout_s: float = 10.0) -> list[Row]:
@@ -38,3 +39,15 @@ def ask_file(path: Path, query: str, parameters: Mapping[str, Any], timeout_s: f
             return [dict(row) for row in file.execute(query, dict(parameters))]
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be asked {query!r}: {error}.") from error
+
+
+def _ask_postgresql(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
+    """Prepared, because only then the server takes one statement: the second of two could end the read-only transaction."""
+    compiled = text(query).compile(dialect=conn.dialect)
+    given = {name: parameters[name] for name in compiled.params if name in parameters}
+    driver: Any = conn.connection.driver_connection
+    cursor = driver.execute(str(compiled), given, prepare=True)
+    if cursor.description is None:
+        raise StoreError(f"{query!r} gives no rows: ask with SELECT.")
+    names = [column.name for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]

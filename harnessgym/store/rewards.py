@@ -14,7 +14,7 @@ Channels are named freely. Those that HarnessGym itself knows:
 
     reward                             of a rollout: what it is trained on
     task.*                             other results of the task
-    orchestration.parallelism_speedup  work of spawned agents per second that the slowest of them took
+    orchestration.parallelism_speedup  seconds of spawned agents' work per second until it was read
     orchestration.split_correctness    whether the parts were the right ones
     orchestration.aggregation_quality  what was made of the results
     process.*                          how it went about it: contracts kept, judges' opinions

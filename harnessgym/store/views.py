@@ -2,13 +2,15 @@
 
 Views: one row per rollout (`v_rollout`), per call (`v_turn`), per agent with its place in the tree (`v_agent_tree`), what
 became of a rollout's sampled tokens (`v_token_account`), and the edges of the trace graph with those that are never stored
-(`v_edge`). Triggers: a frozen rollout's trace refuses every write.
+(`v_edge`). Triggers: a frozen rollout's trace refuses every write, a stored text every change.
 
 Tables cannot be altered while these stand on them, so `schema.upgrade` takes them away and makes them anew behind the last
 migration: they are always those declared here.
 """
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, PrimaryKeyConstraint, UniqueConstraint
+
+from harnessgym.store.tables import metadata
 
 _ROLLOUT = """
 SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot, r.attempt, t."set" AS task_set,
@@ -99,13 +101,13 @@ _OWN = {
 _GUARDED = ("sessions", "agents", "calls", "events", "edges", "rewards", "exclusions")
 """Tables whose rows are a rollout's trace, and name it. Nothing is added to them, changed or removed."""
 _OWNERS = {
-    "rollouts": "OLD.id",
-    "segments": "(SELECT s.rollout_id FROM sessions s WHERE s.id = OLD.session_id)",
-    "bodies": "(SELECT c.rollout_id FROM calls c WHERE c.id = OLD.call_id)",
+    "rollouts": "{0}.id",
+    "segments": "(SELECT s.rollout_id FROM sessions s WHERE s.id = {0}.session_id)",
+    "bodies": "(SELECT c.rollout_id FROM calls c WHERE c.id = {0}.call_id)",
 }
-"""Tables whose rows are kept from change and removal alone, and whose they are: the rollout itself, and what is added together
-with a call, which has a guard."""
+"""Other tables that are kept, and whose a row of theirs is. What thaws a rollout is let through, and so is a new one."""
 _FROZEN = "The rollout is frozen: its trace cannot change. `harnessgym store thaw` allows it again."
+_SAME = "A stored text is known by its hash: it cannot be changed."
 _GUARD_FUNCTION = """
 CREATE FUNCTION refuse_frozen() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -118,10 +120,18 @@ END $$
 _OWNER_FUNCTION = """
 CREATE FUNCTION refuse_frozen_TABLE() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF EXISTS (SELECT 1 FROM rollouts r WHERE r.frozen AND r.id = OWNER) THEN
+    IF EXISTS (SELECT 1 FROM rollouts r WHERE r.frozen AND r.id IN (NEW_OWNER, OLD_OWNER)) THEN
         RAISE EXCEPTION 'SAID';
     END IF;
     RETURN coalesce(NEW, OLD);
+END $$
+"""
+
+
+_TEXT_FUNCTION = """
+CREATE FUNCTION refuse_other_text() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION 'SAID';
 END $$
 """
 
@@ -144,10 +154,10 @@ def drop(conn: Connection) -> None:
     for name in VIEWS:
         conn.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
     if conn.dialect.name == "postgresql":
-        for function in ("refuse_frozen", *(f"refuse_frozen_{table}" for table in _OWNERS)):
+        for function in ("refuse_frozen", "refuse_other_text", *(f"refuse_frozen_{table}" for table in _OWNERS)):
             conn.exec_driver_sql(f"DROP FUNCTION IF EXISTS {function}() CASCADE")
         return
-    for table in (*_GUARDED, *_OWNERS):
+    for table in (*_GUARDED, *_OWNERS, "messages"):
         for event in ("insert", "update", "delete"):
             conn.exec_driver_sql(f"DROP TRIGGER IF EXISTS frozen_{table}_{event}")
 
@@ -162,21 +172,49 @@ def _postgresql_guards() -> list[str]:
     made += [trigger.format(table, "INSERT OR UPDATE OR DELETE", "", "refuse_frozen") for table in _GUARDED]
     for table, owner in _OWNERS.items():
         function = f"refuse_frozen_{table}"
-        made.append(_OWNER_FUNCTION.replace("TABLE", table).replace("OWNER", owner).replace("SAID", _FROZEN))
-        if table == "rollouts":  # what thaws it is let through
+        body = _OWNER_FUNCTION.replace("NEW_OWNER", owner.format("NEW")).replace("OLD_OWNER", owner.format("OLD"))
+        made.append(body.replace("TABLE", table).replace("SAID", _FROZEN))
+        if table == "rollouts":
             made.append(trigger.format(table, "UPDATE", "WHEN (OLD.frozen AND NEW.frozen)", function))
             made.append(trigger.format(table, "DELETE", "", function).replace("frozen_rollouts ", "frozen_rollouts_delete ", 1))
         else:
-            made.append(trigger.format(table, "UPDATE OR DELETE", "", function))
+            made.append(trigger.format(table, "INSERT OR UPDATE OR DELETE", "", function))
+    made.append(_TEXT_FUNCTION.replace("SAID", _SAME))
+    made.append(trigger.format("messages", "UPDATE", "", "refuse_other_text"))
     return made
 
 
 def _sqlite_guards() -> list[str]:
-    trigger = "CREATE TRIGGER frozen_{0}_{1} BEFORE {1} ON {0} WHEN {2} BEGIN SELECT RAISE(ABORT, '" + _FROZEN + "'); END"
-    frozen = "(SELECT frozen FROM rollouts WHERE id = {0})"
-    events = (("insert", "NEW"), ("update", "OLD"), ("delete", "OLD"))
-    made = [trigger.format(table, event, frozen.format(f"{row}.rollout_id")) for table in _GUARDED for event, row in events]
-    for table, owner in _OWNERS.items():
-        update = "OLD.frozen AND NEW.frozen" if table == "rollouts" else frozen.format(owner)  # what thaws it is let through
-        made += [trigger.format(table, "update", update), trigger.format(table, "delete", frozen.format(owner))]
+    trigger = "CREATE TRIGGER frozen_{0}_{1} BEFORE {1} ON {0} WHEN {2} BEGIN SELECT RAISE(ABORT, '{3}'); END"
+    made = []
+    for table in (*_GUARDED, *_OWNERS):
+        old, new = (_is_frozen(table, row) for row in ("OLD", "NEW"))
+        added, changed = new, f"{old} OR {new}"
+        if table == "rollouts":
+            added, changed = "FALSE", "OLD.frozen AND NEW.frozen"
+        made += [
+            trigger.format(table, "insert", f"{added} OR {_takes_place(table)}", _FROZEN),
+            trigger.format(table, "update", f"{changed} OR {_takes_place(table, besides='OLD.id')}", _FROZEN),
+            trigger.format(table, "delete", old, _FROZEN),
+        ]
+    other = "(SELECT body FROM messages WHERE hash = NEW.hash) <> NEW.body"
+    made.append(trigger.format("messages", "insert", other, _SAME))
+    made.append(trigger.format("messages", "update", "TRUE", _SAME))
     return made
+
+
+def _is_frozen(table: str, row: str) -> str:
+    """Whether a row of a table is a frozen rollout's."""
+    return f"(SELECT frozen FROM rollouts WHERE id = {_OWNERS.get(table, '{0}.rollout_id').format(row)})"  # noqa: S608
+
+
+def _takes_place(table: str, besides: str | None = None) -> str:
+    """Whether the new row has a key of a frozen rollout's: SQLite's OR REPLACE removes that one without a trigger."""
+    other = f" AND o.id <> {besides}" if besides else ""
+    found = []
+    for constraint in metadata.tables[table].constraints:
+        if isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
+            same = " AND ".join(f'o."{column.name}" = NEW."{column.name}"' for column in constraint.columns)
+            kept = f"{same}{other} AND {_is_frozen(table, 'o')}"
+            found.append(f"EXISTS (SELECT 1 FROM {table} o WHERE {kept})")  # noqa: S608
+    return " OR ".join(sorted(found))

@@ -17,7 +17,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.registry import load
 from harnessgym.store import TraceStore, calls, sessions
 from harnessgym.store.calls import Segment
-from harnessgym.store.tables import advantages, trained
+from harnessgym.store.tables import advantages, policy_versions, trained
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.answers import Languages
 from harnessgym.traces.facts import RolloutFacts, group_rewards_of, rollout_of
@@ -80,8 +80,12 @@ class TracedRollout:
 
     @cached_property
     def advantages(self) -> dict[str, list[tuple[int, int, float]]]:
-        """What its latest training gave: (start, end, value) within a segment, by segment."""
-        step = select(trained.c.id).where(trained.c.rollout_id == self.id).order_by(trained.c.step.desc(), trained.c.id.desc())
+        """What its latest training that counts gave: (start, end, value) within a segment, by segment."""
+        made = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+        counts = (trained.c.rollout_id == self.id, ~policy_versions.c.orphaned)
+        step = (
+            select(trained.c.id).join(policy_versions, made).where(*counts).order_by(trained.c.step.desc(), trained.c.id.desc())
+        )
         columns = [advantages.c[name] for name in ("segment_id", "start", "end", "value")]
         query = select(*columns).where(advantages.c.trained_id == step.limit(1).scalar_subquery())
         out: dict[str, list[tuple[int, int, float]]] = {}

@@ -47,6 +47,7 @@ class ImportRows:
     run_id: str
     facts: ImportedFacts
     rollout_id: str = field(init=False)
+    group_id: str = field(init=False)
     policy_id: str = field(init=False)
     _keep: bool = field(init=False)
     """Whether ids of ours are kept: not where the rollout is in the store already."""
@@ -61,6 +62,7 @@ class ImportRows:
         task_id = runs.add_task(conn, facts.task_set, Task(facts.task_key, ""))
         group = GroupSpec(self.run_id, task_id, self.policy_id, SOURCE, 0, 0, {}, (facts.harness,), "none", (facts.seed,))
         made = rollouts.start(conn, group, SOURCE, 0.0)
+        self.group_id = conn.execute(select(rollouts_table.c.group_id).where(rollouts_table.c.id == made)).scalar_one()
         self.rollout_id = self.name(facts.id)
         values = {name: getattr(facts, name) for name in ("status", "stop_reason", "verdict", "ended_at")}
         if facts.created_at is not None:
@@ -132,7 +134,7 @@ class ImportRows:
     ) -> None:
         """A reward, as it was given elsewhere."""
         name, colon, index = target.partition(":")
-        known = {"rollout": self.rollout_id}.get(unit) or f"{self._names.get(name, name)}{colon}{index}"
+        known = {"rollout": self.rollout_id, "team": self.group_id}.get(unit) or f"{self._names.get(name, name)}{colon}{index}"
         row = {"id": new_id(), "rollout_id": self.rollout_id, "unit": unit, "target": known, "channel": channel}
         values = {**row, "value": value, "source": source, "detail": detail, "created_at": time.time()}
         self.conn.execute(insert(rewards).values(values))

@@ -17,8 +17,8 @@ from harnessgym.traces.orchestration_members import Member, Members, Said
 from harnessgym.traces.orchestration_rows import OBSERVED, Evidence, Rows
 from harnessgym.traces.orchestration_tools import Joined, OpenCall, ToolCalls
 
-_ARGUMENTS, _TEXT = 2_000, 500
-"""Characters of arguments and of messages that an event keeps."""
+_TEXT = 500
+"""Characters of a message that an event keeps. Arguments it keeps whole: contracts judge them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class Orchestration:
     def _act(self, rows: Rows, agent_id: str, said: Said) -> None:
         """What an answer decides to do."""
         for index, call in enumerate(said.message.tool_calls):
-            attributes = {"tool": call.name, "tool_call_id": call.id, "arguments": call.arguments[:_ARGUMENTS], "index": index}
+            attributes = {"tool": call.name, "tool_call_id": call.id, "arguments": call.arguments, "index": index}
             event = rows.event("tool_call", agent_id, said.call_id, attributes, t=said.t)
             rows.edge("causal", said.call_id, event)
             self.tools.add(OpenCall(event, said.call_id, agent_id, call, said.t))

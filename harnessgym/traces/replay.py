@@ -148,8 +148,8 @@ class ReplayReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every request that can be read gave the recorded prompt."""
-        return all(call.problem is None for call in self.calls)
+        """Whether every request gave the recorded prompt. One that cannot be read again gave none."""
+        return not self.skipped and all(call.problem is None for call in self.calls)
 
 
 def replay(store: TraceStore, rollout_id: str, policy: Path | None = None) -> ReplayReport:

@@ -10,11 +10,18 @@ _KINDS = frozenset(get_args(StepKind))
 _SIDE = ("side", "count")
 """Calls that are not the policy acting: no steps of it."""
 
+TOLD = "otlp"
+"""Source of what an instrumented harness tells of itself: what runs in its sandbox can tell anything."""
 
-def steps_of(graph: Graph) -> list[Step]:
-    """A rollout's steps. Side calls are none. Of what happens at one time a call comes first."""
+
+def steps_of(graph: Graph, *, told: bool = False) -> list[Step]:
+    """A rollout's steps; with `told`, those too that only spans tell of.
+
+    Side calls are none. Of what happens at one time a call comes first.
+    """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
-    found = [_step(graph, event) for event in graph.events if event.kind in _KINDS and event.id not in side]
+    seen = (event for event in graph.events if told or event.source != TOLD)
+    found = [_step(graph, event) for event in seen if event.kind in _KINDS and event.id not in side]
     return sorted(found, key=lambda step: (step.t, step.kind != "llm_call"))
 
 

@@ -5,11 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import delete, text, update
 
 from harnessgym.errors import StoreError
 from harnessgym.rollout.control import OpenedSession
 from harnessgym.session_options import SessionOptions
+from harnessgym.store.tables import bodies
 from harnessgym.store.tables import calls as calls_table
 from harnessgym.traces.replay import replay
 from proxies.replaying import replay_rollout
@@ -140,5 +141,16 @@ async def test_a_recorded_prompt_that_its_request_does_not_give_is_named(make_wo
         report = await replay_rollout(world.store, world.rollout_id, world.language)
         assert not report.ok
         assert [call.call_id for call in report.calls] == [one.id, two.id]
+        assert "+" in str(report.calls[-1].problem).split("\n", 1)[1]
         length = len(world.prompt(session, one))
         assert f"differs from token {length} of {length} on" in str(report.calls[-1].problem)
+
+
+async def test_a_request_that_is_not_there_any_more_is_not_the_same(make_world: MakeWorld) -> None:
+    async with make_world("Fine.<|im_end|>") as world:
+        session = await world.open()
+        await world.chat(session.key, [{"role": "user", "content": "hi"}])
+        world.store.write(lambda conn: conn.execute(delete(bodies)))
+        report = await replay_rollout(world.store, world.rollout_id, world.language)
+        assert len(report.skipped) == 1
+        assert not report.ok

@@ -101,12 +101,9 @@ def _chosen(store: "TraceStore", named: list[str] | None, wanted: "Wanted", *, f
 
     from harnessgym.cli.traces.filters import selected
     from harnessgym.store.listing import Wanted
-    from harnessgym.store.run_file import run_of
 
     if named and wanted != Wanted():
         raise ConfigError("Name rollouts or give filters, not both.")
     if not named and wanted == Wanted():
         raise ConfigError("Say which rollouts: name them, or give a filter, e.g. `--run latest` for all of the newest run.")
-    if (run := wanted.run_id) is not None:
-        wanted = replace(wanted, run_id=store.read(lambda conn: run_of(conn, run)))
     return selected(store, named, wanted if frozen else replace(wanted, frozen=True))

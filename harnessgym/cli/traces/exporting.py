@@ -8,6 +8,7 @@ import typer
 
 from harnessgym.cli.traces.arguments import AsJson, Policy, Source
 from harnessgym.cli.traces.filters import Harness, MinReward, Purpose, Run, Task, Verdict
+from harnessgym.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -62,6 +63,11 @@ def register(app: typer.Typer) -> None:
         with opened(source) as store:
             wanted = Wanted(run, purpose, task, harness, "finished", verdict=verdict, min_reward=min_reward)
             chosen = selected(store, rollouts, wanted)
+            if not chosen:
+                raise ConfigError(
+                    f"No finished rollout of {source} meets the filters, and nothing was written to {out}. "
+                    "`harnessgym traces list SOURCE` lists all."
+                )
             with progress() as bars:
                 made = export(store, _counted(chosen, bars), format, out, Languages(policy))
         if as_json:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from harnessgym.store import TraceStore
     from harnessgym.store.listing import Wanted
 
-Run = Annotated[str | None, typer.Option(help="Only of this run.")]
+Run = Annotated[str | None, typer.Option(help="Only of this run: its id, how it begins, or `latest`.")]
 Purpose = Annotated[str | None, typer.Option(help="Only of this purpose: train, before_greedy, after_greedy, ...")]
 Task = Annotated[str | None, typer.Option(help="Only of the task with this key.")]
 Harness = Annotated[str | None, typer.Option(help="Only of this harness.")]
@@ -22,10 +22,21 @@ MaxReward = Annotated[float | None, typer.Option(help="Only with at most this re
 
 
 def selected(store: "TraceStore", rollouts: "list[str] | None", wanted: "Wanted | None" = None) -> list[str]:
-    """The named ones, else all that are wanted, oldest first."""
+    """The named ones, else all that are wanted, oldest first. Raises `StoreError` for an unknown one, or an unknown run."""
     from harnessgym.store.listing import Wanted, newest_rollouts
 
     if rollouts:
         return list(dict.fromkeys(find(store, name) for name in rollouts))
-    found = store.read(lambda conn: newest_rollouts(conn, -1, wanted or Wanted()))
+    asked = of_known_run(store, wanted or Wanted())
+    found = store.read(lambda conn: newest_rollouts(conn, -1, asked))
     return [row.id for row in reversed(found)]
+
+
+def of_known_run(store: "TraceStore", wanted: "Wanted") -> "Wanted":
+    """The same with the run's whole id. Raises `StoreError` unless exactly one run begins like the one that was given."""
+    from dataclasses import replace
+
+    from harnessgym.store.run_file import run_of
+
+    given = wanted.run_id
+    return wanted if given is None else replace(wanted, run_id=store.read(lambda conn: run_of(conn, given)))

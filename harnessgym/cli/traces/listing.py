@@ -52,12 +52,14 @@ def register(app: typer.Typer) -> None:
 
 def print_newest(source: str, limit: int, as_json: bool, wanted: "Wanted | None" = None) -> None:
     """The newest rollouts of those that are wanted."""
+    from harnessgym.cli.traces.filters import of_known_run
     from harnessgym.cli.traces.opened import opened
     from harnessgym.cli.traces.printed import console, notes, plain_table, print_json
     from harnessgym.store.listing import Wanted, newest_rollouts
 
     with opened(source) as store:
-        found = store.read(lambda conn: newest_rollouts(conn, limit + 1, wanted or Wanted()))
+        asked = of_known_run(store, wanted or Wanted())
+        found = store.read(lambda conn: newest_rollouts(conn, limit + 1, asked))
     shown = found[:limit]
     if as_json:
         print_json(shown)

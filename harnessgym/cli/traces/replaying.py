@@ -23,7 +23,7 @@ Example: `harnessgym traces replay runs/wrap latest`
 JSON: {ok, rollouts: [{rollout, ok, calls: [{call_id, ordinal, prompt_len, problem}], skipped:
 [text], rewards: [{unit, target, channel, value, stored}]}]}.
 
-Exit status: 0 every prompt and reward is the recorded one; 1 one is not; 2 an error."""
+Exit status: 0 every prompt and reward is the recorded one; 1 one is not, or a request is not there any more; 2 an error."""
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
     def command(
         source: Source,
         rollouts: Annotated[
-            list[str] | None, typer.Argument(help="Rollouts; all if none is given.", metavar="[ROLLOUT]...")
+            list[str] | None, typer.Argument(help="Rollouts; all finished ones if none is given.", metavar="[ROLLOUT]...")
         ] = None,
         policy: Policy = None,
         as_json: AsJson = False,
@@ -43,10 +43,11 @@ def register(app: typer.Typer) -> None:
         from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import print_json, progress
         from harnessgym.reward import rescore
+        from harnessgym.store.listing import Wanted
         from harnessgym.traces.replay import replay
 
         with opened(source) as store:
-            chosen = selected(store, rollouts)
+            chosen = selected(store, rollouts, Wanted(status="finished"))
             with progress() as bars:
                 tracked = bars.track(chosen, description="rollouts")
                 made = [_Replayed(replay(store, name, policy), rescore(store, name)) for name in tracked]
@@ -82,8 +83,10 @@ class _Replayed:
 
     def result(self) -> str:
         """In a few words."""
-        if not self.report.ok:
+        if any(call.problem for call in self.report.calls):
             return f"differs at call {self.report.calls[-1].ordinal}"
+        if self.report.skipped:
+            return "cannot be read again"
         return "the same" if self.ok else "another reward"
 
 

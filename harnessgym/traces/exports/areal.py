@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harnessgym.errors import TraceError
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.written import write_lines
 
@@ -25,8 +26,10 @@ class Areal:
 
 
 def arrays(rollout: TracedRollout) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """The rows of a rollout. A rollout without a reward has 0.0, as in AReaL."""
-    reward = np.asarray([rollout.reward or 0.0], np.float32)
+    """The rows of a rollout. Raises `TraceError` for one without a reward: AReaL's rows cannot say that there is none."""
+    if rollout.reward is None:
+        raise TraceError(f"Rollout {rollout.id} has no reward, and rows for AReaL need one. Leave it out: `--min-reward`.")
+    reward = np.asarray([rollout.reward], np.float32)
     for row in rollout.trajectory.rows:
         yield {
             "input_ids": row.ids.astype(np.int64)[None],

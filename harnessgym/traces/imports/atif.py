@@ -17,6 +17,7 @@ from harnessgym.errors import TraceError
 from harnessgym.message import Message
 from harnessgym.traces.atif import Step, Trajectory
 from harnessgym.traces.atif_content import answer_of, message_of
+from harnessgym.traces.atif_extra import ToldAgent, ToldCall, ToldReward, ToldRollout, ours
 from harnessgym.traces.exports.atif import SIDE
 from harnessgym.traces.import_calls import ImportCalls, ImportedCall
 from harnessgym.traces.import_rows import SOURCE, ImportedFacts, ImportRows
@@ -38,8 +39,8 @@ class AtifImport:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise TraceError(f"Not an ATIF trajectory: {where}: {first['msg']} ({error.error_count()} problems).") from None
-        told = (root.extra or {}).get("rollout", {})
-        harness = (root.agent.extra or {}).get("harness", root.agent.name)
+        told = ours(ToldRollout, (root.extra or {}).get("rollout"))
+        harness = _of_agent(root).get("harness", root.agent.name)
         names = {"task_set": SOURCE, "task_key": root.session_id or root.trajectory_id or root.agent.name, **told}
         facts = ImportedFacts(
             id=root.session_id or root.trajectory_id or "", harness=harness, policy=root.agent.model_name or "policy", **names
@@ -54,7 +55,7 @@ class AtifImport:
             writer.add(call)
         for voice, parent in voices:
             _spawn(rows, voice, parent)
-        for reward in (root.extra or {}).get("rewards", ()):
+        for reward in filter(None, _rewards(root)):
             rows.reward(**reward)
         rows.seal()
         return ImportedRollout(rows.rollout_id, _left_out(root))
@@ -73,7 +74,7 @@ def _name(voice: Trajectory) -> str:
 
 def _agent(rows: ImportRows, voice: Trajectory, parent: Trajectory | None, begun: float) -> str | None:
     """The agent of a trajectory; None for calls that are no agent's. `begun` is when, where no step says so."""
-    about = voice.agent.extra or {}
+    about = _of_agent(voice)
     if voice.agent.name == SIDE and "harness" in about:
         return None
     above = about["parent"] if about.get("parent") else None if parent is None or "spawned" in about else _name(parent)
@@ -124,8 +125,18 @@ def _results(step: Step) -> list[list[int]]:
 
 def _about(step: Step) -> Json:
     """What an export of ours says of a call."""
-    found = (step.extra or {}).get("call")
-    return found if isinstance(found, dict) else {}
+    return ours(ToldCall, (step.extra or {}).get("call"))
+
+
+def _of_agent(voice: Trajectory) -> Json:
+    """What an export of ours says of an agent."""
+    return ours(ToldAgent, voice.agent.extra)
+
+
+def _rewards(root: Trajectory) -> list[Json]:
+    """Rewards as an export of ours gives them; empty for each that is another project's."""
+    found = (root.extra or {}).get("rewards", [])
+    return [ours(ToldReward, item) for item in (found if isinstance(found, list) else [found])]
 
 
 def _message(steps: list[Step], where: list[int]) -> Message:
@@ -142,7 +153,7 @@ def _message(steps: list[Step], where: list[int]) -> Message:
 
 def _spawn(rows: ImportRows, voice: Trajectory, parent: Trajectory | None) -> None:
     """The event that an agent was spawned with: as it is told, else from the reference of the result that returned."""
-    about, child = voice.agent.extra or {}, rows.known(_name(voice))
+    about, child = _of_agent(voice), rows.known(_name(voice))
     told = list(about.get("spawned", ()))
     if parent is not None and not told and "spawned" not in about:
         told = [
@@ -176,10 +187,14 @@ def _left_out(root: Trajectory) -> dict[str, int]:
     out: Counter[str] = Counter()
     for voice, _ in _voices(root, None):
         out.update(name for name in _LEFT_OUT if getattr(voice, name) is not None)
-        ours = {"rollout", "rewards"} if voice is root else set()
-        out["extra"] += len(set(voice.extra or ()) - ours)
+        out["extra"] += len(set(voice.extra or ()) - ({"rollout", "rewards"} if voice is root else set()))
+        out["agent.extra"] += 0 if _of_agent(voice) else len(voice.agent.extra or ())
         for step in voice.steps:
             out.update(f"steps.{name}" for name in _STEP_LEFT_OUT if getattr(step, name) is not None)
             out["steps.extra"] += len(set(step.extra or ()) - {"call", "name"})
+            out["steps.extra"] += "call" in (step.extra or ()) and not _about(step)
             out["steps.metrics.cost_usd"] += step.metrics is not None and step.metrics.cost_usd is not None
+    told = root.extra or {}
+    out["extra"] += "rollout" in told and not ours(ToldRollout, told["rollout"])
+    out["extra.rewards"] += sum(not reward for reward in _rewards(root))
     return {name: number for name, number in out.items() if number}

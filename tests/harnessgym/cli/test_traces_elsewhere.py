@@ -32,6 +32,24 @@ def test_one_rollout_can_be_exported_for_people_to_see(recorded, ask, tmp_path):
     assert (tmp_path / "said.jsonl").read_text().count("\n") >= 1
 
 
+def test_a_run_is_found_by_how_it_begins_and_nothing_is_never_written(recorded, ask, tmp_path):
+    out = tmp_path / "said.jsonl"
+    out.write_text("kept")
+    for given in ("latest", recorded.run_id[:10]):
+        listed = json.loads(ask("list", recorded.path, "--run", given, "--json").stdout)
+        assert {item["id"] for item in listed} == set(recorded.rollouts)
+        made = ask("export", recorded.path, "--run", given, "--format", "sft", "--out", tmp_path / given, "--json")
+        assert json.loads(made.stdout)["rollouts"] == 2
+    for command in (("list",), ("export", "--format", "sft", "--out", out)):
+        error = ask(command[0], recorded.path, "--run", "nothing", *command[1:], status=1).exception
+        assert isinstance(error, StoreError)
+        assert recorded.run_id in str(error)
+    error = ask("export", recorded.path, "--purpose", "nothing", "--format", "sft", "--out", out, status=1).exception
+    assert isinstance(error, ConfigError)
+    assert "meets the filters" in str(error)
+    assert out.read_text() == "kept"
+
+
 def test_an_unknown_format_names_the_known_ones(recorded, ask, tmp_path):
     error = ask("export", recorded.path, "--format", "parquett", "--out", tmp_path / "x", status=1).exception
     assert isinstance(error, ConfigError)
@@ -59,6 +77,7 @@ def test_a_replay_that_differs_is_status_1(recorded, ask, tmp_path):
     changed = tmp_path / "traces.db"
     shutil.copy(recorded.path, changed)
     with sqlite3.connect(changed) as raw:
+        raw.execute("DROP TRIGGER frozen_messages_update")
         found = raw.execute("UPDATE messages SET body = replace(body, 'There are 3', 'There are 5')").rowcount
     raw.close()
     assert found

@@ -59,6 +59,21 @@ def test_a_statement_that_writes_is_refused(url, ask, statement):
     assert ask_plainly(url, "SELECT count(*) FROM rollouts", 5).rows == ((2,),)
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_only_as_many_rows_as_are_wanted_are_read(url):
+    """The third row cannot be computed."""
+    found = ask_plainly(url, "SELECT 1 / (3 - i) AS n, repeat('x', 100000) FROM generate_series(1, 9) i", 1)
+    assert (found.columns[0], found.more, len(found.rows)) == ("n", True, 1)
+    endless = ask_plainly(url, "SELECT generate_series(1, 1000000000000) AS i", 3)
+    assert (endless.rows, endless.more) == (((1,), (2,), (3,)), True)
+    assert ask_plainly(url, "SELECT 1 AS n WHERE false", 3).columns == ("n",)
+    assert ask_plainly(url, "/* a */ -- b\n (VALUES (1))", 3).rows == ((1,),)
+    for statement in ("COMMIT", "SET search_path = x", "COPY runs TO STDOUT", "-- SELECT\nDO $$ BEGIN END $$", ""):
+        with pytest.raises(StoreError, match=r"Only statements that read.*begin with EXPLAIN, SELECT"):
+            ask_plainly(url, statement, 1)
+
+
 @pytest.mark.parametrize("statement", ONLY_SQLITE)
 def test_what_writes_elsewhere_is_refused_too(recorded, ask, tmp_path, statement):
     error = ask("sql", recorded.path, statement.format(folder=tmp_path), status=1).exception

@@ -1,6 +1,7 @@
 """Rewards on real records: functions, commands in a sandbox, queries, contracts, and what the graph tells."""
 
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import runs as runs_table
 from harnessgym.task import Limits
-from harnessgym.traces.graph import graph
+from harnessgym.traces.graph import Event, graph
 
 pytestmark = pytest.mark.anyio
 HERE = "tests.harnessgym.rewards.test_rewards_members"
@@ -229,6 +230,31 @@ async def test_the_parallelism_speedup_is_work_over_time(record, recording, roll
     recording.store.write(work)
     found = parallelism_speedup(recording.store.read(lambda conn: graph(conn, rollout)))
     assert found == (None if speedup is None else pytest.approx(speedup))
+
+
+@pytest.mark.parametrize(
+    ("times", "speedup"), [([(2, 12), (12, 22)], 1.0), ([(2, 3), (2, 22)], 1.05), ([(2, 22), (2, 22)], 2.0)]
+)
+async def test_a_child_that_waits_to_be_read_does_not_work(record, times, speedup):
+    """As traffic shows it: all that came back is read by one request."""
+    call = next(iter(record.graph.calls.values()))
+    made, happened = {}, [Event("join", "aggregate", 22.0, "main", None, None, {}, None, None, "proxy", None)]
+    for child, (begin, end) in enumerate(times):
+        name = f"child {child}"
+        made[name] = replace(call, id=name, agent_id=name, created_at=begin, timings={"total_s": end - begin})
+        for kind, t, who, whom in (("spawn", begin, "main", name), ("return", 22.0, name, "main")):
+            happened.append(Event(f"{kind} {child}", kind, float(t), who, whom, None, {}, None, None, "proxy", None))
+    assert parallelism_speedup(replace(record.graph, calls=made, events=tuple(happened))) == pytest.approx(speedup)
+    told = tuple(replace(event, source="otlp") for event in happened)
+    assert parallelism_speedup(replace(record.graph, calls=made, events=told)) is None
+
+
+async def test_what_only_spans_tell_counts_where_that_is_said(record, recording, rollout):
+    at_most = [{"kind": "at_most", "what": {"step": "human_intervention"}, "n": 0}]
+    recording.store.write(lambda conn: events.add(conn, EventRow(rollout, "human_intervention", t=1.0, source="otlp")))
+    fresh = Record(recording.store, rollout)
+    assert [(await scores(fresh, "contract", contracts=at_most, spans=spans))[0][3] for spans in (False, True)] == [1.0, 0.0]
+    assert (await scores(fresh, "orchestration"))[2][3] < 60
 
 
 async def test_two_rewards_do_not_speak_for_one_channel(record):

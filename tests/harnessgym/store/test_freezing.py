@@ -128,3 +128,76 @@ def test_an_unknown_rollout(store, finished):
     with pytest.raises(StoreError, match="no rollout 'nothing'"):
         store.write(lambda conn: freezing.freeze(conn, [*finished, "nothing"]))
     assert store.read(lambda conn: newest_rollouts(conn, -1, Wanted(frozen=True))) == []
+
+
+COLUMNS = {
+    "segments": "id, session_id, kind, parent_id, hash, length, ids, logprobs, created_at",
+    "bodies": "id, call_id, direction, message_hashes, remainder, created_at, base_id, base_elements, remainder_hash",
+}
+OF = {
+    "segments": "session_id IN (SELECT id FROM sessions WHERE rollout_id = :rollout)",
+    "bodies": "call_id IN (SELECT id FROM calls WHERE rollout_id = :rollout)",
+}
+INTO = [
+    "UPDATE sessions SET rollout_id = :rollout WHERE rollout_id <> :rollout",
+    "UPDATE calls SET rollout_id = :rollout WHERE rollout_id <> :rollout",
+    "UPDATE rewards SET rollout_id = :rollout, channel = 'moved' WHERE rollout_id <> :rollout",
+    (
+        "UPDATE segments SET session_id = (SELECT min(id) FROM sessions WHERE rollout_id = :rollout) "
+        "WHERE session_id NOT IN (SELECT id FROM sessions WHERE rollout_id = :rollout)"
+    ),
+    (
+        "UPDATE bodies SET call_id = (SELECT min(id) FROM calls WHERE rollout_id = :rollout) "
+        "WHERE call_id NOT IN (SELECT id FROM calls WHERE rollout_id = :rollout)"
+    ),
+    *(
+        f"INSERT INTO {table} ({columns}) SELECT 'new', {columns.partition(', ')[2]} FROM {table} WHERE {OF[table]} LIMIT 1"
+        for table, columns in COLUMNS.items()
+    ),
+]
+REPLACED = [
+    *(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table} WHERE {of}" for table, of in OF.items()),
+    "INSERT OR REPLACE INTO rollouts SELECT * FROM rollouts WHERE id = :rollout",
+    (
+        "INSERT OR REPLACE INTO segments SELECT f.id, o.session_id, o.kind, o.parent_id, o.hash, o.length, o.ids, o.logprobs, "
+        "o.created_at FROM segments o, segments f WHERE f.session_id IN (SELECT id FROM sessions WHERE rollout_id = :rollout) "
+        "AND o.session_id NOT IN (SELECT id FROM sessions WHERE rollout_id = :rollout) LIMIT 1"
+    ),
+    "UPDATE OR REPLACE rewards SET id = (SELECT id FROM rewards WHERE rollout_id = :rollout) WHERE rollout_id <> :rollout",
+    (
+        "UPDATE OR REPLACE sessions SET key_hash = (SELECT key_hash FROM sessions WHERE rollout_id = :rollout) "
+        "WHERE rollout_id <> :rollout"
+    ),
+]
+
+
+@pytest.mark.parametrize("statement", INTO, ids=lambda statement: " ".join(statement.split()[:3]))
+def test_nothing_is_added_to_a_frozen_rollout(store, finished, statement):
+    refused(store, finished[0], statement)
+    store.write(lambda conn: freezing.thaw(conn, finished[:1]))
+    assert write(store, statement, finished[0]) >= 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("statement", REPLACED, ids=lambda statement: " ".join(statement.split()[:5]))
+def test_nothing_takes_the_place_of_what_is_frozen(store, finished, statement):
+    refused(store, finished[0], statement)
+
+
+def refused(store, rollout_id, statement):
+    store.write(lambda conn: freezing.freeze(conn, [rollout_id]))
+    before = rows_of_everything(store)
+    with pytest.raises(StoreError, match="frozen: its trace cannot change"):
+        write(store, statement, rollout_id)
+    assert rows_of_everything(store) == before
+
+
+def test_a_stored_text_stays_as_it_is(store, finished):
+    before = rows_of_everything(store)
+    statements = ["UPDATE messages SET body = 'other'"]
+    if store.url.startswith("sqlite"):
+        statements.append("INSERT OR REPLACE INTO messages SELECT hash, 'other' FROM messages")
+    for statement in statements:
+        with pytest.raises(StoreError, match="known by its hash"):
+            write(store, statement, finished[0])
+    assert rows_of_everything(store) == before

@@ -22,6 +22,17 @@ def test_a_query_reads_with_names_and_writes_nothing(store, rollout_id):
     assert store.write(lambda conn: rewards.add(conn, given)), "connections that were asked can write again"
 
 
+def test_a_second_statement_is_refused(store, rollout_id):
+    for query in (
+        "SELECT 1 AS n; COMMIT; UPDATE rollouts SET seed = 7",
+        "SELECT 1 AS n; COMMIT; UPDATE rollouts SET seed = 7 WHERE id = :rollout_id",
+    ):
+        with pytest.raises(StoreError):
+            store.read(lambda conn, query=query: ask(conn, query, {"rollout_id": rollout_id}))
+    query = "SELECT seed, 'a%' AS share FROM rollouts WHERE id LIKE '%'"
+    assert store.read(lambda conn: ask(conn, query, {"rollout_id": rollout_id})) == [{"seed": 0, "share": "a%"}]
+
+
 def test_a_file_is_read_in_its_time_and_left_as_it_is(tmp_path):
     path = tmp_path / "it's ?mode=rw#.db"
     with sqlite3.connect(path) as raw:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, update
 
 from harnessgym.errors import ConfigError, StoreError, TraceError
 from harnessgym.registry import names
 from harnessgym.store import new_id
-from harnessgym.store.tables import advantages, trained
+from harnessgym.store.tables import advantages, policy_versions, trained
 from harnessgym.traces.answers import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.exports.areal import arrays
@@ -105,6 +105,21 @@ def test_trl_samples_have_one_advantage_and_the_oldest_version(recording, rollou
     first, second = samples(traced(recording, rollout_ids[0]))
     assert first["advantage"] == pytest.approx(3.0 * 4 / 7)  # two of four and two of three tokens
     assert second["advantage"] == 3.0
+
+
+def test_advantages_of_a_step_that_was_undone_do_not_count(recording, rollout_ids):
+    train(recording, rollout_ids[0], 3.0)
+    assert traced(recording, rollout_ids[0]).advantages
+    undone = update(policy_versions).where(policy_versions.c.version == 1).values(orphaned=True)
+    recording.store.write(lambda conn: conn.execute(undone))
+    assert traced(recording, rollout_ids[0]).advantages == {}
+
+
+def test_rows_for_areal_need_a_reward(recording, tmp_path):
+    _, (unrewarded, _) = recording.group()
+    recording.session(unrewarded).call()
+    with pytest.raises(TraceError, match="no reward"):
+        export(recording.store, [unrewarded], "areal", tmp_path / "rows.jsonl")
 
 
 @pytest.mark.skipif(find_spec("trl") is None and "trl" not in os.environ.get("HARNESSGYM_REQUIRE", ""), reason="needs trl")

@@ -110,6 +110,29 @@ def test_what_was_said_of_tokens_without_ids_is_kept(other, tmp_path):
     assert metrics == {"prompt_tokens": 90, "completion_tokens": 5}
 
 
+REWARD = {"unit": "team", "target": "elsewhere", "channel": "reward", "value": 2.0, "source": "s"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "left_out", "rewarded"),
+    [
+        ({"rewards": {"total": 1.0}}, {"extra.rewards": 1}, 0),
+        ({"rewards": 0.5, "rollout": "r1"}, {"extra": 1, "extra.rewards": 1}, 0),
+        ({"rewards": [1.0, {"name": "x"}, REWARD], "rollout": {"index": 3}}, {"extra": 1, "extra.rewards": 2}, 1),
+        ({"rollout": {"task_set": 1, "task_key": None}, "rewards": None}, {"extra": 1, "extra.rewards": 1}, 0),
+    ],
+)
+def test_what_others_say_in_extra_is_left_out(other, tmp_path, extra, left_out, rewarded):
+    call = {"id": 5, "heard": "all", "versions": 1}
+    document = atif_document({"source": "agent", "message": "x", "extra": {"call": call}}, extra=extra)
+    document["agent"]["extra"] = {"harness": {"name": "h"}, "spawned": 3}
+    made = brought(other, tmp_path, document, "atif")
+    assert made.left_out == {**left_out, "agent.extra": 2, "steps.extra": 1}
+    rollout = traced(other, made.rollouts[0])
+    assert [exchange.answer.content for exchange in rollout.transcript.exchanges] == ["x"]
+    assert [reward.target for reward in rollout.graph.rewards] == [group_of(other, rollout.id)] * rewarded
+
+
 FOREIGN_MAS = {
     "trace_id": "t", "task_id": "sum", "system": "debate", "topology": "debate",
     "events": [
@@ -162,6 +185,10 @@ REWARDS = st.dictionaries(
 )  # fmt: skip
 
 
+def group_of(store, rollout_id: str) -> str:
+    return store.read(lambda conn: conn.execute(select(rollouts.c.group_id).where(rollouts.c.id == rollout_id)).scalar_one())
+
+
 def build(recording, rollout_id: str, happened: list[Json], joins: list[Any], given: Json) -> None:
     """Write a graph as the store's tables hold it."""
     session, names = recording.session(rollout_id), [new_id() for _ in range(4)]
@@ -194,7 +221,7 @@ def build(recording, rollout_id: str, happened: list[Json], joins: list[Any], gi
          "target_event_id": ids[two % len(ids)], "evidence": evidence, "confidence": confidence, "created_at": 0.0}
         for kind, one, two, evidence, confidence in joins
     ]  # fmt: skip
-    targets = {"rollout": rollout_id, "agent": names[0]}
+    targets = {"rollout": rollout_id, "agent": names[0], "team": group_of(recording.store, rollout_id)}
     values = [
         {"id": new_id(), "rollout_id": rollout_id, "unit": unit, "target": targets.get(unit, ids[0]), "channel": channel,
          "value": value, "source": "s", "created_at": 0.0}
@@ -214,7 +241,9 @@ def test_any_graph_comes_back(recording, other, tmp_path, happened, joins, given
     document = mas.document(traced(recording.store, rollout_id))
     made = brought(other, tmp_path, document, "mas")
     assert made.left_out == {}
-    assert mas.document(traced(other, made.rollouts[0])) == document
+    groups = group_of(recording.store, rollout_id), group_of(other, made.rollouts[0])
+    expected = json.loads(json.dumps(document).replace(*groups))
+    assert mas.document(traced(other, made.rollouts[0])) == expected
 
 
 IDS = st.lists(st.integers(0, 99), min_size=1, max_size=4)
