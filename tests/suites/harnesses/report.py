@@ -75,7 +75,8 @@ request, gets the same call. One that had a tool call asks for a call of its own
 counts, or keeps what arrived and goes on from there, in a branch where it edits what was said: Qwen Code and Codex do so
 with words, Qwen Code and Claude Code with a call. Codex acts on the call at once. In no run is a token lost or trained
 twice; what was never delivered is excluded, with that reason. OpenCode may leave an empty turn behind, which is a branch
-too, or keep the torn call beside its repetition, so that the script, which counts turns, ends before the sub-agent. Gemini CLI ends at a stream that breaks off, so it has no row here.
+too, or keep the torn call beside its repetition, so that the script, which counts turns, ends before
+the sub-agent. Gemini CLI ends at a stream that breaks off, so it has no row here.
 
 ## Out of room
 
