@@ -158,7 +158,10 @@ def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:
 
 def canonical_json(value: Any) -> str:
     """JSON text with sorted keys and no spare whitespace."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return _CANONICAL.encode(value)
+
+
+_CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def _number(digits: str) -> int | float | str:

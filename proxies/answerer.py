@@ -2,6 +2,7 @@
 
 from contextlib import aclosing
 from dataclasses import replace
+from typing import cast
 
 from harnessgym.errors import UpstreamLost
 from harnessgym.store.workers import WorkerRow
@@ -11,7 +12,7 @@ from proxies.language import Language
 from proxies.session import Session
 from proxies.text_upstream import TextCall, TextUpstream
 from proxies.upstream import Upstream
-from proxies.workers import REPLAY, NoWorker, Wanted, WorkerTable
+from proxies.workers import REPLAY, NoWorker, Wanted, WorkerTable, is_text
 
 _ATTEMPTS = 6
 """Workers that may be lost under one call."""
@@ -36,10 +37,10 @@ class Answerer:
                 return
             try:
                 async with self._workers.taking(self._wanted(session, call)) as worker:
-                    if isinstance(worker.upstream, TextUpstream):
-                        await self._hear(session, worker.row.id, worker.upstream, call, feed)
+                    if is_text(worker.upstream):
+                        await self._hear(session, worker.row.id, cast("TextUpstream", worker.upstream), call, feed)
                     else:
-                        await self._sample_at(worker.row, worker.upstream, call, feed)
+                        await self._sample_at(worker.row, cast("Upstream", worker.upstream), call, feed)
             except UpstreamLost as error:
                 attempts += 1
                 if isinstance(error, NoWorker) or attempts == _ATTEMPTS:

@@ -150,6 +150,7 @@ class Control:
                 options=wanted.options.model_dump(mode="json", exclude_unset=True),
             )
         )
+        self._sessions.opened(row, key)
         return JSONResponse({"session_id": row.id, "key": key})
 
     async def _seal(self, request: Request) -> Response:

@@ -8,14 +8,15 @@ reading every body by itself (`strict_json.loads_lenient` and `split_body`).
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from harnessgym.store.body_parts import LISTS, Base, SplitBody, split_body, text_hash
 from proxies import strict_json
 
+T = TypeVar("T")
 _CONVERSATIONS = 4
 """Conversations of one session that are remembered: sub-agents take turns."""
 
@@ -48,6 +49,8 @@ class _Conversation:
     """Of the text of each of them."""
     made: list[Any]
     """What the dialect made of those that it was asked for, from the first on."""
+    tallies: dict[Callable[[Any], bool], tuple[int, int]]
+    """What was counted of `made`: how many of its first elements were looked at, how many of them count."""
     digest: "hashlib.blake2b"
     """State after the text up to the end of the last element; copied, never updated."""
     base: Base | None = None
@@ -62,6 +65,23 @@ class _Conversation:
         return bisect_left(self.ends, 1, key=lambda end: not text.startswith(self.text[:end]))
 
 
+class Made(list[T]):
+    """What a dialect made of the elements of a list."""
+
+    def __init__(self, made: Iterable[T], tallies: dict[Callable[[Any], bool], tuple[int, int]]) -> None:
+        super().__init__(made)
+        self._tallies = tallies
+
+    def tally(self, counts: Callable[[T], bool]) -> int:
+        """How many elements count. Only those are looked at that are new in the conversation."""
+        looked, count = self._tallies.get(counts, (0, 0))
+        if looked > len(self):  # somebody else's, who went on
+            looked = count = 0
+        count += sum(counts(self[index]) for index in range(looked, len(self)))
+        self._tallies[counts] = (len(self), count)
+        return count
+
+
 class ReadBody(bytes):
     """A request's body together with what was read of it."""
 
@@ -73,18 +93,18 @@ class ReadBody(bytes):
     """`digest_of` it."""
     _conversation: _Conversation
 
-    def make(self, name: str, read: Callable[[Any, int], Any]) -> list[Any] | None:
+    def make(self, name: str, read: Callable[[Any, int], T]) -> Made[T] | None:
         """`read` of every element of an array of the body, called for those that are new. None if it is no such array."""
         conversation = self._conversation
         if name == conversation.name and name not in conversation.tail.values:
             made, values = conversation.made, conversation.values
             made += [read(values[index], index) for index in range(len(made), len(values))]
-            return list(made)
+            return Made(made, conversation.tallies)
         for members in (conversation.tail, conversation.head):
             if isinstance(members.values.get(name), list):
                 if name not in members.made:
                     members.made[name] = [read(value, index) for index, value in enumerate(members.values[name])]
-                return list(members.made[name])
+                return Made(members.made[name], {})
         return None
 
     def stored(self, call_id: str, written: "Future[None]") -> None:
@@ -147,7 +167,7 @@ def _begun(text: str) -> _Conversation | None:
             start = _skip(text, at + 1)
             head = _Members(text[:start], values)
             digest = hashlib.blake2b(head.text.encode(), digest_size=16)
-            return _finished(_Conversation(text, head, key, "", head, [], [], [], [], digest), start)
+            return _finished(_Conversation(text, head, key, "", head, [], [], [], [], {}, digest), start)
         values[key], at = strict_json.scan(text, at, 1)
         at = _skip(text, at)
         if text[at] != ",":
@@ -160,10 +180,11 @@ def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | 
     """A conversation that begins as another one does."""
     parallel = (known.values[:shared], known.ends[:shared], known.hashes[:shared], known.made[:shared])
     base = None if known.base is None else replace(known.base, elements=min(known.base.elements, shared))
-    digest = known.digest
+    digest, tallies = known.digest, known.tallies
     if shared < len(known.ends):
+        tallies = {}
         digest = hashlib.blake2b(text[: known.ends[shared - 1]].encode(), digest_size=16)
-    conversation = _Conversation(text, known.head, known.name, known.separator, known.tail, *parallel, digest, base)
+    conversation = _Conversation(text, known.head, known.name, known.separator, known.tail, *parallel, tallies, digest, base)
     return _finished(conversation, conversation.ends[-1])
 
 

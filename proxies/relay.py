@@ -10,11 +10,12 @@ import time
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from harnessgym.errors import HarnessGymError, StoreError, StoreUnavailable, UpstreamError, UpstreamLost
 from harnessgym.harness import SideCallRule
-from harnessgym.message import Message, context_digest
+from harnessgym.message import Message, Sampling, context_digest
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.body_parts import split_body
 from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, RecordedCall, Segment
@@ -36,6 +37,7 @@ from proxies.text_upstream import TextRefusal
 from proxies.workers import WorkerTable
 
 log = logging.getLogger(__name__)
+_MEMBERS = {kind: tuple(field.name for field in fields(kind)) for kind in (Sampling, Usage)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ class Relay:
             prompt_segment=call.prompt_segment,
             upstream="",
             sampling_asked=dict(call.request.asked),
-            sampling_applied=asdict(call.sampling),
+            sampling_applied=_members(call.sampling),
             parent_call_id=None if parent is None else parent.call_id,
             parent_evidence="none" if parent is None else "token_prefix",
             break_class=None if broken is None else broken.kind,
@@ -313,7 +315,7 @@ class Relay:
             finish_reason=sampled.finish_reason,
             stop_token=sampled.stop_token,
             upstream=sampled.worker,
-            usage=asdict(usage),
+            usage=_members(usage),
             timings=_timings(sampled, started),
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),
@@ -363,6 +365,11 @@ def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | Non
         return replace(broken, kind="compaction")
     another = fresh is not None and fresh.evidence == "header"
     return replace(broken, kind="sub_agent") if another else broken
+
+
+def _members(record: Sampling | Usage) -> dict[str, Any]:
+    """A record's members by name; those that are containers are not copied."""
+    return {name: getattr(record, name) for name in _MEMBERS[type(record)]}
 
 
 def _timings(sampled: Sampled, started: float) -> dict[str, float]:

@@ -79,6 +79,8 @@ class Session:
     """Refused requests that are recorded as events; their number is bounded."""
     prompts: dict[str, int] = field(default_factory=dict)
     """How often each prompt segment was asked."""
+    _begun: set[str] = field(default_factory=set)
+    """Calls of this process: of what they continue, all leading parts are in `heads`."""
     _readers: dict[str, BodyReader] = field(default_factory=dict)
 
     @classmethod
@@ -186,8 +188,10 @@ class Session:
 
     def remember(self, call: Call, chain: Sequence[str]) -> None:
         """A call of this session begins."""
-        self.heads.update(chain)
         parent = call.prompt.parent
+        known = 0 if parent is None or parent.call_id not in self._begun else parent.matched
+        self.heads.update(chain[known:])
+        self._begun.add(call.id)
         self.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
         self.live[call.id] = call
         self.recent.append(call)
@@ -231,6 +235,10 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def opened(self, row: SessionRow, key: str) -> None:
+        """A session that was opened here: there is nothing of it to load."""
+        self._by_key[key] = self._by_id[row.id] = Session.of(row)
 
     async def by_key(self, key: str) -> Session | None:
         """The session that a key opens."""

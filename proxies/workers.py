@@ -64,7 +64,7 @@ class Worker:
     def serves(self, wanted: Wanted) -> bool:
         """Whether it is one of the workers that are wanted; its state aside."""
         if wanted.upstream is None:
-            return not _is_text(self.upstream)
+            return not is_text(self.upstream)
         return wanted.upstream in (self.row.id, self.row.kind)
 
     def view(self) -> WorkerLoad:
@@ -75,7 +75,7 @@ class Worker:
 _TEXT: dict[type, bool] = {}
 
 
-def _is_text(upstream: AnyUpstream) -> bool:
+def is_text(upstream: AnyUpstream) -> bool:
     """Whether it is an outside model. Asked several times a call, and checking a protocol is slow."""
     kind = type(upstream)
     if kind not in _TEXT:
@@ -187,7 +187,7 @@ class WorkerTable:
     def _engines(self, wanted: Wanted) -> bool:
         """Whether any that serves has a policy version."""
         serving = (worker for worker in self._workers.values() if worker.serves(wanted))
-        return any(not _is_text(worker.upstream) for worker in serving)
+        return any(not is_text(worker.upstream) for worker in serving)
 
     async def _await_choice(self, wanted: Wanted) -> Worker:
         try:
