@@ -1,7 +1,8 @@
 """Token sequences: how they are stored, hashed and labelled with policy versions.
 
-Ids are int32 and logprobs float32, little-endian, wherever they are bytes. A hash names exactly the bytes it covers, so the
-upstream client, the store and `traces verify` can compute it apart from each other and must agree.
+Ids are int32 and logprobs float32, little-endian, wherever they are bytes; only the store leaves out bytes that are zero in all
+ids of a segment. A hash names exactly the bytes it covers, so the upstream client, the store and `traces verify` can compute it
+apart from each other and must agree.
 """
 
 import sys
@@ -22,6 +23,9 @@ TokenIds = Sequence[int]
 IdArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
+_WIDE = 4
+"""Bytes of an int32."""
+
 
 class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Python 3.12 on
     """Token ids in 4 bytes each, quick to copy, hash and send; equal to any sequence of the same ids."""
@@ -31,10 +35,10 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
         return super().__new__(cls, "i", ids)  # type: ignore[return-value]
 
     @classmethod
-    def unpacked(cls, blob: bytes) -> Self:
-        """Those of `pack_ids` bytes."""
+    def stored(cls, blob: bytes, length: int) -> Self:
+        """Those of `narrow_ids` bytes."""
         found = cls()
-        found.frombytes(blob)
+        found.frombytes(blob if len(blob) == _WIDE * length else widen_ids(blob, length).astype("<i4").tobytes())
         if sys.byteorder == "big":
             found.byteswap()
         return found
@@ -71,9 +75,22 @@ def pack_ids(ids: TokenIds) -> bytes:
     return np.asarray(ids, dtype="<i4").tobytes()
 
 
-def unpack_ids(blob: bytes) -> IdArray:
-    """Token ids [T] int32 of `pack_ids` bytes."""
-    return np.frombuffer(blob, dtype="<i4")
+def narrow_ids(ids: TokenIds) -> bytes:
+    """Token ids little-endian, each in as many bytes as the largest needs: 2, 3 or 4."""
+    packed = np.frombuffer(pack_ids(ids), dtype="<i4")
+    highest = int(packed.view("<u4").max(initial=0))
+    width = 2 if highest < 1 << 16 else 3 if highest < 1 << 24 else _WIDE
+    return packed.view(np.uint8).reshape(-1, _WIDE)[:, :width].tobytes()
+
+
+def widen_ids(blob: bytes, length: int) -> IdArray:
+    """Token ids [length] int32 of `narrow_ids` bytes. Raises `TraceError` for bytes of another number of ids."""
+    width = len(blob) // length if length else 2
+    if width * length != len(blob) or not 2 <= width <= _WIDE:
+        raise TraceError(f"{len(blob)} bytes are not {length} token ids.")
+    wide = np.zeros((length, _WIDE), np.uint8)
+    wide[:, :width] = np.frombuffer(blob, np.uint8).reshape(length, width)
+    return wide.view("<i4")[:, 0]
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 from sqlalchemy import Connection
 
+from harnessgym.errors import StoreError
 from harnessgym.store import agents, calls, events
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
@@ -62,14 +63,22 @@ class Recorder:
         """Queue an event. Nothing waits for it."""
         self._submit(lambda conn: events.add(conn, event))
 
-    async def finish(self, outcome: CallOutcome, happened: Rows | None = None) -> None:
-        """Commit a call's tokens and outcome, with what it decided."""
+    async def finish(self, outcome: CallOutcome, happened: Rows | None, intended: "Future[None]") -> None:
+        """Commit a call's tokens and outcome, with what it decided. Its intent is queued, but need not be committed yet."""
 
         def work(conn: Connection) -> None:
             calls.finish(conn, outcome)
             orchestration.write(conn, happened)
 
-        await self.wait(self._submit(work))
+        if intended.done():
+            intended.result()
+            await self.wait(self._submit(work))
+            return
+        try:
+            await self.wait(self._submit(work))
+        except StoreError:
+            await self.wait(intended)  # one that the database undid is tried again behind what was queued after it
+            await self.wait(self._submit(work))
 
     async def fail(self, call_id: str, error: str) -> None:
         """Commit that a call failed."""

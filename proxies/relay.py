@@ -289,8 +289,7 @@ class Relay:
             except asyncio.CancelledError:
                 status = "aborted"
             call.interruptible = False
-            await self.recorder.wait(intended)
-            await self._commit(session, call, feed, status, started)
+            await self._commit(session, call, feed, status, started, intended)
         except Exception as error:
             if not isinstance(error, HarnessGymError):
                 log.exception("Call %s failed inside the proxy.", call.id)
@@ -301,7 +300,9 @@ class Relay:
             session.live.pop(call.id, None)
             call.release()
 
-    async def _commit(self, session: Session, call: Call, feed: Feed, status: CallStatus, started: float) -> None:
+    async def _commit(
+        self, session: Session, call: Call, feed: Feed, status: CallStatus, started: float, intended: "Future[None]"
+    ) -> None:
         sampled, message = call.sampled, feed.finish()
         usage = Usage(call.prompt_len, len(sampled.ids), sampled.cached_tokens, feed.reasoning_tokens)
         logprobs = None if sampled.text_only else array("f", sampled.logprobs)
@@ -320,7 +321,7 @@ class Relay:
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),
         )
-        await self.recorder.finish(outcome, session.decided(call, status, message, digest))
+        await self.recorder.finish(outcome, session.decided(call, status, message, digest), intended)
         self.tokens += len(sampled.ids)
         session.record(call, segment, message, digest)
         if status == "aborted":

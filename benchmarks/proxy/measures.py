@@ -14,7 +14,7 @@ from benchmarks.proxy.process import run_client
 from benchmarks.proxy.targets import Engine, Ours, Target
 from harnessgym.store import TraceStore
 from harnessgym.store.tables import calls, segments
-from harnessgym.tokens import unpack_ids
+from harnessgym.tokens import widen_ids
 from harnessgym.traces.verify import verify
 
 _BUCKETS = 10
@@ -164,10 +164,10 @@ def _counts(conn: Connection) -> dict[str, Any]:
     for status in conn.execute(select(calls.c.status)).scalars():
         statuses[status] = statuses.get(status, 0) + 1
     known = {script.ids for script in (*scripts(), *scripts(LONG, 1))}
-    blobs = conn.execute(select(segments.c.ids).where(segments.c.kind == "completion")).scalars()
+    blobs = conn.execute(select(segments.c.ids, segments.c.length).where(segments.c.kind == "completion"))
     foreign = tokens = 0
-    for blob in blobs:
-        ids = tuple(unpack_ids(blob).tolist())
+    for blob, length in blobs:
+        ids = tuple(widen_ids(blob, length).tolist())
         tokens += len(ids)
         foreign += ids not in known
     return {

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
+from harnessgym.errors import StoreError
 from harnessgym.store import bodies
 from harnessgym.store.body_parts import SplitBody
 from harnessgym.store.prepared import Prepared
@@ -21,7 +22,7 @@ from harnessgym.tokens import (
     VersionSpan,
     hash_completion,
     hash_ids,
-    pack_ids,
+    narrow_ids,
     pack_logprobs,
     unpack_logprobs,
 )
@@ -119,9 +120,9 @@ class RecordedCall:
     prompt_segment: str
     completion_len: int | None
     completion_segment: str | None
-    version_spans: tuple[VersionSpan, ...]
     finish_reason: str | None
     protocol: str
+    version_spans: tuple[VersionSpan, ...]
     usage: dict[str, int]
 
 
@@ -136,11 +137,11 @@ def intend(conn: Connection, intent: CallIntent, segment: Segment | None, body: 
 
 
 def finish(conn: Connection, outcome: CallOutcome) -> None:
-    """Write a call's tokens and outcome. Its intent may share the transaction."""
+    """Write a call's tokens and outcome. Its intent may share the transaction. Raises `StoreError` if it has none."""
     _insert_segment(conn, outcome.segment)
     if outcome.body is not None:
         bodies.add(conn, outcome.call_id, "answer", outcome.body)
-    _FINISH_CALL.run(
+    found = _FINISH_CALL.run(
         conn,
         {
             "call": outcome.call_id,
@@ -157,6 +158,8 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
             "timings": outcome.timings,
         },
     )
+    if not found:
+        raise StoreError(f"The trace database has no intent of call {outcome.call_id}: its outcome was not stored.")
 
 
 def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | None = None) -> None:
@@ -176,25 +179,19 @@ def observe(conn: Connection, call_ids: Sequence[str], status: Literal["delivere
 
 def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCall]:
     """All calls of some sessions, by session and ordinal."""
-    columns = [calls.c[name] for name in RecordedCall.__dataclass_fields__]
-    rows = conn.execute(
-        select(*columns).where(calls.c.session_id.in_(session_ids)).order_by(calls.c.session_id, calls.c.ordinal)
-    )
     out = []
-    for row in rows.mappings():
-        spans = tuple(VersionSpan(*span) for span in row["version_spans"] or ())
-        out.append(RecordedCall(**{**row, "version_spans": spans, "usage": row["usage"] or {}}))
+    for *others, spans, usage in conn.execute(_CALLS, {"sessions": session_ids}):
+        fields = (*others, tuple(VersionSpan(*span) for span in spans or ()), usage or {})
+        out.append(RecordedCall(*fields))
     return out
 
 
 def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
     """All segments of some sessions by id, parents before children."""
-    columns = [segments.c[name] for name in ("id", "session_id", "kind", "parent_id", "ids", "logprobs")]
-    query = select(*columns).where(segments.c.session_id.in_(session_ids)).order_by(segments.c.created_at, segments.c.id)
     out: dict[str, Segment] = {}
-    for name, session_id, kind, parent_id, ids, logprobs in conn.execute(query):
+    for name, session_id, kind, parent_id, length, ids, logprobs in conn.execute(_SEGMENTS, {"sessions": session_ids}):
         sampled = None if logprobs is None else tuple(unpack_logprobs(logprobs).tolist())
-        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.unpacked(ids), sampled)
+        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.stored(ids, length), sampled)
     return out
 
 
@@ -213,13 +210,23 @@ def _insert_segment(conn: Connection, segment: Segment) -> None:
             "parent_id": segment.parent_id,
             "hash": hash_ids(segment.ids),
             "length": len(segment.ids),
-            "ids": pack_ids(segment.ids),
+            "ids": narrow_ids(segment.ids),
             "logprobs": None if segment.logprobs is None else pack_logprobs(segment.logprobs),
             "created_at": time.time(),
         },
     )
 
 
+_CALLS = (
+    select(*(calls.c[name] for name in RecordedCall.__dataclass_fields__))
+    .where(calls.c.session_id.in_(bindparam("sessions", expanding=True)))
+    .order_by(calls.c.session_id, calls.c.ordinal)
+)
+_SEGMENTS = (
+    select(*(segments.c[name] for name in ("id", "session_id", "kind", "parent_id", "length", "ids", "logprobs")))
+    .where(segments.c.session_id.in_(bindparam("sessions", expanding=True)))
+    .order_by(segments.c.created_at, segments.c.id)
+)
 _INSERT_SEGMENT = Prepared(insert(segments), segments.c.keys())
 _INSERT_CALL = Prepared(insert(calls), (*CallIntent.__dataclass_fields__, "status", "created_at"))
 _FINISHED_COLUMNS = (

@@ -35,10 +35,10 @@ class Prepared:
         self._statement, self._columns = statement, list(columns)
         self._compiled: dict[str, _Compiled] = {}
 
-    def run(self, conn: Connection, values: Mapping[str, Any]) -> None:
-        """Execute it once, inside the connection's transaction."""
+    def run(self, conn: Connection, values: Mapping[str, Any]) -> int:
+        """Execute it once, inside the connection's transaction. Returns how many rows it wrote."""
         compiled = self._for(conn)
-        _driver(conn).execute(compiled.sql, compiled.row(values))
+        return int(_driver(conn).execute(compiled.sql, compiled.row(values)).rowcount)
 
     def run_many(self, conn: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
         """Execute it for every row."""

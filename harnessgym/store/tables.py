@@ -1,7 +1,8 @@
 """The schema, declared once. `migrations/` builds exactly this; a test compares the two.
 
 Ids are text made by the process that creates the row (`new_id`), so that rows can refer to each other before any of them is
-written. Times are Unix seconds. Token ids are int32, logprobs float32, little-endian.
+written. Times are Unix seconds. Token ids take 2, 3 or 4 bytes each (`tokens.narrow_ids`), logprobs are float32,
+little-endian.
 """
 
 import os

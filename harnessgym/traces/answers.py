@@ -17,7 +17,7 @@ from harnessgym.message import Message, ToolCall
 from harnessgym.registry import load
 from harnessgym.store import policies
 from harnessgym.store.tables import calls, segments
-from harnessgym.tokens import IdArray, unpack_ids
+from harnessgym.tokens import IdArray, widen_ids
 from harnessgym.traces.facts import CallFacts, RolloutFacts, run_config_of
 from harnessgym.traces.stored_bodies import StoredBodies
 
@@ -75,8 +75,9 @@ class Answers:
     @classmethod
     def load(cls, conn: Connection, rollout: RolloutFacts, languages: Languages) -> "Answers":
         """Read what the store has."""
-        sampled = select(segments.c.id, segments.c.ids).join(calls, calls.c.completion_segment == segments.c.id)
-        ids = {row.id: unpack_ids(row.ids) for row in conn.execute(sampled.where(calls.c.rollout_id == rollout.id))}
+        sampled = select(segments.c.id, segments.c.length, segments.c.ids)
+        sampled = sampled.join(calls, calls.c.completion_segment == segments.c.id).where(calls.c.rollout_id == rollout.id)
+        ids = {row.id: widen_ids(row.ids, row.length) for row in conn.execute(sampled)}
         return cls(languages.of_rollout(conn, rollout), ids, StoredBodies.load(conn, rollout.id, "answer"))
 
     def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, select
 
 from harnessgym.errors import TraceError
 from harnessgym.store.tables import calls, segments, sessions
-from harnessgym.tokens import IdArray, hash_ids, unpack_ids
+from harnessgym.tokens import IdArray, hash_ids, widen_ids
 from harnessgym.traces.trajectories import Trajectory
 
 
@@ -181,9 +181,9 @@ def _is_prefix(short: IdArray, long: IdArray) -> bool:
 
 def _segments(conn: Connection, rollout_id: str) -> dict[str, tuple[str | None, IdArray]]:
     """Parent and ids by segment id."""
-    query = select(segments.c.id, segments.c.parent_id, segments.c.ids)
+    query = select(segments.c.id, segments.c.parent_id, segments.c.length, segments.c.ids)
     query = query.join(sessions, sessions.c.id == segments.c.session_id).where(sessions.c.rollout_id == rollout_id)
-    return {row.id: (row.parent_id, unpack_ids(row.ids)) for row in conn.execute(query)}
+    return {row.id: (row.parent_id, widen_ids(row.ids, row.length)) for row in conn.execute(query)}
 
 
 def _path(parts: dict[str, tuple[str | None, IdArray]], segment_id: str) -> IdArray:

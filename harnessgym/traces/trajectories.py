@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping, select
 
 from harnessgym.errors import TraceError
 from harnessgym.store.tables import calls, segments, sessions
-from harnessgym.tokens import FloatArray, IdArray, VersionSpan, unpack_ids, unpack_logprobs, versions_of
+from harnessgym.tokens import FloatArray, IdArray, VersionSpan, unpack_logprobs, versions_of, widen_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +199,16 @@ def _calls(conn: Connection, rollout_id: str) -> Sequence[RowMapping]:
 
 
 def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:
-    columns = [segments.c[name] for name in ("id", "parent_id", "ids", "logprobs")]
+    columns = [segments.c[name] for name in ("id", "parent_id", "length", "ids", "logprobs")]
     query = select(*columns).join(sessions, sessions.c.id == segments.c.session_id).where(sessions.c.rollout_id == rollout_id)
     out = {}
     for row in conn.execute(query):
         logprobs = None if row.logprobs is None else unpack_logprobs(row.logprobs)
-        out[row.id] = _Node(row.id, row.parent_id, unpack_ids(row.ids), logprobs)
+        try:
+            ids = widen_ids(row.ids, row.length)
+        except TraceError as error:
+            raise TraceError(f"Rollout {rollout_id}, segment {row.id}: {error}") from error
+        out[row.id] = _Node(row.id, row.parent_id, ids, logprobs)
     return out
 
 

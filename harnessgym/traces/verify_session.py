@@ -5,9 +5,10 @@ hashes that the upstream client stored. The code that recorded the tokens (`fore
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -38,7 +39,8 @@ class SessionCheck:
     """Published versions of the session's policy."""
     calls: Sequence[RowMapping]
     """In order of their ordinals."""
-    segments: dict[str, RowMapping]
+    segments: dict[str, Mapping[str, Any]]
+    """By id; their `ids` in four bytes each, as everything is hashed."""
     paths: dict[str, _Path]
     tally: Tally
 
@@ -48,7 +50,7 @@ class SessionCheck:
         wanted = select(calls).where(calls.c.session_id == session["id"]).order_by(calls.c.ordinal)
         found = conn.execute(wanted).mappings().all()
         rows = conn.execute(select(segments).where(segments.c.session_id == session["id"])).mappings()
-        by_id = {row["id"]: row for row in rows}
+        by_id: dict[str, Mapping[str, Any]] = {row["id"]: {**row, "ids": _whole_ids(row["ids"], row["length"])} for row in rows}
         return cls(session, versions, found, by_id, _hash_paths(by_id), tally)
 
     def run(self) -> None:
@@ -152,7 +154,7 @@ class SessionCheck:
             self.tally.find("span_coverage", where, f"version spans cover {reached} of {length} tokens.")
         return spans
 
-    def _check_logprobs(self, segment: RowMapping, where: str) -> None:
+    def _check_logprobs(self, segment: Mapping[str, Any], where: str) -> None:
         blob = segment["logprobs"] or b""
         logprobs = np.frombuffer(blob[: len(blob) // 4 * 4], dtype="<f4")
         wrong = np.flatnonzero(~(np.isfinite(logprobs) & (logprobs <= 0.0)))
@@ -204,9 +206,20 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and 0 <= value < 1 << 31
 
 
-def _hash_paths(rows: dict[str, RowMapping]) -> dict[str, _Path]:
+def _whole_ids(blob: bytes, length: int) -> bytes:
+    """Stored token ids with the bytes that were left out as zeros; as they are where they are not `length` ids."""
+    width, rest = divmod(len(blob), length) if length else (0, 0)
+    if rest or not 2 <= width < 4:
+        return blob
+    whole = bytearray(4 * length)
+    for place in range(width):
+        whole[place::4] = blob[place::width]
+    return bytes(whole)
+
+
+def _hash_paths(rows: dict[str, Mapping[str, Any]]) -> dict[str, _Path]:
     """A running hash per segment that has a way to a root, parents first."""
-    children: dict[str | None, list[RowMapping]] = {}
+    children: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in rows.values():
         children.setdefault(row["parent_id"], []).append(row)
     paths: dict[str, _Path] = {}

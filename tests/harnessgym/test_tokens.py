@@ -12,12 +12,13 @@ from harnessgym.tokens import (
     VersionSpan,
     hash_completion,
     hash_ids,
+    narrow_ids,
     pack_ids,
     pack_logprobs,
     spans_of,
-    unpack_ids,
     unpack_logprobs,
     versions_of,
+    widen_ids,
 )
 
 IDS = st.lists(st.integers(0, 2**31 - 1))
@@ -25,10 +26,28 @@ IDS = st.lists(st.integers(0, 2**31 - 1))
 
 @given(IDS)
 def test_ids_survive_packing(ids):
-    assert unpack_ids(pack_ids(ids)).tolist() == ids
-    assert len(pack_ids(ids)) == 4 * len(ids)
-    assert TokenArray.unpacked(pack_ids(ids)) == ids
+    assert np.frombuffer(pack_ids(ids), "<i4").tolist() == ids
     assert pack_ids(TokenArray(ids)) == pack_ids(ids)
+
+
+@given(IDS | st.lists(st.integers(0, 2**16 - 1)) | st.lists(st.integers(0, 2**24 - 1)) | st.lists(st.integers(-(2**31), 0)))
+def test_ids_survive_storage(ids):
+    """So do those that were stored in four bytes each."""
+    for blob in (narrow_ids(ids), pack_ids(ids)):
+        assert widen_ids(blob, len(ids)).tolist() == ids
+        assert widen_ids(blob, len(ids)).dtype == np.int32
+        assert TokenArray.stored(blob, len(ids)) == ids
+
+
+@pytest.mark.parametrize(("highest", "width"), [(0, 2), (65_535, 2), (65_536, 3), (2**24 - 1, 3), (2**24, 4), (-1, 4)])
+def test_ids_are_stored_in_as_few_bytes_as_they_need(highest, width):
+    assert len(narrow_ids([1, highest])) == 2 * width
+
+
+@pytest.mark.parametrize(("blob", "length"), [(b"12345", 2), (b"1" * 10, 2), (b"12", 0)])
+def test_bytes_that_are_no_such_number_of_ids_are_refused(blob, length):
+    with pytest.raises(TraceError, match=f"{len(blob)} bytes are not {length} token ids"):
+        widen_ids(blob, length)
 
 
 @given(st.lists(st.floats(max_value=0.0, width=32, allow_nan=False)))

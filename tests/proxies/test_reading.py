@@ -140,6 +140,19 @@ def test_an_equal_tail_is_made_once() -> None:
     assert make(reader.read(conversation(4)), "model", made) is None
 
 
+def test_only_what_is_new_is_counted() -> None:
+    reader, seen = BodyReader(), list[Any]()
+
+    def even(value: Any) -> bool:
+        seen.append(value)
+        return int(value["content"]) % 2 == 0
+
+    for length, expected in ((3, 2), (6, 3), (6, 3), (2, 1), (5, 3)):
+        made = reader.read(conversation(length)).make("messages", lambda value, _: value)  # type: ignore[attr-defined]
+        assert made.tally(even) == made.tally(even) == expected
+    assert len(seen) == 6 + 2 + 5
+
+
 def test_conversations_that_take_turns_are_all_remembered() -> None:
     reader, made = BodyReader(), list[Any]()
     for length in (1, 2, 3):

@@ -1,7 +1,9 @@
 """A call's end is written once."""
 
+import pytest
 from sqlalchemy import select
 
+from harnessgym.errors import StoreError
 from harnessgym.store import calls, new_id, sessions
 from harnessgym.store.calls import CallOutcome, Segment
 from harnessgym.store.tables import calls as table
@@ -21,3 +23,13 @@ def test_a_call_that_was_finished_after_all_is_not_made_a_failure(store, rollout
         ("committed", None),
         ("error", "the store went away"),
     ]
+
+
+def test_an_outcome_without_an_intent_is_refused_and_leaves_nothing(store, rollout_id, add_call):
+    session = store.write(lambda conn: sessions.add(conn, rollout_id, "key", sampling={})).id
+    add_call(session, 0)
+    prompt = store.read(lambda conn: calls.of_sessions(conn, [session]))[0].prompt_segment
+    said = Segment(new_id(), session, "completion", prompt, (3,), (-0.5,))
+    with pytest.raises(StoreError, match="no intent of call nowhere"):
+        store.write(lambda conn: calls.finish(conn, CallOutcome("nowhere", said, (), "a", "stop", None, "e", {}, {})))
+    assert said.id not in store.read(lambda conn: calls.segments_of(conn, [session]))

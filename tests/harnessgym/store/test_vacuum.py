@@ -21,7 +21,7 @@ def emptied(store):
     _, (rollout_id,), _ = add_rollouts(recording, 1, turns=1)
     session = recording.session(rollout_id)
     for _ in range(4):
-        session.call(prompt=70_000)
+        session.call(prompt=140_000)
     end_run(recording)
     prune(store.url, Retention(time.time() + 60))
     store.close()

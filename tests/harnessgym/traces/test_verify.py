@@ -205,7 +205,7 @@ MUTATIONS = {
     "lengthen a prompt": (sql("UPDATE calls SET prompt_len = prompt_len + 1 WHERE id = ?", last), {"prompt_length", "usage"}),
     "truncate ids": (
         sql(
-            f"UPDATE segments SET ids = substr(ids, 1, 8) WHERE id = {COMPLETION}", last
+            f"UPDATE segments SET ids = substr(ids, 1, 5) WHERE id = {COMPLETION}", last
         ),
         {"segment_blob", "segment_hash", "completion_length", "completion_hash"},
     ),
