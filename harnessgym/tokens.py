@@ -38,7 +38,7 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
     def stored(cls, blob: bytes, length: int) -> Self:
         """Those of `narrow_ids` bytes."""
         found = cls()
-        found.frombytes(blob if len(blob) == _WIDE * length else widen_ids(blob, length).astype("<i4").tobytes())
+        found.frombytes(blob if len(blob) == _WIDE * length else widen_ids(blob, length).tobytes())
         if sys.byteorder == "big":
             found.byteswap()
         return found
@@ -88,9 +88,10 @@ def widen_ids(blob: bytes, length: int) -> IdArray:
     width = len(blob) // length if length else 2
     if width * length != len(blob) or not 2 <= width <= _WIDE:
         raise TraceError(f"{len(blob)} bytes are not {length} token ids.")
-    wide = np.zeros((length, _WIDE), np.uint8)
-    wide[:, :width] = np.frombuffer(blob, np.uint8).reshape(length, width)
-    return wide.view("<i4")[:, 0]
+    if width == 3:
+        overlapping = np.ndarray(length, "<u4", blob + b"\0", strides=(width,))
+        return (overlapping & 0xFFFFFF).view("<i4")
+    return np.frombuffer(blob, "<u2").astype("<i4") if width == 2 else np.frombuffer(blob, "<i4")
 
 
 def pack_logprobs(logprobs: Sequence[float]) -> bytes:

@@ -7,6 +7,7 @@ for it by default, and know what to do with several calls.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Literal
@@ -17,10 +18,14 @@ from proxies.dialect import ModelRequest, Problem, RequestProblem
 _IMAGES = attrgetter("images")
 
 
-def constrained(request: ModelRequest, mode: Literal["refuse", "prompt"], *, sees_images: bool) -> ModelRequest:
-    """The request as the policy gets it. Raises `RequestProblem` if it demands what cannot be had."""
-    if not sees_images and any(map(_IMAGES, request.messages)):
+def refuse_images(messages: Sequence[Message]) -> None:
+    """Raises `RequestProblem` if there are images."""
+    if any(map(_IMAGES, messages)):
         raise _unsupported("This model does not support image input: it reads text only.")
+
+
+def constrained(request: ModelRequest, mode: Literal["refuse", "prompt"]) -> ModelRequest:
+    """The request as the policy gets it. Raises `RequestProblem` if it demands what cannot be had."""
     demands = [demand for demand in (_output(request), _tool_choice(request)) if demand]
     if mode == "refuse":
         if demands:

@@ -37,7 +37,7 @@ class Recollection:
         while later:
             known = joined(known, answers.pop(), later.pop())
         in_words = self.options.constraints == "prompt" and self.options.upstream is None
-        return constrained(known, "prompt", sees_images=True) if in_words else known
+        return constrained(known, "prompt") if in_words else known
 
     def _sent(self, call_id: str) -> ModelRequest:
         """A call's request as its client sent it."""

@@ -23,7 +23,7 @@ from harnessgym.store.tables import new_id
 from harnessgym.tokens import TokenArray, hash_ids, spans_of
 from proxies.answerer import Answerer
 from proxies.call import Call, Sampled
-from proxies.constraints import constrained
+from proxies.constraints import constrained, refuse_images
 from proxies.continuation import Break, Prompt, continue_from
 from proxies.dialect import Answer, Finished, FinishReason, ModelRequest, Problem, RequestProblem, Stamp, Usage
 from proxies.feed import Feed
@@ -107,7 +107,7 @@ class Relay:
     def _constrained(self, session: Session, request: ModelRequest) -> ModelRequest:
         if self.workers.speaks(session.options.upstream):
             return request
-        return constrained(request, session.options.constraints, sees_images=self._language.sees_images)
+        return constrained(request, session.options.constraints)
 
     async def close(self, sessions: Sequence[Session]) -> None:
         """Interrupt every call and wait until what it has is recorded."""
@@ -142,6 +142,9 @@ class Relay:
         return session.forest.chain(context_digest(request.tools), request.messages)
 
     def _prompt(self, session: Session, request: ModelRequest, chain: Sequence[str]) -> Prompt:
+        if not self._language.sees_images and not self.workers.speaks(session.options.upstream):
+            answered = session.forest.attach(chain)  # what is before an answer was looked at when it came
+            refuse_images(request.messages[0 if answered is None else answered.matched :])
         if request.prompt is not None:
             prompt = self._raw.prompt(session.forest, session.heads, request, session.row.history)
         else:

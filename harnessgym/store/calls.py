@@ -5,6 +5,7 @@ act), then `set_status` as delivery is observed. An intent that never finished m
 """
 
 import time
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -190,7 +191,7 @@ def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segme
     """All segments of some sessions by id, parents before children."""
     out: dict[str, Segment] = {}
     for name, session_id, kind, parent_id, length, ids, logprobs in conn.execute(_SEGMENTS, {"sessions": session_ids}):
-        sampled = None if logprobs is None else tuple(unpack_logprobs(logprobs).tolist())
+        sampled = None if logprobs is None else array("f", unpack_logprobs(logprobs).tobytes())
         out[name] = Segment(name, session_id, kind, parent_id, TokenArray.stored(ids, length), sampled)
     return out
 

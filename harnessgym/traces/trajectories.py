@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, bindparam, select
 
 from harnessgym.errors import TraceError
 from harnessgym.store.tables import calls, segments, sessions
@@ -190,25 +190,18 @@ _CALL_COLUMNS = (
 
 
 def _calls(conn: Connection, rollout_id: str) -> Sequence[RowMapping]:
-    query = (
-        select(*(calls.c[name] for name in _CALL_COLUMNS))
-        .join(sessions, sessions.c.id == calls.c.session_id)
-        .where(calls.c.rollout_id == rollout_id)
-    )
-    return conn.execute(query.order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)).mappings().all()
+    return conn.execute(_CALLS, {"rollout": rollout_id}).mappings().all()
 
 
 def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:
-    columns = [segments.c[name] for name in ("id", "parent_id", "length", "ids", "logprobs")]
-    query = select(*columns).join(sessions, sessions.c.id == segments.c.session_id).where(sessions.c.rollout_id == rollout_id)
     out = {}
-    for row in conn.execute(query):
-        logprobs = None if row.logprobs is None else unpack_logprobs(row.logprobs)
+    for name, parent_id, length, blob, sampled in conn.execute(_SEGMENTS, {"rollout": rollout_id}):
+        logprobs = None if sampled is None else unpack_logprobs(sampled)
         try:
-            ids = widen_ids(row.ids, row.length)
+            ids = widen_ids(blob, length)
         except TraceError as error:
-            raise TraceError(f"Rollout {rollout_id}, segment {row.id}: {error}") from error
-        out[row.id] = _Node(row.id, row.parent_id, ids, logprobs)
+            raise TraceError(f"Rollout {rollout_id}, segment {name}: {error}") from error
+        out[name] = _Node(name, parent_id, ids, logprobs)
     return out
 
 
@@ -256,3 +249,16 @@ def _incomplete(found: Sequence[RowMapping]) -> str | None:
         if call["status"] == "error" and call["kind"] == "policy":
             return f"call {call['id']} failed"
     return None
+
+
+_CALLS = (
+    select(*(calls.c[name] for name in _CALL_COLUMNS))
+    .join(sessions, sessions.c.id == calls.c.session_id)
+    .where(calls.c.rollout_id == bindparam("rollout"))
+    .order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)
+)
+_SEGMENTS = (
+    select(*(segments.c[name] for name in ("id", "parent_id", "length", "ids", "logprobs")))
+    .join(sessions, sessions.c.id == segments.c.session_id)
+    .where(sessions.c.rollout_id == bindparam("rollout"))
+)

@@ -25,8 +25,8 @@ def asked(**fields: Any) -> ModelRequest:
 def test_demands_are_refused_or_put_in_words(fields: dict[str, Any]) -> None:
     request = asked(tools=(FIND,), **fields)
     with pytest.raises(RequestProblem, match="does not support being made to answer so"):
-        constrained(request, "refuse", sees_images=False)
-    told = constrained(request, "prompt", sees_images=False)
+        constrained(request, "refuse")
+    told = constrained(request, "prompt")
     assert [message.role for message in told.messages] == ["system", "user"]
     assert told.said == request.messages
 
@@ -42,13 +42,13 @@ def test_demands_are_refused_or_put_in_words(fields: dict[str, Any]) -> None:
     ],
 )
 def test_one_tool_call_at_a_time_is_asked_for_where_tools_can_be_called(fields: dict[str, Any], words: str) -> None:
-    told = constrained(asked(**fields), "prompt", sees_images=False)
+    told = constrained(asked(**fields), "prompt")
     assert told.messages == ((Message("system", words), HI) if words else (HI,))
 
 
 def test_one_tool_call_at_a_time_is_never_refused() -> None:
     request = asked(tools=(FIND,), parallel_tool_calls=False)
-    assert constrained(request, "refuse", sees_images=False) is request
+    assert constrained(request, "refuse") is request
 
 
 def prompts(world: World, session: OpenedSession) -> list[str]:

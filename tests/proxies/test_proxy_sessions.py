@@ -239,10 +239,15 @@ async def test_images_are_refused_by_a_policy_that_cannot_see(make_world: MakeWo
     async with make_world("Yes.<|im_end|>") as world:
         session = await world.open()
         parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
-        refused = await world.chat(session.key, [{"role": "user", "content": parts}])
-        assert refused.status_code == 400
-        assert "image" in refused.json()["error"]["message"]
-        assert world.calls(session) == []
+        shown = {"role": "user", "content": parts}
+        for begin in ([], [user("hi"), {"role": "assistant", "content": "Yes."}]):
+            refused = await world.chat(session.key, [*begin, shown])
+            assert refused.status_code == 400
+            assert "image" in refused.json()["error"]["message"]
+            assert len(world.calls(session)) == len(begin) // 2
+            assert (await world.chat(session.key, [user("hi")])).status_code == 200
+        edited = [shown, {"role": "assistant", "content": "Yes."}, user("and?")]
+        assert (await world.chat(session.key, edited)).status_code == 400
 
 
 async def test_tokens_are_counted_without_a_call(make_world: MakeWorld) -> None:
