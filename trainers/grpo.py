@@ -100,18 +100,19 @@ class Learner:
         """Wait for the next batch: complete groups without a gap, none of them too stale."""
         loaded: dict[str, LoadedGroup] = {}
         wanted, chain = self.config.trainer.groups_per_step, self._chain()
-        while True:
-            ready = self.store.read(lambda conn: rollouts.complete_groups(conn, self.run.id, "train", wanted))
-            for group in ready:
-                if group.id not in loaded:
-                    loaded[group.id] = load_group(self.store, group)
-            allowed = self.config.trainer.max_staleness
-            stale = [item for item in loaded.values() if item.staleness(self.version, chain) > allowed]
-            for item in stale:
-                self._drop(loaded.pop(item.group.id))
-            if len(ready) == wanted and not stale:
-                return [loaded[group.id] for group in ready]
-            time.sleep(_POLL_S)
+        with self.store.watch(_POLL_S) as watch:
+            while True:
+                ready = self.store.read(lambda conn: rollouts.complete_groups(conn, self.run.id, "train", wanted))
+                for group in ready:
+                    if group.id not in loaded:
+                        loaded[group.id] = load_group(self.store, group)
+                allowed = self.config.trainer.max_staleness
+                stale = [item for item in loaded.values() if item.staleness(self.version, chain) > allowed]
+                for item in stale:
+                    self._drop(loaded.pop(item.group.id))
+                if len(ready) == wanted and not stale:
+                    return [loaded[group.id] for group in ready]
+                watch.wait()
 
     def train_step(self, groups: list[LoadedGroup]) -> dict[str, float]:
         """One optimizer step on a batch, checkpointed, published and entered in the ledger."""

@@ -25,6 +25,7 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.sandbox import SandboxBackend
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
+from harnessgym.store.watch import Watch
 
 _LOG = logging.getLogger("harnessgym.node")
 _IDLE_S = 0.05
@@ -109,11 +110,12 @@ class Node:
     async def serve(self) -> None:
         """Claim and run until the run has ended."""
         try:
-            while (status := self._status()) not in ("done", "failed"):
-                await self.store.awrite(partial(self.plan.submit, status=status))
-                await self._requeue_lost()
-                await self._claim()
-                await self._breathe()
+            with self.store.watch(_IDLE_S, min(1.0, self.config.node.lease_s / 8)) as watch:
+                while (status := self._status()) not in ("done", "failed"):
+                    await self.store.awrite(partial(self.plan.submit, status=status))
+                    await self._requeue_lost()
+                    await self._claim()
+                    await self._breathe(watch)
         finally:
             for task in self.running:
                 task.cancel()
@@ -131,15 +133,19 @@ class Node:
             for row in rows:
                 self.running[asyncio.create_task(self._rollout(row))] = row
 
-    async def _breathe(self) -> None:
-        """Wait until a rollout ends, or a moment; raise what a rollout raised; keep the leases."""
-        if self.running:
-            done, _ = await asyncio.wait(self.running, timeout=_IDLE_S, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                del self.running[task]
-                task.result()
-        else:
-            await asyncio.sleep(_IDLE_S)
+    async def _breathe(self, watch: Watch) -> None:
+        """Wait until a rollout ends, or others may have changed something; raise what a rollout raised; keep the leases."""
+        changed = asyncio.create_task(watch.changed())
+        try:
+            await asyncio.wait({changed, *self.running}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+            await asyncio.wait({changed})
+        if not changed.cancelled():
+            changed.result()
+        for task in [task for task in self.running if task.done()]:
+            del self.running[task]
+            task.result()
         if time.monotonic() - self._renewed > self.config.node.lease_s / 4 and self.running:
             self._renewed = time.monotonic()
             ids, lease = [row.id for row in self.running.values()], self.config.node.lease_s

@@ -11,6 +11,7 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from harnessgym.errors import StoreError
+from harnessgym.store.watch import Watch
 
 Synchronous = Literal["NORMAL", "FULL"]
 PATIENCE_S = 30.0
@@ -65,6 +66,9 @@ class Backend(Protocol):
 
     def size(self, conn: Connection) -> int:
         """Bytes that the database takes."""
+
+    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> Watch:
+        """See `TraceStore.watch`."""
 
 
 def open_backend(url: str, synchronous: Synchronous = "NORMAL") -> Backend:

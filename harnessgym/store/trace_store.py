@@ -27,6 +27,7 @@ from sqlalchemy import Connection, RootTransaction
 from harnessgym.errors import SchemaError, StoreError, StoreUnavailable
 from harnessgym.store.backend import Synchronous, open_backend, shown
 from harnessgym.store.schema import WRITING, head_revision, revision_of, upgrade
+from harnessgym.store.watch import Watch
 
 __all__ = ["Synchronous", "TraceStore", "Work"]
 
@@ -122,6 +123,14 @@ class TraceStore:
                     if not self._backend.away(error) or self._outage.too_long():
                         raise
                 time.sleep(_PAUSE_S)
+
+    def watch(self, poll_s: float, longest_s: float = 1.0) -> Watch:
+        """Waits until others may have changed what work depends on; look at the store first after it was made.
+
+        Where the database tells of changes (PostgreSQL) a wait ends with one, or after `longest_s`; elsewhere after `poll_s`.
+        """
+        self._refuse_misuse()
+        return self._backend.watch(self._engine, poll_s, longest_s)
 
     def close(self) -> None:
         """Commit what is queued and close. Safe to call twice, and without effect in a forked child."""

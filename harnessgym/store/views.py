@@ -11,6 +11,7 @@ migration: they are always those declared here.
 from sqlalchemy import Connection, PrimaryKeyConstraint, UniqueConstraint
 
 from harnessgym.store.tables import metadata
+from harnessgym.store.watch import CHANNEL
 
 _ROLLOUT = """
 SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot, r.attempt, t."set" AS task_set,
@@ -136,6 +137,24 @@ END $$
 """
 
 
+_TELL_FUNCTION = """
+CREATE FUNCTION tell_of_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('CHANNEL', '');
+    RETURN NULL;
+END $$
+"""
+_TOLD = {
+    "runs": "UPDATE OF status",
+    "groups": "INSERT OR UPDATE OF state",
+    "rollouts": "INSERT OR UPDATE OF status",
+    "policy_versions": "INSERT OR UPDATE OF committed, orphaned",
+    "workers": "INSERT OR UPDATE OF version, state",
+    "leases": "DELETE",
+}
+"""What others wait for (`store/watch.py`), by table. A transaction tells once, when it is committed."""
+
+
 def definition(name: str, database: str) -> str:
     """A view's SQL for a database."""
     return VIEWS[name].format(**_OWN[database]).strip()
@@ -154,7 +173,12 @@ def drop(conn: Connection) -> None:
     for name in VIEWS:
         conn.exec_driver_sql(f"DROP VIEW IF EXISTS {name}")
     if conn.dialect.name == "postgresql":
-        for function in ("refuse_frozen", "refuse_other_text", *(f"refuse_frozen_{table}" for table in _OWNERS)):
+        for function in (
+            "tell_of_change",
+            "refuse_frozen",
+            "refuse_other_text",
+            *(f"refuse_frozen_{table}" for table in _OWNERS),
+        ):
             conn.exec_driver_sql(f"DROP FUNCTION IF EXISTS {function}() CASCADE")
         return
     for table in (*_GUARDED, *_OWNERS, "messages"):
@@ -181,6 +205,11 @@ def _postgresql_guards() -> list[str]:
             made.append(trigger.format(table, "INSERT OR UPDATE OR DELETE", "", function))
     made.append(_TEXT_FUNCTION.replace("SAID", _SAME))
     made.append(trigger.format("messages", "UPDATE", "", "refuse_other_text"))
+    made.append(_TELL_FUNCTION.replace("CHANNEL", CHANNEL))
+    made += [
+        f"CREATE TRIGGER told_{table} AFTER {changes} ON {table} FOR EACH ROW EXECUTE FUNCTION tell_of_change()"
+        for table, changes in _TOLD.items()
+    ]
     return made
 
 

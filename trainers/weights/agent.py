@@ -21,6 +21,7 @@ from harnessgym.errors import HarnessGymError, PolicyError, StoreError, Upstream
 from harnessgym.rollout.control import ControlClient
 from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.watch import Watch
 from harnessgym.store.workers import WorkerRow, WorkerState
 from trainers.weights.publish import read_version
 from trainers.weights.settings import AgentSettings
@@ -79,6 +80,7 @@ class WeightAgent:
         self._control = ControlClient(settings.control_url, settings.control_key) if settings.control_url else None
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-agent")
         self._store: TraceStore | None = None
+        self._watch: Watch | None = None
         self._announced = False
 
     async def run(self) -> None:
@@ -93,7 +95,7 @@ class WeightAgent:
                 try:
                     await self._follow()
                     pause = _FIRST_PAUSE_S
-                    await asyncio.sleep(self.settings.poll_s)
+                    await self._changed()
                 except PolicyError:
                     raise
                 except Exception as error:  # serving must outlive whatever happens to the agent
@@ -108,6 +110,7 @@ class WeightAgent:
         """Install the newest version if it is another one than the worker serves; let calls come otherwise."""
         if self._store is None:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
+            self._watch = self._store.watch(self.settings.poll_s)
             await self._report(self._store, "starting")
         if await self._wanted(self._store):
             async with self._lease(self._store) as lease:
@@ -180,7 +183,7 @@ class WeightAgent:
             return next((name for name in names if leases.acquire(conn, name, self.worker_id, ttl)), None)
 
         while (held := await store.awrite(acquire)) is None:
-            await asyncio.sleep(self.settings.poll_s)
+            await self._changed()
         renewal = asyncio.create_task(self._renew(store, held))
         try:
             yield held
@@ -207,6 +210,11 @@ class WeightAgent:
         row = WorkerRow(self.worker_id, run, "embedded", self._address, version, state)
         await store.awrite(lambda conn: workers.upsert(conn, row))
 
+    async def _changed(self) -> None:
+        """Wait until others may have written something."""
+        assert self._watch is not None
+        await self._watch.changed()
+
     async def _off_loop(self, work: Callable[[], T]) -> T:
         """Do blocking work on the agent's own thread (which has the store's read connection)."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
@@ -219,5 +227,7 @@ class WeightAgent:
                 await self._report(self._store, "dead")
             except StoreError as error:
                 log.warning("%s could not report its end: %s", self.worker_id, error)
+            if self._watch is not None:
+                self._watch.close()
             await self._off_loop(self._store.close)
         self._reader.shutdown(wait=False)

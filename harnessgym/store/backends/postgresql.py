@@ -12,10 +12,13 @@ from sqlalchemy.pool import QueuePool
 from harnessgym.errors import StoreError
 from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience, shown
 from harnessgym.store.schema import WRITING
+from harnessgym.store.watch import Watch
 
 try:
     import psycopg
     from psycopg.types.string import StrDumper
+
+    from harnessgym.store.backends.listening import Listening
 except ImportError:
     raise StoreError("PostgreSQL needs a driver: `pip install 'harnessgym-rl[postgres]'`.") from None
 
@@ -147,6 +150,10 @@ class PostgresqlBackend:
     def size(self, conn: Connection) -> int:
         """See `Backend.size`."""
         return int(conn.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
+
+    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> Watch:
+        """See `TraceStore.watch`."""
+        return Listening(engine, poll_s, longest_s)
 
 
 class _TextDumper(StrDumper):

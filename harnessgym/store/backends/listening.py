@@ -1,0 +1,95 @@
+"""PostgreSQL's LISTEN and NOTIFY: triggers (`store/views.py`) tell of the changes that others wait for (`store/watch.py`)."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Self
+
+import psycopg
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+
+from harnessgym.store.watch import CHANNEL
+
+_GATHER_S = 0.01
+"""How long after the first change those that come with it are waited for: one look is enough for all of them."""
+
+
+class Listening:
+    """A connection that hears of changes. While the server is away it looks again like everybody else."""
+
+    def __init__(self, engine: Engine, poll_s: float, longest_s: float) -> None:
+        self._engine, self._poll_s, self._longest_s = engine, poll_s, longest_s
+        self._driver: psycopg.Connection[tuple[object, ...]] | None = None
+        self._connect()
+
+    def wait(self) -> None:
+        """See `Watch`."""
+        driver = self._driver
+        if driver is None:
+            time.sleep(self._poll_s)
+            self._connect()
+            return
+        with self._forgets_lost():
+            if any(True for _ in driver.notifies(timeout=self._longest_s, stop_after=1)):
+                time.sleep(_GATHER_S)
+                self._drain(driver)
+
+    async def changed(self) -> None:
+        """See `Watch`."""
+        driver = self._driver
+        if driver is None:
+            await asyncio.sleep(self._poll_s)
+            await asyncio.to_thread(self._connect)
+            return
+        with self._forgets_lost():
+            loop, heard, socket = asyncio.get_running_loop(), asyncio.Event(), driver.fileno()
+            loop.add_reader(socket, heard.set)
+            try:
+                async with asyncio.timeout(self._longest_s):
+                    await heard.wait()
+                loop.remove_reader(socket)
+                await asyncio.sleep(_GATHER_S)
+                self._drain(driver)
+            except TimeoutError:
+                pass
+            finally:
+                loop.remove_reader(socket)
+
+    def close(self) -> None:
+        """See `Watch`."""
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _connect(self) -> None:
+        """A connection made as all are, but none of the pool's any more."""
+        try:
+            made = self._engine.raw_connection()
+            driver = made.driver_connection
+            made.detach()
+            assert isinstance(driver, psycopg.Connection)
+            self._driver = driver
+            driver.execute(f"LISTEN {CHANNEL}")
+        except (DBAPIError, psycopg.Error):  # who waits looks anyway, and hears from that what is wrong
+            self.close()
+
+    @contextlib.contextmanager
+    def _forgets_lost(self) -> Iterator[None]:
+        """A lost connection ends the wait: there may be changes of which nobody told."""
+        try:
+            yield
+        except psycopg.Error:
+            self.close()
+
+    @staticmethod
+    def _drain(driver: "psycopg.Connection[tuple[object, ...]]") -> None:
+        for _ in driver.notifies(timeout=0):
+            pass
