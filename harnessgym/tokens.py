@@ -35,10 +35,10 @@ class TokenArray(array):  # type: ignore[type-arg]  # takes a parameter from Pyt
         return super().__new__(cls, "i", ids)  # type: ignore[return-value]
 
     @classmethod
-    def stored(cls, blob: bytes, length: int) -> Self:
-        """Those of `narrow_ids` bytes."""
+    def stored(cls, blob: bytes, length: int, segment: str = "?") -> Self:
+        """Those of `narrow_ids` bytes. Raises as `widen_ids` does."""
         found = cls()
-        found.frombytes(blob if len(blob) == _WIDE * length else widen_ids(blob, length).tobytes())
+        found.frombytes(blob if len(blob) == _WIDE * length else widen_ids(blob, length, segment).tobytes())
         if sys.byteorder == "big":
             found.byteswap()
         return found
@@ -83,14 +83,17 @@ def narrow_ids(ids: TokenIds) -> bytes:
     return packed.view(np.uint8).reshape(-1, _WIDE)[:, :width].tobytes()
 
 
-def widen_ids(blob: bytes, length: int) -> IdArray:
-    """Token ids [length] int32 of `narrow_ids` bytes. Raises `TraceError` for bytes of another number of ids."""
+def widen_ids(blob: bytes, length: int, segment: str = "?") -> IdArray:
+    """Token ids [length] int32 of `narrow_ids` bytes. Raises `TraceError`, which names the segment, if they are no such number.
+
+    Bytes that were cut and still make as many ids are read as other ids: a segment's `hash` tells.
+    """
     width = len(blob) // length if length else 2
     if width * length != len(blob) or not 2 <= width <= _WIDE:
-        raise TraceError(f"{len(blob)} bytes are not {length} token ids.")
+        raise TraceError(f"Segment {segment}: {len(blob)} bytes are not {length} token ids.")
     if width == 3:
         overlapping = np.ndarray(length, "<u4", blob + b"\0", strides=(width,))
-        return (overlapping & 0xFFFFFF).view("<i4")
+        return (overlapping & 0xFFFFFF).astype("<i4")
     return np.frombuffer(blob, "<u2").astype("<i4") if width == 2 else np.frombuffer(blob, "<i4")
 
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeVar
 
 from sqlalchemy import Connection
 
-from harnessgym.errors import StoreError
+from harnessgym.errors import StoreError, StoreUnavailable
 from harnessgym.store import agents, calls, events
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
@@ -64,7 +64,11 @@ class Recorder:
         self._submit(lambda conn: events.add(conn, event))
 
     async def finish(self, outcome: CallOutcome, happened: Rows | None, intended: "Future[None]") -> None:
-        """Commit a call's tokens and outcome, with what it decided. Its intent is queued, but need not be committed yet."""
+        """Commit a call's tokens and outcome, with what it decided. Its intent is queued, but need not be committed yet.
+
+        Raises `StoreError` if the store refused one of them, `StoreUnavailable` if for now; whether it has the outcome is then
+        not known.
+        """
 
         def work(conn: Connection) -> None:
             calls.finish(conn, outcome)
@@ -76,6 +80,8 @@ class Recorder:
             return
         try:
             await self.wait(self._submit(work))
+        except StoreUnavailable:
+            raise
         except StoreError:
             await self.wait(intended)  # one that the database undid is tried again behind what was queued after it
             await self.wait(self._submit(work))

@@ -1,8 +1,8 @@
 """Sessions: what a key gives access to, held in memory exactly as the store can give it back.
 
-A session is loaded when its key is first used. After a restart its forest is built again from the recorded calls, so the same
-conversation goes on along the same branch. Whatever changes a session runs between two awaits, so calls of one session may be
-concurrent without a lock.
+A session is kept from its opening on; one that was opened elsewhere is loaded when its key is first used. After a restart its
+forest is built again from the recorded calls, so the same conversation goes on along the same branch. Whatever changes a
+session runs between two awaits, so calls of one session may be concurrent without a lock.
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Session:
     prompts: dict[str, int] = field(default_factory=dict)
     """How often each prompt segment was asked."""
     _begun: set[str] = field(default_factory=set)
-    """Calls of this process: of what they continue, all leading parts are in `heads`."""
+    """Calls of which all leading parts are in `heads`: those that began in this process."""
     _readers: dict[str, BodyReader] = field(default_factory=dict)
 
     @classmethod
@@ -191,7 +191,8 @@ class Session:
         parent = call.prompt.parent
         known = 0 if parent is None or parent.call_id not in self._begun else parent.matched
         self.heads.update(chain[known:])
-        self._begun.add(call.id)
+        if chain:
+            self._begun.add(call.id)
         self.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
         self.live[call.id] = call
         self.recent.append(call)

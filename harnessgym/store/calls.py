@@ -191,8 +191,8 @@ def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segme
     """All segments of some sessions by id, parents before children."""
     out: dict[str, Segment] = {}
     for name, session_id, kind, parent_id, length, ids, logprobs in conn.execute(_SEGMENTS, {"sessions": session_ids}):
-        sampled = None if logprobs is None else array("f", unpack_logprobs(logprobs).tobytes())
-        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.stored(ids, length), sampled)
+        sampled = None if logprobs is None else array("f", unpack_logprobs(logprobs).astype("=f4").tobytes())
+        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.stored(ids, length, name), sampled)
     return out
 
 

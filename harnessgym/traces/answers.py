@@ -77,7 +77,7 @@ class Answers:
         """Read what the store has."""
         sampled = select(segments.c.id, segments.c.length, segments.c.ids)
         sampled = sampled.join(calls, calls.c.completion_segment == segments.c.id).where(calls.c.rollout_id == rollout.id)
-        ids = {row.id: widen_ids(row.ids, row.length) for row in conn.execute(sampled)}
+        ids = {row.id: widen_ids(row.ids, row.length, row.id) for row in conn.execute(sampled)}
         return cls(languages.of_rollout(conn, rollout), ids, StoredBodies.load(conn, rollout.id, "answer"))
 
     def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:

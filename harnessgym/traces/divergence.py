@@ -183,7 +183,7 @@ def _segments(conn: Connection, rollout_id: str) -> dict[str, tuple[str | None, 
     """Parent and ids by segment id."""
     query = select(segments.c.id, segments.c.parent_id, segments.c.length, segments.c.ids)
     query = query.join(sessions, sessions.c.id == segments.c.session_id).where(sessions.c.rollout_id == rollout_id)
-    return {row.id: (row.parent_id, widen_ids(row.ids, row.length)) for row in conn.execute(query)}
+    return {row.id: (row.parent_id, widen_ids(row.ids, row.length, row.id)) for row in conn.execute(query)}
 
 
 def _path(parts: dict[str, tuple[str | None, IdArray]], segment_id: str) -> IdArray:

@@ -197,11 +197,7 @@ def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:
     out = {}
     for name, parent_id, length, blob, sampled in conn.execute(_SEGMENTS, {"rollout": rollout_id}):
         logprobs = None if sampled is None else unpack_logprobs(sampled)
-        try:
-            ids = widen_ids(blob, length)
-        except TraceError as error:
-            raise TraceError(f"Rollout {rollout_id}, segment {name}: {error}") from error
-        out[name] = _Node(name, parent_id, ids, logprobs)
+        out[name] = _Node(name, parent_id, widen_ids(blob, length, name), logprobs)
     return out
 
 

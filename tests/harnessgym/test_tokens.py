@@ -46,8 +46,8 @@ def test_ids_are_stored_in_as_few_bytes_as_they_need(highest, width):
 
 @pytest.mark.parametrize(("blob", "length"), [(b"12345", 2), (b"1" * 10, 2), (b"12", 0)])
 def test_bytes_that_are_no_such_number_of_ids_are_refused(blob, length):
-    with pytest.raises(TraceError, match=f"{len(blob)} bytes are not {length} token ids"):
-        widen_ids(blob, length)
+    with pytest.raises(TraceError, match=f"Segment s: {len(blob)} bytes are not {length} token ids"):
+        widen_ids(blob, length, "s")
 
 
 @given(st.lists(st.floats(max_value=0.0, width=32, allow_nan=False)))

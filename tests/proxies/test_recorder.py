@@ -2,12 +2,14 @@
 
 import asyncio
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
-from harnessgym.errors import StoreError
+from harnessgym.errors import StoreError, StoreUnavailable
 from harnessgym.store import calls, new_id
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
+from harnessgym.store.trace_store import TraceStore, Work
 from proxies.recorder import Recorder
 from tests.proxies.conftest import MakeWorld, World
 
@@ -53,6 +55,32 @@ async def test_an_outcome_fails_with_its_intent(make_world: MakeWorld, known: bo
             await finishing
         assert not world.calls(session)
         assert not world.segments(session)
+
+
+class Vanishing:
+    """A store whose server commits what it is given, and goes away before it says so."""
+
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+        self.asked = 0
+
+    def submit(self, work: Work[Any]) -> "Future[Any]":
+        self.asked += 1
+        self._store.write(work)
+        future = Future[Any]()
+        future.set_exception(StoreUnavailable("It went away while it committed."))
+        return future
+
+
+async def test_an_outcome_that_may_be_stored_is_not_written_again(make_world: MakeWorld) -> None:
+    async with make_world() as world:
+        session, intended = await world.open(), Future[None]()
+        intent, prompt, outcome = one_call(world, session.session_id)
+        world.store.write(lambda conn: calls.intend(conn, intent, prompt))
+        vanishing = Vanishing(world.store)
+        with pytest.raises(StoreUnavailable):
+            await Recorder(vanishing).finish(outcome, None, intended)  # type: ignore[arg-type]
+        assert vanishing.asked == 1
 
 
 async def test_a_session_that_was_opened_here_is_served_without_a_look_at_the_store(make_world: MakeWorld) -> None:
