@@ -246,6 +246,17 @@ def test_a_dead_holders_lease_expires(site):
         wait_for(lambda: version_of(url) == 1)
 
 
+def test_a_worker_that_was_killed_while_it_updated_gives_its_lease_back_when_it_starts(site):
+    """It starts with the newest weights, so it would never use the lease again, and the others would wait until it expires."""
+    leased = [f"update:{site.policy_id}:{number}" for number in range(2)]
+    site.publish(1)
+    for lease, holder in zip(leased, ("w1", "w2"), strict=True):
+        site.store.write(lambda conn, lease=lease, holder=holder: leases.acquire(conn, lease, holder, 60.0))
+    with site.engine("w1", control_url=None, update_leases=2):
+        wait_for(lambda: site.store.read(lambda conn: leases.holder_of(conn, leased[0])) is None)
+        assert site.store.read(lambda conn: leases.holder_of(conn, leased[1])) == "w2"
+
+
 @pytest.mark.parametrize("damage", ["file", "recorded checksum", "not a number", "other shapes"])
 def test_a_bad_version_is_never_announced_and_ends_the_agent(site, damage, caplog):
     with control(site) as proxy, site.engine() as url, caplog.at_level(logging.ERROR):

@@ -111,6 +111,7 @@ class WeightAgent:
         if self._store is None:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
             self._watch = self._store.watch(self.settings.poll_s)
+            await self._store.awrite(self._let_go)
             await self._report(self._store, "starting")
         if await self._wanted(self._store):
             async with self._lease(self._store) as lease:
@@ -177,10 +178,9 @@ class WeightAgent:
     async def _lease(self, store: TraceStore) -> AsyncIterator[str]:
         """Hold one of the policy's update leases, waiting for it as long as others hold them all."""
         ttl = self.settings.lease_ttl_s
-        names = [f"update:{self.settings.policy_id}:{number}" for number in range(self.settings.update_leases)]
 
         def acquire(conn: Connection) -> str | None:
-            return next((name for name in names if leases.acquire(conn, name, self.worker_id, ttl)), None)
+            return next((name for name in self._leases if leases.acquire(conn, name, self.worker_id, ttl)), None)
 
         while (held := await store.awrite(acquire)) is None:
             await self._changed()
@@ -190,6 +190,16 @@ class WeightAgent:
         finally:
             renewal.cancel()
             await store.awrite(lambda conn: leases.release(conn, held, self.worker_id))
+
+    @property
+    def _leases(self) -> list[str]:
+        """The policy's update leases."""
+        return [f"update:{self.settings.policy_id}:{number}" for number in range(self.settings.update_leases)]
+
+    def _let_go(self, conn: Connection) -> None:
+        """Give back what this worker held when it was killed: it starts with the newest weights and would never ask for it."""
+        for name in self._leases:
+            leases.release(conn, name, self.worker_id)
 
     async def _renew(self, store: TraceStore, lease: str) -> None:
         """Keep a lease. That it was lost is only logged here; an update asks again before it installs."""
