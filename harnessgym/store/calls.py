@@ -196,11 +196,6 @@ def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segme
     return out
 
 
-def prompt_fingerprint(ids: TokenIds) -> tuple[int, str]:
-    """Length and hash of prompt ids as `CallIntent` stores them."""
-    return len(ids), hash_ids(ids)
-
-
 def _insert_segment(conn: Connection, segment: Segment) -> None:
     _INSERT_SEGMENT.run(
         conn,

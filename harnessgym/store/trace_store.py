@@ -1,4 +1,4 @@
-"""The one way to the database: short reads, and writes that one thread groups into transactions.
+"""The one way to the database: short reads, writes that one thread groups into transactions, and waiting for others' writes.
 
 Every process opens one `TraceStore`. Writes are functions of a connection; those that are waiting when the writer becomes idle
 share one transaction, each in its own savepoint, so one that fails takes no other with it. Only where the database gives up the

@@ -14,6 +14,7 @@ from sqlalchemy import select
 from harnessgym.store import bodies
 from harnessgym.store import calls as call_rows
 from harnessgym.store.tables import calls as calls_table
+from harnessgym.tokens import hash_ids
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from tests.proxies.conftest import MakeWorld, World
 
@@ -70,7 +71,7 @@ async def test_a_conversation_is_one_branch_of_exactly_the_engines_tokens(make_w
         assert [call.ordinal for call in recorded] == [0, 1, 2]
         for call, asked in zip(recorded, scripted(world).asked, strict=True):
             assert world.prompt(session, call) == list(asked.prompt)
-            assert column(world, call.id, "prompt_hash") == call_rows.prompt_fingerprint(asked.prompt)[1]
+            assert column(world, call.id, "prompt_hash") == hash_ids(asked.prompt)
         texts = [world.text(text + "<|im_end|>") for text in ("one", "two words", "three")]
         assert [list(world.completion(session, call).ids) for call in recorded] == texts
         for earlier, later in itertools.pairwise(recorded):

@@ -10,6 +10,7 @@ from harnessgym.errors import StoreError, StoreUnavailable
 from harnessgym.store import calls, new_id
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
 from harnessgym.store.trace_store import TraceStore, Work
+from harnessgym.tokens import hash_ids
 from proxies.recorder import Recorder
 from tests.proxies.conftest import MakeWorld, World
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 def one_call(world: World, session_id: str) -> tuple[CallIntent, Segment, CallOutcome]:
     prompt = Segment(new_id(), session_id, "prompt", None, (1, 2))
-    length, digest = calls.prompt_fingerprint(prompt.ids)
+    length, digest = len(prompt.ids), hash_ids(prompt.ids)
     intent = CallIntent(
         new_id(), session_id, world.rollout_id, 0, "chat", "policy", "keep", "r", "c", length, digest, prompt.id, "e"
     )

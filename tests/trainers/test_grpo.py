@@ -17,7 +17,7 @@ from harnessgym.store import TraceStore, advantages, calls, ledger, policies, ro
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import new_id
 from harnessgym.task import Task
-from harnessgym.tokens import VersionSpan
+from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.forest import Forest
 from harnessgym.traces.verify import verify
 from trainers import checkpoint
@@ -84,7 +84,7 @@ def record_rollout(store, config, row, ordinal, version):
     prompt, _ = forest.add_prompt(PROMPT, None)
     intent = calls.CallIntent(
         call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain,
-        *calls.prompt_fingerprint(PROMPT), prompt.id, "engine",
+        len(PROMPT), hash_ids(PROMPT), prompt.id, "engine",
         sampling_applied={"temperature": 1.0, "top_p": 1.0, "top_k": 0},
     )  # fmt: skip
     store.write(lambda conn: calls.intend(conn, intent, prompt))

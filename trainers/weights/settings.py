@@ -25,6 +25,6 @@ class AgentSettings(BaseModel):
     lease_ttl_s: float = 30.0
     """After this long without renewal a dead agent's update lease is free again."""
     poll_s: float = 0.1
-    """Time between two looks at the store."""
+    """Time between two looks at the store, where the database does not tell of changes (`TraceStore.watch`)."""
     drain_s: float = 5.0
     """Time calls in flight get before they are re-prefilled under the new weights."""

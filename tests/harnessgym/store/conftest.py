@@ -8,6 +8,7 @@ from harnessgym.store import TraceStore, calls, new_id, policies, rollouts, runs
 from harnessgym.store.calls import CallIntent, Segment
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
+from harnessgym.tokens import hash_ids
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -82,7 +83,7 @@ def add_call(store, rollout_id):
 
     def add(session_id, ordinal, body=None):
         segment = Segment(new_id(), session_id, "prompt", None, (1, 2))
-        length, digest = calls.prompt_fingerprint(segment.ids)
+        length, digest = len(segment.ids), hash_ids(segment.ids)
         intent = CallIntent(
             new_id(), session_id, rollout_id, ordinal, "chat", "policy", "keep", "r", "c", length, digest, segment.id, "e"
         )  # fmt: skip
