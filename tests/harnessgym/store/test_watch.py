@@ -58,7 +58,7 @@ def test_a_wait_ends_with_a_change(store, kind, rollout_id, asynchronous):
         for what, change in made.items():
             threading.Timer(0.1, store.write, [change]).start()
             took = waited(watch, asynchronous)
-            assert took == pytest.approx(0.3, abs=0.1) if kind == "sqlite" else took < 2.0, what
+            assert 0.29 < took < LONG / 2 if kind == "sqlite" else took < LONG / 2, what
             time.sleep(0.2)
 
 
@@ -71,11 +71,11 @@ class TestListening:
 
     def test_what_changed_before_the_wait_ends_it_at_once_and_only_one(self, store, rollout_id, asynchronous):
         made = list(changes(store, rollout_id).values())
-        with store.watch(0.05, 0.5) as watch:
+        with store.watch(0.05, 2.0) as watch:
             for change in made[:3]:
                 store.write(change)
-            assert waited(watch, asynchronous) < 0.3
-            assert waited(watch, asynchronous) >= 0.5
+            assert waited(watch, asynchronous) < 1.5
+            assert waited(watch, asynchronous) >= 1.9
 
     def test_nobody_is_woken_for_what_changes_nothing(self, store, rollout_id, asynchronous):
         store.write(lambda conn: leases.acquire(conn, "r", "h", 60.0))
@@ -85,12 +85,14 @@ class TestListening:
             store.write(
                 lambda conn: conn.execute(update(rollout_rows).values(status="lost").where(rollout_rows.c.id == "none"))
             )
-            assert waited(watch, asynchronous) >= 0.5
+            assert waited(watch, asynchronous) >= 0.49
 
     def test_while_the_server_is_away_it_looks_again_and_then_hears_again(self, own, asynchronous):
         with TraceStore.create(own.create_database()) as store, store.watch(0.05, LONG) as watch:
-            threading.Timer(0.2, partial(own.stop, signal.SIGINT)).start()
+            stopping = threading.Timer(0.2, partial(own.stop, signal.SIGINT))
+            stopping.start()
             assert waited(watch, asynchronous) < 5.0
+            stopping.join()
             own.start()
             assert waited(watch, asynchronous) < 5.0
             store.write(lambda conn: runs.add(conn, "demo", {}, "test", "training"))
