@@ -12,7 +12,7 @@ from typing import Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
-from harnessgym.sandbox import ExecResult, Prewarm, Sandbox
+from harnessgym.sandbox import ExecResult, Prewarm, Sandbox, Step
 from harnessgym.task import Limits, Task
 
 
@@ -57,14 +57,6 @@ class Launch:
     """The interpreter a Python harness forks from; None starts it cold."""
     readable: tuple[str, ...] = ()
     """Files and folders of this machine the harness needs to read: its program, its configuration."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One command of an installation, run as root while the network is open; equal steps are cached."""
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 class SideCallRule(Config):

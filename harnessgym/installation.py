@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harnessgym.errors import HarnessError
-from harnessgym.harness import Step
+from harnessgym.sandbox import Step
 
 _TAIL = 2_000
 

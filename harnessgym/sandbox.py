@@ -1,23 +1,23 @@
 """Sandboxes: where a harness runs, what it can reach there, and what is left when it has ended.
 
-A *backend* is opened once per node and holds what rollouts share: warmed interpreters, the relay to the proxy, the folder
-that workspaces live in. It opens one *sandbox* per rollout:
+A *backend* is opened once per node and holds what rollouts share: warmed interpreters and containers, the relay to the
+proxy, the folder that workspaces live in. It opens one *sandbox* per rollout, and a fresh one to grade in:
 
     async with Bubblewrap(BubblewrapSettings(proxy_socket_dir=run / "proxy")) as backend:
-        async with backend.open(task.limits) as sandbox:
+        async with backend.open(task.limits, Equipment(readable=("agent.py",))) as sandbox:
             await sandbox.write("instruction.txt", task.instruction.encode())
             result = await sandbox.exec(["python", "agent.py"], env={"OPENAI_BASE_URL": f"{sandbox.proxy_url}/v1"})
 
 Members live in `sandboxes/` and are named by strings such as `"harnessgym.sandboxes.bubblewrap:Bubblewrap"`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from pydantic import BaseModel
 
@@ -41,7 +41,42 @@ class Capability(StrEnum):
     ROOT = "root"
     """Commands can be run as root."""
     SNAPSHOT = "snapshot"
-    """A sandbox can be copied and continued several times."""
+    """The files of a sandbox can be kept and continued from several times."""
+    DISK = "disk"
+    """`Limits.disk_mb` holds for all that a sandbox's processes write, together."""
+    MEMORY = "memory"
+    """`Limits.memory_mb` holds for all processes of a sandbox together, not for each."""
+    CPU = "cpu"
+    """`Limits.cpus` holds."""
+    PAUSE = "pause"
+    """A sandbox can be stopped and continued, processes and all."""
+    STATS = "stats"
+    """What a sandbox uses can be asked while it runs."""
+    HOSTS = "hosts"
+    """A setup phase can be given a list of hosts that it may reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One command of an installation, run as root while the network is open; equal steps are cached."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Equipment:
+    """What is there before anything is written into a sandbox. Sandboxes of equal equipment share an image and a warm pool."""
+
+    image: str = ""
+    """Container image; empty is the backend's own. Needs `Capability.IMAGE`."""
+    install: tuple[Step, ...] = ()
+    """Steps that put a harness into the image, as a cached layer. Backends without images ignore them: there, the harness is
+    installed on this machine and named by `readable`."""
+    readable: tuple[str, ...] = ()
+    """Files and folders of this machine that may be read at the same paths."""
+    proxy: bool = True
+    """Whether the proxy can be reached. What grades reaches nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +111,41 @@ class ExecResult:
         return self.exit_code == 0 and not self.timed_out
 
 
+OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
+"""Called with every piece of output as it comes, dropped ones too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A sandbox's state, kept by the backend that made it."""
+    """The files of a workspace at one moment, kept by the backend that made it until it is closed. No processes."""
 
     backend: str
     id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a sandbox uses at this moment."""
+
+    memory_bytes: int
+    processes: int
+    cpu_s: float
+    """Processor time since it was opened."""
+    disk_bytes: int
+    """Bytes of its workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What came out of a workspace as data."""
+
+    files: int
+    size: int
+    """Bytes."""
+    left_out: tuple[str, ...]
+    """Paths of what cannot be data: devices, sockets, pipes, links that lead out of the workspace."""
+    overflow: str = ""
+    """Which bound was passed, if one was: what came out is then not all."""
 
 
 class Sandbox(Protocol):
@@ -105,12 +169,15 @@ class Sandbox(Protocol):
         max_output: int | None = None,
         prewarm: Prewarm | None = None,
         readable: Sequence[str] = (),
+        on_output: OnOutput | None = None,
     ) -> ExecResult:
         """Runs one command and everything it starts; when this returns, all of it is dead.
 
-        `timeout_s` and `max_output` (bytes per stream) default to the sandbox's limits, `stdin` to nothing. `readable`
-        names files and folders of this machine that the command may read. With `prewarm`, `cmd` must be a Python command
-        (`python program.py ...` or `python -m module ...`). Raises SandboxError when the sandbox, not the command, failed.
+        `timeout_s` and `max_output` (bytes per stream, of which the last are kept) default to the sandbox's limits, `stdin`
+        to nothing. `user="root"` needs `Capability.ROOT`. `readable` names files and folders of this machine that the command
+        may read; a backend with images needs them in its `Equipment` already. With `prewarm`, `cmd` must be a Python command
+        (`python program.py ...` or `python -m module ...`), which backends without `Capability.PREWARM` start cold. Raises
+        SandboxError when the sandbox, not the command, failed.
         """
         ...
 
@@ -130,13 +197,48 @@ class Sandbox(Protocol):
         """Copies a file or folder out of the workspace; `local` must not exist. Links and special files are refused."""
         ...
 
+    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
+        """Copies the workspace to the new folder `local` as data, whatever its processes left as traps.
+
+        Regular files, folders, and links that stay inside come out; the rest is left out and named. Nothing in the sandbox
+        takes part: the node reads the files itself, following no link.
+        """
+        ...
+
+    async def kill_all(self) -> None:
+        """Kills every process that commands started, all at once. What they wrote stays."""
+        ...
+
+    async def pause(self) -> None:
+        """Stops every process where it is. Raises CapabilityError without `Capability.PAUSE`."""
+        ...
+
+    async def resume(self) -> None:
+        """Lets them go on."""
+        ...
+
+    async def stats(self) -> Stats:
+        """Raises CapabilityError without `Capability.STATS`."""
+        ...
+
     async def snapshot(self) -> Snapshot:
-        """Raises CapabilityError without `Capability.SNAPSHOT`."""
+        """Keeps the workspace's files as they are. Raises CapabilityError without `Capability.SNAPSHOT`."""
         ...
 
     async def fork(self, snapshot: Snapshot) -> "Sandbox":
-        """Raises CapabilityError without `Capability.SNAPSHOT`."""
+        """A further sandbox of the same equipment and limits with these files in its workspace; close it with `aclose`.
+
+        Raises CapabilityError without `Capability.SNAPSHOT`.
+        """
         ...
+
+    async def aclose(self) -> None:
+        """Kills what runs and removes everything. May be called twice."""
+        ...
+
+
+PLAIN = Equipment()
+"""The backend's own image, no harness, the proxy in reach."""
 
 
 class SandboxBackend(Protocol):
@@ -160,8 +262,8 @@ class SandboxBackend(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def open(self, limits: Limits) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh, empty sandbox; leaving the context kills what runs in it and removes it."""
+    def open(self, limits: Limits, equipment: Equipment = PLAIN) -> AbstractAsyncContextManager[Sandbox]:
+        """A fresh sandbox with an empty workspace; leaving the context kills what runs in it and removes it."""
         ...
 
 
@@ -177,5 +279,11 @@ def require(capabilities: frozenset[Capability], needed: frozenset[Capability]) 
 
 
 def needs(task: Task) -> frozenset[Capability]:
-    """The capabilities without which a task makes no sense."""
-    return frozenset({Capability.IMAGE}) if task.image else frozenset()
+    """The capabilities without which a task makes no sense. Raises CapabilityError for one that does not exist."""
+    unknown = sorted(task.needs - set(Capability))
+    if unknown:
+        known = ", ".join(sorted(Capability))
+        raise CapabilityError(f"Task {task.id!r} needs {', '.join(unknown)}, which no sandbox knows (known: {known}).")
+    asked = {Capability(name) for name in task.needs}
+    implied = {Capability.IMAGE: task.image is not None, Capability.HOSTS: bool(task.setup.hosts)}
+    return frozenset(asked | {name for name, there in implied.items() if there})

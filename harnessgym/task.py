@@ -20,12 +20,38 @@ class Limits:
     """Model calls the proxy answers in one session."""
     tokens: int | None = None
     """Tokens the policy may sample in one session; None is no limit."""
-    output_bytes: int = 1 << 20
-    """Bytes of harness output kept per stream; what is beyond is dropped and marked."""
+    output_bytes: int = 10 << 20
+    """Bytes of harness output kept per stream: the last ones; that others were dropped is marked."""
     memory_mb: int = 2_048
-    """Address space of each harness process."""
+    """Memory of all processes of a sandbox together; where the sandbox cannot tell, address space of each of them."""
     processes: int = 256
     """Processes and threads of the harness at one time, where the sandbox can count them."""
+    disk_mb: int = 512
+    """All that is written, where the sandbox can tell."""
+    cpus: float = 1.0
+    """Processors at one time, where the sandbox can tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is done in a sandbox before the harness starts."""
+
+    run: tuple[tuple[str, ...], ...] = ()
+    """Commands, in the workspace, in order. One that fails ends the rollout as an infrastructure error."""
+    hosts: tuple[str, ...] = ()
+    """What they may reach, as `name`, `*.name`, an address or a CIDR block. When they have ended, nothing can be reached."""
+    timeout_s: float = 300.0
+    """For all of them together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A way to solve a task, for checking that its grader rewards it. Never shown to a harness."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Relative path to text, laid over the task's files."""
+    run: tuple[tuple[str, ...], ...] = ()
+    """Commands, in the workspace, after that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +70,19 @@ class Task:
     limits: Limits = Limits()
     network: Literal["proxy"] = "proxy"
     """The only route out of a sandbox is the proxy."""
+    needs: frozenset[str] = frozenset()
+    """Capabilities of the sandbox (`harnessgym.sandbox.Capability`) that the task cannot do without."""
+    setup: Setup = Setup()
+    artifacts: tuple[str, ...] = (".",)
+    """Paths of the workspace that are graded; the rest stays behind."""
     grader: str = ""
-    """`"module:function"`, called as `grade(task, workspace) -> Grade` after the harness is dead."""
+    """`"module:attribute"`: a function `grade(task, workspace) -> Grade`, which looks at the exported workspace, or a
+    `harnessgym.grading.verifier.Verifier`, which is also given fresh sandboxes to run things in."""
+    verifier: Literal["separate", "shared"] = "separate"
+    """`shared` grades in the sandbox that the agent used, as some task formats want. Anything the agent left there can change
+    what is measured, so the verdict says it."""
+    solution: Solution | None = None
+    """A solution that must be graded 1 (gold)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever the grader needs; never shown to the harness."""
 
@@ -62,6 +99,8 @@ class Grade:
     rewards: Mapping[str, float]
     tampered: str | None = None
     """Why the result cannot be trusted, if it cannot."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the grade rests on, as JSON values; stored with the verdict."""
 
 
 class TaskSet(Protocol):

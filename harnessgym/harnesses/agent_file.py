@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
+from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import ProgramConfig, PythonProgram
+from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from harnessgym.errors import HarnessError
-from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
-from harnessgym.sandbox import Prewarm
+from harnessgym.harness import Endpoint, Launch, SideCallRule
+from harnessgym.sandbox import Prewarm, Step
 from harnessgym.task import Task
 
 

@@ -4,8 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Literal
 
-from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
+from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
 _API = {"chat": "openai-completions", "responses": "openai-responses", "messages": "anthropic-messages"}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harnessgym.harness import Launch, Step
+from harnessgym.harness import Launch
+from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
 NODE = "22.23.3"

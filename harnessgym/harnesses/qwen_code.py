@@ -3,8 +3,9 @@
 import json
 from collections.abc import Sequence
 
-from harnessgym.harness import Endpoint, Launch, SideCallRule, Step
+from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
 _SETTINGS = {

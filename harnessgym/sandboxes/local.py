@@ -21,7 +21,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from harnessgym.errors import CapabilityError, SandboxError
-from harnessgym.sandbox import Capability, ExecResult, Prewarm, Snapshot, require
+from harnessgym.sandbox import PLAIN, Capability, Equipment, ExecResult, Prewarm, Snapshot, require
 from harnessgym.sandboxes.forking import ForkServer, Spec, interpreter
 from harnessgym.sandboxes.forkserver.wire import Order
 from harnessgym.sandboxes.relay import Listening, Relay
@@ -216,7 +216,7 @@ class LocalBackend:
         self._root = None
 
     @asynccontextmanager
-    async def open(self, limits: Limits) -> AsyncIterator[LocalSandbox]:
+    async def open(self, limits: Limits, equipment: Equipment = PLAIN) -> AsyncIterator[LocalSandbox]:  # noqa: ARG002
         """See `SandboxBackend.open`."""
         folder = self.root / uuid.uuid4().hex
         await asyncio.to_thread(self.furnish, folder)

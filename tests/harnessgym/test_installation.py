@@ -3,8 +3,8 @@
 import pytest
 
 from harnessgym.errors import HarnessError
-from harnessgym.harness import Step
 from harnessgym.installation import install, installed
+from harnessgym.sandbox import Step
 
 
 def append(path, text):

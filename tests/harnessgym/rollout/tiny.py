@@ -22,7 +22,7 @@ HARNESSES = {
         "open(os.environ['MARK'], 'a').write(f'{os.getpid()} {child.pid} '); time.sleep(600)"
     ),
     "sleeps": "call(); time.sleep(600)",
-    "floods": "call(); sys.stdout.write('x' * 3_000_000); sys.stderr.write('y' * 3_000_000)",
+    "floods": "call(); sys.stdout.write('x' * 12_000_000); sys.stderr.write('y' * 12_000_000)",
     "never_calls": "print('nothing to do')",
     "talks": "\nfor i in range(99):\n    try: call(str(i))\n    except urllib.error.HTTPError: break",
 }

@@ -3,9 +3,9 @@
 from functools import cache
 from pathlib import Path
 
-from harnessgym.harness import Step
 from harnessgym.harnesses.program import ProgramConfig
 from harnessgym.installation import install, installed
+from harnessgym.sandbox import Step
 from harnessgym.task import Task
 from proxies.language import Language
 from proxies.renderers.template import TemplateRenderer
