@@ -11,6 +11,7 @@ proxy, the folder that workspaces live in. It opens one *sandbox* per rollout, a
 Members live in `sandboxes/` and are named by strings such as `"harnessgym.sandboxes.bubblewrap:Bubblewrap"`.
 """
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -148,6 +149,30 @@ class Export:
     """Which bound was passed, if one was: what came out is then not all."""
 
 
+class Serving(Protocol):
+    """A listener that the node serves."""
+
+    def close(self) -> None:
+        """Closes the listener and drops what is connected."""
+        ...
+
+
+class Outside(Protocol):
+    """What one command may reach instead of the proxy (`harnessgym.sandboxes.egress.Egress`)."""
+
+    port: int
+    """Loopback port on which the sandbox opens a listener for it while the command runs."""
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Added to the command's environment, below its own."""
+        ...
+
+    async def serve(self, listener: socket.socket) -> Serving:
+        """Takes the listener over."""
+        ...
+
+
 class Sandbox(Protocol):
     """One rollout's own place. Paths are relative to the workspace; leaving it by any trick raises SandboxError."""
 
@@ -170,13 +195,15 @@ class Sandbox(Protocol):
         prewarm: Prewarm | None = None,
         readable: Sequence[str] = (),
         on_output: OnOutput | None = None,
+        outside: Outside | None = None,
     ) -> ExecResult:
         """Runs one command and everything it starts; when this returns, all of it is dead.
 
         `timeout_s` and `max_output` (bytes per stream, of which the last are kept) default to the sandbox's limits, `stdin`
         to nothing. `user="root"` needs `Capability.ROOT`. `readable` names files and folders of this machine that the command
         may read; a backend with images needs them in its `Equipment` already. With `prewarm`, `cmd` must be a Python command
-        (`python program.py ...` or `python -m module ...`), which backends without `Capability.PREWARM` start cold. Raises
+        (`python program.py ...` or `python -m module ...`), which backends without `Capability.PREWARM` start cold. `outside`
+        needs `Capability.HOSTS`; it is in reach until the command has ended. Raises
         SandboxError when the sandbox, not the command, failed.
         """
         ...
@@ -245,6 +272,14 @@ class SandboxBackend(Protocol):
     """What a node opens once. Leaving it ends every sandbox it opened."""
 
     capabilities: frozenset[Capability]
+
+    @property
+    def root(self) -> Path:
+        """The node's own folder. What is left in it when the node is killed, the next one removes that opens the same place.
+
+        Raises SandboxError before the backend is opened.
+        """
+        ...
 
     @property
     def settings(self) -> type[BaseModel]:

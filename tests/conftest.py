@@ -8,16 +8,17 @@ from hypothesis import settings
 
 from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
+from harnessgym.sandboxes.engine import unavailable as docker_unavailable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("harnessgym", deadline=None)  # a loaded machine is no counterexample
 settings.load_profile("harnessgym")
 
-NEEDED = {"bubblewrap": bubblewrap_available, "postgres": postgres_available}
+NEEDED = {"bubblewrap": bubblewrap_available, "docker": docker_unavailable, "postgres": postgres_available}
 
 
 def pytest_collection_modifyitems(items):
-    """Without bubblewrap or PostgreSQL their tests are skipped, saying why; if `HARNESSGYM_REQUIRE` names them, they fail."""
+    """Tests of what a machine lacks are skipped, saying why; if `HARNESSGYM_REQUIRE` names it, they fail."""
     required = os.environ.get("HARNESSGYM_REQUIRE", "").split(",")
     for marker, available in NEEDED.items():
         if marker in required or (problem := available()) is None:

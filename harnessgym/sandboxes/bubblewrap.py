@@ -23,7 +23,8 @@ from harnessgym.sandbox import Capability, Prewarm
 from harnessgym.sandboxes.forking import FORKSERVER, Spec
 from harnessgym.sandboxes.forkserver import walls
 from harnessgym.sandboxes.forkserver.wire import Order
-from harnessgym.sandboxes.local import LocalBackend, LocalSettings, Place
+from harnessgym.sandboxes.local import LocalBackend, LocalSettings
+from harnessgym.sandboxes.local_sandbox import Place
 from harnessgym.sandboxes.relay import Relay
 
 _NODE = "/run/harnessgym"
@@ -71,7 +72,17 @@ class Bubblewrap(LocalBackend):
 
     name = "bubblewrap"
     settings = BubblewrapSettings
-    capabilities = frozenset({Capability.NETWORK, Capability.FILES, Capability.PROCESSES, Capability.PREWARM})
+    capabilities = frozenset(
+        {
+            Capability.NETWORK,
+            Capability.FILES,
+            Capability.PROCESSES,
+            Capability.PREWARM,
+            Capability.SNAPSHOT,
+            Capability.STATS,
+            Capability.HOSTS,
+        }
+    )
 
     def __init__(self, settings: BubblewrapSettings | None = None) -> None:
         self._own = settings or BubblewrapSettings()
@@ -79,6 +90,7 @@ class Bubblewrap(LocalBackend):
         self.owner = self._own.user if os.getuid() == 0 else None
         if self._own.proxy_socket_dir is not None:
             self.proxy_url = f"http://127.0.0.1:{self._own.port}"
+            self.port = self._own.port
             self.relay = Relay(self._own.proxy_socket_dir / "proxy.sock")
 
     @staticmethod
@@ -101,8 +113,8 @@ class Bubblewrap(LocalBackend):
         env["SSL_CERT_DIR"] = _NO_CERTIFICATES  # nothing here speaks TLS; loading a CA bundle costs 20 ms a client
         return Place(walls.WORKSPACE, env)
 
-    def confine(self, order: Order, workspace: Path, readable: Sequence[str]) -> Order:
-        """Adds namespaces, covers and the relay's port."""
+    def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int) -> Order:
+        """Adds namespaces, covers and the port that is served."""
         exposed = [path for path in (*_prefixes(sys.executable), *readable) if _is_covered(path)]
         inside = f"{_NODE}/{workspace.relative_to(self.root)}"
         return replace(
@@ -111,7 +123,7 @@ class Bubblewrap(LocalBackend):
             hidden=[_NODE],
             exposed=exposed,
             tmp_bytes=self._own.tmp_mb << 20,
-            port=self._own.port if self.relay is not None else 0,
+            port=port,
             namespaces=True,
         )
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,13 +14,17 @@ from pathlib import Path
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import ExecResult
 from harnessgym.sandboxes.forkserver.wire import FORK, READY, Event, Order, pack_order, parse_event
+from harnessgym.sandboxes.output import Drain, Output
 
 FORKSERVER = Path(__file__).parent / "forkserver"
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server import main; del sys.path[0]; main()"
 _START_S = 120.0
+_SLACK_S = 2.0
+"""How much later than a rollout's init we notice that its time is up."""
+_INT = struct.Struct("i")
+_CREDENTIALS = struct.Struct("3i")
 _DEATH_S = 10.0
 """How long an init may take to kill and collect a rollout before the sandbox counts as broken."""
-_PIECE = 1 << 16
 
 OnListener = Callable[[socket.socket], Awaitable[None]]
 """Takes over the listener that a rollout opened on its loopback."""
@@ -45,12 +50,67 @@ class Spec:
         return [*self.shell, self.python, "-I", "-c", _BOOT, str(FORKSERVER.parent), *options, *self.warmers]
 
 
-@dataclass(slots=True)
-class _Stream:
-    """One bounded output stream of a rollout."""
+class Run:
+    """The node's hold on one command while it runs."""
 
-    data: bytearray
-    truncated: bool = False
+    def __init__(self) -> None:
+        self._killed = asyncio.Event()
+        self.init: int | None = None
+        """Process id of the command's init, the parent of all it starts; None until it has begun and when it has ended."""
+
+    def kill(self) -> None:
+        """Ends the command and everything it started, also when it has not begun yet."""
+        self._killed.set()
+
+    async def follow(self, channel: socket.socket, timeout_s: float, on_listener: OnListener | None) -> tuple[Event, bool]:
+        """Waits for the end of the command. Returns its last event and whether time was up.
+
+        Its init keeps the time, so that the command ends even when this process hangs; should the init hang, we end it.
+        """
+        watching = asyncio.create_task(self._watch(channel, on_listener))
+        killing = asyncio.create_task(self._killed.wait())
+        try:
+            await asyncio.wait({watching, killing}, timeout=timeout_s + _SLACK_S, return_when=asyncio.FIRST_COMPLETED)
+            late = not watching.done() and not killing.done()
+            if not watching.done():
+                _stop(channel)
+                await asyncio.wait({watching}, timeout=_DEATH_S)
+            if not watching.done():
+                raise SandboxError(f"A rollout's init did not end it within {_DEATH_S:.0f} s of being told to.")
+        except asyncio.CancelledError:
+            _stop(channel)
+            await asyncio.wait({watching}, timeout=_DEATH_S)
+            raise
+        else:
+            event = watching.result()
+            return event, late or event.timed_out
+        finally:
+            self.init = None
+            for task in (watching, killing):
+                task.cancel()
+            await asyncio.gather(watching, killing, return_exceptions=True)
+
+    async def _watch(self, channel: socket.socket, on_listener: OnListener | None) -> Event:
+        """Reads a rollout's events up to its last one. Raises SandboxError if that never comes."""
+        buffer = b""
+        while True:
+            await _readable(channel)
+            data, descriptors, sender = _receive(channel)
+            for descriptor in descriptors:
+                listener = socket.socket(fileno=descriptor)
+                if on_listener is None:
+                    listener.close()
+                else:
+                    await on_listener(listener)
+            if not data:
+                raise SandboxError("A rollout's init vanished: the fork server died, or was killed. Run the rollout again.")
+            *lines, buffer = (buffer + data).split(b"\n")
+            for event in map(parse_event, lines):
+                if event.kind == "failed":
+                    raise SandboxError(f"The sandbox could not be set up: {event.message}.")
+                if event.kind == "exited":
+                    return event
+                self.init = sender
 
 
 class ForkServer:
@@ -69,32 +129,39 @@ class ForkServer:
         return self._process.pid if self._process is not None else None
 
     async def run(
-        self, order: Order, *, stdin: bytes | None, timeout_s: float, max_output: int, on_listener: OnListener | None = None
+        self,
+        order: Order,
+        *,
+        stdin: bytes | None,
+        timeout_s: float,
+        output: tuple[Output, Output],
+        run: Run | None = None,
+        on_listener: OnListener | None = None,
     ) -> ExecResult:
         """Forks, runs the order to its end, and returns when everything it started is dead. Raises SandboxError."""
+        run = run or Run()
         channel, out, err = await self._fork(stdin)
-        streams = _Stream(bytearray()), _Stream(bytearray())
-        drains = [asyncio.create_task(_drain(fd, s, max_output)) for fd, s in zip((out, err), streams, strict=True)]
+        drains = [Drain(fd, each, run.kill) for fd, each in zip((out, err), output, strict=True)]
         began = time.monotonic()
         try:
             await asyncio.get_running_loop().sock_sendall(channel, pack_order(order))
-            exited, timed_out = await self._follow(channel, timeout_s, on_listener)
+            exited, timed_out = await run.follow(channel, timeout_s, on_listener)
             wall_s = time.monotonic() - began
-            await asyncio.wait(drains, timeout=_DEATH_S)
+            for drain in drains:
+                drain.finish()
         except (BrokenPipeError, ConnectionResetError) as error:
             raise SandboxError("The fork server died while it started a rollout. Run the rollout again.") from error
         finally:
             channel.close()
             for drain in drains:
-                drain.cancel()
-            await asyncio.gather(*drains, return_exceptions=True)
+                drain.close()
         return ExecResult(
             exit_code=None if timed_out else exited.code,
             signal=exited.signal,
-            stdout=bytes(streams[0].data),
-            stderr=bytes(streams[1].data),
-            stdout_truncated=streams[0].truncated,
-            stderr_truncated=streams[1].truncated,
+            stdout=output[0].data,
+            stderr=output[1].data,
+            stdout_truncated=output[0].truncated,
+            stderr_truncated=output[1].truncated,
             timed_out=timed_out,
             wall_s=wall_s,
             cpu_s=exited.cpu_s,
@@ -155,6 +222,7 @@ class ForkServer:
         await self.start()
         assert self._control is not None
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         source = _stdin(stdin)
@@ -175,25 +243,6 @@ class ForkServer:
         ours.setblocking(False)
         return ours, out_read, err_read
 
-    async def _follow(self, channel: socket.socket, timeout_s: float, on_listener: OnListener | None) -> tuple[Event, bool]:
-        """Waits for the end of a rollout, killing it at its timeout. Returns its last event and whether it was killed."""
-        watching = asyncio.create_task(_watch(channel, on_listener))
-        try:
-            done, _ = await asyncio.wait({watching}, timeout=timeout_s)
-            if not done:
-                _stop(channel)
-                await asyncio.wait({watching}, timeout=_DEATH_S)
-                if not watching.done():
-                    raise SandboxError(f"A rollout's init did not end it within {_DEATH_S:.0f} s of its timeout.")
-            return watching.result(), not done
-        except asyncio.CancelledError:
-            _stop(channel)
-            await asyncio.wait({watching}, timeout=_DEATH_S)
-            raise
-        finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-
 
 async def _spawn(spec: Spec, control_fd: int) -> asyncio.subprocess.Process:
     try:
@@ -211,26 +260,18 @@ async def _spawn(spec: Spec, control_fd: int) -> asyncio.subprocess.Process:
         raise SandboxError(f"Cannot start {(*spec.shell, spec.python)[0]}: {error}.") from error
 
 
-async def _watch(channel: socket.socket, on_listener: OnListener | None) -> Event:
-    """Reads a rollout's events up to its last one. Raises SandboxError if that never comes."""
-    buffer = b""
-    while True:
-        await _readable(channel)
-        data, descriptors, _, _ = socket.recv_fds(channel, 1 << 16, 1)
-        for descriptor in descriptors:
-            listener = socket.socket(fileno=descriptor)
-            if on_listener is None:
-                listener.close()
-            else:
-                await on_listener(listener)
-        if not data:
-            raise SandboxError("A rollout's init vanished: the fork server died, or was killed. Run the rollout again.")
-        *lines, buffer = (buffer + data).split(b"\n")
-        for event in map(parse_event, lines):
-            if event.kind == "failed":
-                raise SandboxError(f"The sandbox could not be set up: {event.message}.")
-            if event.kind == "exited":
-                return event
+def _receive(channel: socket.socket) -> tuple[bytes, list[int], int | None]:
+    """What was sent, the descriptors beside it, and the sender's process id."""
+    room = socket.CMSG_SPACE(_INT.size) + socket.CMSG_SPACE(_CREDENTIALS.size)
+    data, beside, _, _ = channel.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
+    descriptors: list[int] = []
+    sender = None
+    for level, kind, content in beside:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors += (number for (number,) in _INT.iter_unpack(content))
+        elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+            sender = _CREDENTIALS.unpack(content)[0] or None
+    return data, descriptors, sender
 
 
 def _stop(channel: socket.socket) -> None:
@@ -251,22 +292,6 @@ async def _readable(channel: socket.socket) -> None:
         await ready
     finally:
         loop.remove_reader(channel)
-
-
-async def _drain(descriptor: int, stream: _Stream, limit: int) -> None:
-    """Keeps the first `limit` bytes and drops the rest, slowly, so that a flood costs its writer and not us."""
-    loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=_PIECE)
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", 0))
-    try:
-        while data := await reader.read(_PIECE):
-            room = limit - len(stream.data)
-            stream.data += data[:room]
-            if len(data) > room:
-                stream.truncated = True
-                await asyncio.sleep(0.005)
-    finally:
-        transport.close()
 
 
 def _stdin(data: bytes | None) -> int:

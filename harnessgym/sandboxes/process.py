@@ -12,7 +12,8 @@ from typing import Self
 
 from harnessgym.sandbox import Capability, Prewarm
 from harnessgym.sandboxes.forking import Spec
-from harnessgym.sandboxes.local import LocalBackend, LocalSettings, Place
+from harnessgym.sandboxes.local import LocalBackend, LocalSettings
+from harnessgym.sandboxes.local_sandbox import Place
 
 _log = logging.getLogger(__name__)
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -30,7 +31,7 @@ class Process(LocalBackend):
 
     name = "process"
     settings = ProcessSettings
-    capabilities = frozenset({Capability.PREWARM})
+    capabilities = frozenset({Capability.PREWARM, Capability.SNAPSHOT, Capability.STATS})
 
     def __init__(self, settings: ProcessSettings | None = None) -> None:
         settings = settings or ProcessSettings()

@@ -1,160 +1,273 @@
-"""A rollout's folder on this machine, and safe access to it while and after somebody else writes there.
+"""A rollout's folder, and safe access to it while and after somebody else writes there.
 
 Whatever the harness leaves may be a trap: a link to a key of ours, a FIFO that blocks a reader, a folder swapped for a
-link between check and use. So every access walks down from the folder's own descriptor, one name at a time, and follows
-no link.
+link between check and use, a file that says it holds a terabyte. So every access walks down from the folder's own
+descriptor, one name at a time, follows no link, and is bounded.
 """
 
+import contextlib
 import os
-import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from harnessgym.errors import SandboxError
+from harnessgym.sandbox import Export
+from harnessgym.sandboxes.exporting import Exporter
+from harnessgym.sandboxes.walk import FOLDER, READ, WRITE, Overflow, Walk, clear, copy, open_at, open_regular
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTRIES = 1_000_000
+"""Files and folders that one strict copy takes out."""
 
 
 class Workspace:
-    """The folder at `root`, whose files belong to user and group `owner` (None: to us)."""
+    """The folder `root`, whose files belong to user and group `owner` (None: to us).
 
-    def __init__(self, root: Path, owner: int | None, max_bytes: int) -> None:
+    `root` is a path, or the descriptor of a folder that may lie in another mount namespace; a descriptor stays the caller's.
+    One `read` or `copy_out` takes out at most `max_bytes`.
+    """
+
+    def __init__(self, root: Path | int, owner: int | None, max_bytes: int) -> None:
         self.root = root
         self._owner = owner
         self._max_bytes = max_bytes
 
     def make(self) -> None:
-        """Creates the folder, closed to everyone but its owner."""
+        """Creates the folder at the path `root`, closed to everyone but its owner."""
+        assert isinstance(self.root, Path)
         self.root.mkdir(mode=0o700)
         self._own(self.root)
 
     def remove(self) -> None:
-        """Deletes everything, also what the harness made unreadable. Only when its processes are dead."""
-        try:
-            shutil.rmtree(self.root)
-        except PermissionError:
-            for folder, _, _ in os.walk(self.root):
-                os.chmod(folder, 0o700)
-            shutil.rmtree(self.root)
-        except FileNotFoundError:
+        """Deletes everything, however deep, also what the harness made unreadable. Only when its processes are dead."""
+        if isinstance(self.root, Path) and not os.path.lexists(self.root):
             return
+        with self.opened() as root:
+            clear(root)
+        if isinstance(self.root, Path):
+            self.root.rmdir()
 
     def read(self, path: str) -> bytes:
         """The content of a regular file of at most `max_bytes`."""
-        with self._parent(path) as (folder, name):
-            return self._read_at(folder, name, path)
+        with self.parent(path) as (folder, name), os.fdopen(self._regular(folder, name, path), "rb") as file:
+            data = file.read(self._max_bytes + 1)
+        if len(data) > self._max_bytes:
+            raise self._too_large(path)
+        return data
 
     def write(self, path: str, data: bytes) -> None:
         """Replaces whatever is at `path`, unless it is a folder."""
-        with self._parent(path, make=True) as (folder, name):
-            try:
-                os.unlink(name, dir_fd=folder)
-            except FileNotFoundError:
-                pass
-            except IsADirectoryError as error:
-                raise SandboxError(f"Cannot write {path!r} in the workspace: it is a folder.") from error
-            descriptor = os.open(name, _WRITE, 0o644, dir_fd=folder)
-            with os.fdopen(descriptor, "wb") as file:
-                self._own(descriptor)
-                file.write(data)
+        with self.created(path) as descriptor, os.fdopen(os.dup(descriptor), "wb", 0) as file:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
 
     def copy_in(self, local: Path, path: str) -> None:
-        """Copies a file, or a folder with all it holds."""
+        """Copies a file, or a folder with all it holds, piece by piece, with modification times and who may execute."""
         if local.is_symlink():
             raise SandboxError(f"Cannot upload {local}: it is a link. Upload what it points to.")
-        if not local.is_dir():
-            self.write(path, local.read_bytes())
+        if local.is_dir():
+            with self.folder(_inside(path), path, make=True):
+                pass
+            for child in sorted(local.iterdir()):
+                self.copy_in(child, f"{path}/{child.name}")
             return
-        for child in sorted(local.iterdir()):
-            self.copy_in(child, f"{path}/{child.name}")
+        with _held(os.open(local, READ)) as source:
+            status = os.fstat(source)
+            if not stat.S_ISREG(status.st_mode):
+                raise SandboxError(f"Cannot upload {local}: it is no regular file.")
+            with self.created(path) as target:
+                copy(source, target, status.st_size)
+                _keep(target, status)
 
     def copy_out(self, path: str, local: Path) -> None:
-        """Copies a file or a whole folder to `local`, at most `max_bytes` in all."""
-        if PurePosixPath(path).parts in ((), (".",)):
-            with self._root() as root:
-                self._export(root, local, [self._max_bytes])
+        """Copies a file or a whole folder to `local`, at most `max_bytes` in all, piece by piece."""
+        if not _inside(path):
+            with self.opened() as root:
+                self._folder_out(root, path, local)
             return
-        with self._parent(path) as (folder, name):
-            if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                local.write_bytes(self._read_at(folder, name, path))
-                return
-            inner = self._open(name, _FOLDER, folder, path)
-            try:
-                self._export(inner, local, [self._max_bytes])
-            finally:
-                os.close(inner)
+        with self.parent(path) as (folder, name):
+            if self._is_folder(folder, name, path):
+                with _held(self._open(name, FOLDER, folder, path)) as root:
+                    self._folder_out(root, path, local)
+            else:
+                with _held(self._regular(folder, name, path)) as source:
+                    self._file_out(source, path, local, self._max_bytes)
 
-    def _export(self, folder: int, local: Path, budget: list[int]) -> None:
-        """Depth first; `budget` holds the bytes that may still be copied."""
+    def export(self, local: Path, max_bytes: int, max_files: int) -> Export:
+        """Copies all that is data to the new folder `local`, with modification times and who may execute.
+
+        Folders and links count against `max_files` too. Raises SandboxError when this machine cannot take the files.
+        """
+        with self.opened() as root:
+            return Exporter(root, local, max_bytes, max_files).run()
+
+    def size(self) -> int:
+        """Bytes that its files take on the disk."""
+        with self.opened() as root:
+            return sum(entry.status.st_blocks * 512 for entry in Walk(root, _ENTRIES, lenient=True))
+
+    def _folder_out(self, root: int, path: str, local: Path) -> None:
+        """Strict: anything but files and folders is an error."""
         local.mkdir()
-        for name in sorted(os.listdir(folder)):
-            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-            if stat.S_ISDIR(mode):
-                inner = self._open(name, _FOLDER, folder, name)
-                try:
-                    self._export(inner, local / name, budget)
-                finally:
-                    os.close(inner)
+        left = self._max_bytes
+        for entry in Walk(root, _ENTRIES):
+            if stat.S_ISDIR(entry.status.st_mode):
+                (local / entry.path).mkdir()
                 continue
-            data = self._read_at(folder, name, str(local / name), budget[0])
-            budget[0] -= len(data)
-            (local / name).write_bytes(data)
+            full = str(PurePosixPath(path) / entry.path)
+            with _held(self._regular(entry.folder, entry.name, full)) as source:
+                left -= self._file_out(source, full, local / entry.path, left)
 
-    def _read_at(self, folder: int, name: str, path: str, limit: int | None = None) -> bytes:
-        limit = self._max_bytes if limit is None else limit
-        descriptor = self._open(name, _READ, folder, path)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
+    def _file_out(self, source: int, path: str, local: Path, most: int) -> int:
+        target = os.open(local, WRITE, 0o644)
+        try:
+            size = copy(source, target, most)
+            _keep(target, os.fstat(source))
+        except Overflow as error:
+            raise self._too_large(path) from error
+        finally:
+            os.close(target)
+        return size
+
+    def _regular(self, folder: int, name: str, path: str) -> int:
+        try:
+            descriptor = open_regular(folder, name)
+        except OSError as error:
+            raise _refusal(path, error) from error
+        if descriptor is None:
             raise SandboxError(f"Cannot read {path!r} in the workspace: it is no regular file.")
-        with os.fdopen(descriptor, "rb") as file:
-            data = file.read(limit + 1)
-        if len(data) > limit:
-            raise SandboxError(f"Cannot read {path!r} in the workspace: it passes the limit of {self._max_bytes} bytes.")
-        return data
+        return descriptor
+
+    def _is_folder(self, folder: int, name: str, path: str) -> bool:
+        try:
+            return stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+        except OSError as error:
+            raise _refusal(path, error) from error
+
+    def _too_large(self, path: str) -> SandboxError:
+        return SandboxError(f"Cannot read {path!r} in the workspace: it passes the limit of {self._max_bytes} bytes.")
 
     @contextmanager
-    def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    def created(self, path: str) -> Iterator[int]:
+        """A descriptor of a new, empty file in place of whatever was at `path`; a failure to fill it is a SandboxError."""
+        with self.parent(path, make=True) as (folder, name), self.created_in(folder, name, path) as descriptor:
+            yield descriptor
+
+    @contextmanager
+    def created_in(self, folder: int, name: str, path: str) -> Iterator[int]:
+        """The same in an opened folder; `path` is for messages."""
+        with _filling(path):
+            _unlink(folder, name, path)
+            descriptor = os.open(name, WRITE, 0o644, dir_fd=folder)
+            try:
+                self._own(descriptor)
+                yield descriptor
+            finally:
+                os.close(descriptor)
+
+    def link(self, folder: int, name: str, goal: str, path: str) -> None:
+        """Makes a symbolic link in an opened folder, in place of anything but a folder."""
+        with _filling(path):
+            _unlink(folder, name, path)
+            os.symlink(goal, name, dir_fd=folder)
+            if self._owner is not None:
+                os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
+
+    @contextmanager
+    def parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """A descriptor of the folder that holds `path`, and the last name of `path`."""
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
-            raise SandboxError(f"Path {path!r} must be relative and stay inside the workspace.")
-        with self._root() as folder:
-            for name in parts[:-1]:
-                if make:
-                    self._make_folder(folder, name)
-                inner = self._open(name, _FOLDER, folder, path)
-                os.dup2(inner, folder, inheritable=False)
-                os.close(inner)
+        parts = _inside(path)
+        if not parts:
+            raise SandboxError(f"Path {path!r} names the workspace itself, where a file in it is needed.")
+        with self.folder(parts[:-1], path, make=make) as folder:
             yield folder, parts[-1]
 
     @contextmanager
-    def _root(self) -> Iterator[int]:
-        descriptor = os.open(self.root, _FOLDER)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    def folder(self, parts: tuple[str, ...], path: str, *, make: bool = False) -> Iterator[int]:
+        """A descriptor of the folder reached by the names `parts`, of which none is `..`; `path` is for messages."""
+        with self.opened() as folder:
+            for name in parts:
+                made = make and self._make_folder(folder, name, path)
+                with _held(self._open(name, FOLDER, folder, path)) as inner:
+                    os.dup2(inner, folder, inheritable=False)
+                if made:
+                    self._own(folder)
+            yield folder
 
-    def _make_folder(self, folder: int, name: str) -> None:
-        try:
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the workspace itself. Raises FileNotFoundError when it is gone."""
+        if isinstance(self.root, int):
+            descriptor = os.open(".", FOLDER, dir_fd=self.root)
+        else:
+            with _held(os.open(self.root.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as above:
+                descriptor = open_at(above, self.root.name, FOLDER)
+        with _held(descriptor):
+            yield descriptor
+
+    def _make_folder(self, folder: int, name: str, path: str) -> bool:
+        """Whether it was made, and not there already."""
+        with _filling(path), contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o755, dir_fd=folder)
-        except FileExistsError:
-            return
-        if self._owner is not None:
-            os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
+            return True
+        return False
 
     def _open(self, name: str, flags: int, folder: int, path: str) -> int:
         try:
-            return os.open(name, flags, dir_fd=folder)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{path!r} is not in the workspace.") from error
-        except OSError as error:  # ELOOP, ENOTDIR: a link or a file stands where a folder or a file should
-            raise SandboxError(f"Cannot open {path!r} in the workspace: {error.strerror}. Links are not followed.") from error
+            return open_at(folder, name, flags)
+        except OSError as error:
+            raise _refusal(path, error) from error
 
     def _own(self, target: Path | int) -> None:
         if self._owner is not None:
             os.chown(target, self._owner, self._owner)
+
+
+def _inside(path: str) -> tuple[str, ...]:
+    """The names of a path below the workspace; none for the workspace itself."""
+    parts = PurePosixPath(path).parts
+    if path.startswith("/") or ".." in parts or "\0" in path:
+        raise SandboxError(f"Path {path!r} must be relative and stay inside the workspace.")
+    return parts
+
+
+@contextmanager
+def _held(descriptor: int) -> Iterator[int]:
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _unlink(folder: int, name: str, path: str) -> None:
+    """Removes anything but a folder from an opened folder."""
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    except IsADirectoryError as error:
+        raise SandboxError(f"Cannot write {path!r} in the workspace: it is a folder.") from error
+
+
+@contextmanager
+def _filling(path: str) -> Iterator[None]:
+    """What the file system refuses, such as space, is an error of the sandbox that names the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise SandboxError(f"Cannot write {path!r} in the workspace: {error.strerror}.") from error
+
+
+def _refusal(path: str, error: OSError) -> Exception:
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(f"{path!r} is not in the workspace.")
+    # ELOOP, ENOTDIR: a link or a file stands where a folder or a file should
+    return SandboxError(f"Cannot open {path!r} in the workspace: {error.strerror}. Links are not followed.")
+
+
+def _keep(target: int, status: os.stat_result) -> None:
+    """The times of what was copied, and who may execute it."""
+    os.fchmod(target, 0o644 | status.st_mode & 0o111)
+    os.utime(target, ns=(status.st_mtime_ns, status.st_mtime_ns))

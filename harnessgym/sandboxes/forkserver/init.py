@@ -9,6 +9,7 @@ import resource
 import select
 import signal
 import socket
+import time
 from typing import NoReturn
 
 from . import kernel, program, walls
@@ -22,12 +23,13 @@ def supervise(channel: socket.socket, order: Order) -> NoReturn:
     except OSError as error:
         send_event(channel, Event("failed", message=f"{error.strerror or error}"))
         os._exit(1)
-    status = _wait(harness, channel.fileno(), wake)
+    status, timed_out = _wait(harness, channel.fileno(), wake, order.timeout_s)
     _kill_the_rest(order.namespaces)
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     code = os.waitstatus_to_exitcode(status)
-    ended = Event("exited", code if code >= 0 else None, -code if code < 0 else None, usage.ru_utime + usage.ru_stime)
-    send_event(channel, ended)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    signal_number = -code if code < 0 else None
+    send_event(channel, Event("exited", code if code >= 0 else None, signal_number, cpu_s, timed_out=timed_out))
     os._exit(0)
 
 
@@ -62,24 +64,30 @@ def _start(channel: socket.socket, order: Order) -> tuple[int, int]:
     return harness, wake
 
 
-def _wait(harness: int, channel: int, wake: int) -> int:
-    """The harness's wait status, after it ended by itself or because the node said so."""
+def _wait(harness: int, channel: int, wake: int, timeout_s: float) -> tuple[int, bool]:
+    """The harness's wait status, after it ended by itself, because the node said so, or because its time was up (True)."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # only the harness may hold its own pipes
         os.dup2(null, stream)
     poll = select.poll()
     poll.register(channel, select.POLLIN)
     poll.register(wake, select.POLLIN)
+    deadline = time.monotonic() + timeout_s if timeout_s else None
+    timed_out = False
     while True:
         status = _reap(harness)
         if status is not None:
-            return status
-        for descriptor, _ in poll.poll():
+            return status, timed_out
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        for descriptor, _ in poll.poll(None if left is None else left * 1000 + 1):
             if descriptor == channel:
                 poll.unregister(channel)
                 os.kill(harness, signal.SIGKILL)
             else:
                 os.read(wake, 4096)
+        if left == 0.0:
+            deadline, timed_out = None, True
+            os.kill(harness, signal.SIGKILL)
 
 
 def _reap(harness: int) -> int | None:

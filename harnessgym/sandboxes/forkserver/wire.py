@@ -34,6 +34,8 @@ class Order:
     """Processes and threads of the rollout; 0 leaves them unlimited."""
     file_bytes: int = 0
     """Largest file; 0 leaves it unlimited."""
+    timeout_s: float = 0.0
+    """Seconds the program may run before its init ends it, should nobody else; 0 is for ever."""
     tmp_bytes: int = 0
     """Size of each private in-memory file system."""
     port: int = 0
@@ -53,7 +55,8 @@ class Event:
     code: int | None = None
     signal: int | None = None
     cpu_s: float = 0.0
-    """Processor time of the harness and everything it waited for."""
+    """Processor time of the harness and everything it started."""
+    timed_out: bool = False
     message: str = ""
 
 

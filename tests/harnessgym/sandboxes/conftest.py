@@ -1,13 +1,16 @@
 """A stub proxy that answers as two providers do, and every sandbox backend that can be used here."""
 
 import asyncio
+import functools
 import json
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
 
+from harnessgym.images.layers import ensure
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
+from harnessgym.sandboxes.docker import Docker, DockerSettings
 from harnessgym.sandboxes.process import Process, ProcessSettings
 
 
@@ -104,9 +107,35 @@ def make_process(stub, tmp_path, **settings):
     return Process(ProcessSettings(proxy_url=stub.url, workspace_root=tmp_path / "w", **settings))
 
 
-@pytest.fixture(params=[make_process, pytest.param(make_bubblewrap, marks=pytest.mark.bubblewrap)])
+def make_docker(stub, tmp_path, **settings):
+    return Docker(DockerSettings(proxy_socket_dir=stub.folder, workspace_root=tmp_path / "w", **settings))
+
+
+@functools.cache
+def python_image():
+    """The default image of the docker backend, built if need be: minutes on a new machine, then milliseconds."""
+    return ensure(DockerSettings().image, ())
+
+
+MAKERS = {
+    "process": pytest.param(make_process, id="process"),
+    "bubblewrap": pytest.param(make_bubblewrap, id="bubblewrap", marks=pytest.mark.bubblewrap),
+    "docker": pytest.param(make_docker, id="docker", marks=pytest.mark.docker),
+}
+
+
+def pytest_generate_tests(metafunc):
+    """Tests that ask for `make_backend` run over every backend, or those that their module names in `BACKENDS`."""
+    if "make_backend" in metafunc.fixturenames:
+        names = getattr(metafunc.module, "BACKENDS", tuple(MAKERS))
+        metafunc.parametrize("make_backend", [MAKERS[name] for name in names], indirect=True)
+
+
+@pytest.fixture
 def make_backend(request, stub, tmp_path):
     """Builds a backend of each kind, with settings."""
+    if request.param is make_docker:
+        python_image()
     return lambda **settings: request.param(stub, tmp_path, **settings)
 
 
@@ -119,6 +148,13 @@ async def backend(make_backend):
 @pytest.fixture
 async def bubblewrap(stub, tmp_path, anyio_backend):
     async with make_bubblewrap(stub, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def docker(stub, tmp_path, anyio_backend):
+    python_image()
+    async with make_docker(stub, tmp_path) as opened:
         yield opened
 
 

@@ -17,6 +17,7 @@ from harnessgym.task import Limits
 
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).parents[3]
+BACKENDS = ("process", "bubblewrap")
 
 
 def pids_with(mark):
@@ -115,6 +116,24 @@ async def test_nothing_outlives_a_killed_node(name, tmp_path, make_backend):
     assert len(list(root.iterdir())) == 1  # the dead node's folder
     async with make_backend() as backend:
         assert [path for path in root.iterdir() if path != backend.root] == []
+
+
+@pytest.mark.parametrize("name", ["process", pytest.param("bubblewrap", marks=pytest.mark.bubblewrap)])
+async def test_time_is_kept_inside_even_when_the_node_is_stopped(name, tmp_path):
+    mark = f"9{os.getpid()}{time.monotonic_ns() % 10**6}"
+    script = NODE.replace("Limits()", "Limits(wall_s=4)")
+    node = subprocess.Popen([sys.executable, "-c", script, name, str(tmp_path / "w"), mark], cwd=ROOT)
+    try:
+        while len(pids_with(f"sleep {mark}")) < 3:
+            assert node.poll() is None
+            await asyncio.sleep(0.05)
+        os.kill(node.pid, signal.SIGSTOP)
+        assert await gone(f"sleep {mark}", within_s=20)
+        os.kill(node.pid, signal.SIGCONT)
+        assert await asyncio.to_thread(node.wait) == 0
+    finally:
+        node.kill()
+        node.wait()
 
 
 async def test_the_server_keeps_no_descriptor_and_no_child(backend):

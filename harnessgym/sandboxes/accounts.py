@@ -1,0 +1,65 @@
+"""A name for the harness's user in an image that has none: programs that look themselves up would fail without one."""
+
+import contextlib
+import io
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from harnessgym.sandboxes.engine import sdk
+
+USERS = "/etc/passwd"
+GROUP = "/etc/group"
+_MOST = 1 << 20
+
+
+def accounts(
+    client: Any, image: str, folder: Path, user: int, home: str, labels: Mapping[str, str]
+) -> tuple[tuple[Path, str], ...]:
+    """The files that give user and group `user` the name `agent`, made in `folder`, with where they belong.
+
+    Only those that the image needs: none when it knows the user already. Blocks; raises what the engine's client raises.
+    """
+    made = _made(client, image, f"harnessgym-accounts-{folder.parent.parent.name}-{folder.name}", labels)
+    try:
+        texts = {path: _read(client, made, path) for path in (USERS, GROUP)}
+    finally:
+        client.remove_container(made, v=True, force=True)
+    lines = {USERS: f"agent:x:{user}:{user}:agent:{home}:/bin/sh\n", GROUP: f"agent:x:{user}:\n"}
+    if not texts[USERS]:
+        lines[USERS] = "root:x:0:0:root:/root:/bin/sh\n" + lines[USERS]
+    needed = [path for path in lines if user not in _numbers(texts[path])]
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    found = []
+    for path in needed:
+        target = folder / Path(path).name
+        target.write_text(texts[path] + ("" if texts[path].endswith("\n") or not texts[path] else "\n") + lines[path])
+        target.chmod(0o644)
+        found.append((target, path))
+    return tuple(found)
+
+
+def _made(client: Any, image: str, name: str, labels: Mapping[str, str]) -> str:
+    """A container to look into, in place of the one that an earlier call left when it lost the engine."""
+    with contextlib.suppress(sdk().errors.NotFound):
+        client.remove_container(name, v=True, force=True)
+    return str(client.create_container(image=image, name=name, entrypoint=["/"], labels=dict(labels))["Id"])
+
+
+def _numbers(text: str) -> set[int]:
+    fields: Iterable[list[str]] = (line.split(":") for line in text.splitlines())
+    return {int(each[2]) for each in fields if len(each) > 2 and each[2].isdigit()}
+
+
+def _read(client: Any, made: str, path: str) -> str:
+    """A file of a container that never ran; empty when there is none, or no plain one of reasonable size."""
+    try:
+        pieces, _ = client.get_archive(made, path)
+    except sdk().errors.NotFound:
+        return ""
+    data = b"".join(pieces)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        member = archive.next()
+        file = archive.extractfile(member) if member is not None and member.isreg() and member.size < _MOST else None
+        return file.read().decode(errors="surrogateescape") if file is not None else ""

@@ -1,0 +1,101 @@
+"""What the node and the agent say to each other: the node's half of `agent.h`, whose structs these are."""
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harnessgym.errors import SandboxError
+
+VERSION = 1
+Operation = Literal["X", "R", "L", "K", "E"]
+"""Start a command, give the workspace, open a listener, kill everyone, kill everyone and exit."""
+_REQUEST = struct.Struct("=3I")
+_REPLY = struct.Struct("=2Ii")
+_HEAD = struct.Struct("=6I2Q")
+_REPORT = struct.Struct("=IiIIq")
+_LENGTH = struct.Struct("=I")
+_KINDS = {1: "exited", 2: "killed", 3: "lost", 4: "cancelled"}
+REPLY_SIZE = _REPLY.size
+REPORT_SIZE = _REPORT.size
+HELLO = ord("H")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One command, with everything that is only its own."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: str
+    user: int
+    """User and group id."""
+    timeout_s: float
+    file_bytes: int = 0
+    """Largest file; 0 leaves it unlimited."""
+    programs: Sequence[str] = ()
+    """What to start, the first that is there; empty is `argv[0]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to a request."""
+
+    operation: int
+    id: int
+    error: int
+    """errno; in the first packet the agent's version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a command ended."""
+
+    kind: str
+    """`exited`; `killed` with everyone else; `lost` when its supervisor was; `cancelled` before it was ordered."""
+    code: int | None
+    signal: int | None
+    timed_out: bool
+    cpu_s: float | None
+
+
+def pack_request(operation: Operation, number: int, value: int = 0) -> bytes:
+    """One control packet."""
+    return _REQUEST.pack(ord(operation), number, value)
+
+
+def parse_reply(packet: bytes) -> Reply:
+    """One control packet of the agent."""
+    return Reply(*_REPLY.unpack(packet))
+
+
+def pack_order(order: Order) -> bytes:
+    """The bytes of an order, ready for its channel. Raises SandboxError for a string that no process can be given."""
+    programs = order.programs or order.argv[:1]
+    variables = [f"{name}={value}" for name, value in order.env.items()]
+    body = b"".join(_string(each) for each in (order.cwd, *programs, *order.argv, *variables))
+    numbers = (len(programs), len(order.argv), len(variables), max(1, round(order.timeout_s * 1000)), order.file_bytes)
+    return _HEAD.pack(len(body), order.user, order.user, *numbers) + body
+
+
+def parse_report(data: bytes) -> Report:
+    """What the agent wrote to a channel."""
+    kind, status, timed_out, _, cpu_us = _REPORT.unpack(data)
+    code: int | None = None
+    if kind == 1:
+        code = os.waitstatus_to_exitcode(status)
+    elif kind == 2:
+        code = -9
+    name = _KINDS.get(kind, "lost")
+    exited, signal = (code, None) if code is None or code >= 0 else (None, -code)
+    return Report(name, exited, signal, bool(timed_out), None if cpu_us < 0 else cpu_us / 1e6)
+
+
+def _string(text: str) -> bytes:
+    data = os.fsencode(text)
+    if b"\0" in data:
+        raise SandboxError(
+            f"A command's argument, folder or variable holds a NUL, which no process can be given: {text[:80]!r}."
+        )
+    return _LENGTH.pack(len(data) + 1) + data + b"\0"

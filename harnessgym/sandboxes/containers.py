@@ -1,0 +1,372 @@
+"""Containers as sandboxes need them: closed to everything, with the agent as PID 1, and gone whatever happens to the node.
+
+A container holds three ends of its own: the agent exits when the node's connection ends, the engine removes a container whose
+agent has exited, and what neither can do (a container that was paused, or never started, when its node was killed) the next
+node does that opens the same folder, by the labels: a container is abandoned when nobody holds the lock on its lease.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import SandboxError
+from harnessgym.sandboxes.accounts import accounts
+from harnessgym.sandboxes.agent.binary import agent_binary
+from harnessgym.sandboxes.engine import Engine, EngineError, sdk
+from harnessgym.sandboxes.inside import SOCKET, Door, Inside
+from harnessgym.task import Limits
+
+_log = logging.getLogger(__name__)
+WORKSPACE = "/workspace"
+HOME = "/home/agent"
+ROOT_LABEL = "harnessgym.root"
+NODE_LABEL = "harnessgym.node"
+LEASE_LABEL = "harnessgym.lease"
+_AGENT = "/run/harnessgym/agent"
+_DOOR = "/run/harnessgym/door"
+_KEPT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
+"""The agent's own capabilities. It hands none to commands, and those over files and users to root's."""
+_OWN_PROCESSES = 2
+"""The agent and one supervisor."""
+_START_S = 60.0
+_LOOK_S = 2.0
+_REMOVAL_S = 60.0
+_NOT_FROZEN = "unable to freeze"
+_FREEZE_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""On a busy machine the first version of control groups cannot always freeze a process in the time that runc gives it."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image, pinned to what its name stood for when it was first asked for."""
+
+    id: str
+    env: tuple[tuple[str, str], ...]
+    volumes: tuple[str, ...]
+    """Folders that it declares as volumes: each would be a writable folder of the engine's, without bounds."""
+    accounts: tuple[tuple[Path, str], ...]
+    """Files of ours that give the harness's user a name there, with where they belong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that makes two containers different. Containers of equal plans can stand for each other."""
+
+    image: Image
+    memory_mb: int
+    disk_mb: int
+    processes: int
+    cpus: float
+    readable: tuple[str, ...]
+    user: int
+    tmp_mb: int
+
+    @classmethod
+    def of(cls, image: Image, limits: Limits, readable: tuple[str, ...], user: int, tmp_mb: int) -> "Plan":
+        """The plan for a sandbox of these limits."""
+        return cls(image, limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus, readable, user, tmp_mb)
+
+
+@dataclass(slots=True)
+class Container:
+    """One running container and the ends of it that this node holds."""
+
+    id: str
+    plan: Plan
+    folder: Path
+    inside: Inside
+    root: int
+    """Descriptor of its workspace."""
+    paused: bool = field(default=False)
+
+    def close(self) -> None:
+        """Closes what is held here; the container ends with it."""
+        self.inside.close()
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
+
+
+class Containers:
+    """Starts and removes the containers of one node, whose folder is `root` with the lock file's path `lease`."""
+
+    def __init__(self, engine: Engine, root: Path, lease: Path, user: int) -> None:
+        self._engine = engine
+        self._root = root
+        self._user = user
+        self._labels = {ROOT_LABEL: str(root.parent), NODE_LABEL: root.name, LEASE_LABEL: str(lease)}
+        self._images: dict[str, asyncio.Task[Image]] = {}
+        self._tidying: set[asyncio.Task[None]] = set()
+
+    async def image(self, name: str) -> Image:
+        """Looks an image up, once. Raises SandboxError when the engine has none of that name."""
+        looking = self._images.get(name)
+        if looking is None:
+            looking = self._images[name] = asyncio.create_task(self._look(name))
+            looking.add_done_callback(lambda done: self._forget_failure(name, done))
+        return await asyncio.shield(looking)
+
+    async def start(self, plan: Plan) -> Container:
+        """A new container with an empty workspace, its agent connected. Cancelled, it leaves nothing."""
+        starting = asyncio.create_task(self._start(plan))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            tidying = asyncio.create_task(self._undo(starting))
+            self._tidying.add(tidying)
+            tidying.add_done_callback(self._tidying.discard)
+            await asyncio.shield(tidying)
+            raise
+
+    async def aclose(self) -> None:
+        """Waits for what is still being looked at, or removed after a cancelled start."""
+        await asyncio.gather(*self._tidying, *self._images.values(), return_exceptions=True)
+
+    async def pause(self, container: Container) -> None:
+        """Freezes every process in it. Raises SandboxError."""
+        container.inside.frozen = True
+        try:
+            await self._freeze(container.id)
+        except SandboxError:
+            container.inside.frozen = False
+            raise
+        container.paused = True
+
+    async def resume(self, container: Container) -> None:
+        """Lets them go on. Raises SandboxError."""
+        await self._once(self._engine.client.unpause, container.id, "not paused")
+        container.paused = container.inside.frozen = False
+
+    async def remove(self, container: Container) -> None:
+        """Kills what runs in it and removes it. Where the engine is away, it removes the container when it is back."""
+        try:
+            if not container.paused:
+                with contextlib.suppress(SandboxError):
+                    await container.inside.end()
+        finally:
+            container.close()
+            try:
+                await self._discard(container.id)
+            except EngineError as error:
+                _log.warning("Container %s could not be removed: %s", container.id[:12], error)
+            await asyncio.to_thread(shutil.rmtree, container.folder, ignore_errors=True)
+
+    async def reap(self) -> int:
+        """Removes the containers of nodes that died, of this workspace root alone. Returns how many."""
+        labels = {"label": [f"{ROOT_LABEL}={self._labels[ROOT_LABEL]}"]}
+        found = await self._engine.call(self._engine.client.containers, all=True, filters=labels)
+        dead = [each["Id"] for each in found if _abandoned(each.get("Labels") or {})]
+        await asyncio.gather(*map(self._discard, dead))
+        return len(dead)
+
+    async def _look(self, name: str) -> Image:
+        client = self._engine.client
+        try:
+            found = await self._engine.call(client.inspect_image, name)
+        except EngineError as error:
+            if error.status != 404:
+                raise
+            raise SandboxError(
+                f"The image {name!r} is not on the Docker engine at {self._engine.host}. Get it with `docker pull {name}`, "
+                "or build it: `harnessgym images build` makes our own."
+            ) from error
+        config = found.get("Config") or {}
+        env = tuple((key, value) for key, _, value in (each.partition("=") for each in config.get("Env") or ()))
+        folder = self._root / "accounts" / found["Id"].replace(":", "-")
+        files = await self._engine.call(accounts, client, found["Id"], folder, self._user, HOME, self._labels)
+        return Image(found["Id"], env, tuple(sorted(config.get("Volumes") or ())), files)
+
+    def _forget_failure(self, name: str, done: asyncio.Task[Image]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            del self._images[name]
+
+    async def _undo(self, starting: asyncio.Task[Container]) -> None:
+        with contextlib.suppress(SandboxError):
+            await self.remove(await starting)
+
+    async def _start(self, plan: Plan) -> Container:
+        folder = self._root / uuid.uuid4().hex
+        await asyncio.to_thread(folder.mkdir, 0o711)
+        door = Door(folder / "door")
+        made = f"harnessgym-{folder.name}"
+        try:
+            made = await self._create(plan, folder, made)
+            await self._engine.call(self._engine.client.start, made)
+            inside = await self._answered(door, made)
+            try:
+                return Container(made, plan, folder, inside, await inside.root())
+            except BaseException:
+                inside.close()
+                raise
+        except BaseException:
+            await self._discard(made)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        finally:
+            door.close()
+
+    async def _answered(self, door: Door, made: str) -> Inside:
+        """The connection of a container's agent, as soon as it is there or can no longer come."""
+        deadline = asyncio.get_running_loop().time() + _START_S
+        while True:
+            try:
+                inside = await door.answer(_LOOK_S)
+                break
+            except TimeoutError as error:
+                if await self._runs(made) and asyncio.get_running_loop().time() < deadline:
+                    continue
+                raise SandboxError(
+                    f"The agent in container {made[:12]} ended or did not connect. Does the engine run on this machine, and "
+                    "see its files?"
+                ) from error
+        try:
+            async with asyncio.timeout(_START_S):
+                await inside.greeted
+        except BaseException:
+            inside.close()
+            raise
+        return inside
+
+    async def _runs(self, made: str) -> bool:
+        try:
+            found = await self._engine.call(self._engine.client.inspect_container, made)
+        except EngineError as error:
+            if error.status == 404:
+                return False
+            raise
+        return bool(found["State"]["Running"])
+
+    async def _freeze(self, made: str) -> None:
+        for pause_s in _FREEZE_AGAIN_S:
+            try:
+                return await self._once(self._engine.client.pause, made, "already paused")
+            except EngineError as error:
+                if _NOT_FROZEN not in str(error):
+                    raise
+            await asyncio.sleep(pause_s)
+        return await self._once(self._engine.client.pause, made, "already paused")
+
+    async def _once(self, do: Callable[[str], None], made: str, done: str) -> None:
+        """Asks for what can be done once. `done` is what the engine says when it is, if its first answer was lost."""
+        try:
+            await self._engine.call(do, made)
+        except EngineError as error:
+            if done not in str(error):
+                raise
+
+    async def _create(self, plan: Plan, folder: Path, name: str) -> str:
+        """The new container's id; that of the one with its name, if the answer that told of it was lost."""
+        client = self._engine.client
+        agent = await asyncio.to_thread(agent_binary)
+        host = client.create_host_config(**_host(plan, agent, folder))
+        try:
+            answer: Mapping[str, Any] = await self._engine.call(
+                client.create_container,
+                image=plan.image.id,
+                name=name,
+                entrypoint=[_AGENT],
+                command=[f"{_DOOR}/{SOCKET}", WORKSPACE],
+                user="0:0",
+                working_dir="/",
+                hostname="sandbox",
+                labels=self._labels,
+                healthcheck={"Test": ["NONE"]},
+                stop_signal="SIGTERM",
+                host_config=host,
+            )
+        except EngineError as error:
+            if error.status == 404:
+                self._images.clear()  # somebody removed it, and its name may stand for another by now
+                raise SandboxError(f"The image {plan.image.id} was removed from the engine. Open the sandbox again.") from error
+            if error.status != 409:
+                raise
+            answer = await self._engine.call(client.inspect_container, name)
+        return str(answer["Id"])
+
+    async def _discard(self, made: str) -> None:
+        """Returns when the engine knows it no more."""
+        try:
+            await self._engine.call(self._engine.client.remove_container, made, v=True, force=True)
+        except EngineError as error:
+            if error.status == 404:
+                return
+            if error.status != 409:  # it is being removed already
+                raise
+            await self._gone(made)
+
+    async def _gone(self, made: str) -> None:
+        deadline = asyncio.get_running_loop().time() + _REMOVAL_S
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                await self._engine.call(self._engine.client.inspect_container, made)
+            except EngineError as error:
+                if error.status == 404:
+                    return
+                raise
+            await asyncio.sleep(0.01)
+        raise EngineError(f"The Docker engine still removes container {made[:12]} after {_REMOVAL_S:.0f} s.")
+
+
+def _host(plan: Plan, agent: Path, folder: Path) -> dict[str, Any]:
+    """What surrounds the agent. Files are kept in memory: the limit of memory is for them too."""
+    types = sdk().types
+
+    def bound(source: str, target: str) -> Any:
+        return types.Mount(target, source, type="bind", read_only=True)
+
+    scratch = f"rw,exec,nosuid,nodev,mode=1777,size={plan.tmp_mb}m,nr_inodes=64k"
+    owned = f"uid={plan.user},gid={plan.user}"
+    tmpfs = dict.fromkeys(("/tmp", *plan.image.volumes), scratch)  # noqa: S108
+    tmpfs[HOME] = f"rw,exec,nosuid,nodev,mode=0700,size={plan.tmp_mb}m,nr_inodes=64k,{owned}"
+    tmpfs[WORKSPACE] = f"rw,exec,nosuid,nodev,mode=0700,size={plan.disk_mb}m,nr_inodes=1m,{owned}"
+    mounts = [bound(str(agent), _AGENT), bound(str(folder / "door"), _DOOR)]
+    mounts += [bound(str(file), path) for file, path in plan.image.accounts]
+    return {
+        "network_mode": "none",
+        "dns": ["127.0.0.1"],
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "cap_add": list(_KEPT),
+        "security_opt": ["no-new-privileges:true"],
+        "ipc_mode": "private",
+        "cgroupns": "private",
+        "init": False,
+        "pids_limit": plan.processes + _OWN_PROCESSES,
+        "mem_limit": plan.memory_mb * _MIB,
+        "memswap_limit": plan.memory_mb * _MIB,
+        "nano_cpus": int(plan.cpus * 1e9),
+        "shm_size": plan.tmp_mb * _MIB,
+        "log_config": types.LogConfig(type="none"),
+        "auto_remove": True,
+        "tmpfs": tmpfs,
+        "mounts": [*mounts, *(bound(path, path) for path in plan.readable)],
+    }
+
+
+def _abandoned(labels: Mapping[str, str]) -> bool:
+    """Whether nobody holds the lock on a container's lease. A lease that cannot be looked at is somebody's."""
+    if LEASE_LABEL not in labels:
+        return False
+    try:
+        lease = os.open(labels[LEASE_LABEL], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lease, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(lease)

@@ -1,0 +1,244 @@
+"""One container as a sandbox: commands through its agent, files through a descriptor of its workspace."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harnessgym.errors import SandboxError
+from harnessgym.sandbox import Equipment, ExecResult, Export, OnOutput, Outside, Prewarm, Serving, Snapshot, Stats
+from harnessgym.sandboxes.agent.wire import Order
+from harnessgym.sandboxes.archive import unpack
+from harnessgym.sandboxes.containers import HOME, WORKSPACE, Container
+from harnessgym.sandboxes.local_sandbox import through
+from harnessgym.sandboxes.meter import Meter
+from harnessgym.sandboxes.relay import Listening, Relay
+from harnessgym.sandboxes.workspace import Workspace
+from harnessgym.task import Limits
+
+if TYPE_CHECKING:
+    from harnessgym.sandboxes.docker import Docker
+
+_MIB = 1 << 20
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_PYTHONS = ("python", "python3")
+
+
+class DockerSandbox:
+    """One container."""
+
+    def __init__(self, backend: "Docker", equipment: Equipment, limits: Limits, container: Container) -> None:
+        self._backend = backend
+        self._equipment = equipment
+        self._limits = limits
+        self._container = container
+        self._meter = Meter(container.inside.pid)
+        self._files = Workspace(container.root, backend.owner, backend.options.read_mb * _MIB)
+        self._listening: Listening | None = None
+        self._running: set[asyncio.Task[ExecResult]] = set()
+        self._closing: asyncio.Task[None] | None = None
+        self.capabilities = backend.capabilities
+        self.proxy_url = ""
+        self.workspace = _path_of_workspace(container)
+
+    @property
+    def id(self) -> str:
+        """The container's id."""
+        return self._container.id
+
+    @property
+    def host_pid(self) -> int:
+        """The agent's process on this machine; 0 where it cannot be told."""
+        return self._container.inside.pid
+
+    async def exec(
+        self,
+        cmd: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        max_output: int | None = None,
+        prewarm: Prewarm | None = None,
+        readable: Sequence[str] = (),
+        on_output: OnOutput | None = None,
+        outside: Outside | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        if not cmd:
+            raise SandboxError("A sandbox was asked to run an empty command.")
+        if prewarm is not None:
+            _check_python(cmd)
+        self._check_readable(readable)
+        uid = self._uid(user)
+        order = Order(
+            argv=list(cmd),
+            env={**self._env(uid), **(outside.env if outside else {}), **(env or {})},
+            cwd=os.path.normpath(os.path.join(WORKSPACE, cwd)),
+            user=uid,
+            timeout_s=self._limits.wall_s if timeout_s is None else timeout_s,
+            file_bytes=self._backend.options.file_mb * _MIB,
+            programs=_programs(cmd[0]),
+        )
+        kept = self._limits.output_bytes if max_output is None else max_output
+        owner = uid if os.getuid() == 0 else None
+        run = asyncio.create_task(self._run(order, stdin, kept, on_output, owner, outside))
+        self._running.add(run)
+        run.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(run)
+        except asyncio.CancelledError:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            raise
+
+    async def read(self, path: str) -> bytes:
+        """See `Sandbox.read`."""
+        return await asyncio.to_thread(self._open_files().read, path)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write`."""
+        await asyncio.to_thread(self._open_files().write, path, data)
+
+    async def upload(self, local: Path, path: str) -> None:
+        """See `Sandbox.upload`."""
+        await asyncio.to_thread(self._open_files().copy_in, local, path)
+
+    async def download(self, path: str, local: Path) -> None:
+        """See `Sandbox.download`."""
+        await asyncio.to_thread(self._open_files().copy_out, path, local)
+
+    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
+        """See `Sandbox.export`."""
+        return await asyncio.to_thread(self._open_files().export, local, max_bytes, max_files)
+
+    async def kill_all(self) -> None:
+        """See `Sandbox.kill_all`."""
+        if not self._container.inside.gone:  # else nobody lives in there
+            await self._container.inside.kill_all()
+
+    async def pause(self) -> None:
+        """See `Sandbox.pause`."""
+        if not self._container.paused:
+            await self._backend.containers.pause(self._container)
+
+    async def resume(self) -> None:
+        """See `Sandbox.resume`."""
+        if self._container.paused:
+            await self._backend.containers.resume(self._container)
+
+    async def stats(self) -> Stats:
+        """See `Sandbox.stats`."""
+        self._open_files()
+        return await asyncio.to_thread(self._meter.read, self._container.root)
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        return await self._backend.keep(self._open_files(), self._limits)
+
+    async def fork(self, snapshot: Snapshot) -> "DockerSandbox":
+        """See `Sandbox.fork`."""
+        return await self._backend.continued(snapshot, self._limits, self._equipment)
+
+    async def lay(self, archive: Path) -> None:
+        """Lays an archive's files over the workspace."""
+        await asyncio.to_thread(unpack, archive, self._open_files())
+
+    async def aclose(self) -> None:
+        """Kills what runs, then removes the container."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await through(self._closing)
+
+    async def serve(self, relay: Relay, port: int) -> None:
+        """Puts the proxy within reach."""
+        self._listening = await relay.serve(await self._container.inside.listen(port))
+        self.proxy_url = f"http://127.0.0.1:{port}"
+
+    async def _close(self) -> None:
+        self._backend.forget(self)
+        with contextlib.suppress(SandboxError):  # it is removed as it is then
+            await self.resume()
+        for run in list(self._running):
+            run.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        if self._listening is not None:
+            self._listening.close()
+        await self._backend.containers.remove(self._container)
+
+    async def _run(
+        self,
+        order: Order,
+        stdin: bytes | None,
+        max_output: int,
+        on_output: OnOutput | None,
+        owner: int | None,
+        outside: Outside | None,
+    ) -> ExecResult:
+        """What is outside is in reach exactly as long as the command runs."""
+        inside = self._container.inside
+        serving: Serving | None = None
+        if outside is not None:
+            serving = await outside.serve(await inside.listen(outside.port))
+        try:
+            return await inside.run(order, stdin=stdin, max_output=max_output, on_output=on_output, owner=owner)
+        finally:
+            if serving is not None:
+                serving.close()
+
+    def _open_files(self) -> Workspace:
+        if self._container.root < 0 or self._container.inside.gone:
+            raise SandboxError("The sandbox is gone: its container ended or was closed. Open a new one.")
+        return self._files
+
+    def _uid(self, user: str | None) -> int:
+        if user is None:
+            return self._backend.user
+        if user == "root":
+            return 0
+        raise SandboxError(f"A command can be run as the harness's user (None) or as 'root', not as {user!r}.")
+
+    def _env(self, uid: int) -> dict[str, str]:
+        """The image's environment, and what every program expects. Root trusts no home folder that a harness can write."""
+        name, home = ("root", "/root") if uid == 0 else ("agent", HOME)
+        own = {"HOME": home, "USER": name, "LOGNAME": name, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108
+        return {"PATH": _PATH, **own, **dict(self._container.plan.image.env), "HOME": home}
+
+    def _check_readable(self, readable: Sequence[str]) -> None:
+        mounted = self._container.plan.readable
+        for path in readable:
+            if not any(Path(path).is_relative_to(each) for each in mounted):
+                raise SandboxError(
+                    f"A command in a container cannot be given {path} any more: name it in the Equipment(readable=...) that "
+                    "the sandbox is opened with."
+                )
+
+
+def _path_of_workspace(container: Container) -> Path:
+    """Through the agent's own root, which only root may look into, else through a link to our descriptor.
+
+    Either is gone when the sandbox is: the number of a descriptor would stand for something else then.
+    """
+    through_agent = Path(f"/proc/{container.inside.pid}/root{WORKSPACE}")
+    if os.access(through_agent, os.R_OK):
+        return through_agent
+    link = container.folder / "workspace"
+    link.symlink_to(f"/proc/{os.getpid()}/fd/{container.root}")
+    return link
+
+
+def _programs(program: str) -> tuple[str, ...]:
+    """What to start for a program's name: `python` is what the image has of it."""
+    return (program, *(each for each in _PYTHONS if each != program)) if program in _PYTHONS else (program,)
+
+
+def _check_python(cmd: Sequence[str]) -> None:
+    """Without a warmed interpreter a Python command starts cold, but it must be one."""
+    if Path(cmd[0]).name not in _PYTHONS:
+        raise SandboxError(f"Only a Python command can be prewarmed, not {cmd[0]!r}. Start it with `python`.")
+    if len(cmd) < (3 if list(cmd[1:2]) == ["-m"] else 2):
+        raise SandboxError("A prewarmed command must name its program: `python program.py` or `python -m module`.")

@@ -1,0 +1,247 @@
+"""One rollout's folder on this machine, and commands run in it by a fork server."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from harnessgym.errors import SandboxError
+from harnessgym.sandbox import (
+    Capability,
+    Equipment,
+    ExecResult,
+    Export,
+    OnOutput,
+    Outside,
+    Prewarm,
+    Serving,
+    Snapshot,
+    Stats,
+    require,
+)
+from harnessgym.sandboxes.forking import ForkServer, Run, interpreter
+from harnessgym.sandboxes.forkserver.wire import Order
+from harnessgym.sandboxes.output import Output
+from harnessgym.sandboxes.usage import Usage, usage_below
+from harnessgym.sandboxes.workspace import Workspace
+from harnessgym.task import Limits
+
+if TYPE_CHECKING:
+    from harnessgym.sandboxes.local import LocalBackend
+
+_MIB = 1 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rollout's things are, as its own processes see them."""
+
+    workspace: str
+    env: Mapping[str, str]
+    """Its environment before the harness's own."""
+
+
+async def through(work: asyncio.Task[T]) -> T:
+    """Awaits what must be finished once it was begun: when we are cancelled, it is finished first."""
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
+
+
+class LocalSandbox:
+    """See `harnessgym.sandbox.Sandbox`. `on_output` is called on the event loop."""
+
+    def __init__(self, backend: "LocalBackend", folder: Path, limits: Limits, equipment: Equipment) -> None:
+        self._backend = backend
+        self._limits = limits
+        self._equipment = equipment
+        self._place = backend.place(folder)
+        self._folder = folder
+        self._files = Workspace(folder / "workspace", backend.owner, backend.options.read_mb * _MIB)
+        self._running: dict[asyncio.Task[ExecResult], Run] = {}
+        self._cpu_s = 0.0
+        self._closing: asyncio.Task[None] | None = None
+        self.capabilities = backend.capabilities
+        self.proxy_url = backend.proxy_url if equipment.proxy else ""
+        self.workspace = folder / "workspace"
+
+    async def exec(
+        self,
+        cmd: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        max_output: int | None = None,
+        prewarm: Prewarm | None = None,
+        readable: Sequence[str] = (),
+        on_output: OnOutput | None = None,
+        outside: Outside | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        if user == "root":
+            require(self.capabilities, frozenset({Capability.ROOT}))
+        if outside is not None:
+            require(self.capabilities, frozenset({Capability.HOSTS}))
+        if not cmd:
+            raise SandboxError("A sandbox was asked to run an empty command.")
+        self._must_be_open()
+        kind = prewarm or Prewarm()
+        everything = tuple(sorted({*self._equipment.readable, *readable}))
+        time_s = self._limits.wall_s if timeout_s is None else timeout_s
+        own = {**(outside.env if outside is not None else {}), **(env or {})}
+        order = self._order(interpreter(cmd, kind.python), own, cwd, prewarm, time_s)
+        order = self._backend.confine(order, self.workspace, everything, self._port(outside))
+        most = self._limits.output_bytes if max_output is None else max_output
+        output = Output("stdout", most, on_output), Output("stderr", most, on_output)
+        held = Run()
+        run = asyncio.create_task(self._run((kind, everything), order, stdin, time_s, output, held, outside))
+        self._running[run] = held
+        run.add_done_callback(self._ended)
+        try:
+            return await asyncio.shield(run)
+        except asyncio.CancelledError:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            raise
+
+    async def read(self, path: str) -> bytes:
+        """See `Sandbox.read`."""
+        return await self._in_thread(lambda: self._files.read(path))
+
+    async def write(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write`."""
+        await self._in_thread(lambda: self._files.write(path, data))
+
+    async def upload(self, local: Path, path: str) -> None:
+        """See `Sandbox.upload`."""
+        await self._in_thread(lambda: self._files.copy_in(local, path))
+
+    async def download(self, path: str, local: Path) -> None:
+        """See `Sandbox.download`."""
+        await self._in_thread(lambda: self._files.copy_out(path, local))
+
+    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
+        """See `Sandbox.export`."""
+        return await self._in_thread(lambda: self._files.export(local, max_bytes, max_files))
+
+    async def kill_all(self) -> None:
+        """See `Sandbox.kill_all`. The commands' results say that signal 9 ended them."""
+        running = dict(self._running)
+        for run in running.values():
+            run.kill()
+        if running:
+            await asyncio.wait(running)
+
+    async def pause(self) -> None:
+        """See `Sandbox.pause`."""
+        require(self.capabilities, frozenset({Capability.PAUSE}))
+
+    async def resume(self) -> None:
+        """See `Sandbox.resume`."""
+        require(self.capabilities, frozenset({Capability.PAUSE}))
+
+    async def stats(self) -> Stats:
+        """See `Sandbox.stats`. Without namespaces, what left its rollout by killing its init is not counted."""
+        inits = [run.init for run in self._running.values() if run.init is not None]
+
+        def look() -> Stats:
+            used = sum((usage_below(pid) for pid in inits), Usage())
+            return Stats(used.memory_bytes, used.processes, used.cpu_s + self._cpu_s, self._files.size())
+
+        return await self._in_thread(look)
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`. Bounded by `Limits.disk_mb`."""
+        self._must_be_open()
+        return await self._backend.keep(self._files, self._limits)
+
+    async def fork(self, snapshot: Snapshot) -> "LocalSandbox":
+        """See `Sandbox.fork`."""
+        return await self._backend.continued(snapshot, self._limits, self._equipment)
+
+    async def aclose(self) -> None:
+        """Kills what runs, then removes the folder. When this is cancelled, it is done first."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await through(self._closing)
+
+    async def _close(self) -> None:
+        for run in list(self._running):
+            run.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.to_thread(Workspace(self._folder, None, 0).remove)
+        self._backend.forget(self)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        self._must_be_open()
+        return await asyncio.to_thread(work)
+
+    def _must_be_open(self) -> None:
+        if self._closing is not None:
+            raise SandboxError("This sandbox is closed. Open another one.")
+
+    def _port(self, outside: Outside | None) -> int:
+        """Loopback port that a listener is asked for on; 0 for none."""
+        if outside is not None:
+            return outside.port
+        return self._backend.port if self._equipment.proxy else 0
+
+    def _order(self, argv: list[str], env: Mapping[str, str], cwd: str, prewarm: Prewarm | None, timeout_s: float) -> Order:
+        if prewarm is not None and argv[0] not in (prewarm.python or interpreter(["python"], "")):
+            raise SandboxError(f"Only a Python command can be prewarmed, not {argv[0]!r}. Start it with `python`.")
+        if prewarm is not None and len(argv) < (3 if argv[1:2] == ["-m"] else 2):
+            raise SandboxError("A prewarmed command must name its program: `python program.py` or `python -m module`.")
+        limits = self._limits
+        return Order(
+            argv=argv,
+            env={**self._place.env, **env},
+            cwd=os.path.normpath(os.path.join(self._place.workspace, cwd)),
+            workspace=self._place.workspace,
+            python=prewarm is not None,
+            memory_bytes=limits.memory_mb * _MIB,
+            processes=limits.processes + 1,  # the init counts too
+            file_bytes=self._backend.options.file_mb * _MIB,
+            timeout_s=timeout_s,
+            namespaces=False,
+        )
+
+    async def _run(
+        self,
+        kind: tuple[Prewarm, tuple[str, ...]],
+        order: Order,
+        stdin: bytes | None,
+        timeout_s: float,
+        output: tuple[Output, Output],
+        run: Run,
+        outside: Outside | None,
+    ) -> ExecResult:
+        """What serves the listener lives exactly as long as the command."""
+        server: ForkServer = await self._backend.server(*kind)
+        serves = outside or self._backend.relay
+        serving: list[Serving] = []
+
+        async def listen(listener: socket.socket) -> None:
+            assert serves is not None
+            serving.append(await serves.serve(listener))
+
+        try:
+            return await server.run(
+                order, stdin=stdin, timeout_s=timeout_s, output=output, run=run, on_listener=listen if serves else None
+            )
+        finally:
+            for each in serving:
+                each.close()
+
+    def _ended(self, run: asyncio.Task[ExecResult]) -> None:
+        del self._running[run]
+        if not run.cancelled() and run.exception() is None:
+            self._cpu_s += run.result().cpu_s or 0.0
