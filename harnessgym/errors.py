@@ -11,7 +11,8 @@
     ├── UpstreamError        an inference engine failed or answered inconsistently
     │   └── UpstreamLost     ... because it is gone
     ├── SandboxError         a sandbox could not be made or used: infrastructure, never a reward
-    │   └── CapabilityError  a task asks for something the sandbox backend lacks
+    │   ├── CapabilityError  a task asks for something the sandbox backend lacks
+    │   └── ImageError       a container image could not be built or found
     ├── HarnessError         a harness cannot be described or launched
     ├── TaskError            a task or task set is malformed
     ├── RewardError          a reward could not be computed: never a reward of zero
@@ -67,6 +68,10 @@ class SandboxError(HarnessGymError):
 
 class CapabilityError(SandboxError):
     """A task asks for something the sandbox backend lacks."""
+
+
+class ImageError(SandboxError):
+    """A container image could not be built or found."""
 
 
 class HarnessError(HarnessGymError):

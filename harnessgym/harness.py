@@ -99,6 +99,8 @@ class SideCallRule(Config):
 class Harness(Protocol):
     """Describes an agent program; does no I/O."""
 
+    image: str
+    """Container image that it runs in where the task names none; what `install` needs is there."""
     side_calls: Sequence[SideCallRule]
 
     def install(self) -> Sequence[Step]:

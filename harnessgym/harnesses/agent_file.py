@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import ProgramConfig, PythonProgram
+from harnessgym.harnesses.program import PYTHON_IMAGE, ProgramConfig, PythonProgram
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -26,6 +26,7 @@ class AgentFileConfig(ProgramConfig):
 class AgentFile:
     """Describes a run of the file."""
 
+    image = PYTHON_IMAGE
     side_calls: Sequence[SideCallRule] = ()
 
     def __init__(

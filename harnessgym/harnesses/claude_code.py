@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -21,6 +21,7 @@ class ClaudeCode:
     """Describes a run of `claude`."""
 
     settings = ClaudeCodeConfig
+    image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="side", name="title", no_tools=True, json_schema=True),
         SideCallRule(

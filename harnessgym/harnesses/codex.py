@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -42,6 +42,7 @@ class Codex:
     """Describes a run of `codex exec`."""
 
     settings = CodexConfig
+    image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="compaction", name="summary", user_pattern="CONTEXT CHECKPOINT COMPACTION"),
     )

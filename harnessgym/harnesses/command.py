@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harnessgym.errors import HarnessError
 from harnessgym.harness import Endpoint, Launch, SideCallRule
+from harnessgym.harnesses.program import PYTHON_IMAGE
 from harnessgym.sandbox import Prewarm, Step
 from harnessgym.task import Task
 
@@ -44,12 +45,16 @@ class CommandConfig(BaseModel):
     """Interpreter for a `python ...` command; empty is the one HarnessGym runs in."""
     readable: tuple[str, ...] = ()
     """Files and folders of this machine the program needs beside itself."""
+    inside: bool = False
+    """Whether the command is one of the sandbox's image instead of this machine's. A Python file of this machine is still
+    found at its own path; it is run by the image's interpreter, whatever `python` says."""
 
 
 class Command:
     """Describes a run of one configured program."""
 
     settings = CommandConfig
+    image = PYTHON_IMAGE
     side_calls: Sequence[SideCallRule] = ()
 
     def __init__(self, config: CommandConfig) -> None:
@@ -79,7 +84,7 @@ class Command:
             files={path: _fill(text, values) for path, text in config.files.items()},
             stdin=_fill(config.stdin, values).encode() if config.stdin is not None else None,
             limits=task.limits,
-            prewarm=Prewarm(config.warm, config.python) if config.prewarm else None,
+            prewarm=Prewarm(config.warm, "" if config.inside else config.python) if config.prewarm else None,
             readable=(*self._program, *config.readable),
         )
 
@@ -91,7 +96,9 @@ class Command:
                 raise HarnessError(f"Only a `python ...` command can be prewarmed, not {argv[0]!r}.")
             return argv, ()
         prefix: tuple[str, ...] = ()
-        if self._config.python:
+        if self._config.inside:
+            argv = (Path(argv[0]).name, *argv[1:])
+        elif self._config.python:
             argv = (self._config.python, *argv[1:])
             prefix = (str(Path(self._config.python).parent.parent),)
         if len(argv) < 2 or argv[1].startswith("-"):

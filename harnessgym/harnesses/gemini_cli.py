@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -35,6 +35,7 @@ class GeminiCli:
     """Describes a run of `gemini`."""
 
     settings = GeminiCliConfig
+    image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="compaction", name="summary", system_prefix="You are a specialized system component"),
         SideCallRule(kind="side", name="classifier", no_tools=True, json_schema=True),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import ProgramConfig, PythonProgram
+from harnessgym.harnesses.program import PYTHON_IMAGE, ProgramConfig, PythonProgram
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -21,6 +21,7 @@ class MiniSweAgent:
     """Describes a run of `mini`."""
 
     settings = MiniSweAgentConfig
+    image = PYTHON_IMAGE
     side_calls: Sequence[SideCallRule] = ()
 
     def __init__(self, config: MiniSweAgentConfig) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -27,6 +27,7 @@ class OpenCode:
     """Describes a run of `opencode`."""
 
     settings = OpenCodeConfig
+    image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="side", name="title", model=_SMALL),
         SideCallRule(kind="compaction", name="summary", system_prefix="You are a context summarization agent"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -29,6 +29,7 @@ class Pi:
     """Describes a run of `pi`."""
 
     settings = PiConfig
+    image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="compaction", name="summary", system_prefix="You are a context summarization assistant"),
     )

@@ -4,6 +4,7 @@ Every agent has a folder of its own, named after it and its version, so that ver
 an image layer. Node agents share one pinned Node.
 """
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ from harnessgym.task import Task
 
 NODE = "22.23.3"
 """Node version that runs agents; the npm package `node` carries its binary."""
+INSIDE = "/opt/harnessgym/agents"
+"""Folder that agents are installed in inside images."""
+PYTHON_IMAGE, NODE_IMAGE = "harnessgym/python", "harnessgym/node"
+"""Images that agents can be installed in where a task brings none: recipes of `docker/`."""
 HOME = ".agent"
 """The agent's home folder, in the workspace: it finds no settings of the machine's user and leaves none."""
 _START = f'export HOME="$PWD/{HOME}" PATH="$0:$PATH"; mkdir -p "$HOME"; exec "$@"'
@@ -34,6 +39,8 @@ class ProgramConfig(BaseModel):
     """Arguments added to its command."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment added to its own."""
+    inside: bool = False
+    """Whether `folder` is one of the sandbox's image instead of this machine's."""
 
 
 class Program:
@@ -63,7 +70,7 @@ class Program:
             files={f"{HOME}/{path}": text for path, text in (files or {}).items()},
             stdin=None if stdin is None else stdin.encode(),
             limits=task.limits,
-            readable=(*self._readable, *readable),
+            readable=(*(() if self.config.inside else self._readable), *readable),
         )
 
 
@@ -79,9 +86,14 @@ class NodeProgram(Program):
         self._readable = (self.folder, self._node)
 
     def install(self) -> Sequence[Step]:
-        """Node, the package, and its install script."""
-        steps = [_npm(self._node, f"node@{NODE}"), _npm(self.folder, self._package)]
-        return [*steps, Step((f"{self._path[1]}/node", self._setup))] if self._setup else steps
+        """Node, the package, and its install script: in images with the package, lest what it changes is there twice."""
+        node, package = _npm(self._node, f"node@{NODE}"), _npm(self.folder, self._package)
+        if not self._setup:
+            return [node, package]
+        setup = (f"{self._path[1]}/node", self._setup)
+        if self.config.inside:
+            return [node, Step(("sh", "-ec", f"{shlex.join(package.argv)}\n{shlex.join(setup)}"))]
+        return [node, package, Step(setup)]
 
 
 class PythonProgram(Program):
@@ -95,7 +107,8 @@ class PythonProgram(Program):
     def install(self) -> Sequence[Step]:
         """The environment and its packages."""
         pip = (self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self._requirements)
-        return [Step((sys.executable, "-m", "venv", self.folder)), Step(pip)]
+        interpreter = "python3" if self.config.inside else sys.executable
+        return [Step((interpreter, "-m", "venv", self.folder)), Step(pip)]
 
 
 def _npm(folder: str, package: str) -> Step:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
-from harnessgym.harnesses.program import NodeProgram, ProgramConfig
+from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
 from harnessgym.sandbox import Step
 from harnessgym.task import Task
 
@@ -27,6 +27,7 @@ class QwenCode:
     """Describes a run of `qwen`."""
 
     settings = QwenCodeConfig
+    image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="compaction", name="summary", system_prefix="You are the component that summarizes a conversation"),
         SideCallRule(kind="side", name="memory", system_prefix="You are now acting as the managed memory"),

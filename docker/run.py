@@ -1,0 +1,92 @@
+"""A run whose processes are containers: made ready before they start, and closed when its trainer has ended.
+
+    python docker/run.py prepare CONFIG.toml FOLDER [--dotted.key value ...]
+    python docker/run.py finish FOLDER
+
+`prepare` writes what each process is told to `FOLDER/services/NAME.json`, where `harnessgym NAME --config` reads it. On one
+machine `harnessgym train` does all of this, and watches its processes besides.
+"""  # noqa: INP001
+
+import secrets
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+from harnessgym.config import load_config
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.store import TraceStore, policies, runs
+from harnessgym.supervisor import prepare as lay_out
+from harnessgym.traces.account import exclude_rest
+
+PROXY, CONTROL, ENGINE = 8100, 8101, 8200
+"""Ports, of containers that are named after what they run."""
+
+
+def prepare(config: Path, root: Path, overrides: list[str]) -> None:
+    """Makes the folder, the store and the settings; does nothing to a run that is there already."""
+    evaluating = ["--evaluation.tasks", "0"]  # phases are what a supervisor is for
+    folder = lay_out(load_config(RunConfig, config, [*evaluating, *overrides]), root)
+    told = folder.config()
+    with TraceStore.create(folder.store_url(), synchronous=told.store.synchronous) as store:
+        found = store.read(runs.only)
+        if found is None:
+            values, code = told.model_dump(mode="json"), version("harnessgym-rl")
+            run_id = store.write(lambda conn: runs.add(conn, told.name, values, code, "training"))
+        else:
+            run_id = found.id
+        policy_id = store.write(lambda conn: policies.register(conn, run_id, told.policy.name))
+    if not (folder.root / "services").exists():
+        for name, settings in services(folder, told, run_id, policy_id).items():
+            write_json(folder.root / "services" / f"{name}.json", settings, mode=0o600)
+
+
+def services(folder: RunFolder, told: RunConfig, run_id: str, policy_id: str) -> dict[str, object]:
+    """What each process is told."""
+    url, key, control = folder.store_url(), secrets.token_urlsafe(24), f"http://proxy:{CONTROL}"
+    common = {"served_model_name": told.policy.name, "max_length": told.engine.max_length}
+    agent = {
+        "store": url,
+        "policy_id": policy_id,
+        "run_id": run_id,
+        "address": f"http://engine:{ENGINE}",
+        "control_url": control,
+        "control_key": key,
+        "drain_s": told.engine.drain_s,
+    }
+    sockets = folder.root / "sockets"
+    sockets.mkdir(exist_ok=True)
+    return {
+        "proxy": common
+        | {"store": url, "run_id": run_id, "policy": told.policy.path, "control_key": key}
+        | {"host": "0.0.0.0", "port": PROXY, "control_host": "0.0.0.0", "control_port": CONTROL},  # noqa: S104
+        "engine": common | {"model": told.policy.path, "host": "0.0.0.0", "port": ENGINE, "seed": told.seed, "agent": agent},  # noqa: S104
+        "node": {
+            "run": str(folder.root),
+            "control_url": control,
+            "control_key": key,
+            "proxy_socket_dir": str(sockets),
+            "proxy_url": f"http://proxy:{PROXY}",
+            "sandbox": told.sandbox.backend,
+        },
+        "train-worker": {"run": str(folder.root)},
+    }
+
+
+def finish(root: Path) -> None:
+    """Closes the run's account and says that it is done: the node, which waits for that, ends."""
+    with TraceStore.open(RunFolder(root).store_url()) as store:
+        found = store.read(runs.only)
+        if found is not None:
+            store.write(lambda conn: exclude_rest(conn, found.id))
+            store.write(lambda conn: runs.set_status(conn, found.id, "done"))
+
+
+if __name__ == "__main__":
+    what, *rest = sys.argv[1:]
+    if what == "prepare":
+        prepare(Path(rest[0]), Path(rest[1]), rest[2:])
+    elif what == "finish":
+        finish(Path(rest[0]))
+    else:
+        sys.exit(__doc__)

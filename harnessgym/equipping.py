@@ -1,0 +1,46 @@
+"""What a harness and a sandbox need of each other: a harness fitted to a backend, and the equipment its sandboxes have.
+
+With container images the agent lies in the image, put there as cached layers; without, it is this machine's, and shown.
+"""
+
+from collections.abc import Set as AbstractSet
+
+from harnessgym.config import validate
+from harnessgym.harness import Endpoint, Harness
+from harnessgym.harnesses.program import INSIDE
+from harnessgym.registry import load
+from harnessgym.run_config import HarnessSection
+from harnessgym.sandbox import Capability, Equipment, Step
+from harnessgym.task import Task
+
+_NOWHERE = Endpoint("http://127.0.0.1", "-")
+
+
+def make_harness(section: HarnessSection, capabilities: AbstractSet[Capability] = frozenset()) -> Harness:
+    """A harness from its section of a run's configuration, for a backend that offers these capabilities.
+
+    Raises ConfigError for settings it does not take, HarnessError for those it cannot be described with.
+    """
+    factory = load("harness", section.type)
+    settings, fields = section.settings, factory.settings.model_fields
+    if Capability.IMAGE in capabilities and "inside" in fields and "inside" not in settings:
+        settings = ({"folder": INSIDE} if "folder" in fields else {}) | settings | {"inside": True}
+    harness: Harness = factory(validate(factory.settings, settings, f"harness {section.name!r}"))
+    return harness
+
+
+def equipment(harness: Harness, task: Task, capabilities: AbstractSet[Capability]) -> Equipment:
+    """What must be in a sandbox before this harness can be launched on this task.
+
+    The harness must have been made for the same capabilities. Raises HarnessError if its launch cannot be described.
+    """
+    readable = tuple(dict.fromkeys(harness.launch(task, _NOWHERE).readable))
+    if Capability.IMAGE not in capabilities:
+        return Equipment(readable=readable)
+    return Equipment(image=task.image or harness.image, install=tuple(harness.install()), readable=readable)
+
+
+def image_of(name: str) -> tuple[str, tuple[Step, ...]]:
+    """The image that a registered harness runs in by default, and what is installed there."""
+    harness = make_harness(HarnessSection(name=name, type=name), frozenset({Capability.IMAGE}))
+    return harness.image, tuple(harness.install())

@@ -1,0 +1,34 @@
+"""Images of 2 MB, so that layers are made in a fraction of a second."""
+
+import uuid
+
+import pytest
+
+from benchmarks.sandbox.shell import shell_root
+from harnessgym.images.connection import Connection
+
+
+@pytest.fixture(scope="session")
+def engine():
+    with Connection() as connection:
+        yield connection
+
+
+@pytest.fixture
+def make_image(engine):
+    """Makes images with a shell and of a content of their own; they and what is built on them go afterwards."""
+    made = []
+
+    def make(*changes):
+        name = f"harnessgym-test/{uuid.uuid4().hex}"
+        changes = [*changes, f"LABEL test={name}"]
+        engine.client.api.import_image_from_data(shell_root(), repository=name, tag="latest", changes=changes)
+        made.append(name)
+        return name
+
+    yield make
+    for name in made:
+        while images := engine.client.images.list(filters={"label": f"test={name}"}, all=True):
+            for image in images:  # one that others stand on only loses its names, and goes in a later round
+                for named in image.tags or [image.id]:
+                    engine.remove_image(named)
