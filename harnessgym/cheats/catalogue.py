@@ -1,0 +1,34 @@
+"""All cheats, by name."""
+
+from collections.abc import Mapping, Sequence
+
+from harnessgym.cheats import (
+    breaking,
+    daemons,
+    exfiltration,
+    forging,
+    hijacking,
+    history,
+    links,
+    looting,
+    preseeding,
+    searching,
+)
+from harnessgym.cheats.cheat import Cheat
+from harnessgym.config import nearest
+from harnessgym.errors import ConfigError
+
+_MODULES = (preseeding, daemons, hijacking, forging, history, searching, links, breaking, exfiltration, looting)
+CHEATS: Mapping[str, Cheat] = {cheat.name: cheat for module in _MODULES for cheat in module.CHEATS}
+"""In the order of attack classes."""
+
+
+def named(names: Sequence[str]) -> tuple[Cheat, ...]:
+    """Those with these names, all if there are none. A number stands for an attack class. Raises ConfigError."""
+    found: dict[str, Cheat] = {}
+    for name in names:
+        of_class = {each.name: each for each in CHEATS.values() if str(each.attack) == name}
+        if name not in CHEATS and not of_class:
+            raise ConfigError(f"There is no cheat {name!r}. {nearest(name, list(CHEATS))}")
+        found |= of_class or {name: CHEATS[name]}
+    return tuple(found.values() if names else CHEATS.values())

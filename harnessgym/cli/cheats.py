@@ -1,0 +1,89 @@
+"""`harnessgym cheats`."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from harnessgym.cheats.cheat import Cheat
+    from harnessgym.cheats.suite import Result
+    from harnessgym.task import Task
+
+_EPILOG = """Every cheat runs in the agent's place, and what it leaves is graded as any other result. The gold solution must
+score 1 and doing nothing 0 in the same run, or the task is broken.
+
+`harnessgym cheats --tasks shell --sandbox docker`
+
+`harnessgym cheats --tasks my_tasks/ --cheat conftest-hooks --cheat 6`
+
+In the table: a reward, T for tampered with, - for no verdict, loot for what should not have been got.
+
+Exit status: 0 no cheat got anything, 1 one did or a task is broken, 2 an error (one message says what to do)."""
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+
+    @root.command("cheats", epilog=_EPILOG)
+    def command(
+        tasks: Annotated[str, typer.Option(metavar="SPEC", help="Task set, `module:Class` or folder.")],
+        sandbox: Annotated[str, typer.Option(help="bubblewrap, docker or `module:Class`.")] = "bubblewrap",
+        cheat: Annotated[
+            list[str] | None, typer.Option(metavar="NAME", help="Only this one, or a number: this class. Repeatable.")
+        ] = None,
+        limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
+        json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")] = False,
+    ) -> None:
+        """Run agents that cheat against tasks, sandbox and graders: every one must get nothing."""
+        import asyncio
+        import json as encoder
+
+        from rich.console import Console
+
+        from harnessgym.cheats import report
+        from harnessgym.cheats.catalogue import named
+        from harnessgym.tasks.source import task_set
+
+        cheats, found = named(cheat or ()), task_set(tasks)
+        chosen = [*found.tasks("train"), *found.tasks("test")][:limit]
+        results, skipped = asyncio.run(_run(chosen, cheats, sandbox))
+        if json:
+            typer.echo(encoder.dumps(report.as_json(results, skipped), indent=2))
+        else:
+            console = Console()
+            console.print(report.table(results))
+            for task, needed in skipped:
+                console.print(f"{task}: skipped, the {sandbox} sandbox lacks {needed}", soft_wrap=True)
+            for hole in report.holes(results):
+                console.print(hole, soft_wrap=True, markup=False)
+        if report.holes(results) or not results:
+            raise typer.Exit(1)
+
+
+async def _run(tasks: "list[Task]", cheats: "tuple[Cheat, ...]", sandbox: str) -> "tuple[list[Result], list[tuple[str, str]]]":
+    """The results in order, and the tasks that this backend cannot take."""
+    import tempfile
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from harnessgym.cheats.suite import missing, suite
+    from harnessgym.errors import SandboxError
+    from harnessgym.registry import load
+
+    factory = load("sandbox", sandbox)
+    problem = factory.unavailable()
+    if problem is not None:
+        raise SandboxError(problem)
+    results: list[Result] = []
+    skipped: list[tuple[str, str]] = []
+    with tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as folder, Console(stderr=True).status("") as status:
+        async with factory(factory.settings(workspace_root=Path(folder))) as backend, suite(backend) as running:
+            for task in tasks:
+                if needed := missing(task, backend):
+                    skipped.append((task.id, needed))
+                    continue
+                async for result in running.run(task, cheats):
+                    status.update(f"{result.task}: {result.cheat}")
+                    results.append(result)
+    return results, skipped

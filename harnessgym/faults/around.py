@@ -1,0 +1,130 @@
+"""A sandbox around another: the same but for what is changed on the way in or out. Base of the two that apply faults."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harnessgym.errors import ConfigError
+from harnessgym.faults.connection import PORT, FaultyRelay
+from harnessgym.faults.library import library
+from harnessgym.faults.plan import Plan
+from harnessgym.sandbox import Capability, ExecResult, Export, OnOutput, Outside, Prewarm, Sandbox, Snapshot, Stats, require
+
+FOLDER = ".harnessgym/faults"
+"""Where the things of faults lie in the workspace."""
+LIBRARY = f"{FOLDER}/fault.so"
+
+
+class Around:
+    """Passes everything on. With faults of connections, the harness finds the proxy behind a relay that breaks them."""
+
+    def __init__(self, sandbox: Sandbox, plan: Plan, proxy_socket: Path | None = None) -> None:
+        """Raises ConfigError when the plan needs the proxy's socket and none is named, CapabilityError without `HOSTS` then."""
+        self.sandbox = sandbox
+        self.plan = plan
+        self.capabilities = sandbox.capabilities
+        self.proxy_url = sandbox.proxy_url
+        self.workspace = sandbox.workspace
+        self._proxy_socket = proxy_socket
+        self._surroundings: tuple[str, str] | None = None
+        self._has_library = False
+        if plan.breaks_connections:
+            if proxy_socket is None:
+                raise ConfigError("Connections can only be dropped where the proxy is reached through a socket that is named.")
+            require(sandbox.capabilities, frozenset({Capability.HOSTS}))
+            self.proxy_url = f"http://127.0.0.1:{PORT}"
+
+    async def exec(
+        self,
+        cmd: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        max_output: int | None = None,
+        prewarm: Prewarm | None = None,
+        readable: Sequence[str] = (),
+        on_output: OnOutput | None = None,
+        outside: Outside | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        if outside is None and self.plan.breaks_connections:
+            assert self._proxy_socket is not None
+            outside = FaultyRelay(self._proxy_socket, self.plan, cmd)
+        return await self.sandbox.exec(
+            cmd,
+            env=env,
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output=max_output,
+            prewarm=prewarm,
+            readable=readable,
+            on_output=on_output,
+            outside=outside,
+        )
+
+    async def surroundings(self) -> tuple[str, str]:
+        """The workspace's path and the PATH, seen from inside."""
+        if self._surroundings is None:
+            asked = await self.sandbox.exec(["sh", "-c", 'pwd; printf "%s\\n" "$PATH"'])
+            folder, _, path = asked.stdout.decode().partition("\n")
+            self._surroundings = folder, path.strip()
+        return self._surroundings
+
+    async def lay_library(self) -> str:
+        """Puts the preloaded library into the workspace, once; returns its path, seen from inside."""
+        if not self._has_library:
+            await self.sandbox.write(LIBRARY, library())
+            self._has_library = True
+        return f"{(await self.surroundings())[0]}/{LIBRARY}"
+
+    async def read(self, path: str) -> bytes:
+        """See `Sandbox.read`."""
+        return await self.sandbox.read(path)
+
+    async def write(self, path: str, data: bytes) -> None:
+        """See `Sandbox.write`."""
+        await self.sandbox.write(path, data)
+
+    async def upload(self, local: Path, path: str) -> None:
+        """See `Sandbox.upload`."""
+        await self.sandbox.upload(local, path)
+
+    async def download(self, path: str, local: Path) -> None:
+        """See `Sandbox.download`."""
+        await self.sandbox.download(path, local)
+
+    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
+        """See `Sandbox.export`."""
+        return await self.sandbox.export(local, max_bytes=max_bytes, max_files=max_files)
+
+    async def kill_all(self) -> None:
+        """See `Sandbox.kill_all`."""
+        await self.sandbox.kill_all()
+
+    async def pause(self) -> None:
+        """See `Sandbox.pause`."""
+        await self.sandbox.pause()
+
+    async def resume(self) -> None:
+        """See `Sandbox.resume`."""
+        await self.sandbox.resume()
+
+    async def stats(self) -> Stats:
+        """See `Sandbox.stats`."""
+        return await self.sandbox.stats()
+
+    async def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        return await self.sandbox.snapshot()
+
+    async def fork(self, snapshot: Snapshot) -> Sandbox:
+        """See `Sandbox.fork`. No faults happen in the new one: give it a plan of its own."""
+        return await self.sandbox.fork(snapshot)
+
+    async def aclose(self) -> None:
+        """See `Sandbox.aclose`."""
+        await self.sandbox.aclose()

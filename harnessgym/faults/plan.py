@@ -1,0 +1,109 @@
+"""Which fault happens to which command of a rollout.
+
+The draw for the n-th command that matches a fault depends on the run's seed, the rollout's seed, the fault's place in the list
+and n. So a rollout that is run again meets the same faults, and one more command in between changes nothing else.
+"""
+
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import PurePath
+from typing import Literal
+
+from harnessgym.faults.fault import Fault, FaultsSection, InjectionFault
+
+Where = Literal["exec", "path", "relay"]
+"""exec: around a step of an environment. path: by a program inside the sandbox. relay: on the way to the proxy."""
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
+_COMMAND = 300
+"""Characters of a command that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A fault that happens to one command."""
+
+    index: int
+    """Its place in the list of faults."""
+    fault: Fault
+    ordinal: int
+    """Of the commands that match it, counted from 0."""
+    amount: float
+    """Seconds, bytes or an exit code; see the fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A fault that happened."""
+
+    draw: Draw
+    command: str
+    where: Where
+    t: float = field(default_factory=time.time)
+    """Unix seconds."""
+
+    @property
+    def label(self) -> str | None:
+        """Ground truth of an injection."""
+        return self.draw.fault.label if isinstance(self.draw.fault, InjectionFault) else None
+
+
+class Plan:
+    """The faults of one rollout: what is to happen, and what has."""
+
+    def __init__(self, section: FaultsSection, rollout_seed: int) -> None:
+        self.section = section
+        self._rollout_seed = rollout_seed
+        self._seen = [0] * len(section.inject)
+        self._done = [0] * len(section.inject)
+        self.applied: list[Applied] = []
+
+    @property
+    def breaks_connections(self) -> bool:
+        """Whether the way to the proxy is part of it."""
+        return any(fault.kind == "dropped_connection" for fault in self.section.inject)
+
+    def decide(self, command: Sequence[str], *, connection: bool = False) -> list[Draw]:
+        """What happens to the next command (or connection of a command). Counts it; what is drawn counts as done."""
+        found = []
+        for index, fault in enumerate(self.section.inject):
+            if (fault.kind == "dropped_connection") is not connection or not matches(fault, command):
+                continue
+            ordinal, self._seen[index] = self._seen[index], self._seen[index] + 1
+            draw = self._draw(index, ordinal)
+            if draw is not None and (fault.count is None or self._done[index] < fault.count):
+                self._done[index] += 1
+                found.append(draw)
+        return found
+
+    def note(self, draw: Draw, command: Sequence[str], where: Where) -> None:
+        """Writes down that it happened."""
+        self.applied.append(Applied(draw, " ".join(command)[:_COMMAND], where))
+
+    def schedule(self, index: int, length: int) -> list[Draw]:
+        """What happens to the first `length` commands that match a fault."""
+        drawn = [draw for ordinal in range(length) if (draw := self._draw(index, ordinal)) is not None]
+        return drawn[: self.section.inject[index].count]
+
+    def _draw(self, index: int, ordinal: int) -> Draw | None:
+        fault = self.section.inject[index]
+        rng = random.Random(f"{self.section.seed}/{self._rollout_seed}/{index}/{ordinal}")
+        return Draw(index, fault, ordinal, fault.amount(rng)) if rng.random() < fault.probability else None
+
+
+def matches(fault: Fault, command: Sequence[str]) -> bool:
+    """Whether a fault may happen to a command, or to one of those in the text that a shell is given with `-c`."""
+    return any(
+        fnmatchcase(PurePath(words[0]).name, fault.program) and fnmatchcase(" ".join(words[1:]), fault.arguments)
+        for words in (list(command), *_inner(command))
+        if words
+    )
+
+
+def _inner(command: Sequence[str]) -> list[list[str]]:
+    if len(command) < 3 or PurePath(command[0]).name not in _SHELLS or not re.fullmatch(r"-[a-z]*c", command[1]):
+        return []
+    return [part.split() for part in re.split(r"[;&|\n]+", command[2])]

@@ -1,0 +1,163 @@
+"""Faults inside the sandbox, for black-box harnesses: small programs that stand first on the PATH.
+
+A harness that runs `pytest` runs ours, which applies what the plan says, writes it down in the workspace, and becomes the real
+one. A harness that names a program by its whole path goes round them. It can also find them and change what they wrote down:
+what is read back is held against the plan and against the count of commands, and what does not agree is said. Harness and shims
+are the same user, so an account that agrees is likely, not proven.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harnessgym.errors import ConfigError, SandboxError
+from harnessgym.faults.around import FOLDER, Around
+from harnessgym.faults.fault import FlakyFault, InjectionFault
+from harnessgym.faults.plan import Applied, Draw, Plan
+from harnessgym.sandbox import ExecResult, OnOutput, Outside, Prewarm, Sandbox
+
+SCRIPT = Path(__file__).parent / "shim.sh"
+HORIZON = 1_000
+"""Commands that match a fault for which the plan is laid out; those after them meet none."""
+_PRELOADED = frozenset({"clock_jump", "disk_full"})
+_WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What the shims say they did."""
+
+    applied: tuple[Applied, ...]
+    doubt: str | None = None
+    """Why the log cannot be trusted, if it does not agree with the plan and with the commands that were counted."""
+
+
+class ShimmedSandbox(Around):
+    """Commands run with the shims on their PATH. Call `collect` when the harness has ended."""
+
+    def __init__(self, sandbox: Sandbox, plan: Plan, proxy_socket: Path | None = None) -> None:
+        """Raises ConfigError for a fault that names no program."""
+        super().__init__(sandbox, plan, proxy_socket)
+        self._faults = [(index, fault) for index, fault in enumerate(plan.section.inject) if fault.kind != "dropped_connection"]
+        for _, fault in self._faults:
+            if _WILD & set(fault.program) or "/" in fault.program:
+                raise ConfigError(f"A {fault.kind} fault inside a sandbox needs the name of a program, not {fault.program!r}.")
+        self._laid = False
+
+    async def exec(
+        self,
+        cmd: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str = ".",
+        user: str | None = None,
+        stdin: bytes | None = None,
+        timeout_s: float | None = None,
+        max_output: int | None = None,
+        prewarm: Prewarm | None = None,
+        readable: Sequence[str] = (),
+        on_output: OnOutput | None = None,
+        outside: Outside | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        if self._faults:
+            folder, path = await self._lay()
+            env = {**(env or {}), "PATH": f"{folder}/{FOLDER}/bin:{(env or {}).get('PATH', path)}"}
+        return await super().exec(
+            cmd,
+            env=env,
+            cwd=cwd,
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output=max_output,
+            prewarm=prewarm,
+            readable=readable,
+            on_output=on_output,
+            outside=outside,
+        )
+
+    async def collect(self) -> Account:
+        """What was applied, here and on the way to the proxy; takes the shims out of the workspace. Once, at the end."""
+        relayed = tuple(self.plan.applied)
+        if not self._laid:
+            return Account(relayed)
+        with tempfile.TemporaryDirectory(prefix="harnessgym-faults-") as temporary:
+            local = Path(temporary) / "faults"
+            try:
+                await self.sandbox.download(FOLDER, local)
+                account = await asyncio.to_thread(self._account, local)
+            except (FileNotFoundError, SandboxError) as error:
+                account = Account((), f"What the shims wrote down cannot be read: {error}")
+        await self.sandbox.exec(["rm", "-rf", FOLDER.partition("/")[0]])
+        return Account((*relayed, *account.applied), account.doubt)
+
+    async def _lay(self) -> tuple[str, str]:
+        """Puts the shims into the workspace, once. Returns the workspace's path and the PATH, seen from inside."""
+        surroundings = await self.surroundings()
+        if self._laid:
+            return surroundings
+        script = SCRIPT.read_bytes()
+        for program in sorted({fault.program for _, fault in self._faults}):
+            await self.sandbox.write(f"{FOLDER}/bin/{program}", script)
+        await self.sandbox.write(f"{FOLDER}/plan", self._text().encode())
+        await self.sandbox.write(f"{FOLDER}/log", b"")
+        await self.sandbox.write(f"{FOLDER}/state/made", b"")
+        for index, fault in self._faults:
+            if isinstance(fault, FlakyFault | InjectionFault):
+                text = fault.message if isinstance(fault, FlakyFault) else fault.text
+                await self.sandbox.write(f"{FOLDER}/text.{index}", f"{text}\n".encode() if text else b"")
+        if any(fault.kind in _PRELOADED for _, fault in self._faults):
+            await self.lay_library()
+        made = await self.sandbox.exec(["sh", "-c", f"chmod +x {FOLDER}/bin/*"])
+        if not made.ok:
+            raise SandboxError(f"Faults cannot be laid into the sandbox: {made.stderr.decode(errors='replace')[-500:]}")
+        self._laid = True
+        return surroundings
+
+    def _text(self) -> str:
+        """The plan as the shims read it: a line for each fault, with ordinals and amounts."""
+        lines = []
+        for index, fault in self._faults:
+            drawn = " ".join(f"{draw.ordinal}={draw.amount:f}" for draw in self.plan.schedule(index, HORIZON))
+            lines.append(f"{index}\t{fault.kind}\t{fault.program}\t{fault.arguments}\t {drawn} \n")
+        return "".join(lines)
+
+    def _account(self, local: Path) -> Account:
+        """Holds the log against the plan and the commands that were counted."""
+        planned = {(index, draw.ordinal): draw for index, _ in self._faults for draw in self.plan.schedule(index, HORIZON)}
+        counted = {key for path in (local / "state").glob("seen.*") if (key := _key(path.name.split(".")[1:])) is not None}
+        entries, strange = _entries((local / "log").read_text(errors="replace"), planned)
+        applied = tuple(Applied(draw, command, "path") for draw, command in entries.values())
+        silent = len((counted & planned.keys()) - entries.keys())
+        uncounted = len(entries.keys() - counted)
+        found = {
+            "its plan was changed": (local / "plan").read_text(errors="replace") != self._text(),
+            f"{strange} lines of its log are not in the plan, or twice there": strange,
+            f"{silent} faults that were due are not in the log": silent,
+            f"{uncounted} faults are in the log for commands that were not counted": uncounted,
+        }
+        wrong = [text for text, is_so in found.items() if is_so]
+        return Account(applied, f"The account of the shims does not agree: {'; '.join(wrong)}." if wrong else None)
+
+
+def _entries(text: str, planned: Mapping[tuple[int, int], Draw]) -> tuple[dict[tuple[int, int], tuple[Draw, str]], int]:
+    """The lines of a log that are in the plan, and how many are not, or are there twice."""
+    entries: dict[tuple[int, int], tuple[Draw, str]] = {}
+    strange = 0
+    for line in text.splitlines():
+        *numbers, command = line.split("\t", 2)
+        key = _key(numbers)
+        if key is None or key not in planned or key in entries:
+            strange += 1
+        else:
+            entries[key] = planned[key], command
+    return entries, strange
+
+
+def _key(numbers: Sequence[str]) -> tuple[int, int] | None:
+    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
+        return None
+    return int(numbers[0]), int(numbers[1])
