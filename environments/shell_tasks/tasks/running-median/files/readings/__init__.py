@@ -1,0 +1,5 @@
+"""Smoothing of sensor values."""
+
+from readings.window import running_medians
+
+__all__ = ["running_medians"]

@@ -1,0 +1,1 @@
+rm etc/legacy.ini

@@ -1,0 +1,1 @@
+rm shapes/all_in_one.py

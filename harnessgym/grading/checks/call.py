@@ -1,0 +1,113 @@
+"""Calls functions of a module in a sandbox with JSON arguments and compares the JSON results on this machine.
+
+The results expected never enter the sandbox, so there is nothing to read and nothing to forge: an object that equals
+everything, a patched `assert` or an early exit only make a wrong answer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from harnessgym.config import Config
+from harnessgym.errors import TaskError
+from harnessgym.grading.check import Bench, Check, Outcome, ending
+from harnessgym.grading.matching import parse_json, same
+
+
+class CallCase(Config):
+    """One call."""
+
+    function: str = ""
+    """The check's, if empty."""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = Field(default_factory=dict)
+    result: Any = None
+    """What it must return, as JSON: a tuple is a list. TOML has no null: leave it out to expect None."""
+    raises: str = ""
+    """Name of the exception, or of a base of it, that it must raise instead."""
+
+
+class Call(Check):
+    """A module, and calls of its functions, all in one process and in order. A crash fails those that follow."""
+
+    kind: Literal["call"]
+    module: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+    function: str = ""
+    cases: tuple[CallCase, ...] = Field(min_length=1)
+    tolerance: float = Field(0.0, ge=0)
+    """See `harnessgym.grading.matching.matches`."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        for number, case in enumerate(self.cases):
+            if not (case.function or self.function):
+                raise ValueError(f"cases[{number}] names no function, and the check has none either")
+            if case.raises and "result" in case.model_fields_set:
+                raise ValueError(f"cases[{number}] expects a result and an exception: choose one")
+            try:
+                json.dumps([case.args, case.kwargs, case.result], allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"cases[{number}] holds what JSON cannot: {error}") from error
+        return self
+
+    async def run(self, bench: Bench) -> Outcome:
+        """Every call must give its own answer."""
+        cases = [
+            {"function": case.function or self.function, "args": case.args, "kwargs": dict(case.kwargs)} for case in self.cases
+        ]
+        job = json.dumps({"module": self.module, "cases": cases}).encode()
+        async with bench.place() as sandbox:
+            result = await sandbox.exec(["python3", "-I", "-B", "-c", _program()], stdin=job, timeout_s=self.timeout_s)
+        lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
+        answers = [line for line in lines if isinstance(line, dict)]
+        if result.stdout_truncated:
+            return Outcome(False, "the answers pass the limit on output")
+        if not any("began" in answer for answer in answers):
+            raise TaskError(f"{bench.where}: the calling program did not start: {ending(result)}. The image needs python3.")
+        broken = next((answer["broken"] for answer in answers if "broken" in answer), None)
+        if broken is not None:
+            return Outcome(False, f"{self.module} cannot be imported: {broken}")
+        return self._compare(answers, "" if result.ok else ending(result))
+
+    def _compare(self, answers: Sequence[Mapping[str, Any]], end: str) -> Outcome:
+        by_case: dict[object, Mapping[str, Any]] = {}
+        for answer in answers:
+            number = answer.get("case")
+            if isinstance(number, int):
+                by_case.setdefault(number, answer)
+        wrong = [
+            f"case {number}: {problem}"
+            for number, case in enumerate(self.cases)
+            if (problem := _problem(case, by_case.get(number), self.tolerance))
+        ]
+        counted = f"{len(self.cases) - len(wrong)} of {len(self.cases)} calls"
+        return Outcome(not wrong, "\n".join([counted, *wrong[:3], *([end] if end else [])]))
+
+
+def _problem(case: CallCase, answer: Mapping[str, Any] | None, tolerance: float) -> str:
+    if answer is None:
+        return "no answer came"
+    if "result" not in answer:
+        raised = answer.get("raised")
+        if case.raises and isinstance(raised, list) and case.raises in raised:
+            return ""
+        name = raised[0] if isinstance(raised, list) and raised else "nothing"
+        return f"it raised {name}: {str(answer.get('message', ''))[:200]}"
+    if case.raises:
+        return f"it raised no {case.raises}"
+    expected = json.loads(json.dumps(case.result))
+    return "" if same(answer["result"], expected, tolerance) else f"it gave {_shown(answer['result'])}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return json.dumps(value)[:200]
+    except RecursionError:
+        return "something very deep"
+
+
+def _program() -> str:
+    return (files("harnessgym.grading.runners") / "calling.py").read_text()

@@ -1,0 +1,98 @@
+"""Runs a script of the task in a fresh sandbox; its exit code, or one JSON line that it prints, is the result.
+
+Where the sandbox offers root, the script and the task's other test files are root's, and so are the script's descriptors: code
+of the agent that the script runs must be run as another user (`setpriv`, `su`), and then can neither read nor write them.
+Elsewhere the script and that code are one user, who can do to the script what it likes; tasks for which that matters say
+`needs = ["root"]`. What a malformed result means follows from that: the task's fault as root, else tampering.
+"""
+
+import io
+import tarfile
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.check import Bench, Check, Outcome, ending
+from harnessgym.grading.matching import is_number, parse_json
+from harnessgym.sandbox import Capability, ExecResult
+
+_LAY = """set -e
+umask 077
+T=$(mktemp -d)
+export TESTS="$T"
+tar -xof - -C "$T"
+echo "harnessgym: the script starts" >&2
+exec sh "$T/$1" </dev/null
+"""
+"""Unpacks the test files from stdin and becomes the script. Its fd 1 is the result; the folder is in `$TESTS`."""
+_STARTED = b"harnessgym: the script starts\n"
+
+
+class Command(Check):
+    """A shell script of the task's `tests/` folder, run with the workspace as its working directory."""
+
+    kind: Literal["command"]
+    script: str = "run.sh"
+    result: Literal["exit", "json"] = "exit"
+    """exit: exit code 0 passes. json: the only line on stdout is `{"reward": x}` with 0 <= x <= 1; 1 passes."""
+    timeout_s: float = Field(120.0, gt=0, le=3_600)
+
+    def problems(self, files: Collection[str]) -> Sequence[str]:
+        """A script that is not there."""
+        return () if self.script in files else (f"script: {self.script!r} is not in tests/. Add it, or correct the name.",)
+
+    async def run(self, bench: Bench) -> Outcome:
+        """The script decides."""
+        async with bench.place() as sandbox:
+            root = Capability.ROOT in sandbox.capabilities
+            result = await sandbox.exec(
+                ["sh", "-c", _LAY, "sh", self.script],
+                user="root" if root else None,
+                stdin=_archive(bench.files),
+                timeout_s=self.timeout_s,
+            )
+        if _STARTED not in result.stderr and not result.stderr_truncated:
+            raise TaskError(f"{bench.where}: the script was not started: {ending(result)}. The image needs sh, mktemp and tar.")
+        facts = {"root": root}
+        if result.timed_out or result.signal is not None:
+            return Outcome(False, f"the script did not end by itself: {ending(result)}", facts=facts)
+        if self.result == "exit":
+            return Outcome(result.exit_code == 0, "" if result.ok else ending(result), facts=facts)
+        return self._read(result, bench.where, root=root)
+
+    def _read(self, result: ExecResult, where: str, *, root: bool) -> Outcome:
+        reward = _reward(result)
+        if isinstance(reward, str):
+            if root:
+                raise TaskError(f"{where}: {self.script} {reward}; {ending(result)}.")
+            return Outcome(False, reward, tampered=f"The result of {self.script} cannot be: it {reward}.")
+        return Outcome(reward == 1.0, f"reward {reward:g}", part=reward, facts={"root": root})
+
+
+def _reward(result: ExecResult) -> float | str:
+    """The reward that a script printed, or what is wrong with it."""
+    lines = [line for line in result.stdout.splitlines() if line.strip()]
+    if result.stdout_truncated or len(lines) != 1:
+        return f"printed {len(lines)} lines on its standard output, not one"
+    parsed = parse_json(lines[0])
+    if parsed is None or not isinstance(parsed[0], Mapping) or set(parsed[0]) != {"reward"}:
+        return f"printed {lines[0][:100]!r}, which is no JSON of one reward"
+    reward = parsed[0]["reward"]
+    if not is_number(reward) or not 0 <= reward <= 1:
+        return f"gave the reward {str(reward)[:50]}, which is no number from 0 to 1"
+    if reward > 0 and not result.ok:
+        return f"gave the reward {reward} and exit code {result.exit_code}"
+    return float(reward)
+
+
+def _archive(files: Mapping[str, str]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, text in files.items():
+            data = text.encode()
+            entry = tarfile.TarInfo(path)
+            entry.size, entry.mode = len(data), 0o500
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()

@@ -1,0 +1,70 @@
+"""Puts exported files into a sandbox: regular files through `upload`, then links and empty folders by one `tar`.
+
+`tar` runs in the fresh sandbox, on names that this machine read; nothing of the agent's has run there yet.
+"""
+
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from harnessgym.errors import SandboxError
+from harnessgym.sandbox import Sandbox
+
+_TIMEOUT_S = 600.0
+
+
+async def lay(folder: Path, sandbox: Sandbox) -> None:
+    """Copies everything in `folder` into the sandbox's workspace. Raises SandboxError when that does not work."""
+    rest = list(_not_uploaded(folder))
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="laying-") as temporary:
+        linked = any(entry.is_symlink() for entry in rest)
+        plain = _without_links(folder, Path(temporary) / "plain") if linked else folder
+        for child in sorted(plain.iterdir()):
+            await sandbox.upload(child, child.name)
+    if not rest:
+        return
+    result = await sandbox.exec(["tar", "-xof", "-"], stdin=_archive(folder, rest), timeout_s=_TIMEOUT_S)
+    if not result.ok:
+        said = result.stderr[-500:].decode(errors="replace").strip()
+        raise SandboxError(
+            f"Links and empty folders could not be made in the grading sandbox: {said or 'no word'}. The image needs tar."
+        )
+
+
+def _not_uploaded(folder: Path) -> Iterator[Path]:
+    """Links, and folders that hold no file or folder."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink():
+            yield entry
+        elif entry.is_dir():
+            if all(child.is_symlink() for child in entry.iterdir()):
+                yield entry
+            yield from _not_uploaded(entry)
+
+
+def _archive(folder: Path, entries: Sequence[Path]) -> bytes:
+    """GNU's form, which holds names as the bytes they are."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
+        for entry in entries:
+            member = tarfile.TarInfo(f"./{os.path.relpath(entry, folder)}")
+            if entry.is_symlink():
+                member.type, member.linkname = tarfile.SYMTYPE, os.readlink(entry)
+            else:
+                member.type, member.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(member)
+    return buffer.getvalue()
+
+
+def _without_links(folder: Path, copy: Path) -> Path:
+    """The same tree in hard links, without its symbolic ones."""
+
+    def links(where: str, entries: list[str]) -> list[str]:
+        return [name for name in entries if os.path.islink(os.path.join(where, name))]
+
+    shutil.copytree(folder, copy, ignore=links, copy_function=os.link)
+    return copy

@@ -1,0 +1,83 @@
+"""Comparing what a program said with what is expected. All input is hostile data: nothing here raises for it."""
+
+import json
+import math
+from typing import Any, Literal
+
+Match = Literal["exact", "stripped", "float", "json"]
+"""exact: byte for byte. stripped: white space at the ends of lines and blank lines around the text do not count. float: word
+by word, numbers within the tolerance. json: equal values, numbers within the tolerance."""
+
+_DEPTH = 64
+"""Deepest JSON that is compared; deeper is no match."""
+
+
+def matches(found: bytes, expected: str, how: Match, tolerance: float) -> bool:
+    """Whether `found` is `expected`. `tolerance` bounds |found - expected| / max(1, |expected|)."""
+    if how == "exact":
+        return found == expected.encode()
+    try:
+        text = found.decode()
+    except UnicodeDecodeError:
+        return False
+    if how == "stripped":
+        return _stripped(text) == _stripped(expected)
+    if how == "float":
+        words, wanted = text.split(), expected.split()
+        return len(words) == len(wanted) and all(_same_word(*pair, tolerance) for pair in zip(words, wanted, strict=True))
+    value = parse_json(text)
+    return value is not None and same(value[0], json.loads(expected), tolerance)
+
+
+def parse_json(text: str | bytes) -> tuple[Any] | None:
+    """The one value in `text`, in a tuple because it may be None; None when `text` is no JSON, or holds NaN or infinity."""
+    try:
+        return (json.loads(text, parse_constant=_refuse),)
+    except (ValueError, RecursionError):  # JSONDecodeError, UnicodeDecodeError, and integers of too many digits
+        return None
+
+
+def same(found: Any, expected: Any, tolerance: float = 0.0, depth: int = 0) -> bool:
+    """Equality of JSON values. A boolean is no number; 1 and 1.0 are equal."""
+    if depth > _DEPTH:
+        return False
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys_agree = found.keys() == expected.keys()
+        return keys_agree and all(same(found[key], expected[key], tolerance, depth + 1) for key in expected)
+    if isinstance(found, list) and isinstance(expected, list):
+        pairs = zip(found, expected, strict=False)
+        return len(found) == len(expected) and all(same(*pair, tolerance, depth + 1) for pair in pairs)
+    if is_number(found) and is_number(expected):
+        return _close(found, expected, tolerance)
+    return type(found) is type(expected) and bool(found == expected)
+
+
+def is_number(value: object) -> bool:
+    """An int or a float, and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _close(found: float, expected: float, tolerance: float) -> bool:
+    if found == expected:
+        return True
+    try:
+        return math.isfinite(found) and abs(found - expected) <= tolerance * max(1.0, abs(expected))
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+def _same_word(found: str, expected: str, tolerance: float) -> bool:
+    if found == expected:
+        return True
+    try:
+        return _close(float(found), float(expected), tolerance)
+    except ValueError:
+        return False
+
+
+def _stripped(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

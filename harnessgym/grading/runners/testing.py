@@ -1,0 +1,82 @@
+"""Runs pytest over a task's own tests and reports each phase of each test on a private descriptor.
+
+Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"nonce", "files", "order"}`. The tests are
+laid, read-only, into a new folder beside the workspace. Nothing of the workspace is read before pytest is imported, and then
+it comes last on `sys.path`; its conftest.py, pytest.ini, pyproject.toml, `.pth` files and plugins are never looked for.
+
+What is used after the code under test may have run is bound here, before: functions of C, and nothing that can be patched by
+setting an attribute of a module.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from typing import Any
+
+
+class Reporter:
+    """A pytest plugin that says what happened, a line each: the nonce, then words in hexadecimal."""
+
+    def __init__(self, nonce: str, out: int) -> None:
+        self._start, self._out, self._write = nonce.encode(), out, os.write
+
+    def say(self, *words: str) -> None:
+        """Writes one line."""
+        self._write(self._out, b" ".join([self._start, *[word.encode().hex().encode() for word in words]]) + b"\n")
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file that gives no tests, and why."""
+        if report.outcome != "passed":
+            self.say("uncollected", report.outcome, report.nodeid, str(report.longrepr)[-500:])
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        """The tests that will be run."""
+        for item in session.items:
+            self.say("collected", item.nodeid)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """One phase of one test. An expected failure is neither passed nor failed."""
+        outcome = "xfail" if hasattr(report, "wasxfail") else report.outcome
+        self.say("phase", report.nodeid, report.when, outcome, str(report.longrepr or "")[-500:])
+
+
+def main() -> None:
+    """Reads the job, and runs it."""
+    leave, out = os._exit, os.dup(1)
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.buffer.read())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    import pytest
+
+    reporter = Reporter(job["nonce"], out)
+    folder = _lay(job["files"])
+    sys.path.append(os.getcwd())
+    options = ["-c", os.devnull, "--noconftest", "--rootdir", folder, "-p", "no:cacheprovider", "--import-mode=importlib"]
+    options += ["--continue-on-collection-errors", "--strict-markers", "-q", "--color=no", "--tb=short"]
+    reporter.say("began", pytest.__version__)
+    code = pytest.main([*options, *[os.path.join(folder, path) for path in job["order"]]], plugins=[reporter])
+    reporter.say("ended", str(int(code)))
+    leave(int(code))
+
+
+def _lay(files: dict[str, str]) -> str:
+    folder = os.path.realpath(tempfile.mkdtemp(prefix="tests-"))
+    for path, text in files.items():
+        target = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with open(target, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+        os.chmod(target, 0o400)
+    for where, _, _ in os.walk(folder):
+        os.chmod(where, 0o500)
+    return folder
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Task formats: folders on disk that become `Task` values."""

@@ -1,0 +1,259 @@
+"""Tasks as folders: one TOML, what the agent sees, what judges it, and a solution.
+
+    fix-the-median/
+      task.toml         what is below
+      instruction.md    what the agent is told, unless task.toml says it
+      files/            laid into the workspace
+      tests/            of the checks; never shown
+      gold/, gold.sh    the solution: files laid over, then a script run in the workspace
+
+```toml
+split = "test"
+[limits]
+wall_s = 120
+[[tests]]
+kind = "io"
+command = ["python3", "median.py"]
+cases = [{ stdin = "3 1 2", stdout = "2" }]
+```
+
+A folder of such folders is a task set; a `set.toml` in it may give a name and defaults for all. Texts are UTF-8; whether a
+file is executable is kept.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_type_hints
+
+from pydantic import Field, create_model, field_validator
+
+from harnessgym.config import Config, validate
+from harnessgym.errors import ConfigError, TaskError
+from harnessgym.grading.check import read_checks
+from harnessgym.sandbox import needs
+from harnessgym.task import Limits, Setup, Solution, Split, Task
+from harnessgym.tasks.history import SETUP, STREAM, past_of
+
+GRADER = "harnessgym.grading.checklist:verifier"
+_MAX_BYTES = 16 << 20
+"""Most that the files of one folder of a task may hold."""
+_KNOWN = frozenset({"task.toml", "instruction.md", "files", "tests", "gold", "gold.sh", "repo", "README.md"})
+
+_types = get_type_hints(Limits)
+_limits: dict[str, Any] = {each.name: (_types[each.name], Field(each.default, gt=0)) for each in fields(Limits)}
+LimitsTable: Any = create_model("LimitsTable", __base__=Config, **_limits)
+"""`[limits]`: the fields of `harnessgym.task.Limits`, all positive."""
+
+Words = tuple[tuple[str, ...], ...]
+
+
+class SetupTable(Config):
+    """`[setup]`: see `harnessgym.task.Setup`. A command that is a string is for the shell."""
+
+    run: Words = ()
+    hosts: tuple[str, ...] = ()
+    timeout_s: float = Field(300.0, gt=0)
+
+    @field_validator("run", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        return [["sh", "-c", line] if isinstance(line, str) else line for line in value] if isinstance(value, list) else value
+
+
+class RepoTable(Config):
+    """`[repo]`: the workspace is a git repository whose past ends at a commit."""
+
+    history: str = "repo/history.stream"
+    """A stream of `git fast-export`, in the task's folder."""
+    base: str = "main"
+    """Commit, branch or tag that the agent starts from. What comes after it never enters a sandbox."""
+
+
+class TaskTable(Config):
+    """`task.toml`."""
+
+    id: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$")
+    """The folder's name, if empty."""
+    instruction: str = ""
+    split: Split = "train"
+    seed: int = 0
+    image: str | None = None
+    limits: Any = Field(default_factory=dict)
+    """See `harnessgym.task.Limits`."""
+    needs: frozenset[str] = frozenset()
+    setup: SetupTable = SetupTable()
+    artifacts: tuple[str, ...] = Field((".",), min_length=1)
+    verifier: Literal["separate", "shared"] = "separate"
+    score: Literal["all", "weighted"] = "all"
+    """all: 1 if every check passed, else 0. weighted: the weight of what passed over the weight of all."""
+    repo: RepoTable | None = None
+    tests: tuple[dict[str, Any], ...] = ()
+    """Checks: see `harnessgym/grading/checks`."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Anything else that is worth keeping."""
+
+    @field_validator("artifacts")
+    @classmethod
+    def _inside(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        for path in paths:
+            if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+                raise ValueError(f"{path!r} must be a relative path inside the workspace")
+        return paths
+
+
+class SetTable(Config):
+    """`set.toml`."""
+
+    name: str = ""
+    """The folder's name, if empty."""
+    defaults: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `task.toml` for tasks that do not give them; tables are joined."""
+
+
+class NativeTasks:
+    """The tasks of a folder, read when they are first asked for. Raises TaskError for the first that is wrong."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        if not self._folder.is_dir():
+            raise TaskError(f"There is no task folder {self._folder}.")
+        self._set: SetTable = _table(SetTable, self._folder / "set.toml", {}, needed=False)
+        self.name = self._set.name or self._folder.resolve().name
+
+    def tasks(self, split: Split) -> Sequence[Task]:
+        """All tasks of a split, by id."""
+        return [task for task in self._all if task.split == split]
+
+    @cached_property
+    def _all(self) -> list[Task]:
+        """A folder with a `task.toml` is a set of one."""
+        alone = (self._folder / "task.toml").is_file()
+        folders = [self._folder] if alone else sorted(path.parent for path in self._folder.glob("*/task.toml"))
+        if not folders:
+            raise TaskError(f"{self._folder} holds no task: no folder in it has a task.toml.")
+        tasks = [read_task(folder, self._set.defaults, self.name if not alone else "") for folder in folders]
+        for first, second in zip(sorted(tasks, key=_id), sorted(tasks, key=_id)[1:], strict=False):
+            if first.id == second.id:
+                raise TaskError(f"{self._folder} has two tasks with the id {first.id!r}. Rename one.")
+        return sorted(tasks, key=_id)
+
+
+def read_task(folder: Path, defaults: Mapping[str, Any] | None = None, prefix: str = "") -> Task:
+    """The task of one folder. Raises TaskError naming the file, the key, and what to do."""
+    where = folder / "task.toml"
+    table: TaskTable = _table(TaskTable, where, defaults or {})
+    limits = _checked(LimitsTable, table.limits, f"{where}: limits")
+    unknown = sorted(path.name for path in folder.iterdir() if path.name not in _KNOWN and not path.name.startswith("."))
+    if unknown:
+        raise TaskError(f"{folder} holds {', '.join(unknown)}, which no task has. Known: {', '.join(sorted(_KNOWN))}.")
+    files, executable = _texts(folder / "files")
+    tests, _ = _texts(folder / "tests")
+    read_checks(table.tests, tests, str(where))
+    setup = [*_executable(executable), *table.setup.run]
+    metadata: dict[str, Any] = {**table.metadata, "tests": table.tests, "test_files": tests, "score": table.score}
+    if table.repo is not None:
+        files[STREAM], metadata["base"] = past_of(folder / table.repo.history, table.repo.base)
+        setup.insert(0, ("sh", "-c", SETUP))
+    task = Task(
+        id=f"{prefix}/{table.id or folder.resolve().name}".lstrip("/"),
+        instruction=_instruction(table, folder),
+        split=table.split,
+        seed=table.seed,
+        files=files,
+        image=table.image,
+        limits=Limits(**limits.model_dump()),
+        needs=table.needs,
+        setup=Setup(tuple(setup), table.setup.hosts, table.setup.timeout_s),
+        artifacts=table.artifacts,
+        grader=GRADER,
+        verifier=table.verifier,
+        solution=_solution(folder),
+        metadata=metadata,
+    )
+    needs(task)
+    return task
+
+
+def _id(task: Task) -> str:
+    return task.id
+
+
+def _table(model: type[Any], path: Path, defaults: Mapping[str, Any], *, needed: bool = True) -> Any:
+    if not needed and not path.exists():
+        return model()
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TaskError(f"There is no {path}. A task is a folder with a task.toml.") from None
+    except ValueError as error:
+        raise TaskError(f"{path} cannot be read: {error}.") from None
+    return _checked(model, _joined(defaults, raw), str(path))
+
+
+def _checked(model: type[Any], raw: Any, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise TaskError(f"{where} must be a table, not {raw!r}.")
+    try:
+        return validate(model, raw, where)
+    except ConfigError as error:
+        raise TaskError(str(error)) from error
+
+
+def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _joined(below[key], above[key])
+        for key in below.keys() & above.keys()
+        if isinstance(below[key], dict) and isinstance(above[key], dict)
+    }
+    return {**below, **above, **both}
+
+
+def _instruction(table: TaskTable, folder: Path) -> str:
+    path = folder / "instruction.md"
+    if bool(table.instruction) == path.is_file():
+        how = "twice: in task.toml and in instruction.md. Remove one" if table.instruction else "nowhere. Write instruction.md"
+        raise TaskError(f"{folder}: the instruction is given {how}.")
+    text = table.instruction or path.read_text(encoding="utf-8")
+    if not text.strip():
+        raise TaskError(f"{path} is empty. Write what the agent is to do.")
+    return text.strip()
+
+
+def _solution(folder: Path) -> Solution | None:
+    files, executable = _texts(folder / "gold")
+    run: list[tuple[str, ...]] = list(_executable(executable))
+    script = folder / "gold.sh"
+    if script.is_file():
+        run.append(("sh", "-e", "-c", script.read_text(encoding="utf-8")))
+    return Solution(files, tuple(run)) if files or run else None
+
+
+def _executable(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    if paths:
+        yield ("chmod", "+x", "--", *paths)
+
+
+def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Relative path to text of everything in a folder, and which are executable."""
+    texts: dict[str, str] = {}
+    executable, size = [], 0
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise TaskError(f"{path} is a link or a special file. A task holds regular files; make the rest in `setup.run`.")
+        if path.is_dir() or "__pycache__" in path.parts:
+            continue
+        data = path.read_bytes()
+        size += len(data)
+        if size > _MAX_BYTES:
+            raise TaskError(f"{folder} holds more than {_MAX_BYTES >> 20} MiB. Make large files in `setup.run`.")
+        try:
+            texts[name] = data.decode()
+        except UnicodeDecodeError as error:
+            raise TaskError(f"{path} is not UTF-8 text (byte {error.start}). Make binary files in `setup.run`.") from error
+        if path.stat().st_mode & 0o100:
+            executable.append(name)
+    return texts, executable
