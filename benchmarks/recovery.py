@@ -96,7 +96,7 @@ class Campaign:
 
     def _kill(self, kind: str, victim: str, report: Report) -> None:
         self._wait(lambda: self._process(victim) is not None, f"a running {victim}")
-        self._committed |= self._read(_committed_calls)
+        self._committed |= self._read(committed_calls)
         process = self._process(victim)
         if process is None:
             return
@@ -123,7 +123,7 @@ class Campaign:
         return found if found is not None and found.alive() else None
 
     def _examine(self, report: Report) -> None:
-        now = self._read(_committed_calls)
+        now = self._read(committed_calls)
         report.calls = len(now)
         report.lost = sum(now.get(call_id) != digest for call_id, digest in self._committed.items())
         report.trained_twice = self._read(_trained_twice)
@@ -171,7 +171,8 @@ class Campaign:
             time.sleep(0.1)
 
 
-def _committed_calls(conn: Connection | None) -> dict[str, str]:
+def committed_calls(conn: Connection | None) -> dict[str, str]:
+    """The tokens' digest of every finished call; none where there is no store yet."""
     if conn is None:
         return {}
     query = select(calls.c.id, calls.c.completion_hash).where(calls.c.status.in_(FINISHED))

@@ -11,11 +11,11 @@ from harnessgym.errors import ConfigError
 
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
-    "reward", "service", "settings", "export", "import", "language", "body_reader",
+    "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
-    "task_set": {"lookup": "environments.lookup:LookupTasks"},
+    "task_set": {"lookup": "environments.lookup:LookupTasks", "shell": "environments.shell_tasks:ShellTasks"},
     "harness": {
         "claude_code": "harnessgym.harnesses.claude_code:ClaudeCode",
         "codex": "harnessgym.harnesses.codex:Codex",
@@ -31,13 +31,21 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     "sandbox": {
         "process": "harnessgym.sandboxes.process:Process",
         "bubblewrap": "harnessgym.sandboxes.bubblewrap:Bubblewrap",
+        "docker": "harnessgym.sandboxes.docker:Docker",
     },
     "algorithm": {"grpo": "trainers.grpo:train"},
     "advantage": {
         "grpo": "trainers.advantages.group_relative:grpo",
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
     },
-    "grader": {},
+    "grader": {"checks": "harnessgym.grading.checklist:verifier"},
+    "check": {
+        "call": "harnessgym.grading.checks.call:Call",
+        "command": "harnessgym.grading.checks.command:Command",
+        "files": "harnessgym.grading.checks.files:Files",
+        "io": "harnessgym.grading.checks.io:Io",
+        "pytest": "harnessgym.grading.checks.pytests:Pytests",
+    },
     "reward": {
         "code": "harnessgym.rewards.code:Code",
         "command": "harnessgym.rewards.command:CommandReward",

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
+from harnessgym.faults.fault import FaultsSection
 from harnessgym.session_options import SessionOptions
 
 
@@ -68,13 +69,37 @@ class NodeSection(Config):
     """How rollouts are run."""
 
     max_running: int = Field(16, gt=0)
-    """Rollouts at one time."""
+    """Harnesses that run at one time: what the engines are kept busy with."""
+    prepare_at_once: int = Field(4, gt=0)
+    """Sandboxes that are made and furnished at one time."""
+    prepared_ahead: int = Field(4, ge=0)
+    """Rollouts beyond `max_running` that are prepared and then wait for one of its places."""
+    reconstruct_at_once: int = Field(2, gt=0)
+    """Rollouts whose tokens are read back at one time."""
+    evaluate_at_once: int = Field(4, gt=0)
+    """Rollouts that are graded at one time."""
+    evaluate_waiting: int = Field(32, ge=0)
+    """Rollouts that may wait for a grader; while there are more, no new ones are begun."""
+    memory_reserve_mb: int = Field(256, ge=0)
+    """Memory of this machine that is left free: below, no new sandbox is opened."""
+    memory_share: float = Field(0.1, ge=0, le=1)
+    """Part of a task's `limits.memory_mb` that must be free before its sandbox is opened; few use all they may."""
+    disk_reserve_mb: int = Field(256, ge=0)
+    """Disk of the workspaces that is left free, but never more than a tenth of it: below, no new sandbox is opened."""
+    serve: str = ""
+    """`HOST:PORT` where rollouts can be submitted, watched and fetched over HTTP; empty serves nothing. The address that was
+    taken and the key are in the run folder's `endpoints.json`."""
     lease_s: float = Field(20.0, gt=0)
     """A rollout whose node has been silent this long is run again."""
     max_attempts: int = Field(3, gt=0)
     """Attempts at a rollout that infrastructure errors end, before its slot is given up."""
     abort_after_failures: int = Field(24, gt=0)
     """Infrastructure errors in a row, without one success, that end the run: something is wrong with all of them."""
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that may be claimed and not ended at one time, in all stages and their queues."""
+        return self.max_running + self.prepared_ahead + self.evaluate_at_once + self.evaluate_waiting
 
 
 class EngineSection(Config):
@@ -155,6 +180,8 @@ class RunConfig(Config):
     sandbox: SandboxSection = SandboxSection()
     sampling: SamplingSection = SamplingSection()
     session: SessionOptions = SessionOptions()
+    faults: FaultsSection = FaultsSection()
+    """What is made to go wrong inside sandboxes, on purpose; see `harnessgym.faults`."""
     node: NodeSection = NodeSection()
     engine: EngineSection = EngineSection()
     trainer: TrainerSection = TrainerSection()

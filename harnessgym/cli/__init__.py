@@ -11,7 +11,22 @@ from harnessgym.errors import HarnessGymError
 
 def app() -> typer.Typer:
     """The whole command tree."""
-    from harnessgym.cli import doctor, engine, install, names, node, proxy, store, traces, train, train_worker, wrap
+    from harnessgym.cli import (
+        cheats,
+        doctor,
+        engine,
+        images,
+        install,
+        names,
+        node,
+        proxy,
+        rollout,
+        store,
+        traces,
+        train,
+        train_worker,
+        wrap,
+    )
 
     root = typer.Typer(
         name="harnessgym",
@@ -20,9 +35,10 @@ def app() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for module in (train, wrap, install, proxy, engine, node, train_worker, store, names, doctor):
+    for module in (train, rollout, cheats, wrap, install, proxy, engine, node, train_worker, store, names, doctor):
         module.register(root)
     root.add_typer(traces.app, name="traces")
+    root.add_typer(images.app, name="images")
     return root
 
 

@@ -7,20 +7,27 @@ import os
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
-from harnessgym.config import Config, validate
+from sqlalchemy import Connection
+
+from harnessgym.config import Config
+from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError
-from harnessgym.harness import Harness
 from harnessgym.registry import load
 from harnessgym.reward import make_rewards
 from harnessgym.rollout.control import ControlClient
+from harnessgym.rollout.failure import CONSEQUENCES, Cause
 from harnessgym.rollout.patience import Patience
 from harnessgym.rollout.pipeline import Pipeline
 from harnessgym.rollout.plan import Plan
-from harnessgym.rollout.stop_reason import StopReason
-from harnessgym.run_config import HarnessSection, RunConfig
+from harnessgym.rollout.pressure import Pressure
+from harnessgym.rollout.stage import Stages
+from harnessgym.run_config import NodeSection
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandbox import SandboxBackend
 from harnessgym.store import TraceStore, policies, rollouts, runs
@@ -29,6 +36,8 @@ from harnessgym.store.watch import Watch
 
 _LOG = logging.getLogger("harnessgym.node")
 _IDLE_S = 0.05
+_LOOK_S = 0.2
+"""How often a node looks which of its rollouts were taken from it."""
 
 
 class NodeSettings(Config):
@@ -53,16 +62,38 @@ async def serve(settings: NodeSettings) -> None:
     folder = RunFolder(settings.run)
     config = folder.config()
     with TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store:
-        async with ControlClient(settings.control_url, settings.control_key) as control, _backend(settings, folder) as backend:
+        async with (
+            ControlClient(settings.control_url, settings.control_key) as control,
+            make_backend(settings, folder.workspaces) as backend,
+        ):
             found = store.read(runs.only)
             if found is None:
                 raise ConfigError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
             policy_id = store.write(lambda conn: policies.register(conn, found.id, config.policy.name))
             plan = Plan(found.id, policy_id, config, settings.sandbox)
-            harnesses = {section.name: make_harness(section) for section in config.harnesses}
+            harnesses = {section.name: make_harness(section, backend.capabilities) for section in config.harnesses}
             rewards = make_rewards(config.rewards)
-            line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards)
-            await Node(store, plan, line, config).serve()
+            socket = settings.proxy_socket_dir / "proxy.sock"
+            line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, socket)
+            pressure = Pressure(folder.workspaces, config.node)
+            node = Node(store, plan, line, config.node, pressure)
+            async with endpoints(node, settings.sandbox, config.policy.name, folder):
+                await node.serve()
+
+
+@asynccontextmanager
+async def endpoints(node: "Node", sandbox: str, policy: str, folder: RunFolder) -> AsyncIterator[None]:
+    """The node's HTTP endpoints, if its settings ask for them. Raises `ConfigError` if they cannot be served."""
+    if not node.options.serve:
+        yield
+        return
+    try:
+        from harnessgym.rollout.endpoints import Endpoints, new_key, served
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"Serving rollouts needs {error.name}: pip install 'harnessgym-rl[node]'.") from error
+    async with served(Endpoints(node, sandbox, policy, new_key()), node.options.serve, folder) as url:
+        _LOG.info("rollouts are taken at %s; the key is in %s", url, folder.root / "endpoints.json")
+        yield
 
 
 def run(settings: NodeSettings) -> None:
@@ -78,47 +109,54 @@ async def _serve_until_told(settings: NodeSettings) -> None:
     await serve(settings)
 
 
-def make_harness(section: HarnessSection) -> Harness:
-    """A harness from its section of a run's configuration."""
-    factory = load("harness", section.type)
-    harness: Harness = factory(validate(factory.settings, section.settings, f"harness {section.name!r}"))
-    return harness
-
-
-def _backend(settings: NodeSettings, folder: RunFolder) -> SandboxBackend:
+def make_backend(settings: NodeSettings, workspaces: Path) -> SandboxBackend:
+    """The node's sandbox backend, told what of this it can use."""
     factory = load("sandbox", settings.sandbox)
     offered = {
         "proxy_socket_dir": settings.proxy_socket_dir,
         "proxy_url": settings.proxy_url,
-        "workspace_root": folder.workspaces,
+        "workspace_root": workspaces,
     }
     taken = {name: value for name, value in offered.items() if name in factory.settings.model_fields}
     backend: SandboxBackend = factory(factory.settings(**taken))
     return backend
 
 
+class Planner(Protocol):
+    """Says what a node's run submits next."""
+
+    run_id: str
+
+    def submit(self, conn: Connection, status: str) -> int:
+        """Submit what the run's status calls for. Returns how many groups."""
+        ...
+
+
 class Node:
     """The loop around the pipeline."""
 
-    def __init__(self, store: TraceStore, plan: Plan, pipeline: Pipeline, config: RunConfig) -> None:
-        self.store, self.plan, self.pipeline, self.config = store, plan, pipeline, config
+    def __init__(self, store: TraceStore, plan: Planner, pipeline: Pipeline, options: NodeSection, pressure: Pressure) -> None:
+        self.store, self.plan, self.pipeline, self.options, self.pressure = store, plan, pipeline, options, pressure
         self.holder = f"node-{os.getpid()}-{time.time_ns()}"
         self.running: dict[asyncio.Task[None], RolloutRow] = {}
-        self.patience = Patience(config.node.abort_after_failures)
-        self._renewed = time.monotonic()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self.stages = Stages(options)
+        self.patience = Patience(options.abort_after_failures)
+        self._renewed = self._looked = time.monotonic()
 
     async def serve(self) -> None:
         """Claim and run until the run has ended."""
         try:
-            with self.store.watch(_IDLE_S, min(1.0, self.config.node.lease_s / 8)) as watch:
+            with self.store.watch(_IDLE_S, min(1.0, self.options.lease_s / 8)) as watch:
                 while (status := self._status()) not in ("done", "failed"):
                     await self.store.awrite(partial(self.plan.submit, status=status))
                     await self._requeue_lost()
                     await self._claim()
                     await self._breathe(watch)
+                    await self._stop_taken()
         finally:
             for task in self.running:
-                task.cancel()
+                self._stop(task)
             await asyncio.gather(*self.running, return_exceptions=True)
 
     def _status(self) -> str:
@@ -126,9 +164,9 @@ class Node:
         return "failed" if run is None else run.status
 
     async def _claim(self) -> None:
-        free = self.config.node.max_running - len(self.running)
-        if free > 0:
-            run_id, lease = self.plan.run_id, self.config.node.lease_s
+        free = self.stages.room(len(self.running))
+        if free > 0 and not self.pressure.tight():
+            run_id, lease = self.plan.run_id, self.options.lease_s
             rows = await self.store.awrite(lambda conn: rollouts.claim(conn, run_id, self.holder, lease, free))
             for row in rows:
                 self.running[asyncio.create_task(self._rollout(row))] = row
@@ -145,26 +183,60 @@ class Node:
             changed.result()
         for task in [task for task in self.running if task.done()]:
             del self.running[task]
-            task.result()
-        if time.monotonic() - self._renewed > self.config.node.lease_s / 4 and self.running:
+            self._stopping.discard(task)
+            if not task.cancelled():
+                task.result()
+        if time.monotonic() - self._renewed > self.options.lease_s / 4 and self.running:
             self._renewed = time.monotonic()
-            ids, lease = [row.id for row in self.running.values()], self.config.node.lease_s
+            ids, lease = [row.id for row in self.running.values()], self.options.lease_s
             await self.store.awrite(lambda conn: rollouts.renew(conn, ids, self.holder, lease))
 
+    async def _stop_taken(self) -> None:
+        """Stop rollouts that were cancelled, or that another node has because we were silent for too long."""
+        if time.monotonic() - self._looked < _LOOK_S or not self.running:
+            return
+        self._looked = time.monotonic()
+        ids = [row.id for row in self.running.values()]
+        taken = set(self.store.read(lambda conn: rollouts.not_running(conn, ids, self.holder)))
+        for task, row in self.running.items():
+            if row.id in taken:
+                self._stop(task)
+
+    def _stop(self, task: asyncio.Task[None]) -> None:
+        """Once: a second cancellation would tear up what the first one cleans up."""
+        if task not in self._stopping:
+            self._stopping.add(task)
+            task.cancel()
+
     async def _rollout(self, row: RolloutRow) -> None:
-        outcome = await self.pipeline.run(row)
-        attempts = self.config.node.max_attempts
+        attempt = self.pipeline.attempt(row, self.stages, self.pressure)
+        try:
+            outcome = await attempt.run()
+        except asyncio.CancelledError:
+            await self.store.awrite(lambda conn: rollouts.settle(conn, row.id, attempt.latencies))
+            raise
+        except Exception as error:  # noqa: BLE001 - a plugin's bug must not end the node
+            _LOG.exception("rollout %s (%s)", row.id, row.harness)
+            outcome = attempt.failed(Cause.UNKNOWN, f"{type(error).__name__}: {error}")
         if outcome.verdict != "infrastructure_error":
             self.patience.succeeded()
             await self.store.awrite(lambda conn: rollouts.finish(conn, outcome))
             return
-        _LOG.warning("rollout %s (%s): %s: %s", row.id, row.harness, outcome.stop_reason, outcome.detail)
-        await self.store.awrite(lambda conn: rollouts.fail(conn, outcome, attempts))
-        self.patience.failed(row, outcome)
-        self.patience.groups(self.store.read(lambda conn: rollouts.group_states(conn, self.plan.run_id, "train")))
+        _LOG.warning("rollout %s (%s): %s: %s", row.id, row.harness, outcome.cause, outcome.detail)
+        if await self._fail(outcome, row.attempt):
+            self.patience.failed(row, outcome)
+            self.patience.groups(self.store.read(lambda conn: rollouts.group_states(conn, self.plan.run_id, "train")))
 
     async def _requeue_lost(self) -> None:
         """Rollouts whose node went silent run again."""
         for rollout_id in self.store.read(lambda conn: rollouts.lost(conn, self.plan.run_id)):
-            gone = RolloutOutcome(rollout_id, StopReason.NODE_LOST, "infrastructure_error", detail="Its lease expired.")
-            await self.store.awrite(partial(rollouts.fail, outcome=gone, max_attempts=sys.maxsize))
+            cause, detail = Cause.NODE_LOST, "Its lease expired."
+            reason = CONSEQUENCES[cause].stop_reason
+            await self._fail(RolloutOutcome(rollout_id, reason, "infrastructure_error", detail=detail, cause=cause), 0)
+
+    async def _fail(self, outcome: RolloutOutcome, attempt: int) -> bool:
+        """Store a failure and what its cause asks for. False if the rollout was not running any more."""
+        found = CONSEQUENCES[Cause(outcome.cause or Cause.UNKNOWN)]
+        attempts = {"never": 0, "bounded": self.options.max_attempts, "always": sys.maxsize}[found.retry]
+        wait_s = found.wait_s(attempt)
+        return await self.store.awrite(lambda conn: rollouts.fail(conn, outcome, attempts, wait_s))

@@ -81,7 +81,7 @@ class Plan:
             serving_step=steps.get(min(serving), 0),
             submitted=submitted,
             running=states.get("open", 0),
-            max_running=1 + -(-self.config.node.max_running // options.group_size),
+            max_running=1 + -(-self.config.node.in_flight // options.group_size),
             total=options.steps * options.groups_per_step,
         )
         first, tasks = sum(states.values()), self._tasks["train"]

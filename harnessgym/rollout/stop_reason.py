@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """What ended a rollout. The last four are infrastructure: such a rollout has no reward and runs again."""
+    """What ended a rollout. After the last five there is no reward; `rollout.failure` says more exactly what went wrong."""
 
     FINISHED = "finished"
     """The harness ended by itself with exit status 0."""
@@ -18,6 +18,10 @@ class StopReason(StrEnum):
     """The harness asked for more once its session's sampled tokens were used up."""
     OUTPUT_LIMIT = "output_limit"
     """The harness wrote more output than is kept."""
+    MEMORY_LIMIT = "memory_limit"
+    """The harness was killed because it used more memory than its sandbox has."""
+    DISK_LIMIT = "disk_limit"
+    """The harness failed because it had filled its sandbox's disk."""
     CONTRACT_VIOLATED = "contract_violated"
     """A contract of the session was broken, or its next call would have broken it."""
     NO_CALLS = "no_calls"
@@ -28,3 +32,5 @@ class StopReason(StrEnum):
     """The sandbox, proxy or grader failed."""
     NODE_LOST = "node_lost"
     """The node that ran it died."""
+    CANCELLED = "cancelled"
+    """Somebody took it back."""

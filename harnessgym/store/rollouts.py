@@ -1,8 +1,9 @@
-"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, or run again.
+"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, cancelled, or run again.
 
 A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the policy's keeps its
 row (verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot. A group is complete when every
-slot has a valid or tampered rollout, or was given up; with fewer than two left it is dropped.
+slot has a valid or tampered rollout, or was given up; with fewer than two left it is dropped. A rollout that is cancelled
+gives its slot up, whatever its node may still say of it.
 """
 
 import time
@@ -20,6 +21,8 @@ from harnessgym.store.tables import calls, exclusions, groups, new_id, rewards, 
 GroupState = Literal["open", "complete", "consumed", "dropped"]
 RolloutStatus = Literal["pending", "running", "finished", "failed", "cancelled"]
 Verdict = Literal["valid", "tampered", "infrastructure_error"]
+_LOST = "node_lost"
+"""Cause of an attempt that did not end by itself: its node died."""
 _TRAINED_ON = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
 
 
@@ -56,6 +59,9 @@ class RolloutRow:
     task_key: str
     sampling: dict[str, Any]
     submitted_version: int
+    task_set: str = ""
+    task_payload: dict[str, Any] | None = None
+    """The task itself, where it came with a request instead of from a set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +70,19 @@ class RolloutOutcome:
 
     rollout_id: str
     stop_reason: str
-    verdict: Verdict
+    verdict: Verdict | None
     rewards: dict[str, float] = field(default_factory=dict)
     """The grader's, of the rollout, by channel."""
     source: str = "grader"
     detail: str | None = None
     latencies: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage."""
+    """Seconds by stage, and those spent waiting for it under `wait.STAGE`."""
     scores: tuple[RewardRow, ...] = ()
     """Rewards besides the grader's, of any unit."""
+    cause: str | None = None
+    """What went wrong, if something did (`rollout.failure.Cause`)."""
+    grading: dict[str, Any] | None = None
+    """What the grade rests on, as JSON values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +138,28 @@ def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
     ordinal = conn.execute(highest).scalar()
     group_id = submit(conn, replace(spec, ordinal=0 if ordinal is None else ordinal + 1))
     rollout_id = conn.execute(select(rollouts.c.id).where(rollouts.c.group_id == group_id)).scalar_one()
-    values = {"status": "running", "holder": holder, "lease_expires": time.time() + ttl_s}
-    conn.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(values))
+    conn.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(_begun(holder, ttl_s)))
     return str(rollout_id)
 
 
 def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) -> list[RolloutRow]:
     """Lease up to `limit` pending rollouts, oldest group first. Those that another is just claiming are passed over."""
-    wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending"]
+    due = rollouts.c.not_before.is_(None) | (rollouts.c.not_before <= time.time())
+    wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending", due]
     picked = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(*wanted)
     oldest = picked.order_by(groups.c.created_at, groups.c.ordinal, rollouts.c.slot).limit(limit)
     ids = list(conn.execute(oldest.with_for_update(of=rollouts, skip_locked=True)).scalars())
     if not ids:
         return []
-    values = {"status": "running", "holder": holder, "lease_expires": time.time() + ttl_s}
-    conn.execute(update(rollouts).where(rollouts.c.id.in_(ids)).values(values))
+    conn.execute(update(rollouts).where(rollouts.c.id.in_(ids)).values(_begun(holder, ttl_s)))
     own = ("id", "group_id", "run_id", "policy_id", "slot", "attempt", "harness", "seed")
     columns = [rollouts.c[name] for name in own]
-    of_group = [groups.c.purpose, groups.c.sampling, groups.c.submitted_version, tasks.c.key.label("task_key")]
+    of_group = [groups.c.purpose, groups.c.sampling, groups.c.submitted_version]
+    of_task = [tasks.c.key.label("task_key"), tasks.c.set.label("task_set"), tasks.c.payload.label("task_payload")]
     joined = (
-        select(*columns, *of_group).join(groups, groups.c.id == rollouts.c.group_id).join(tasks, tasks.c.id == groups.c.task_id)
+        select(*columns, *of_group, *of_task)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(tasks, tasks.c.id == groups.c.task_id)
     )
     found = {row["id"]: RolloutRow(**row) for row in conn.execute(joined.where(rollouts.c.id.in_(ids))).mappings()}
     return [found[rollout_id] for rollout_id in ids]
@@ -160,7 +172,7 @@ def renew(conn: Connection, rollout_ids: Sequence[str], holder: str, ttl_s: floa
 
 
 def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
-    """Store a verdict and rewards; complete the group if this was its last. False if the rollout is not ours to end."""
+    """Store a verdict and rewards; complete the group if this was its last. False if the rollout is not running any more."""
     row = _end(conn, outcome, "finished")
     if row is None:
         return False
@@ -172,18 +184,54 @@ def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
     return True
 
 
-def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int) -> bool:
-    """Store an infrastructure error, exclude its tokens, and run the slot again unless its attempts are used up."""
+def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: float = 0.0) -> bool:
+    """Store an infrastructure error, exclude its tokens, and run the slot again unless its attempts are used up.
+
+    Those that a dead node took along do not count. The next attempt is claimed after `wait_s` at the earliest.
+    """
     row = _end(conn, outcome, "failed")
     if row is None:
         return False
     exclude(conn, outcome.rollout_id, "infrastructure_error")
-    if row["attempt"] + 1 < max_attempts:
+    slot = (rollouts.c.group_id == row["group_id"]) & (rollouts.c.slot == row["slot"])
+    own = slot & (rollouts.c.status == "failed") & (func.coalesce(rollouts.c.cause, "") != _LOST)
+    if conn.execute(select(func.count()).select_from(rollouts).where(own)).scalar_one() < max_attempts:
         kept = ("group_id", "run_id", "task_id", "policy_id", "slot", "harness", "sandbox", "seed")
         fresh = {"id": new_id(), "attempt": row["attempt"] + 1, "status": "pending", "frozen": False}
+        fresh["not_before"] = time.time() + wait_s if wait_s else None
         conn.execute(insert(rollouts).values({name: row[name] for name in kept} | fresh))
     _complete(conn, row["group_id"])
     return True
+
+
+def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was cancelled.") -> list[str]:
+    """Give up the slots of rollouts that are pending or running. Returns those that were.
+
+    A pending one ends here. A running one ends here too, as far as the store is concerned; its node sees that, kills what runs
+    and calls `settle`.
+    """
+    done = []
+    for rollout_id in sorted(set(rollout_ids)):
+        outcome = RolloutOutcome(rollout_id, "cancelled", None, detail=detail, cause="cancelled")
+        row = _end(conn, outcome, "cancelled", ("pending", "running"))
+        if row is not None:
+            exclude(conn, rollout_id, "cancelled")
+            _complete(conn, row["group_id"])
+            done.append(rollout_id)
+    return done
+
+
+def settle(conn: Connection, rollout_id: str, latencies: dict[str, float]) -> None:
+    """What the node of a cancelled rollout has to add when nothing of it runs any more. Other rollouts stay as they are."""
+    ours = (rollouts.c.id == rollout_id) & (rollouts.c.status == "cancelled")
+    if conn.execute(update(rollouts).where(ours).values(latencies=latencies)).rowcount:
+        exclude(conn, rollout_id, "cancelled")
+
+
+def not_running(conn: Connection, rollout_ids: Sequence[str], holder: str) -> list[str]:
+    """Those that their node should stop: cancelled, or given to another."""
+    query = select(rollouts.c.id).where(rollouts.c.id.in_(rollout_ids))
+    return list(conn.execute(query.where((rollouts.c.status != "running") | (rollouts.c.holder != holder))).scalars())
 
 
 def lost(conn: Connection, run_id: str) -> list[str]:
@@ -262,29 +310,24 @@ def best(conn: Connection, run_id: str, limit: int) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
-def _end(conn: Connection, outcome: RolloutOutcome, status: RolloutStatus) -> Any:
+def _begun(holder: str, ttl_s: float) -> dict[str, Any]:
+    now = time.time()
+    return {"status": "running", "holder": holder, "lease_expires": now + ttl_s, "started_at": now}
+
+
+def _end(
+    conn: Connection, outcome: RolloutOutcome, status: RolloutStatus, ending: Sequence[RolloutStatus] = ("running",)
+) -> Any:
     own_group = select(rollouts.c.group_id).where(rollouts.c.id == outcome.rollout_id).scalar_subquery()
     # Two that end at once would each see the other still running: the second waits here, and completes the group.
     conn.execute(select(groups.c.id).where(groups.c.id == own_group).with_for_update(key_share=True))
-    row = (
-        conn.execute(select(rollouts).where(rollouts.c.id == outcome.rollout_id, rollouts.c.status == "running"))
-        .mappings()
-        .first()
-    )
+    ours = (rollouts.c.id == outcome.rollout_id) & rollouts.c.status.in_(ending)
+    row = conn.execute(select(rollouts).where(ours).with_for_update(of=rollouts)).mappings().first()
     if row is None:
         return None
-    conn.execute(
-        update(rollouts)
-        .where(rollouts.c.id == outcome.rollout_id)
-        .values(
-            status=status,
-            stop_reason=outcome.stop_reason,
-            verdict=outcome.verdict,
-            detail=outcome.detail,
-            latencies=outcome.latencies,
-            ended_at=time.time(),
-        )
-    )
+    own = ("stop_reason", "verdict", "detail", "latencies", "cause", "grading")
+    values = {name: getattr(outcome, name) for name in own} | {"status": status, "ended_at": time.time()}
+    conn.execute(update(rollouts).where(rollouts.c.id == outcome.rollout_id).values(values))
     return row
 
 

@@ -95,6 +95,7 @@ tasks = Table(
     Column("payload_hash", String, nullable=False),
     Column("baseline", JSON),
     _created(),
+    Column("payload", JSON(none_as_null=True)),
     UniqueConstraint("set", "key", "payload_hash"),
 )  # fmt: skip
 
@@ -135,6 +136,10 @@ rollouts = Table(
     Column("lease_expires", Float),
     _created(),
     Column("ended_at", Float),
+    Column("cause", String),
+    Column("grading", JSON(none_as_null=True)),
+    Column("started_at", Float),
+    Column("not_before", Float),
     UniqueConstraint("group_id", "slot", "attempt"),
     Index("ix_rollouts_status", "run_id", "status"),
     Index("ix_rollouts_created_at", "created_at"),

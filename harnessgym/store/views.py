@@ -15,7 +15,7 @@ from harnessgym.store.watch import CHANNEL
 
 _ROLLOUT = """
 SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot, r.attempt, t."set" AS task_set,
-       t."key" AS task, r.harness, r.sandbox, r.seed, r.status, r.stop_reason, r.verdict,
+       t."key" AS task, r.harness, r.sandbox, r.seed, r.status, r.stop_reason, r.cause, r.verdict,
        (SELECT w.value FROM rewards w
          WHERE w.rollout_id = r.id AND w.unit = 'rollout' AND w.target = r.id AND w.channel = 'reward') AS reward,
        (SELECT count(*) FROM agents a WHERE a.rollout_id = r.id) AS agents,
@@ -23,7 +23,7 @@ SELECT r.id, r.run_id, r.group_id, g.purpose, g.ordinal AS group_ordinal, r.slot
        (SELECT coalesce(sum(c.prompt_len), 0) FROM calls c WHERE c.rollout_id = r.id) AS prompt_tokens,
        (SELECT coalesce(sum(c.completion_len), 0) FROM calls c WHERE c.rollout_id = r.id) AS sampled_tokens,
        (SELECT count(*) FROM calls c WHERE c.rollout_id = r.id AND c.status = 'intent') AS torn_calls,
-       r.frozen, r.detail, r.created_at, r.ended_at, r.ended_at - r.created_at AS seconds
+       r.frozen, r.detail, r.created_at, r.started_at, r.ended_at, r.ended_at - r.created_at AS seconds
   FROM rollouts r JOIN groups g ON g.id = r.group_id JOIN tasks t ON t.id = r.task_id
 """
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.config import validate
+from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.process import identify
 from harnessgym.registry import Kind, load, names
 from harnessgym.reward import make_rewards
-from harnessgym.rollout.node import make_harness
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 
@@ -65,6 +65,8 @@ def claim_folder(folder: RunFolder) -> int:
     except BlockingIOError:
         os.close(lock)
         raise ConfigError(f"Process {_pid_in(path)} is running {folder.root} already. Wait for it, or end it.") from None
+    for torn in (*folder.root.glob(".*.json.*"), *folder.root.glob("services/.*.json.*")):  # by a writer that was killed
+        torn.unlink(missing_ok=True)
     own = identify(os.getpid())
     assert own is not None
     os.truncate(lock, 0)

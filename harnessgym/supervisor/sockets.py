@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import secrets
 import shutil
 import socket
 import tempfile
@@ -11,7 +12,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.run_folder import write_json
 
 _BACKLOG = 512
-_PREFIX = "harnessgym-"
+_PREFIX = "harnessgym-run-"
 
 
 class Sockets:
@@ -23,8 +24,9 @@ class Sockets:
     def __init__(self, engines: int, record: Path) -> None:
         self._record = record
         _remove_leftover(record)
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        write_json(record, str(self.folder))
+        self.folder = Path(tempfile.gettempdir()) / f"{_PREFIX}{secrets.token_hex(4)}"
+        write_json(record, str(self.folder))  # before there is something to forget
+        self.folder.mkdir(mode=0o700)
         self.proxy_folder = self.folder / "proxy"
         self.proxy_folder.mkdir()
         self.proxy_folder.chmod(0o755)
@@ -65,7 +67,9 @@ def _remove_leftover(record: Path) -> None:
         folder = Path(json.loads(record.read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return
-    if folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(_PREFIX) and (folder / "proxy").is_dir():
+    if folder.parent != Path(tempfile.gettempdir()) or not folder.name.startswith(_PREFIX) or not folder.is_dir():
+        return
+    if (folder / "proxy").is_dir() or not any(folder.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -7,7 +7,6 @@ from files its home folder, say where the model is.
 import asyncio
 import json
 import os
-import secrets
 import shlex
 import signal
 import subprocess
@@ -15,26 +14,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 from sqlalchemy import Connection
 
 from harnessgym.config import Config
-from harnessgym.errors import ConfigError, HarnessError, HarnessGymError
+from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.harness import Endpoint
 from harnessgym.process import interruption_deferred
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.stop_reason import StopReason
 from harnessgym.run_folder import RunFolder
 from harnessgym.session_options import SessionOptions
-from harnessgym.store import TraceStore, policies, rollouts, runs, workers
-from harnessgym.store.policies import PolicyVersion
+from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
-from harnessgym.store.workers import WorkerRow
-from harnessgym.supervisor.children import Children, ChildSpec
-from harnessgym.supervisor.sockets import Sockets
 from harnessgym.task import Task
+from harnessgym.wrapping.own_proxy import RunningProxy, add_run, own_proxy
 from harnessgym.wrapping.surroundings import surroundings_of
 from harnessgym.wrapping.upstream import Upstream, find_upstream
 
@@ -80,22 +75,6 @@ class Wrapped:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Proxy:
-    """A proxy that runs."""
-
-    url: str
-    control_url: str
-    control_key: str
-    store_url: str
-    run_id: str
-    log: Path
-    outside: str | None = None
-    """Kind of the outside model that answers, if one does."""
-    replay: str | None = None
-    """What is replayed, if something is."""
-
-
 def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
     """Run a command with the proxy as its provider. Raises `HarnessGymError` if it cannot be started."""
     upstream = None if settings.join else find_upstream(settings.upstream, settings.policy, settings.max_length)
@@ -105,7 +84,7 @@ def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
         return asyncio.run(_run(argv, settings, proxy, store))
 
 
-async def _run(argv: Sequence[str], settings: WrapSettings, proxy: _Proxy, store: TraceStore) -> Wrapped:
+async def _run(argv: Sequence[str], settings: WrapSettings, proxy: RunningProxy, store: TraceStore) -> Wrapped:
     endpoint = Endpoint(proxy.url, "", settings.model)
     given = surroundings_of(argv, endpoint, settings.harness)
     rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, given.harness, argv))
@@ -155,17 +134,6 @@ def _attend(argv: Sequence[str], env: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _add_run(conn: Connection, upstream: Upstream) -> str:
-    """A run with one worker; what that serves, unless it says otherwise, is version 0."""
-    values = {"upstream": upstream.address, "kind": upstream.kind, "policy": str(upstream.policy)}
-    run_id = runs.add(conn, "wrap", values, version("harnessgym-rl"), "training")
-    served = PolicyVersion(0, None, "full", upstream.address, 0, "", 0, committed=True, orphaned=False)
-    policies.publish(conn, policies.register(conn, run_id, "policy"), served)
-    if upstream.kind != "replay":  # which every proxy has
-        workers.upsert(conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready"))
-    return run_id
-
-
 def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str]) -> str:
     """A task, group and running rollout for one command."""
     task_id = runs.add_task(conn, "wrap", Task("command", shlex.join(argv)))
@@ -175,33 +143,23 @@ def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str
 
 
 @contextmanager
-def _own(settings: WrapSettings, upstream: Upstream) -> Iterator[_Proxy]:
+def _own(settings: WrapSettings, upstream: Upstream) -> Iterator[RunningProxy]:
     """A proxy for this command alone, its run recorded in the folder's store."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     url = f"sqlite:///{settings.folder.resolve() / 'traces.db'}"
     with TraceStore.create(url) as store:
-        run_id = store.write(lambda conn: _add_run(conn, upstream))
-        folder, key = RunFolder(settings.folder.resolve() / run_id), secrets.token_urlsafe(24)
-        sockets, children = Sockets(0, folder.root / "sockets.json"), Children(folder, 1, 0)
-        fds = (sockets.tcp.fileno(), sockets.control.fileno())
-        proxy = {"store": url, "run_id": run_id, "policy": str(upstream.policy), "fd": fds[0], "control_fd": fds[1]}
-        proxy |= {"control_key": key, "served_model_name": settings.model, "max_length": upstream.max_length}
+        run_id = store.write(lambda conn: add_run(conn, "wrap", upstream))
+        folder = RunFolder(settings.folder.resolve() / run_id)
         try:
-            children.start(ChildSpec("proxy", "proxy", proxy, fds))
-            outside = upstream.kind if upstream.kind == "litellm" else None
-            replay = upstream.address if upstream.kind == "replay" else None
-            log = children.log_path("proxy")
-            yield _Proxy(sockets.proxy_url, sockets.control_url, key, url, run_id, log, outside, replay)
-            if children.exited():
-                raise HarnessGymError(f"The proxy ended: {children.last_words('proxy')} Its log: {children.log_path('proxy')}.")
+            with own_proxy(store, folder, run_id, upstream, settings.model) as proxy:
+                yield proxy.address
+                proxy.check()
         finally:
-            children.end_all()
-            sockets.close()
             store.write(lambda conn: runs.set_status(conn, run_id, "done"))
 
 
 @contextmanager
-def _joined(folder: Path | None) -> Iterator[_Proxy]:
+def _joined(folder: Path | None) -> Iterator[RunningProxy]:
     """The proxy of a live run. Raises `ConfigError` if the folder has none."""
     assert folder is not None
     try:
@@ -218,4 +176,6 @@ def _joined(folder: Path | None) -> Iterator[_Proxy]:
             return str((await control.stats())["url"])
 
     log = RunFolder(folder).logs / "proxy.log"
-    yield _Proxy(asyncio.run(address()), control_url, key, settings["store"], settings["run_id"], log)
+    yield RunningProxy(
+        asyncio.run(address()), control_url, key, settings["store"], settings["run_id"], log, socket.parent / "proxy"
+    )

@@ -16,7 +16,7 @@ def test_a_full_path_needs_no_registration():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"no sandbox named 'bubblewarp'.*Did you mean 'bubblewrap'"):
         load("sandbox", "bubblewarp")
-    with pytest.raises(ConfigError, match="Known: bubblewrap, process"):
+    with pytest.raises(ConfigError, match="Known: bubblewrap, docker, process"):
         load("sandbox", "zzz")
 
 
@@ -28,4 +28,4 @@ def test_a_missing_module_or_attribute_is_named():
 
 
 def test_names_are_sorted():
-    assert names("sandbox") == ["bubblewrap", "process"]
+    assert names("sandbox") == ["bubblewrap", "docker", "process"]

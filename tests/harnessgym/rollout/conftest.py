@@ -9,11 +9,13 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.config import validate
+from harnessgym.equipping import make_harness
 from harnessgym.reward import make_rewards
 from harnessgym.rollout.control import ControlClient
-from harnessgym.rollout.node import Node, make_harness
+from harnessgym.rollout.node import Node
 from harnessgym.rollout.pipeline import Pipeline
 from harnessgym.rollout.plan import Plan
+from harnessgym.rollout.pressure import Pressure
 from harnessgym.run_config import RunConfig
 from harnessgym.sandboxes.process import Process, ProcessSettings
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
@@ -75,7 +77,16 @@ def make_config(tmp_path):
     """`make_config("good", "hangs", tasks="Impatient", group_size=4)`."""
 
     def make(
-        *names, tasks="Tiny", status="training", steps=1, groups_per_step=1, group_size=2, session=None, rewards=(), **node
+        *names,
+        tasks="Tiny",
+        status="training",
+        steps=1,
+        groups_per_step=1,
+        group_size=2,
+        session=None,
+        rewards=(),
+        faults=None,
+        **node,
     ):
         raw = {
             "name": "test",
@@ -85,6 +96,7 @@ def make_config(tmp_path):
             "sampling": {"max_tokens": 16},
             "session": session or {},
             "rewards": rewards,
+            "faults": faults or {},
             "node": {"abort_after_failures": 6, **node},
             "trainer": {"steps": steps, "groups_per_step": groups_per_step, "group_size": group_size},
             "evaluation": {"tasks": 2},
@@ -120,7 +132,13 @@ def make_line(tmp_path, language, make_config):
                     line = (store, control, backend, harnesses, config.session, plan.task)
                     yield Line(
                         store,
-                        Node(store, plan, Pipeline(*line, make_rewards(config.rewards)), config),
+                        Node(
+                            store,
+                            plan,
+                            Pipeline(*line, make_rewards(config.rewards), config.faults),
+                            config.node,
+                            Pressure(tmp_path / "workspaces", config.node),
+                        ),
                         upstream,
                     )
             finally:

@@ -31,7 +31,12 @@ async def test_a_good_harness_finishes_with_rewards(make_line):
         assert [(row["stop_reason"], row["verdict"]) for row in line.rollouts()] == [("finished", "valid")] * 2
         (group,) = line.complete()
         assert [member.reward for member in group.members] == [1.0, 1.0]
-        assert set(line.rollouts()[0]["latencies"]) == {"prepare", "run", "reconstruct", "evaluate"}
+        stages = {"prepare", "run", "reconstruct", "evaluate"}
+        parts = {"prepare.open", "wait.room", *(f"wait.{stage}" for stage in stages)}
+        latencies = line.rollouts()[0]["latencies"]
+        assert set(latencies) == stages | parts
+        assert latencies["prepare.open"] <= latencies["prepare"]
+        assert min(latencies.values()) >= 0.0
 
 
 @pytest.mark.parametrize(("harness", "words"), [("crashes_after", "cannot read the answer"), ("aborts", "signal 6")])
@@ -144,7 +149,7 @@ async def test_groups_that_are_dropped_without_end_end_the_node(make_line):
     [
         ("Raising", "grade_raising' of task 'tiny/train/.' failed: KeyError: 'metadata'"),
         ("Rewardless", 'gave no channel "reward" .it gave: style'),
-        ("NotANumber", "no finite number"),
+        ("NotANumber", "is a finite number"),
         ("Containers", "does not offer image"),
     ],
 )

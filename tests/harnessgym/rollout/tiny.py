@@ -1,6 +1,8 @@
 """Tasks, graders and harnesses of a few lines, good and bad, for tests of nodes and runs."""
 
-from harnessgym.task import Grade, Limits, Task
+import time
+
+from harnessgym.task import Grade, Limits, Setup, Task
 
 HERE = "tests.harnessgym.rollout.tiny"
 _CALL = """
@@ -14,6 +16,7 @@ def call(text="What?"):
 """
 HARNESSES = {
     "good": "open('answer.txt', 'w').write(call())",
+    "lists": "call(); open('answer.txt', 'w').write(subprocess.run(['ls'], capture_output=True, text=True).stdout)",
     "crashes_before": "raise RuntimeError('no configuration')",
     "crashes_after": "call(); raise RuntimeError('cannot read the answer')",
     "aborts": "call(); os.abort()",
@@ -24,6 +27,10 @@ HARNESSES = {
     "sleeps": "call(); time.sleep(600)",
     "floods": "call(); sys.stdout.write('x' * 12_000_000); sys.stderr.write('y' * 12_000_000)",
     "never_calls": "print('nothing to do')",
+    "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
+    "eats": "call(); bytearray(64 << 30)",
+    "is_killed": "call(); os.kill(os.getpid(), 9)",
+    "fills": "call(); raise OSError(28, 'No space left on device')",
     "talks": "\nfor i in range(99):\n    try: call(str(i))\n    except urllib.error.HTTPError: break",
 }
 """Name to the program behind `call(text)`, which asks the proxy for a chat completion."""
@@ -44,12 +51,22 @@ class Tiny:
     """Five training tasks and three held out; a subclass changes the grader, the image or the limits."""
 
     name = "tiny"
-    grader, image, limits = "grade", None, Limits(wall_s=10.0, turns=4)
+    grader, image, limits, setup = "grade", None, Limits(wall_s=10.0, turns=4), Setup()
 
     def tasks(self, split):
         count = {"train": 5, "test": 3}[split]
         return [
-            Task(f"tiny/{split}/{i}", "Answer.", split, i, image=self.image, limits=self.limits, grader=f"{HERE}:{self.grader}")
+            Task(
+                f"tiny/{split}/{i}",
+                "Answer.",
+                split,
+                i,
+                files={"given.txt": "given"},
+                image=self.image,
+                limits=self.limits,
+                setup=self.setup,
+                grader=f"{HERE}:{self.grader}",
+            )
             for i in range(count)
         ]
 
@@ -65,6 +82,22 @@ class Containers(Tiny):
 class Empty(Tiny):
     def tasks(self, split):
         return []
+
+
+class Slow(Tiny):
+    grader = "grade_slowly"
+
+
+class Picky(Tiny):
+    grader = "grade_first"
+
+
+class SetUp(Tiny):
+    setup = Setup((("sh", "-c", "cat given.txt > made.txt"), ("sh", "-c", "test -s made.txt")))
+
+
+class BadlySetUp(Tiny):
+    setup = Setup((("sh", "-c", "echo no such package >&2; exit 3"),))
 
 
 class Raising(Tiny):
@@ -87,6 +120,11 @@ def grade(task, workspace):
     return Grade({"reward": float((workspace / "answer.txt").is_file())})
 
 
+def grade_slowly(task, workspace):
+    time.sleep(0.4)
+    return Grade({"reward": 1.0}, evidence={"made": sorted(path.name for path in workspace.iterdir())})
+
+
 def grade_raising(task, workspace):
     raise KeyError("metadata")
 
@@ -101,3 +139,7 @@ def grade_nan(task, workspace):
 
 def grade_cheated(task, workspace):
     return Grade({"reward": 1.0}, tampered="the answer was there before")
+
+
+def grade_first(task, workspace):
+    return Grade({"reward": float((workspace / "answer.txt").read_text() == "first")})

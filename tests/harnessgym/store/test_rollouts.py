@@ -37,8 +37,8 @@ class World:
         outcome = RolloutOutcome(row.id, "finished", verdict, {"reward": reward}, latencies={"run": 0.5})
         return self.store.write(lambda conn: rollouts.finish(conn, outcome))
 
-    def fail(self, row, max_attempts=3):
-        outcome = RolloutOutcome(row.id, "no_calls", "infrastructure_error", detail="why")
+    def fail(self, row, max_attempts=3, cause=None):
+        outcome = RolloutOutcome(row.id, "no_calls", "infrastructure_error", detail="why", cause=cause)
         return self.store.write(lambda conn: rollouts.fail(conn, outcome, max_attempts))
 
     def lost(self):
@@ -160,6 +160,15 @@ def test_an_infrastructure_error_keeps_its_row_and_its_reason(world):
         "why",
     )
     assert (fresh["status"], fresh["attempt"], fresh["slot"], fresh["verdict"]) == ("pending", 1, kept["slot"], None)
+
+
+def test_attempts_that_dead_nodes_took_along_are_not_counted(world):
+    world.submit(1)
+    for cause in ("node_lost", "node_lost", "sandbox_died", "node_lost", "sandbox_died"):
+        (row,) = world.claim()
+        assert world.fail(row, max_attempts=2, cause=cause)
+    assert world.claim() == []
+    assert [row["attempt"] for row in world.rows()] == [0, 1, 2, 3, 4]
 
 
 def test_a_slot_is_given_up_after_its_attempts_and_the_group_goes_on_reduced(world):

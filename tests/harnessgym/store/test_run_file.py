@@ -214,11 +214,18 @@ def test_a_target_of_another_revision_is_refused(make_url, file):
 
 def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, proxied):
     with closing(sqlite3.connect(file)) as raw:
+        for (view,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
+            raw.execute(f"DROP VIEW {view}")
+        for column in ("rollouts.cause", "rollouts.grading", "rollouts.started_at", "rollouts.not_before", "tasks.payload"):
+            raw.execute("ALTER TABLE {} DROP COLUMN {}".format(*column.split(".")))
         raw.execute("UPDATE alembic_version SET version_num = '0005'")
         raw.commit()
     before, url = file.read_bytes(), make_url()
     import_run(file, url)
-    assert contents(url) == contents(f"sqlite:///{proxied.path}")
+    rows, report, sent = contents(f"sqlite:///{proxied.path}")
+    for row in rows["rollouts"].values():
+        row["started_at"] = None  # which that release did not know
+    assert contents(url) == (rows, report, sent)
     assert file.read_bytes() == before
 
 

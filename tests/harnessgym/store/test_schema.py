@@ -14,7 +14,8 @@ from sqlalchemy import create_engine, inspect, text
 import harnessgym.store
 from harnessgym.errors import SchemaError, StoreError
 from harnessgym.store import TraceStore, views
-from harnessgym.store.schema import HEAD, head_revision, revision_of
+from harnessgym.store.backend import open_backend
+from harnessgym.store.schema import HEAD, head_revision, revision_of, upgrade
 from harnessgym.store.tables import metadata
 
 
@@ -84,10 +85,12 @@ def test_views_are_those_declared_also_where_an_older_release_left_others(empty,
     assert set(declared) == set(views.VIEWS)
     if url.startswith("sqlite"):
         assert declared == {name: f"CREATE VIEW {name} AS {views.definition(name, 'sqlite')}" for name in views.VIEWS}
-    TraceStore.create(empty).close()
-    run_sql(empty, "DROP VIEW v_turn", "CREATE VIEW v_turn AS SELECT id FROM calls")
-    set_revision(empty, "0004")
-    run_sql(empty, "DROP INDEX ix_rollouts_created_at", "CREATE INDEX ix_calls_session_id ON calls (session_id)")
+    backend = open_backend(empty)
+    engine = backend.engine()
+    with engine.connect() as conn:
+        upgrade(conn, backend.alone, "0004")
+    engine.dispose()
+    run_sql(empty, "CREATE VIEW v_turn AS SELECT id FROM calls")
     with TraceStore.create(empty) as store:
         assert view_sql(store) == declared
 

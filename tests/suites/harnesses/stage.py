@@ -1,15 +1,17 @@
 """A stage for one run of a real harness: a store, a proxy, scripted engines, a sandbox, and a line that can be cut."""
 
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harnessgym.equipping import equipment
+from harnessgym.grading.judging import judge
 from harnessgym.harness import Endpoint, Harness, start
 from harnessgym.rollout.control import ControlClient
-from harnessgym.sandbox import ExecResult
+from harnessgym.sandbox import Equipment, ExecResult, Sandbox, SandboxBackend
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import policies, rollouts, runs
@@ -17,7 +19,7 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.store.workers import WorkerRow
-from harnessgym.task import Limits, Task
+from harnessgym.task import Grade, Limits, Task
 from proxies.app import Proxy, ProxySettings
 from proxies.language import Language
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
@@ -36,7 +38,7 @@ class Stage:
     store: TraceStore
     proxy: Proxy
     control: ControlClient
-    backend: Bubblewrap
+    backend: SandboxBackend
     line: Line
     row: RolloutRow
     upstreams: dict[str, ScriptedUpstream]
@@ -45,15 +47,23 @@ class Stage:
         """Run a harness on a task, seal its session, end its rollout."""
         options = SessionOptions(side_calls=tuple(harness.side_calls), constraints="prompt")
         session = await self.control.open_session(self.row.id, sampling=sampling, history=history, options=options)
-        async with self.backend.open(task.limits) as sandbox:
+        async with self.backend.open(task.limits, equipment(harness, task, self.backend.capabilities)) as sandbox:
             launch = harness.launch(task, Endpoint(sandbox.proxy_url, session.key))
             assert not any(session.key in word for word in launch.argv)
             result = await start(launch, task, sandbox)
-            files = {path.name: path.read_text() for path in sandbox.workspace.glob("*.txt")}
+            grade, files = await self._look(task, sandbox)
         sealed = await self.control.seal(session.session_id)
-        outcome = RolloutOutcome(self.row.id, "finished", "valid", {"reward": float("hello.txt" in files)})
+        outcome = RolloutOutcome(self.row.id, "finished", "valid", dict(grade.rewards))
         self.store.write(lambda conn: rollouts.finish(conn, outcome))
-        return Played(result, files, session.session_id, sealed.calls)
+        return Played(result, files, session.session_id, sealed.calls, grade)
+
+    async def _look(self, task: Task, sandbox: Sandbox) -> tuple[Grade, dict[str, str]]:
+        """The grade of what was left, and its texts; a task without a grader wants `hello.txt`."""
+        files = {path.name: path.read_text() for path in sandbox.workspace.glob("*.txt")}
+        if not task.grader:
+            return Grade({"reward": float("hello.txt" in files)}), files
+        fresh = Equipment(image=task.image or "", proxy=False)
+        return await judge(task, sandbox, lambda: self.backend.open(task.limits, fresh)), files
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,16 @@ class Played:
     files: dict[str, str]
     session_id: str
     calls: int
+    grade: Grade
+
+
+MakeBackend = Callable[[Path, Path], SandboxBackend]
+"""From the folder for workspaces and the one with the proxy's socket."""
+
+
+def make_bubblewrap(work: Path, socket: Path) -> SandboxBackend:
+    """What the suite runs in by default."""
+    return Bubblewrap(BubblewrapSettings(workspace_root=work, proxy_socket_dir=socket))
 
 
 @asynccontextmanager
@@ -77,6 +97,7 @@ async def open_stage(
     tear: Tear | None = None,
     deaths: Sequence[int] = (),
     store: Path | None = None,
+    make_backend: MakeBackend = make_bubblewrap,
 ) -> AsyncIterator[Stage]:
     """A stage whose two workers play `actor`; each dies in the requests `deaths` names, after a few tokens.
 
@@ -110,8 +131,7 @@ async def open_stage(
                 (folder / "socket").mkdir(mode=0o755)
                 port = int(proxy.url.rpartition(":")[2])
                 line = Line(folder / "socket" / "proxy.sock", port, list(upstreams.values()), frozenset(lost), tear)
-                bubblewrap = BubblewrapSettings(workspace_root=folder / "work", proxy_socket_dir=folder / "socket")
-                async with line.open(), Bubblewrap(bubblewrap) as backend:
+                async with line.open(), make_backend(folder / "work", folder / "socket") as backend:
                     control = ControlClient(proxy.control_address, _KEY)
                     async with control:
                         yield Stage(traces, proxy, control, backend, line, row, upstreams)

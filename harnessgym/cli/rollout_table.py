@@ -1,0 +1,72 @@
+"""The live view of a campaign: a table that refreshes on a terminal, a line every few seconds elsewhere."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from harnessgym.rollout.campaign import Progress
+
+
+class RolloutTable:
+    """Context manager; call it with the progress as often as you like, it draws as often as is useful."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._next = 0.0
+        self._last = ""
+        self._over = False
+
+    def __enter__(self) -> Self:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Draw, if it is time."""
+        finished = 0 < progress.total <= progress.done
+        if self._over or (time.monotonic() < self._next and not finished):
+            return
+        self._over = finished
+        self._next = time.monotonic() + (0.5 if self.live else 5.0)
+        if self.live is not None:
+            self.live.update(panel(progress), refresh=True)
+        elif (line := line_of(progress)) != self._last:
+            self._last = line
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def line_of(progress: Progress) -> str:
+    """The progress in one line."""
+    stages = ", ".join(f"{stage.name} {stage.running}+{stage.waiting}" for stage in progress.stages)
+    parts = [f"{progress.done}/{progress.total} done", f"{progress.not_graded} not graded", *_figures(progress), stages]
+    return "  ".join(parts)
+
+
+def panel(progress: Progress) -> Panel:
+    """The progress as a picture."""
+    stages = Table("stage", "running", "of", "waiting", "done", "mean wait", box=None, padding=(0, 2))
+    for stage in progress.stages:
+        wait = f"{stage.waited_s / max(1, stage.done + stage.running):.2f} s"
+        stages.add_row(stage.name, *map(str, (stage.running, stage.limit, stage.waiting, stage.done)), wait)
+    counts = f"{progress.done}/{progress.total} done   {progress.by_status.get('running', 0)} running   "
+    counts += f"{progress.by_status.get('failed', 0)} attempts failed   {progress.not_graded} not graded"
+    bar = ProgressBar(total=max(progress.total, 1), completed=progress.done)
+    return Panel(Group(bar, Text(counts), stages, Text("   ".join(_figures(progress)))), title="HarnessGym rollouts", width=78)
+
+
+def _figures(progress: Progress) -> list[str]:
+    reward = "-" if progress.reward is None else f"{progress.reward:.3f}"
+    eta = "-" if progress.eta_s is None else f"{progress.eta_s:.0f} s"
+    return [f"reward {reward}", f"{progress.tokens_per_s:.0f} tok/s", f"ETA {eta}"]

@@ -1,0 +1,240 @@
+"""One attempt at one rollout: prepare, run, reconstruct, evaluate, each in a place of its stage.
+
+Whatever ends it, by its own end, by an error or by cancellation, its session is sealed and its sandbox is gone.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harnessgym.equipping import equipment
+from harnessgym.errors import HarnessError, HarnessGymError, ProxyError
+from harnessgym.faults.plan import Plan as FaultPlan
+from harnessgym.faults.recording import record
+from harnessgym.faults.shims import ShimmedSandbox
+from harnessgym.grading.judging import Evidence, taken, verdict
+from harnessgym.harness import Endpoint, Harness, Launch, start
+from harnessgym.reward import Record, score_all
+from harnessgym.rollout.control import OpenedSession
+from harnessgym.rollout.failure import CONSEQUENCES, Cause, Phase, RolloutFailed, cause_of_end, cause_of_error
+from harnessgym.rollout.pressure import Pressure
+from harnessgym.rollout.setting_up import set_up
+from harnessgym.rollout.stage import Stage, Stages
+from harnessgym.rollout.stop_reason import StopReason
+from harnessgym.sandbox import Capability, Equipment, ExecResult, Sandbox, needs, require
+from harnessgym.store import events
+from harnessgym.store.rewards import RewardRow
+from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
+from harnessgym.task import Grade, Task
+from harnessgym.traces.trajectories import rows_of
+
+if TYPE_CHECKING:
+    from harnessgym.rollout.pipeline import Pipeline
+
+_LOG = logging.getLogger("harnessgym.node")
+_SEAL_S = 1.0
+_TAIL = 2_000
+"""Bytes of a failed harness's output that its rollout row keeps."""
+
+
+class Attempt:
+    """A claimed rollout on its way. `run` is called once."""
+
+    def __init__(self, line: "Pipeline", stages: Stages, pressure: Pressure, row: RolloutRow) -> None:
+        self.line, self.stages, self.pressure, self.row = line, stages, pressure, row
+        self.phase: Phase = "prepare"
+        self.latencies: dict[str, float] = {}
+        """Seconds by stage; `wait.STAGE` in its queue. Parts of preparing: `wait.room`, `prepare.open`, `prepare.setup`."""
+        self._task: Task
+        self._sandbox: Sandbox
+        self._session: OpenedSession | None = None
+        self._faulty: ShimmedSandbox | None = None
+        self._holding = AsyncExitStack()
+        """The sandbox and the room it takes, until they are given back."""
+        self._left = AsyncExitStack()
+        """What was taken out of it, until it is judged."""
+
+    async def run(self) -> RolloutOutcome:
+        """Run to the outcome. Errors of ours and of the machine come back as an infrastructure error."""
+        try:
+            try:
+                return await self._stages()
+            finally:
+                await self._release()
+                await self._left.aclose()
+                await self._seal_behind()
+        except (HarnessGymError, OSError, MemoryError) as error:
+            cause = cause_of_error(error, self.phase)
+            return self.failed(cause, str(error) if isinstance(error, HarnessGymError) else _refused(error))
+
+    async def _stages(self) -> RolloutOutcome:
+        async with self._place(self.stages.prepare):
+            launch = await self._prepare()
+        async with self._place(self.stages.run):
+            self.phase = "run"
+            result = await start(launch, replace(self._task, files={}), self._sandbox)
+        self.phase = "reconstruct"
+        calls = await self._seal()
+        async with self._place(self.stages.reconstruct):
+            await self._collect_faults()
+            await self._reconstruct(result, calls)
+            evidence = await self._left.enter_async_context(taken(self._task, self._sandbox, self.line.backend.root))
+            if self._task.verifier == "separate" and "sandbox" not in self.line.needed:
+                await self._release()  # those that wait for a grader keep no sandbox from others
+        async with self._place(self.stages.evaluate):
+            self.phase = "evaluate"
+            return await self._evaluate(result, evidence)
+
+    @asynccontextmanager
+    async def _place(self, stage: Stage) -> AsyncIterator[None]:
+        """A place of a stage, booked under its name."""
+        async with stage.place() as waited_s:
+            self._book(f"wait.{stage.name}", waited_s)
+            with_it = time.perf_counter()
+            try:
+                yield
+            finally:
+                self._book(stage.name, time.perf_counter() - with_it)
+
+    def _book(self, name: str, seconds: float) -> None:
+        self.latencies[name] = round(seconds, 5)
+
+    async def _prepare(self) -> Launch:
+        """A furnished sandbox and an open session; what is left is to start the harness."""
+        line, row = self.line, self.row
+        task, harness = line.task_of(row), self._harness()
+        require(line.backend.capabilities, needs(task))
+        began = time.perf_counter()
+        await self._holding.enter_async_context(self.pressure.admitted(task.limits.memory_mb, f"rollout {row.id}"))
+        self._book("wait.room", time.perf_counter() - began)
+        self.phase, began = "open", time.perf_counter()
+        opened = line.backend.open(task.limits, equipment(harness, task, line.backend.capabilities))
+        self._task, self._sandbox = task, await self._holding.enter_async_context(opened)
+        self.phase = "prepare"
+        self._book("prepare.open", time.perf_counter() - began)
+        for path, text in task.files.items():
+            await self._sandbox.write(path, text.encode())
+        if task.setup.run:
+            began = time.perf_counter()
+            await set_up(task, self._sandbox)
+            self._book("prepare.setup", time.perf_counter() - began)
+        if line.faults.inject:
+            self._faulty = ShimmedSandbox(self._sandbox, FaultPlan(line.faults, row.seed), line.proxy_socket)
+            self._sandbox = self._faulty
+        self._session = await line.control.open_session(
+            row.id,
+            sampling={**row.sampling, "seed": row.seed},
+            limits={"turns": task.limits.turns, "tokens": task.limits.tokens},
+            min_version=row.submitted_version,
+            options=line.options.model_copy(update={"side_calls": (*line.options.side_calls, *harness.side_calls)}),
+        )
+        launch = harness.launch(task, Endpoint(self._sandbox.proxy_url, self._session.key))
+        for path, text in launch.files.items():
+            await self._sandbox.write(path, text.encode())
+        return replace(launch, files={})
+
+    def _harness(self) -> Harness:
+        known = self.line.harnesses
+        if self.row.harness not in known:
+            raise HarnessError(f"The run has no harness {self.row.harness!r} (it has: {', '.join(sorted(known))}).")
+        return known[self.row.harness]
+
+    async def _collect_faults(self) -> None:
+        """What was made to go wrong becomes part of the trace, and its tools leave the workspace."""
+        if self._faulty is not None:
+            account = await self._faulty.collect()
+            await self.line.store.awrite(lambda conn: record(conn, self.row.id, account.applied, account.doubt))
+
+    async def _reconstruct(self, result: ExecResult, calls: int) -> None:
+        """Read back what the policy did. Raises `RolloutFailed` if that cannot be judged."""
+        row = self.row
+        trajectory = await self.line.read(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
+        if trajectory.incomplete is not None:
+            raise RolloutFailed(Cause.ENGINE_ERROR, trajectory.incomplete)
+        if calls == 0:
+            raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
+
+    async def _evaluate(self, result: ExecResult, evidence: Evidence) -> RolloutOutcome:
+        task, backend = self._task, self.line.backend
+        bare = Equipment(image=task.image or "", proxy=False)
+        shared = self._sandbox if task.verifier == "shared" else None
+        grade = await verdict(task, evidence, shared, lambda: backend.open(task.limits, bare))
+        scores = await self._scores(grade)
+        refused = await self.line.read(lambda conn: events.of_rollout(conn, self.row.id, "refused_request"))
+        cause = cause_of_end(result, {event.attributes.get("limit") for event in refused})
+        return self._judged(result, grade, cause, scores)
+
+    async def _scores(self, grade: Grade) -> tuple[RewardRow, ...]:
+        """What the run's rewards say; nothing of a workspace that was tampered with."""
+        line, sandbox = self.line, self._sandbox
+        if grade.tampered is not None or not line.rewards:
+            return ()
+        asked = "sandbox" in line.needed
+        if asked and self._task.verifier == "separate" and Capability.PAUSE in sandbox.capabilities:
+            await sandbox.resume()
+        record = Record(line.store, self.row.id, self._task, sandbox if asked else None, line.control)
+        return await score_all(line.rewards, record, grade.rewards)
+
+    async def _seal(self, grace_s: float = 1.0) -> int:
+        """Refuse further calls; how many there were."""
+        assert self._session is not None
+        session, self._session = self._session, None
+        return (await self.line.control.seal(session.session_id, grace_s=grace_s)).calls
+
+    async def _seal_behind(self) -> None:
+        """Seal what an error or a cancellation left open. A proxy that has ended too is not waited for."""
+        if self._session is None:
+            return
+        try:
+            async with asyncio.timeout(_SEAL_S):
+                await self._seal(grace_s=0.0)
+        except (ProxyError, TimeoutError) as error:
+            _LOG.warning("The session of rollout %s was not sealed: %s", self.row.id, error or "the proxy does not answer")
+
+    async def _release(self) -> None:
+        """Give the sandbox back. One that cannot be removed is for the reaper: what is known of the rollout stays so."""
+        try:
+            await self._holding.aclose()
+        except (HarnessGymError, OSError) as error:
+            _LOG.warning("The sandbox of rollout %s could not be removed: %s", self.row.id, error)
+
+    def _judged(self, result: ExecResult, grade: Grade, cause: Cause | None, scores: tuple[RewardRow, ...]) -> RolloutOutcome:
+        reason = StopReason.FINISHED if cause is None else CONSEQUENCES[cause].stop_reason
+        rewards = dict(grade.rewards) if grade.tampered is None else {**dict.fromkeys(grade.rewards, 0.0), "reward": 0.0}
+        return RolloutOutcome(
+            self.row.id,
+            reason,
+            "valid" if grade.tampered is None else "tampered",
+            rewards,
+            detail=grade.tampered or (None if cause is None else described(result)),
+            latencies=self.latencies,
+            scores=scores,
+            cause=cause,
+            grading=dict(grade.evidence) or None,
+        )
+
+    def failed(self, cause: Cause, detail: str) -> RolloutOutcome:
+        """The outcome when somebody else than the agent is to blame."""
+        reason = CONSEQUENCES[cause].stop_reason
+        latencies = self.latencies
+        return RolloutOutcome(self.row.id, reason, "infrastructure_error", detail=detail, latencies=latencies, cause=cause)
+
+
+def _refused(error: BaseException) -> str:
+    from harnessgym.disk import full_disk
+
+    return full_disk(error) or f"The machine refused: {error!r}."
+
+
+def described(result: ExecResult) -> str:
+    """How a command ended, and what it said last."""
+    how = f"signal {result.signal}" if result.signal is not None else f"exit status {result.exit_code}"
+    if result.timed_out:
+        how = "killed at its wall-clock limit"
+    tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
+    flood = " Output beyond the limit was dropped." if result.stdout_truncated or result.stderr_truncated else ""
+    return f"It ended after {result.wall_s:.1f} s: {how}.{flood} Its last output:\n{tail or '(none)'}"

@@ -1,0 +1,312 @@
+"""The node over HTTP, so that any trainer can drive it: submit rollouts, watch them, fetch what they sampled, cancel them.
+
+    POST   /rollouts                  a task, a harness, how many            -> ids
+    GET    /rollouts                  those of the run, by condition
+    GET    /rollouts/events           changes of all, or of ?rollout=ID ..., as server-sent events
+    GET    /rollouts/{id}             status, rewards, cause, latencies
+    GET    /rollouts/{id}/trajectory  token ids, mask, logprobs, versions: the rows that trainers get
+    DELETE /rollouts/{id}             cancel
+    GET    /health                    stages and counts
+
+Every request carries `Authorization: Bearer KEY`. Answers come from the store, so every node of a run can give them. FastAPI is
+imported here and nowhere else.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
+from functools import cached_property, partial
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from harnessgym.errors import ConfigError, HarnessGymError, StoreError
+from harnessgym.registry import load
+from harnessgym.rollout.changes import Changes, as_events, parse_event_id, state_as_json
+from harnessgym.rollout.node import Node
+from harnessgym.rollout.submission import TAGS, InlineTask, NamedTask, Submission
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.sandbox import needs, require
+from harnessgym.store import TraceStore, policies, requests, rollout_states, rollouts, runs, workers
+from harnessgym.store.rollout_states import RolloutState
+from harnessgym.store.rollouts import GroupSpec
+from harnessgym.task import Task
+from harnessgym.tasks.payload import payload_of
+from harnessgym.tasks.source import task_set
+from harnessgym.traces.trajectories import Trajectory, rows_of
+
+_INLINE = "inline"
+"""Set of the tasks that came with a request."""
+_KEEP_ALIVE_S = 10.0
+_MOST_LISTED = 1_000
+
+
+class Endpoints:
+    """The routes of one node."""
+
+    def __init__(self, node: Node, sandbox: str, policy: str, key: str, keep_alive_s: float = _KEEP_ALIVE_S) -> None:
+        """`sandbox` and `policy` are the names that the store has for the backend and the policy."""
+        self.node, self.sandbox, self.policy, self.key, self.keep_alive_s = node, sandbox, policy, key, keep_alive_s
+        self.stopping = False
+
+    @property
+    def store(self) -> TraceStore:
+        """The node's."""
+        return self.node.store
+
+    @property
+    def run_id(self) -> str:
+        """The node's run, which everything submitted here belongs to."""
+        return self.node.plan.run_id
+
+    @cached_property
+    def app(self) -> FastAPI:
+        """The application."""
+        app = FastAPI(title="HarnessGym rollouts", dependencies=[Depends(self._authorise)], openapi_url=None)
+        app.add_api_route("/rollouts", self.submit, methods=["POST"], status_code=201)
+        app.add_api_route("/rollouts", self.listing, methods=["GET"])
+        app.add_api_route("/rollouts/events", self.events, methods=["GET"])
+        app.add_api_route("/rollouts/{rollout_id}", self.one, methods=["GET"])
+        app.add_api_route("/rollouts/{rollout_id}/trajectory", self.trajectory, methods=["GET"])
+        app.add_api_route("/rollouts/{rollout_id}", self.cancel, methods=["DELETE"])
+        app.add_api_route("/health", self.health, methods=["GET"])
+        app.add_exception_handler(RequestValidationError, _teach)
+        app.add_exception_handler(HarnessGymError, _refuse)
+        return app
+
+    async def submit(self, wanted: Submission) -> dict[str, Any]:
+        """A group of rollouts of one task."""
+        name, task = await asyncio.to_thread(self._task, wanted.task)
+        require(self.node.pipeline.backend.capabilities, needs(task))
+        await asyncio.to_thread(load, "grader", task.grader)
+        harness, payload = self._harness(wanted.harness), payload_of(task)
+
+        def write(conn: Any) -> requests.Requested:
+            serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state == "ready"]
+            spec = GroupSpec(
+                run_id=self.run_id,
+                task_id=requests.add_task(conn, name, task.id, task.split, payload),
+                policy_id=policies.register(conn, self.run_id, self.policy),
+                purpose=requests.PURPOSE,
+                ordinal=0,
+                submitted_version=min(serving, default=0),
+                sampling=wanted.sampling.model_dump(mode="json"),
+                harnesses=(harness,) * wanted.samples,
+                sandbox=self.sandbox,
+                seeds=tuple(_seed(wanted.seed, task.id, slot) for slot in range(wanted.samples)),
+            )
+            return requests.submit(conn, spec, wanted.group)
+
+        made = await self.store.awrite(write)
+        return {"group": made.group_id, "rollouts": list(made.rollout_ids), "new": made.new}
+
+    async def listing(
+        self,
+        status: str | None = None,
+        group: str | None = None,
+        purpose: str | None = None,
+        harness: str | None = None,
+        after: str = "",
+        limit: Annotated[int, Query(ge=1, le=_MOST_LISTED)] = 100,
+    ) -> dict[str, Any]:
+        """Rollouts by condition, oldest first; `next` is what to give as `after` for those behind them."""
+        query = partial(
+            rollout_states.listing,
+            run_id=self.run_id,
+            status=status,
+            group_id=group,
+            purpose=purpose,
+            harness=harness,
+            after=after,
+            limit=limit,
+        )
+        found: Sequence[RolloutState] = await asyncio.to_thread(self.store.read, query)
+        return {"rollouts": [state_as_json(state) for state in found], "next": found[-1].id if len(found) == limit else None}
+
+    async def one(self, rollout_id: str) -> dict[str, Any]:
+        """One rollout."""
+        return state_as_json(await self._state(rollout_id))
+
+    async def trajectory(self, rollout_id: str) -> dict[str, Any]:
+        """What was sampled in it."""
+        state = await self._state(rollout_id)
+        if state.status in ("pending", "running"):
+            raise HTTPException(
+                409, f"The rollout {rollout_id} is {state.status}: it has no trajectory yet. Watch it until it ends."
+            )
+        found = await asyncio.to_thread(self.store.read, lambda conn: rows_of(conn, rollout_id, group_id=state.group_id))
+        return {"rollout": rollout_id, "verdict": state.verdict, "rewards": state.rewards, **_trajectory(found)}
+
+    async def cancel(self, rollout_id: str) -> dict[str, Any]:
+        """Give its slot up, whichever attempt at it there is. One that has ended stays as it is."""
+        await self._state(rollout_id)
+        newest = await asyncio.to_thread(self.store.read, lambda conn: rollout_states.latest(conn, rollout_id))
+        ended = await self.store.awrite(lambda conn: rollouts.cancel(conn, [str(newest)], "Cancelled over HTTP."))
+        return {**state_as_json(await self._state(str(newest))), "cancelled_now": bool(ended)}
+
+    async def events(
+        self,
+        rollout: Annotated[list[str] | None, Query()] = None,
+        since: float | None = None,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> StreamingResponse:
+        """Changes as they come. Of all rollouts those from now on, or from `since` (Unix seconds); of named ones all."""
+        for rollout_id in rollout or ():
+            await self._state(rollout_id)
+        after = parse_event_id(last_event_id) if last_event_id else None
+        begin = since if since is not None else 0.0 if rollout else time.time()
+        changes = Changes(self.store, self.run_id, rollout, after, begin)
+        stream = as_events(changes, self.keep_alive_s, lambda: self.stopping)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def health(self) -> dict[str, Any]:
+        """How the node stands."""
+        run = await asyncio.to_thread(self.store.read, runs.only)
+        counts = await asyncio.to_thread(self.store.read, lambda conn: rollouts.rollout_states(conn, self.run_id))
+        return {
+            "run": self.run_id,
+            "status": None if run is None else run.status,
+            "stages": [asdict(stage) for stage in self.node.stages.counts()],
+            "claimed": len(self.node.running),
+            "sandboxes": self.node.pressure.opened,
+            "rollouts": counts,
+            "harnesses": sorted(self.node.pipeline.harnesses),
+        }
+
+    async def _authorise(self, request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self.key}".encode()):
+            told = "Give the key as `Authorization: Bearer KEY`; it is in the run folder's endpoints.json."
+            raise HTTPException(401, told, {"www-authenticate": "Bearer"})
+
+    async def _state(self, rollout_id: str) -> RolloutState:
+        found = await asyncio.to_thread(self.store.read, lambda conn: rollout_states.get(conn, [rollout_id]))
+        if not found or found[0].run_id != self.run_id:
+            raise HTTPException(
+                404, f"There is no rollout {rollout_id!r} in this run. GET /rollouts lists those that there are."
+            )
+        return found[0]
+
+    def _task(self, wanted: NamedTask | InlineTask) -> tuple[str, Task]:
+        """The name of its set, and the task."""
+        if isinstance(wanted, InlineTask):
+            return _INLINE, wanted.task()
+        found = task_set(wanted.set)
+        for split in ("train", "test"):
+            for task in found.tasks(split):
+                if task.id == wanted.id:
+                    return wanted.set, task
+        some = ", ".join(task.id for task in found.tasks("train")[:3])
+        raise HTTPException(404, f"The task set {wanted.set!r} has no task {wanted.id!r}. It has, for example: {some}.")
+
+    def _harness(self, name: str | None) -> str:
+        known = sorted(self.node.pipeline.harnesses)
+        if name is None and len(known) == 1:
+            return known[0]
+        if name not in known:
+            raise HTTPException(422, f"harness: the run has no harness {name!r}. Give one of: {', '.join(known)}.")
+        return name
+
+
+async def _teach(request: Request, error: Exception) -> JSONResponse:
+    """422: every problem on a line of its own, with where it is and what was given."""
+    assert isinstance(error, RequestValidationError)
+    problems = []
+    for problem in error.errors():
+        where = ".".join(str(part) for part in problem["loc"] if part not in ("body", *TAGS)) or "body"
+        unknown = problem["type"] == "extra_forbidden"
+        said = "there is no such field." if unknown else f"{problem['msg']} (got {problem.get('input')!r:.200})."
+        problems.append(f"{where}: {said}")
+    told = f"{request.method} {request.url.path} cannot be done: {'; '.join(problems)}"
+    return JSONResponse({"detail": told, "problems": problems}, 422)
+
+
+async def _refuse(request: Request, error: Exception) -> JSONResponse:
+    """An error of ours: what was asked for cannot be had."""
+    status = 409 if isinstance(error, StoreError) else 422
+    return JSONResponse({"detail": f"{request.method} {request.url.path} cannot be done: {error}"}, status)
+
+
+def _trajectory(found: Trajectory) -> dict[str, Any]:
+    rows = [
+        {
+            "ids": row.ids.tolist(),
+            "mask": row.mask.tolist(),
+            "logprobs": [round(float(value), 7) for value in row.logprobs],
+            "versions": row.versions.tolist(),
+            "turns": [{"start": turn.start, "end": turn.end, "call": turn.call_id} for turn in row.turns],
+        }
+        for row in found.rows
+    ]
+    account = {"sampled": found.sampled, "trained": found.trained, "incomplete": found.incomplete}
+    return {"rows": rows, "exclusions": [asdict(item) for item in found.exclusions], **account}
+
+
+def _seed(seed: int, task: str, slot: int) -> int:
+    digest = hashlib.blake2b(json.dumps([seed, task, slot]).encode(), digest_size=4).digest()
+    return int.from_bytes(digest) >> 1
+
+
+class _Server(uvicorn.Server):
+    """Signals are the node's business."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def served(endpoints: Endpoints, address: str, folder: RunFolder | None = None) -> AsyncIterator[str]:
+    """Serve at `HOST:PORT` (port 0 takes a free one); yields the URL. With a folder, its `endpoints.json` tells it and the key.
+
+    Raises `ConfigError` for an address that cannot be taken.
+    """
+    listener = _listen(address)
+    host, port = listener.getsockname()[:2]
+    url = f"http://{host}:{port}"
+    config = uvicorn.Config(
+        endpoints.app, lifespan="off", access_log=False, log_level="warning", ws="none", timeout_graceful_shutdown=2
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        while not server.started:
+            if serving.done():
+                serving.result()
+            await asyncio.sleep(0.005)
+        if folder is not None:
+            write_json(folder.root / "endpoints.json", {"url": url, "key": endpoints.key}, mode=0o600)
+        yield url
+    finally:
+        endpoints.stopping = server.should_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+        listener.close()
+        if folder is not None:
+            with contextlib.suppress(OSError):
+                (folder.root / "endpoints.json").unlink()
+
+
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return secrets.token_urlsafe(24)
+
+
+def _listen(address: str) -> socket.socket:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ConfigError(f"{address!r} is no address to serve at: write HOST:PORT, e.g. 127.0.0.1:8200.")
+    try:
+        return socket.create_server((host or "127.0.0.1", int(port)), backlog=128)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"Cannot serve rollouts at {address}: {error}. Choose another address, or port 0.") from error

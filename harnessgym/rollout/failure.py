@@ -1,0 +1,236 @@
+"""What can go wrong with a rollout, as a table: who is to blame, is it tried again, is it graded, does its reward count.
+
+A rollout that ends well has no cause. Whatever else ends one has exactly one: what the agent did within its limits is its own
+doing and is graded; what anybody else did to it is never a reward.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from harnessgym.disk import full_disk
+from harnessgym.errors import (
+    CapabilityError,
+    ConfigError,
+    HarnessError,
+    HarnessGymError,
+    ImageError,
+    PolicyError,
+    ProxyError,
+    RewardError,
+    SandboxError,
+    StoreError,
+    TaskError,
+    TraceError,
+    TrainerError,
+    UpstreamError,
+)
+from harnessgym.rollout.stop_reason import StopReason
+from harnessgym.sandbox import ExecResult
+
+Phase = Literal["open", "prepare", "run", "reconstruct", "evaluate"]
+"""Where a rollout was when an error came. `open` is the part of preparing that makes the sandbox."""
+Retry = Literal["never", "bounded", "always"]
+"""bounded: as long as the slot has attempts left. always: the rollout had no part in it."""
+_LONGEST_S = 60.0
+
+
+class Blame(StrEnum):
+    """Whose doing it is."""
+
+    AGENT = "agent"
+    TASK = "task"
+    INFRASTRUCTURE = "infrastructure"
+    USER = "user"
+
+
+class Cause(StrEnum):
+    """What went wrong."""
+
+    HARNESS_TIMEOUT = "harness_timeout"
+    HARNESS_ERROR = "harness_error"
+    TURN_LIMIT = "turn_limit"
+    TOKEN_LIMIT = "token_limit"  # noqa: S105 - no password
+    OUTPUT_LIMIT = "output_limit"
+    MEMORY_LIMIT = "memory_limit"
+    DISK_LIMIT = "disk_limit"
+    CONTRACT_VIOLATED = "contract_violated"
+    NO_CALLS = "no_calls"
+    ENGINE_ERROR = "engine_error"
+    PROXY_ERROR = "proxy_error"
+    CAPABILITY_MISSING = "capability_missing"
+    HARNESS_UNUSABLE = "harness_unusable"
+    TASK_UNUSABLE = "task_unusable"
+    IMAGE_BUILD = "image_build"
+    SETUP_FAILED = "setup_failed"
+    SANDBOX_START = "sandbox_start"
+    SANDBOX_DIED = "sandbox_died"
+    GRADER_FAILED = "grader_failed"
+    GRADER_TIMEOUT = "grader_timeout"
+    REWARD_FAILED = "reward_failed"
+    TRACE_DAMAGED = "trace_damaged"
+    STORE_ERROR = "store_error"
+    HOST_DISK_FULL = "host_disk_full"
+    HOST_REFUSED = "host_refused"
+    NODE_LOST = "node_lost"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Consequence:
+    """What follows from a cause."""
+
+    stop_reason: StopReason
+    blame: Blame
+    retry: Retry = "never"
+    grade: bool = False
+    """Whether the workspace is judged. Its reward is valid exactly then: what is not judged has none."""
+    backoff_s: float = 0.0
+    """Before the second attempt; doubled for each further one, a minute at most."""
+    meaning: str = ""
+
+    @property
+    def reward_valid(self) -> bool:
+        """Whether a reward may be trained on."""
+        return self.grade
+
+    def wait_s(self, attempt: int) -> float:
+        """Seconds that the slot waits after this attempt, counted from 0, failed."""
+        return min(self.backoff_s * 2.0 ** min(attempt, 32), _LONGEST_S)
+
+
+def _agents(stop_reason: StopReason, meaning: str) -> Consequence:
+    return Consequence(stop_reason, Blame.AGENT, grade=True, meaning=meaning)
+
+
+def _others(blame: Blame, retry: Retry, backoff_s: float, meaning: str, stop: StopReason | None = None) -> Consequence:
+    return Consequence(stop or StopReason.SANDBOX_ERROR, blame, retry, backoff_s=backoff_s, meaning=meaning)
+
+
+CONSEQUENCES: Mapping[Cause, Consequence] = {
+    Cause.HARNESS_TIMEOUT: _agents(StopReason.TIMEOUT, "The wall-clock limit passed."),
+    Cause.HARNESS_ERROR: _agents(StopReason.HARNESS_ERROR, "The harness ended with an error status or by a signal."),
+    Cause.TURN_LIMIT: _agents(StopReason.TURN_LIMIT, "It used up its model calls."),
+    Cause.TOKEN_LIMIT: _agents(StopReason.TOKEN_LIMIT, "It used up its sampled tokens."),
+    Cause.OUTPUT_LIMIT: _agents(StopReason.OUTPUT_LIMIT, "It wrote more output than is kept."),
+    Cause.MEMORY_LIMIT: _agents(StopReason.MEMORY_LIMIT, "It was killed for using more memory than its sandbox has."),
+    Cause.DISK_LIMIT: _agents(StopReason.DISK_LIMIT, "It failed on the disk of its sandbox, which it had filled."),
+    Cause.CONTRACT_VIOLATED: _agents(StopReason.CONTRACT_VIOLATED, "A contract of its session was broken."),
+    Cause.NO_CALLS: _others(Blame.USER, "bounded", 0.1, "The harness never called the proxy.", StopReason.NO_CALLS),
+    Cause.ENGINE_ERROR: _others(
+        Blame.INFRASTRUCTURE, "bounded", 0.5, "A model call failed in the engine.", StopReason.ENGINE_ERROR
+    ),
+    Cause.PROXY_ERROR: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "The proxy refused or was not there."),
+    Cause.CAPABILITY_MISSING: _others(Blame.USER, "never", 0.0, "The sandbox backend lacks what the task needs."),
+    Cause.HARNESS_UNUSABLE: _others(Blame.USER, "never", 0.0, "The harness, or how it is configured, cannot be launched."),
+    Cause.TASK_UNUSABLE: _others(Blame.TASK, "never", 0.0, "The task is malformed, or its set has none of this name."),
+    Cause.IMAGE_BUILD: _others(Blame.TASK, "bounded", 2.0, "The image could not be built."),
+    Cause.SETUP_FAILED: _others(Blame.TASK, "bounded", 1.0, "A setup command failed or took too long."),
+    Cause.SANDBOX_START: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "No sandbox could be made."),
+    Cause.SANDBOX_DIED: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "A sandbox died or could not be used any more."),
+    Cause.GRADER_FAILED: _others(Blame.TASK, "bounded", 0.2, "The grader failed, or gave no usable reward."),
+    Cause.GRADER_TIMEOUT: _others(Blame.TASK, "bounded", 0.2, "The grader took too long."),
+    Cause.REWARD_FAILED: _others(Blame.USER, "bounded", 0.2, "A reward of the run could not be computed."),
+    Cause.TRACE_DAMAGED: _others(Blame.INFRASTRUCTURE, "bounded", 0.2, "The recorded tokens contradict each other."),
+    Cause.STORE_ERROR: _others(Blame.INFRASTRUCTURE, "bounded", 1.0, "The trace store refused or was away."),
+    Cause.HOST_DISK_FULL: _others(Blame.INFRASTRUCTURE, "bounded", 5.0, "A disk of this machine is full."),
+    Cause.HOST_REFUSED: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "The machine refused: files, processes or memory."),
+    Cause.NODE_LOST: _others(Blame.INFRASTRUCTURE, "always", 0.0, "The node that ran it died.", StopReason.NODE_LOST),
+    Cause.CANCELLED: _others(Blame.USER, "never", 0.0, "Somebody took it back.", StopReason.CANCELLED),
+    Cause.UNKNOWN: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "Something that this table does not know."),
+}
+
+_BY_ERROR: Mapping[type[BaseException], Cause | Mapping[Phase, Cause]] = {
+    CapabilityError: Cause.CAPABILITY_MISSING,
+    ImageError: Cause.IMAGE_BUILD,
+    SandboxError: {"open": Cause.SANDBOX_START},
+    HarnessError: Cause.HARNESS_UNUSABLE,
+    ConfigError: {"evaluate": Cause.GRADER_FAILED, "prepare": Cause.HARNESS_UNUSABLE},
+    TaskError: {"evaluate": Cause.GRADER_FAILED},
+    RewardError: Cause.REWARD_FAILED,
+    ProxyError: Cause.PROXY_ERROR,
+    UpstreamError: Cause.ENGINE_ERROR,
+    PolicyError: Cause.ENGINE_ERROR,
+    TraceError: Cause.TRACE_DAMAGED,
+    StoreError: Cause.STORE_ERROR,
+    TrainerError: Cause.UNKNOWN,
+    TimeoutError: {"evaluate": Cause.GRADER_TIMEOUT, "open": Cause.SANDBOX_START},
+    asyncio.CancelledError: Cause.CANCELLED,
+    OSError: Cause.HOST_REFUSED,
+    MemoryError: Cause.HOST_REFUSED,
+    HarnessGymError: Cause.UNKNOWN,
+    BaseException: Cause.UNKNOWN,
+}
+"""The nearest class of an error's ancestry counts."""
+_ELSEWHERE: Mapping[type[BaseException], Cause] = {
+    SandboxError: Cause.SANDBOX_DIED,
+    ConfigError: Cause.TASK_UNUSABLE,
+    TaskError: Cause.TASK_UNUSABLE,
+    TimeoutError: Cause.HOST_REFUSED,
+}
+"""In phases that the table above does not name."""
+
+_BY_LIMIT: Mapping[str, Cause] = {
+    "contract": Cause.CONTRACT_VIOLATED,
+    "turns": Cause.TURN_LIMIT,
+    "tokens": Cause.TOKEN_LIMIT,
+}
+"""By what the proxy calls them, the first that was met."""
+_NO_SPACE = b"No space left on device"
+_NO_MEMORY = (b"MemoryError", b"Cannot allocate memory", b"bad_alloc", b"out of memory", b"OutOfMemory")
+_KILLED = 9
+_LAST = 4_096
+"""Bytes of output in which a program that failed is taken to have said why."""
+
+
+class RolloutFailed(HarnessGymError):
+    """A rollout cannot go on, and it is known why. Never crosses the node."""
+
+    def __init__(self, cause: Cause, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
+
+
+def cause_of_error(error: BaseException, phase: Phase) -> Cause:
+    """What an error means that came in a phase of a rollout."""
+    if isinstance(error, RolloutFailed):
+        return error.cause
+    if full_disk(error):
+        return Cause.HOST_DISK_FULL
+    kind = next(known for known in type(error).__mro__ if known in _BY_ERROR)
+    found = _BY_ERROR[kind]
+    return found if isinstance(found, Cause) else found.get(phase, _ELSEWHERE[kind])
+
+
+def cause_of_end(result: ExecResult, limits: Collection[str | None]) -> Cause | None:
+    """What ended a harness, None if it ended by itself and well. `limits` are the budgets of its session that it ran into."""
+    if result.timed_out:
+        return Cause.HARNESS_TIMEOUT
+    reached = next((cause for limit, cause in _BY_LIMIT.items() if limit in limits), None)
+    if reached is not None:
+        return reached
+    if not result.ok:
+        return _of_crash(result)
+    if result.stdout_truncated or result.stderr_truncated:
+        return Cause.OUTPUT_LIMIT
+    return None
+
+
+def _of_crash(result: ExecResult) -> Cause:
+    """Out of memory, out of disk, or an error of its own. All three are the agent's affair: only the name differs."""
+    said = result.stderr[-_LAST:] + result.stdout[-_LAST:]
+    if result.signal == _KILLED or any(words in said for words in _NO_MEMORY):
+        return Cause.MEMORY_LIMIT
+    return Cause.DISK_LIMIT if _NO_SPACE in said else Cause.HARNESS_ERROR
+
+
+def cause_of_stop(reason: StopReason) -> Cause | None:
+    """What a stop reason means where no cause was recorded with it; None for a good end."""
+    if reason is StopReason.FINISHED:
+        return None
+    if reason is StopReason.SANDBOX_ERROR:
+        return Cause.UNKNOWN
+    return next(cause for cause, found in CONSEQUENCES.items() if found.stop_reason is reason)

@@ -1,0 +1,272 @@
+"""`harnessgym rollout`: the whole command, with a real proxy, sandboxes and a harness program."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from harnessgym.store import TraceStore, rollout_states, runs
+from harnessgym.traces.verify import verify
+from tests.harnessgym.rollout.tiny import HERE, write_harnesses
+
+ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
+
+
+@pytest.fixture
+def command(tmp_path):
+    """`command("good", "--samples", "2")`: the words of a command on the tiny tasks."""
+
+    def make(harness, *words, tasks="Tiny", folder="run", sandbox="process", upstream="scripted"):
+        (section,) = write_harnesses(tmp_path, [harness])
+        given = ["--tasks", f"{HERE}:{tasks}", "--sandbox", sandbox, "--upstream", upstream, "--folder", str(tmp_path / folder)]
+        settings = [word for key, value in section["settings"].items() for word in ("--set", f"{key}={_toml(value)}")]
+        return [sys.executable, "-m", "harnessgym", "rollout", *given, *settings, *words]
+
+    return make
+
+
+def _toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {json.dumps(text)}" for key, text in value.items()) + "}"
+    return json.dumps(value)
+
+
+def run(words, timeout=120):
+    return subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def results(folder):
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+def statuses(folder):
+    with TraceStore.open(f"sqlite:///{folder / 'traces.db'}") as store:
+        found = store.read(runs.only)
+        assert verify(store).ok
+        return found.status, store.read(lambda conn: rollout_states.slots(conn, found.id, "rollout"))
+
+
+def test_every_task_is_run_as_often_as_asked(command, tmp_path):
+    done = run(command("good", "--samples", "2", "-n", "4", "--split", "train"))
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path / "run")
+    assert [(row["task"], row["slot"]) for row in found] == [(f"tiny/train/{i}", slot) for i in range(5) for slot in (0, 1)]
+    assert {(row["reward"], row["verdict"], row["cause"], row["stop_reason"]) for row in found} == {
+        (1.0, "valid", None, "finished")
+    }
+    assert all(row["tokens"] > 0 and row["latencies"]["run"] > 0 and row["attempts"] == 1 for row in found)
+    told = summary(tmp_path / "run")
+    assert (told["rollouts"], told["graded"], told["tasks"]) == (10, 10, 5)
+    assert told["pass@1"] == told["pass@2"] == told["reward"] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+    status, slots = statuses(tmp_path / "run")
+    assert status == "done"
+    assert [state.id for state in slots] == [row["rollout"] for row in found]
+    assert "10/10 done" in done.stderr
+    assert list((tmp_path / "run" / "workspaces").iterdir()) == []
+
+
+@pytest.mark.bubblewrap
+def test_in_bubblewrap_the_proxy_is_reached_through_its_socket(command, tmp_path):
+    done = run(command("good", "--limit", "2", sandbox="bubblewrap"))
+    assert done.returncode == 0, done.stderr
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0, 1.0]
+
+
+@pytest.mark.docker
+def test_in_docker_too(command, tmp_path):
+    done = run(command("good", "--limit", "1", "--samples", "2", sandbox="docker"))
+    assert done.returncode == 0, done.stderr
+    assert [row["reward"] for row in results(tmp_path / "run")] == [1.0, 1.0]
+
+
+def test_the_same_command_goes_on_and_another_is_refused_with_the_difference(command, tmp_path):
+    assert run(command("good", "--limit", "2")).returncode == 0
+    before = results(tmp_path / "run")
+    again = run(command("good", "--limit", "2", "-n", "3"))
+    assert again.returncode == 0, again.stderr
+    assert results(tmp_path / "run") == before
+    other = run(command("good", "--limit", "3", "--temperature", "0.5"))
+    assert other.returncode == 2
+    for words in ("limit was 2 and is 3", "temperature was 1.0 and is 0.5", "another --folder"):
+        assert words in other.stderr
+    assert "Traceback" not in other.stderr
+    assert results(tmp_path / "run") == before
+
+
+def test_interrupted_it_ends_cleanly_and_goes_on_where_it_stood(command, tmp_path):
+    words = command("waits", "--samples", "3", "-n", "2")
+    with subprocess.Popen(words, env=ENV, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (tmp_path / "run" / "results.jsonl").exists():
+            time.sleep(0.05)
+        while time.monotonic() < deadline and len(results(tmp_path / "run")) < 3:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130, said
+    assert "goes on from here" in said
+    assert "Traceback" not in said
+    kept = results(tmp_path / "run")
+    assert 3 <= len(kept) < 24
+    assert list((tmp_path / "run" / "workspaces").iterdir()) == []
+    assert not (tmp_path / "run" / "sockets.json").exists()
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path / "run")
+    assert [(row["task"], row["slot"]) for row in found] == [
+        (f"tiny/{split}/{i}", slot) for split, count in (("train", 5), ("test", 3)) for i in range(count) for slot in range(3)
+    ]
+    assert {row["rollout"] for row in kept} <= {row["rollout"] for row in found}
+    assert summary(tmp_path / "run")["graded"] == 24
+
+
+def test_killed_it_goes_on_and_every_slot_has_one_result(command, tmp_path):
+    words = command("waits", "--samples", "2", "-n", "2", "--split", "train")
+    for after in (1, 4):
+        with subprocess.Popen(words, env=ENV, stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and process.poll() is None:
+                path = tmp_path / "run" / "results.jsonl"
+                if path.exists() and len(path.read_text().splitlines()) >= after:
+                    break
+                time.sleep(0.05)
+            process.kill()
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    found = results(tmp_path / "run")
+    assert [(row["task"], row["slot"]) for row in found] == [(f"tiny/train/{i}", slot) for i in range(5) for slot in (0, 1)]
+    assert {row["reward"] for row in found} == {1.0}
+    assert list((tmp_path / "run" / "workspaces").iterdir()) == []
+
+
+def test_a_proxy_that_is_killed_is_started_again(command, tmp_path):
+    words = command("waits", "--samples", "2", "-n", "2", "--split", "train", "--retry", "5")
+    with subprocess.Popen(words, env=ENV, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        path = tmp_path / "run" / "results.jsonl"
+        while time.monotonic() < deadline and not (path.exists() and results(tmp_path / "run")):
+            time.sleep(0.05)
+        (pid, _) = json.loads((tmp_path / "run" / "processes.json").read_text())["proxy"]
+        os.kill(pid, signal.SIGKILL)
+        _, said = process.communicate(timeout=100)
+    assert process.returncode == 0, said
+    assert {row["verdict"] for row in results(tmp_path / "run")} == {"valid"}
+    assert summary(tmp_path / "run")["graded"] == 10
+
+
+def test_what_cannot_be_graded_is_told_and_is_no_zero(command, tmp_path):
+    done = run(command("never_calls", "--limit", "2", "--retry", "1"))
+    assert done.returncode == 1, done.stderr
+    for row in results(tmp_path / "run"):
+        assert (row["reward"], row["verdict"], row["cause"], row["attempts"]) == (None, "infrastructure_error", "no_calls", 2)
+        assert "never called the proxy" in row["detail"]
+    told = summary(tmp_path / "run")
+    assert (told["graded"], told["not_graded"], told["reward"]["mean"], told["causes"]) == (0, 2, None, {"no_calls": 2})
+    assert "2 no_calls" in done.stderr
+
+
+def test_a_timeout_of_ones_own_is_the_agents_failure(command, tmp_path):
+    done = run(command("sleeps", "--limit", "1", "--timeout", "0.5"))
+    assert done.returncode == 0, done.stderr
+    (row,) = results(tmp_path / "run")
+    assert (row["reward"], row["verdict"], row["cause"]) == (0.0, "valid", "harness_timeout")
+
+
+def test_good_rollouts_are_kept_and_exported(command, tmp_path):
+    (tmp_path / "script.toml").write_text('answers = ["first", "second"]')
+    out = tmp_path / "good.jsonl"
+    words = ["--samples", "2", "--keep-above", "0.5", "--export", "sft", str(out), "-n", "1", "--split", "train"]
+    done = run(command("good", *words, upstream=f"scripted:{tmp_path / 'script.toml'}", tasks="Picky"))
+    assert done.returncode == 0, done.stderr
+    kept = {row["rollout"] for row in results(tmp_path / "run") if row["reward"] == 1.0}
+    assert 0 < len(kept) < 10
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert {line["rollout_id"] for line in lines} == kept
+    assert all(line["messages"][-1]["content"] == "first" for line in lines)
+    assert f"{10 - len(kept)} were rejected" in done.stdout
+    told = summary(tmp_path / "run")
+    assert told["pass@1"]["mean"] == pytest.approx(len(kept) / 10)
+
+
+@contextmanager
+def serving(words, folder):
+    """The command while it serves: a client of its endpoints, and the process."""
+    with subprocess.Popen(words, env=ENV, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not (folder / "endpoints.json").exists() and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.05)
+        told = json.loads((folder / "endpoints.json").read_text())
+        headers = {"authorization": f"Bearer {told['key']}"}
+        with httpx.Client(base_url=told["url"], headers=headers, trust_env=False, timeout=20) as http:
+            yield http, process
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def test_a_node_without_tasks_of_its_own_is_driven_over_http(command, tmp_path):
+    words = command("good", "--serve", "127.0.0.1:0")
+    at = words.index("--tasks")
+    del words[at : at + 2]
+    with serving(words, tmp_path / "run") as (http, process):
+        wanted = {"task": {"set": f"{HERE}:Tiny", "id": "tiny/test/1"}, "samples": 2, "harness": "command"}
+        made = http.post("/rollouts", json=wanted).json()
+        kinds = []
+        with http.stream("GET", "/rollouts/events", params={"rollout": made["rollouts"]}) as response:
+            kinds = [line for line in response.iter_lines() if line.startswith("event: ")]
+        assert kinds.count("event: ended") == 2
+        assert [http.get(f"/rollouts/{one}").json()["reward"] for one in made["rollouts"]] == [1.0, 1.0]
+    assert process.returncode == 130
+    assert not (tmp_path / "run" / "endpoints.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--tasks", "nowhere"], "There are no tasks 'nowhere'. Give a registered task set"),
+        (["--split", "training"], "split"),
+        (["--split", "test", "--tasks", f"{HERE}:Empty"], "Give another --split"),
+        (["--sandbox", "dockr"], "no sandbox named 'dockr'"),
+        (["--harness", "codx"], "no harness named 'codx'"),
+        (["--tasks", f"{HERE}:Containers"], "does not offer image"),
+        (["--upstream", "vllm"], "names nothing that answers"),
+        (["--keep-above", "1"], "--export FORMAT FILE"),
+        (["--set", "argv"], "write KEY=VALUE"),
+        (["--set", "agrv=[]"], "there is no such setting"),
+        (["--serve", "8200"], "HOST:PORT"),
+    ],
+)
+def test_what_cannot_be_run_says_why_before_anything_runs(command, tmp_path, words, told):
+    done = run(command("good", *words))
+    assert done.returncode == 2, done.stderr
+    assert told in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "results.jsonl").exists() or results(tmp_path / "run") == []
+
+
+def test_the_folder_of_something_else_is_left_alone(command, tmp_path):
+    TraceStore.create(f"sqlite:///{tmp_path}/other/traces.db").close()
+    before = sorted((tmp_path / "other").iterdir())
+    done = run(command("good", folder="other"))
+    assert done.returncode == 2
+    assert "holds something else" in done.stderr
+    assert sorted((tmp_path / "other").iterdir()) == before
+
+
+def test_help_teaches():
+    done = run([sys.executable, "-m", "harnessgym", "rollout", "--help"])
+    assert done.returncode == 0
+    text = " ".join(done.stdout.replace("│", " ").split())
+    for words in ("harnessgym rollout --tasks shell", "--keep-above 1 --export sft", "Exit status: 0 done", "litellm:"):
+        assert words in text
