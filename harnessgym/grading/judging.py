@@ -1,7 +1,7 @@
 """From an agent's sandbox to a verdict: stop it, take out what it left as data, and judge that somewhere else.
 
-    kill every process → freeze what is left, if anything → the node reads the workspace itself → the task's grader, which
-    runs things only in fresh sandboxes of the pinned image, where nothing can be reached
+    kill every process, in one step → the node reads the workspace itself → the task's grader, which runs things only in
+    fresh sandboxes of the pinned image, where nothing can be reached
 
 What the agent did to its own files (too many, too large, a trap where an artifact should be) is tampering, with reward 0.
 A sandbox or a grader that fails is an error and no reward at all.
@@ -22,7 +22,7 @@ from harnessgym.errors import HarnessGymError, SandboxError, TaskError
 from harnessgym.grading.laying import lay
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
-from harnessgym.sandbox import Capability, Export, Sandbox
+from harnessgym.sandbox import Export, Sandbox
 from harnessgym.task import Grade, Task
 
 _MAX_FILES = 100_000
@@ -60,8 +60,6 @@ async def taken(task: Task, sandbox: Sandbox, within: Path | None = None) -> Asy
     `within` is a folder that somebody removes if this process is killed; by default, the one for temporary files.
     """
     await sandbox.kill_all()
-    if Capability.PAUSE in sandbox.capabilities:
-        await sandbox.pause()
     root = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="harnessgym-graded-", dir=within))
     try:
         most = int(task.limits.disk_mb * _GRADED * (1 << 20))
@@ -141,8 +139,6 @@ def _laid(folder: Path, fresh: Opener) -> Opener:
 def _again(sandbox: Sandbox) -> Opener:
     @asynccontextmanager
     async def place() -> AsyncIterator[Sandbox]:
-        if Capability.PAUSE in sandbox.capabilities:
-            await sandbox.resume()
         yield sandbox
         await sandbox.kill_all()
 

@@ -25,7 +25,7 @@ from harnessgym.rollout.pressure import Pressure
 from harnessgym.rollout.setting_up import set_up
 from harnessgym.rollout.stage import Stage, Stages
 from harnessgym.rollout.stop_reason import StopReason
-from harnessgym.sandbox import Capability, Equipment, ExecResult, Sandbox, needs, require
+from harnessgym.sandbox import Equipment, ExecResult, Sandbox, needs, require
 from harnessgym.store import events
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
@@ -174,8 +174,6 @@ class Attempt:
         if grade.tampered is not None or not line.rewards:
             return ()
         asked = "sandbox" in line.needed
-        if asked and self._task.verifier == "separate" and Capability.PAUSE in sandbox.capabilities:
-            await sandbox.resume()
         record = Record(line.store, self.row.id, self._task, sandbox if asked else None, line.control)
         return await score_all(line.rewards, record, grade.rewards)
 

@@ -50,6 +50,7 @@ _INLINE = "inline"
 """Set of the tasks that came with a request."""
 _KEEP_ALIVE_S = 10.0
 _MOST_LISTED = 1_000
+_LAST_PORT = 65_535
 
 
 class Endpoints:
@@ -304,9 +305,9 @@ def new_key() -> str:
 
 def _listen(address: str) -> socket.socket:
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
+    if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
         raise ConfigError(f"{address!r} is no address to serve at: write HOST:PORT, e.g. 127.0.0.1:8200.")
     try:
         return socket.create_server((host or "127.0.0.1", int(port)), backlog=128)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise ConfigError(f"Cannot serve rollouts at {address}: {error}. Choose another address, or port 0.") from error

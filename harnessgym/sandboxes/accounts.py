@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import tarfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from harnessgym.sandboxes.engine import sdk
 USERS = "/etc/passwd"
 GROUP = "/etc/group"
 _MOST = 1 << 20
+_NUMBER = re.compile("[0-9]{1,10}")
 
 
 def accounts(
@@ -34,7 +36,8 @@ def accounts(
     found = []
     for path in needed:
         target = folder / Path(path).name
-        target.write_text(texts[path] + ("" if texts[path].endswith("\n") or not texts[path] else "\n") + lines[path])
+        text = texts[path] + ("" if texts[path].endswith("\n") or not texts[path] else "\n") + lines[path]
+        target.write_bytes(text.encode(errors="surrogateescape"))
         target.chmod(0o644)
         found.append((target, path))
     return tuple(found)
@@ -49,7 +52,7 @@ def _made(client: Any, image: str, name: str, labels: Mapping[str, str]) -> str:
 
 def _numbers(text: str) -> set[int]:
     fields: Iterable[list[str]] = (line.split(":") for line in text.splitlines())
-    return {int(each[2]) for each in fields if len(each) > 2 and each[2].isdigit()}
+    return {int(each[2]) for each in fields if len(each) > 2 and _NUMBER.fullmatch(each[2])}
 
 
 def _read(client: Any, made: str, path: str) -> str:

@@ -56,7 +56,7 @@ def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
     if program is None:
         return "bubblewrap is not installed. Install it (`apt-get install bubblewrap`), or use the process sandbox."
     namespaces = ["--unshare-user", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    probe = [program, *namespaces, "--ro-bind", "/", "/", "--dev", "/dev", "--bind", "/proc", "/proc", "true"]
+    probe = [program, *namespaces, *_system(), "--dev", "/dev", "--bind", "/proc", "/proc", "true"]
     done = subprocess.run(probe, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return None
@@ -120,7 +120,7 @@ class Bubblewrap(LocalBackend):
         return replace(
             order,
             workspace=inside,
-            hidden=[_NODE],
+            hidden=[_NODE, *task_folders(_prefixes(sys.executable))],
             exposed=exposed,
             tmp_bytes=self._own.tmp_mb << 20,
             port=port,
@@ -141,9 +141,7 @@ class Bubblewrap(LocalBackend):
             words += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         else:
             words += ["--unshare-user", "--uid", str(self._own.user), "--gid", str(self._own.user)]
-        for path in _SYSTEM:
-            words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
-        words += ["--dir", "/etc"]
+        words += [*_system(), "--dir", "/etc"]
         for name in _ETC:
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         for name in _FILES:
@@ -171,6 +169,14 @@ _FILES = {
 """The parts of `/etc` that name this machine's people and networks, replaced."""
 
 
+def _system() -> list[str]:
+    """Options that show the system's programs and libraries. Nothing else of `/`: mounts there come and go."""
+    found = [
+        ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path] for path in _SYSTEM
+    ]
+    return [word for words in found for word in words]
+
+
 def _parents(path: str) -> list[str]:
     """Options that make the folders above a mount point; left to itself, bwrap closes them to all but root."""
     above = [str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", walls.TEMPORARY)]
@@ -179,6 +185,13 @@ def _parents(path: str) -> list[str]:
 
 def _is_covered(path: str) -> bool:
     return any(Path(path).is_relative_to(folder) for folder in walls.COVERED)
+
+
+@functools.cache
+def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    """Folders below interpreters' prefixes that hold the tests and solutions of installed tasks: no harness may see them."""
+    found = (path for prefix in prefixes for path in Path(prefix).glob("lib/python3*/site-packages/environments/*/tasks"))
+    return tuple(sorted(str(path) for path in found if path.is_dir()))
 
 
 @functools.cache

@@ -7,7 +7,6 @@ node does that opens the same folder, by the labels: a container is abandoned wh
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -22,6 +21,8 @@ from harnessgym.sandboxes.accounts import accounts
 from harnessgym.sandboxes.agent.binary import agent_binary
 from harnessgym.sandboxes.engine import Engine, EngineError, sdk
 from harnessgym.sandboxes.inside import SOCKET, Door, Inside
+from harnessgym.sandboxes.lease import Lease, is_abandoned
+from harnessgym.sandboxes.local_sandbox import through
 from harnessgym.task import Limits
 
 _log = logging.getLogger(__name__)
@@ -67,13 +68,17 @@ class Plan:
     processes: int
     cpus: float
     readable: tuple[str, ...]
+    inodes: tuple[tuple[int, int], ...]
+    """Which files `readable` names at present: who replaces one wants the new one to be seen."""
     user: int
     tmp_mb: int
 
     @classmethod
     def of(cls, image: Image, limits: Limits, readable: tuple[str, ...], user: int, tmp_mb: int) -> "Plan":
-        """The plan for a sandbox of these limits."""
-        return cls(image, limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus, readable, user, tmp_mb)
+        """The plan for a sandbox of these limits. Raises OSError when something readable is not there."""
+        found = [os.stat(path) for path in readable]
+        inodes = tuple((each.st_dev, each.st_ino) for each in found)
+        return cls(image, limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus, readable, inodes, user, tmp_mb)
 
 
 @dataclass(slots=True)
@@ -97,15 +102,18 @@ class Container:
 
 
 class Containers:
-    """Starts and removes the containers of one node, whose folder is `root` with the lock file's path `lease`."""
+    """Starts and removes the containers of one node."""
 
-    def __init__(self, engine: Engine, root: Path, lease: Path, user: int) -> None:
+    def __init__(self, engine: Engine, lease: Lease, user: int) -> None:
         self._engine = engine
-        self._root = root
+        self._root = root = lease.folder
         self._user = user
-        self._labels = {ROOT_LABEL: str(root.parent), NODE_LABEL: root.name, LEASE_LABEL: str(lease)}
+        self._labels = {ROOT_LABEL: str(root.parent), NODE_LABEL: root.name, LEASE_LABEL: str(root)}
         self._images: dict[str, asyncio.Task[Image]] = {}
+        self._one_at_a_time = asyncio.Lock()  # two names may stand for one image
         self._tidying: set[asyncio.Task[None]] = set()
+        self._left: set[str] = set()
+        """What could not be removed, because the engine was away."""
 
     async def image(self, name: str) -> Image:
         """Looks an image up, once. Raises SandboxError when the engine has none of that name."""
@@ -128,11 +136,15 @@ class Containers:
             raise
 
     async def aclose(self) -> None:
-        """Waits for what is still being looked at, or removed after a cancelled start."""
+        """Waits for what is still being looked at, or removed after a cancelled start; removes what is left."""
         await asyncio.gather(*self._tidying, *self._images.values(), return_exceptions=True)
+        await asyncio.gather(*map(self._clear, list(self._left)))
 
     async def pause(self, container: Container) -> None:
-        """Freezes every process in it. Raises SandboxError."""
+        """Freezes every process in it, also when the caller is cancelled meanwhile. Raises SandboxError."""
+        await through(asyncio.create_task(self._pause(container)))
+
+    async def _pause(self, container: Container) -> None:
         container.inside.frozen = True
         try:
             await self._freeze(container.id)
@@ -142,29 +154,38 @@ class Containers:
         container.paused = True
 
     async def resume(self, container: Container) -> None:
-        """Lets them go on. Raises SandboxError."""
+        """Lets them go on, also when the caller is cancelled meanwhile. Raises SandboxError."""
+        await through(asyncio.create_task(self._resume(container)))
+
+    async def _resume(self, container: Container) -> None:
         await self._once(self._engine.client.unpause, container.id, "not paused")
         container.paused = container.inside.frozen = False
 
     async def remove(self, container: Container) -> None:
-        """Kills what runs in it and removes it. Where the engine is away, it removes the container when it is back."""
-        try:
-            if not container.paused:
-                with contextlib.suppress(SandboxError):
-                    await container.inside.end()
-        finally:
-            container.close()
-            try:
-                await self._discard(container.id)
-            except EngineError as error:
-                _log.warning("Container %s could not be removed: %s", container.id[:12], error)
-            await asyncio.to_thread(shutil.rmtree, container.folder, ignore_errors=True)
+        """Kills what runs in it and removes it, also when the caller is cancelled meanwhile. Never raises anything else.
+
+        Where the engine is away, the container ends all the same, and goes with the next `reap`.
+        """
+        await through(asyncio.create_task(self._remove(container)))
+
+    async def _remove(self, container: Container) -> None:
+        if not container.paused:
+            with contextlib.suppress(SandboxError):
+                await container.inside.end()
+        container.close()
+        await self._clear(container.id)
+        await asyncio.to_thread(shutil.rmtree, container.folder, ignore_errors=True)
 
     async def reap(self) -> int:
-        """Removes the containers of nodes that died, of this workspace root alone. Returns how many."""
+        """Removes the containers of nodes that died, of this workspace root alone, and our own that are left.
+
+        Returns how many were of the dead. Raises EngineError.
+        """
+        await asyncio.gather(*map(self._clear, list(self._left)))
         labels = {"label": [f"{ROOT_LABEL}={self._labels[ROOT_LABEL]}"]}
         found = await self._engine.call(self._engine.client.containers, all=True, filters=labels)
-        dead = [each["Id"] for each in found if _abandoned(each.get("Labels") or {})]
+        leases = {each["Id"]: (each.get("Labels") or {}).get(LEASE_LABEL) for each in found}
+        dead = [made for made, lease in leases.items() if lease is not None and is_abandoned(lease)]
         await asyncio.gather(*map(self._discard, dead))
         return len(dead)
 
@@ -182,11 +203,12 @@ class Containers:
         config = found.get("Config") or {}
         env = tuple((key, value) for key, _, value in (each.partition("=") for each in config.get("Env") or ()))
         folder = self._root / "accounts" / found["Id"].replace(":", "-")
-        files = await self._engine.call(accounts, client, found["Id"], folder, self._user, HOME, self._labels)
+        async with self._one_at_a_time:
+            files = await self._engine.call(accounts, client, found["Id"], folder, self._user, HOME, self._labels)
         return Image(found["Id"], env, tuple(sorted(config.get("Volumes") or ())), files)
 
     def _forget_failure(self, name: str, done: asyncio.Task[Image]) -> None:
-        if done.cancelled() or done.exception() is not None:
+        if (done.cancelled() or done.exception() is not None) and self._images.get(name) is done:
             del self._images[name]
 
     async def _undo(self, starting: asyncio.Task[Container]) -> None:
@@ -195,24 +217,24 @@ class Containers:
 
     async def _start(self, plan: Plan) -> Container:
         folder = self._root / uuid.uuid4().hex
-        await asyncio.to_thread(folder.mkdir, 0o711)
-        door = Door(folder / "door")
         made = f"harnessgym-{folder.name}"
         try:
-            made = await self._create(plan, folder, made)
-            await self._engine.call(self._engine.client.start, made)
-            inside = await self._answered(door, made)
+            await asyncio.to_thread(folder.mkdir, 0o711)
+            with contextlib.closing(Door(folder / "door")) as door:
+                made = await self._create(plan, folder, made)
+                await self._engine.call(self._engine.client.start, made)
+                inside = await self._answered(door, made)
             try:
                 return Container(made, plan, folder, inside, await inside.root())
             except BaseException:
                 inside.close()
                 raise
-        except BaseException:
-            await self._discard(made)
+        except BaseException as error:
+            await self._clear(made)
             shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise SandboxError(f"The folder of a sandbox, {folder}, could not be made: {error.strerror}.") from error
             raise
-        finally:
-            door.close()
 
     async def _answered(self, door: Door, made: str) -> Inside:
         """The connection of a container's agent, as soon as it is there or can no longer come."""
@@ -231,8 +253,10 @@ class Containers:
         try:
             async with asyncio.timeout(_START_S):
                 await inside.greeted
-        except BaseException:
+        except BaseException as error:
             inside.close()
+            if isinstance(error, TimeoutError):
+                raise SandboxError(f"The agent in container {made[:12]} connected, and then said nothing.") from error
             raise
         return inside
 
@@ -292,8 +316,17 @@ class Containers:
             answer = await self._engine.call(client.inspect_container, name)
         return str(answer["Id"])
 
+    async def _clear(self, made: str) -> None:
+        """Discards a container of ours, or remembers it for later."""
+        try:
+            await self._discard(made)
+            self._left.discard(made)
+        except EngineError as error:
+            self._left.add(made)
+            _log.warning("Container %s could not be removed yet: %s", made[:12], error)
+
     async def _discard(self, made: str) -> None:
-        """Returns when the engine knows it no more."""
+        """Returns when the engine knows it no more. Raises EngineError."""
         try:
             await self._engine.call(self._engine.client.remove_container, made, v=True, force=True)
         except EngineError as error:
@@ -305,6 +338,7 @@ class Containers:
 
     async def _gone(self, made: str) -> None:
         deadline = asyncio.get_running_loop().time() + _REMOVAL_S
+        pause_s = 0.01
         while asyncio.get_running_loop().time() < deadline:
             try:
                 await self._engine.call(self._engine.client.inspect_container, made)
@@ -312,7 +346,8 @@ class Containers:
                 if error.status == 404:
                     return
                 raise
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.25)
         raise EngineError(f"The Docker engine still removes container {made[:12]} after {_REMOVAL_S:.0f} s.")
 
 
@@ -321,7 +356,9 @@ def _host(plan: Plan, agent: Path, folder: Path) -> dict[str, Any]:
     types = sdk().types
 
     def bound(source: str, target: str) -> Any:
-        return types.Mount(target, source, type="bind", read_only=True)
+        """Without what is mounted below it: that would not be read-only."""
+        mount = types.Mount(target, source, type="bind", read_only=True)
+        return {**mount, "BindOptions": {"NonRecursive": True}}
 
     scratch = f"rw,exec,nosuid,nodev,mode=1777,size={plan.tmp_mb}m,nr_inodes=64k"
     owned = f"uid={plan.user},gid={plan.user}"
@@ -350,23 +387,3 @@ def _host(plan: Plan, agent: Path, folder: Path) -> dict[str, Any]:
         "tmpfs": tmpfs,
         "mounts": [*mounts, *(bound(path, path) for path in plan.readable)],
     }
-
-
-def _abandoned(labels: Mapping[str, str]) -> bool:
-    """Whether nobody holds the lock on a container's lease. A lease that cannot be looked at is somebody's."""
-    if LEASE_LABEL not in labels:
-        return False
-    try:
-        lease = os.open(labels[LEASE_LABEL], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lease, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    else:
-        return True
-    finally:
-        os.close(lease)

@@ -28,7 +28,8 @@ from harnessgym.sandboxes.archive import pack
 from harnessgym.sandboxes.containers import Container, Containers, Plan
 from harnessgym.sandboxes.docker_sandbox import DockerSandbox
 from harnessgym.sandboxes.engine import Engine
-from harnessgym.sandboxes.local import LocalSettings, _claim
+from harnessgym.sandboxes.lease import Lease, claim
+from harnessgym.sandboxes.local import LocalSettings
 from harnessgym.sandboxes.local_sandbox import through
 from harnessgym.sandboxes.pool import Pool, PoolCounts
 from harnessgym.sandboxes.relay import Relay
@@ -91,8 +92,7 @@ class Docker:
         self.user = self.options.user if os.getuid() == 0 else os.getuid()
         self.owner = self.user if os.getuid() == 0 else None
         """Whom files of a workspace are given to; None when they are ours."""
-        self._root: Path | None = None
-        self._lease = -1
+        self._lease: Lease | None = None
         self._engine: Engine | None = None
         self._containers: Containers | None = None
         self._pool: Pool[Plan, Container] | None = None
@@ -111,9 +111,9 @@ class Docker:
     @property
     def root(self) -> Path:
         """The folder of this node. Raises SandboxError before the backend is opened."""
-        if self._root is None:
+        if self._lease is None:
             raise SandboxError("The docker backend is not open. Use `async with` around it.")
-        return self._root
+        return self._lease.folder
 
     @property
     def containers(self) -> Containers:
@@ -125,9 +125,8 @@ class Docker:
     async def __aenter__(self) -> Self:
         self._engine = await asyncio.to_thread(Engine, self.options.host, self.options.engine_wait_s)
         try:
-            root, self._lease = await asyncio.to_thread(_claim, self.options.workspace_root)
-            self._root = root
-            self._containers = Containers(self._engine, root, root, self.user)
+            self._lease = await asyncio.to_thread(claim, self.options.workspace_root)
+            self._containers = Containers(self._engine, self._lease, self.user)
             await self._containers.reap()
             self._pool = await Pool(Spares(self._containers), most=self.options.spares).__aenter__()
             self._reaping = asyncio.create_task(self._reap(self._containers))
@@ -165,6 +164,8 @@ class Docker:
         except asyncio.CancelledError:
             starting.cancel()
             await asyncio.wait({starting})
+            if not starting.cancelled() and starting.exception() is None:  # it was there already
+                await starting.result().aclose()
             raise
 
     async def plan(self, limits: Limits, equipment: Equipment) -> Plan:
@@ -180,7 +181,7 @@ class Docker:
         return Plan.of(await containers.image(name), limits, readable, self.user, self.options.tmp_mb)
 
     def forget(self, sandbox: DockerSandbox) -> None:
-        """It is being closed."""
+        """It is closed."""
         self._open.discard(sandbox)
 
     async def keep(self, workspace: Workspace, limits: Limits) -> Snapshot:
@@ -254,10 +255,10 @@ class Docker:
             self._pool = None
         if self._containers is not None:
             await self._containers.aclose()
-        root, self._root, self._containers = self._root, None, None
-        if root is not None:
-            await asyncio.to_thread(Workspace(root, None, 0).remove)
-            os.close(self._lease)
+        lease, self._lease, self._containers = self._lease, None, None
+        if lease is not None:
+            await asyncio.to_thread(Workspace(lease.folder, None, 0).remove)
+            lease.release()
         if self._engine is not None:
             await asyncio.to_thread(self._engine.close)
             self._engine = None

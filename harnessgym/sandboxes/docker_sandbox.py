@@ -119,7 +119,7 @@ class DockerSandbox:
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`."""
         if not self._container.inside.gone:  # else nobody lives in there
-            await self._container.inside.kill_all()
+            await asyncio.gather(self._container.inside.kill_all(), self.resume())  # asked for before anybody can go on
 
     async def pause(self) -> None:
         """See `Sandbox.pause`."""
@@ -160,15 +160,15 @@ class DockerSandbox:
         self.proxy_url = f"http://127.0.0.1:{port}"
 
     async def _close(self) -> None:
-        self._backend.forget(self)
+        if self._listening is not None:
+            self._listening.close()
         with contextlib.suppress(SandboxError):  # it is removed as it is then
             await self.resume()
         for run in list(self._running):
             run.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        if self._listening is not None:
-            self._listening.close()
         await self._backend.containers.remove(self._container)
+        self._backend.forget(self)
 
     async def _run(
         self,

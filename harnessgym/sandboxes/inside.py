@@ -34,7 +34,8 @@ SOCKET = "node.sock"
 _DEATH_S = 10.0
 """How long the agent may take to kill and collect a command before the sandbox counts as broken."""
 _ANSWER_S = 30.0
-_STOP = b"K"
+_LATE_S = 2.0
+"""How much later than its supervisor the node ends a command whose time is over."""
 
 
 class Door:
@@ -49,6 +50,9 @@ class Door:
             self._listener.bind(f"/proc/self/fd/{inside}/{SOCKET}")  # a socket's own path may have 107 bytes
             (folder / SOCKET).chmod(0o666)  # root without capabilities is nobody, where the folder is another user's
             self._listener.listen(1)
+        except OSError:
+            self._listener.close()
+            raise
         finally:
             os.close(inside)
 
@@ -78,11 +82,22 @@ class Inside:
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         self.gone = False
         """Whether the agent is gone, or we have closed the connection."""
-        self.frozen = False
-        """While the sandbox is paused, nobody in it can be late."""
+        self._frozen_at: float | None = None
+        self._frozen_s = 0.0
         self.pid = _peer(control)
         """The agent's process on this machine; 0 when it cannot be seen from here."""
         self._loop.add_reader(control, self._receive)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the sandbox is paused: nobody in it can be late then."""
+        return self._frozen_at is not None
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        if self._frozen_at is not None:
+            self._frozen_s += time.monotonic() - self._frozen_at
+        self._frozen_at = time.monotonic() if frozen else None
 
     async def root(self) -> int:
         """A descriptor of the workspace (O_PATH), which the caller owns."""
@@ -112,9 +127,7 @@ class Inside:
         began = time.monotonic()
         drains = [Drain(pipe, output, lambda: _stop(channel)) for pipe, output in zip(pipes, outputs, strict=True)]
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # killed already: the report says so
-                await self._loop.sock_sendall(channel, body)
-            report = await self._follow(channel, order.timeout_s)
+            report, late = await self._follow(channel, body, order.timeout_s)
             for drain in drains:
                 drain.finish()
         finally:
@@ -123,14 +136,15 @@ class Inside:
             channel.close()
         if report.kind not in ("exited", "killed"):
             raise SandboxError("The supervisor of a command in a sandbox was killed. Open a new sandbox and run it again.")
+        timed_out = late or report.timed_out
         return ExecResult(
-            exit_code=None if report.timed_out else report.code,
+            exit_code=None if timed_out else report.code,
             signal=report.signal,
             stdout=outputs[0].data,
             stderr=outputs[1].data,
             stdout_truncated=outputs[0].truncated,
             stderr_truncated=outputs[1].truncated,
-            timed_out=report.timed_out,
+            timed_out=timed_out,
             wall_s=time.monotonic() - began,
             cpu_s=report.cpu_s,
         )
@@ -153,39 +167,35 @@ class Inside:
         """Our ends of a new command's channel, stdout and stderr."""
         if self.gone:
             raise _gone()
-        ours, theirs = socket.socketpair()
-        out_read, out_write = os.pipe()
-        err_read, err_write = os.pipe()
-        source = _stdin(stdin)
-        if owner is not None:
-            for pipe in (out_write, err_write):
-                os.fchown(pipe, owner, owner)
-        try:
-            self._send("X", 0, 0, [theirs.fileno(), source, out_write, err_write])
-        except SandboxError:
-            ours.close()
-            os.close(out_read)
-            os.close(err_read)
-            raise
-        finally:
-            theirs.close()
-            for descriptor in (source, out_write, err_write):
-                os.close(descriptor)
-        ours.setblocking(False)
-        return ours, (out_read, err_read)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            try:
+                channel, far = socket.socketpair()
+                ours.callback(channel.close)
+                theirs.callback(far.close)
+                out_read, out_write = _pipe(ours, theirs, owner)
+                err_read, err_write = _pipe(ours, theirs, owner)
+                source = _stdin(stdin)
+                theirs.callback(os.close, source)
+            except OSError as error:
+                raise SandboxError(f"The node could not start a command in a sandbox: {error.strerror}.") from error
+            self._send("X", 0, 0, [far.fileno(), source, out_write, err_write])
+            channel.setblocking(False)
+            ours.pop_all()
+        return channel, (out_read, err_read)
 
-    async def _follow(self, channel: socket.socket, timeout_s: float) -> Report:
-        """Waits for a command's report; a cancelled one is killed first."""
-        watching = asyncio.create_task(self._report(channel))
+    async def _follow(self, channel: socket.socket, body: bytes, timeout_s: float) -> tuple[Report, bool]:
+        """Orders a command and waits for its report; a cancelled one is killed first. Also whether we had to end it.
+
+        Its supervisor ends it at its timeout. One that the command leaves no processor, so that it loses time, is told to.
+        """
+        watching = asyncio.create_task(self._report(channel, body))
         try:
-            left = timeout_s + _DEATH_S
-            while not watching.done() and left > 0:
-                began = time.monotonic()
-                await asyncio.wait({watching}, timeout=min(left, 1.0))
-                left -= 0 if self.frozen else time.monotonic() - began
-            if not watching.done():
-                raise SandboxError(f"The sandbox's agent did not end a command within {_DEATH_S:.0f} s of its timeout.")
-            return watching.result()
+            late = not await self._ended(watching, timeout_s + _LATE_S)
+            if late:
+                _stop(channel)
+                if not await self._ended(watching, _DEATH_S):
+                    raise SandboxError(f"The sandbox's agent did not end a command within {_DEATH_S:.0f} s of its timeout.")
+            return watching.result(), late
         except asyncio.CancelledError:
             _stop(channel)
             await asyncio.wait({watching}, timeout=_DEATH_S)
@@ -194,7 +204,21 @@ class Inside:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    async def _report(self, channel: socket.socket) -> Report:
+    async def _ended(self, watching: asyncio.Task[Report], within_s: float) -> bool:
+        """Whether a command ends within this time, in which the sandbox is not paused."""
+        end = self._awake_s() + within_s
+        while not watching.done() and (left := end - self._awake_s()) > 0:
+            await asyncio.wait({watching}, timeout=min(max(left, 0.05), 1.0))
+        await asyncio.wait({watching}, timeout=0.05)  # what lay in the channel while we were stopped ourselves
+        return watching.done()
+
+    def _awake_s(self) -> float:
+        """A clock that stands still while the sandbox is paused."""
+        return (time.monotonic() if self._frozen_at is None else self._frozen_at) - self._frozen_s
+
+    async def _report(self, channel: socket.socket, body: bytes) -> Report:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # killed already: the report says so
+            await self._loop.sock_sendall(channel, body)
         data = b""
         while len(data) < REPORT_SIZE:
             try:
@@ -213,14 +237,19 @@ class Inside:
         self._number += 1
         number, waiting = self._number, self._loop.create_future()
         self._waiting[number] = waiting
+        taken = False
         try:
             self._send(operation, number, value, [])
             async with asyncio.timeout(_ANSWER_S):
-                return int(await waiting)
+                descriptor = int(await waiting)
+                taken = True
+                return descriptor
         except TimeoutError as error:
             raise SandboxError(f"The sandbox's agent did not answer within {_ANSWER_S:.0f} s.") from error
         finally:
             del self._waiting[number]
+            if not taken:
+                _close_answer(waiting)
 
     def _send(self, operation: Operation, number: int, value: int, descriptors: list[int]) -> None:
         try:
@@ -240,6 +269,8 @@ class Inside:
         if len(packet) != REPLY_SIZE:
             self.close()
             return
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)  # `recv_fds` passes no flag on that would do so
         self._resolve(parse_reply(packet), descriptors[0] if descriptors else -1)
 
     def _resolve(self, reply: Reply, descriptor: int) -> None:
@@ -267,8 +298,25 @@ def _gone() -> SandboxError:
 
 
 def _stop(channel: socket.socket) -> None:
+    """Tells a command's supervisor to end it: nothing more comes, not even the rest of its order."""
     with contextlib.suppress(OSError):  # it has already ended
-        channel.send(_STOP)
+        channel.shutdown(socket.SHUT_WR)
+
+
+def _close_answer(waiting: asyncio.Future[int]) -> None:
+    """Closes the descriptor of an answer that came when nobody waited for it any more."""
+    if waiting.done() and not waiting.cancelled() and waiting.exception() is None and waiting.result() >= 0:
+        os.close(waiting.result())
+
+
+def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack, owner: int | None) -> tuple[int, int]:
+    """A pipe whose ends are closed with each side's."""
+    read, write = os.pipe()
+    ours.callback(os.close, read)
+    theirs.callback(os.close, write)
+    if owner is not None:
+        os.fchown(write, owner, owner)
+    return read, write
 
 
 def _peer(connection: socket.socket) -> int:

@@ -5,7 +5,6 @@ else is here. After a node was killed, the next one to open the same `workspace_
 """
 
 import asyncio
-import fcntl
 import os
 import shutil
 import tempfile
@@ -23,12 +22,12 @@ from harnessgym.sandbox import PLAIN, Capability, Equipment, Prewarm, Snapshot, 
 from harnessgym.sandboxes.archive import pack, unpack
 from harnessgym.sandboxes.forking import ForkServer, Spec
 from harnessgym.sandboxes.forkserver.wire import Order
+from harnessgym.sandboxes.lease import Lease, claim
 from harnessgym.sandboxes.local_sandbox import LocalSandbox, Place, through
 from harnessgym.sandboxes.relay import Relay
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
 
-_LABEL = "harnessgym-node-"
 _MIB = 1 << 20
 _SNAPSHOT_FILES = 200_000
 
@@ -61,8 +60,7 @@ class LocalBackend:
 
     def __init__(self, settings: LocalSettings) -> None:
         self.options = settings
-        self._root: Path | None = None
-        self._lease = -1
+        self._lease: Lease | None = None
         self._servers: dict[tuple[Prewarm, tuple[str, ...]], ForkServer] = {}
         self._open: set[LocalSandbox] = set()
         self._snapshots: dict[str, Path] = {}
@@ -70,12 +68,12 @@ class LocalBackend:
     @property
     def root(self) -> Path:
         """The folder of this node. Raises SandboxError before the backend is opened."""
-        if self._root is None:
+        if self._lease is None:
             raise SandboxError(f"The {self.name} backend is not open. Use `async with` around it.")
-        return self._root
+        return self._lease.folder
 
     async def __aenter__(self) -> Self:
-        self._root, self._lease = await asyncio.to_thread(_claim, self.options.workspace_root)
+        self._lease = await asyncio.to_thread(claim, self.options.workspace_root)
         return self
 
     async def __aexit__(
@@ -89,8 +87,9 @@ class LocalBackend:
         self._servers.clear()
         self._snapshots.clear()
         await asyncio.to_thread(shutil.rmtree, self.root, ignore_errors=True)
-        os.close(self._lease)
-        self._root = None
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     @asynccontextmanager
     async def open(self, limits: Limits, equipment: Equipment = PLAIN) -> AsyncIterator[LocalSandbox]:
@@ -162,34 +161,3 @@ class LocalBackend:
     def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int) -> Order:  # noqa: ARG002
         """Adds to an order what this backend puts around a rollout."""
         return order
-
-
-def _claim(root: Path) -> tuple[Path, int]:
-    """Makes this node's folder and locks it, after removing the unlocked folders of nodes that died."""
-    root.mkdir(parents=True, exist_ok=True, mode=0o711)
-    gate = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # nobody looks between the making of a folder and its lock
-        for folder in root.glob(f"{_LABEL}*"):
-            _remove_if_abandoned(folder)
-        folder = Path(tempfile.mkdtemp(prefix=f"{_LABEL}{os.getpid()}-", dir=root))
-        folder.chmod(0o711)
-        lease = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(lease, fcntl.LOCK_EX)
-    finally:
-        os.close(gate)
-    return folder, lease
-
-
-def _remove_if_abandoned(folder: Path) -> None:
-    try:
-        lease = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        Workspace(folder, None, 0).remove()
-    except OSError:  # a living node's, or another user's
-        return
-    finally:
-        os.close(lease)

@@ -39,7 +39,7 @@ class Maker(Protocol[K_contra, T]):
         ...
 
     async def wake(self, thing: T) -> bool:
-        """Wakes it and checks its health; False if it cannot be used: the pool discards it."""
+        """Wakes it and checks its health; False if it cannot be used. The pool discards it then, or when this raises."""
         ...
 
     async def discard(self, thing: T) -> None:
@@ -105,6 +105,7 @@ class Pool(Generic[K, T]):
         self._making: dict[K, int] = {}
         self._gate = asyncio.Semaphore(makers)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._warm = self._cold = self._sick = 0
 
@@ -124,23 +125,15 @@ class Pool(Generic[K, T]):
         await asyncio.gather(*tasks, return_exceptions=True)
         parked = [thing for things in self._parked.values() for thing in things]
         self._parked.clear()
-        await asyncio.gather(*(self._maker.discard(thing) for thing in parked))
+        await asyncio.gather(*self._ending, *(self._maker.discard(thing) for thing in parked))
 
     async def claim(self, key: K) -> T:
         """One for the caller, who ends it. Raises what making one raises."""
         demand = self._demand.setdefault(key, Demand())
         demand.claimed(time.monotonic())
-        try:
-            while parked := self._parked.get(key):
-                thing = parked.popleft()
-                if await self._woken(thing):
-                    self._warm += 1
-                    return thing
-                self._sick += 1
-            self._cold += 1
-            return await self._made(key)
-        finally:
-            self._refill(key)
+        thing = await self._found(key)
+        self._refill(key)
+        return thing
 
     def warm_up(self, key: K, count: int) -> None:
         """Says that `count` will be claimed soon."""
@@ -148,16 +141,35 @@ class Pool(Generic[K, T]):
         demand.rate, demand.at = max(demand.rate_at(time.monotonic()), count / (2 * demand.make_s)), time.monotonic()
         self._refill(key)
 
+    async def _found(self, key: K) -> T:
+        while parked := self._parked.get(key):
+            thing = parked.popleft()
+            if await self._woken(thing):
+                self._warm += 1
+                return thing
+            self._sick += 1
+        self._cold += 1
+        return await self._made(key)
+
     async def _woken(self, thing: T) -> bool:
-        """Wakes a parked one; whatever comes between ends it, since nobody would."""
+        """Wakes a parked one. One that cannot be used is ended, which the claim does not wait for."""
         try:
             if await self._maker.wake(thing):
                 return True
-        except BaseException:
-            await asyncio.shield(self._maker.discard(thing))
+        except asyncio.CancelledError:
+            await asyncio.shield(self._end(thing))
             raise
-        await self._maker.discard(thing)
+        except BaseException:
+            self._end(thing)
+            raise
+        self._end(thing)
         return False
+
+    def _end(self, thing: T) -> asyncio.Task[None]:
+        ending = asyncio.create_task(self._maker.discard(thing))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        return ending
 
     async def _made(self, key: K) -> T:
         began = time.monotonic()
@@ -171,7 +183,11 @@ class Pool(Generic[K, T]):
 
     def _refill(self, key: K) -> None:
         """Starts as many makers as the key's demand and the bounds call for."""
-        wanted = self._demand[key].wanted(time.monotonic()) - len(self._parked.get(key, ())) - self._making.get(key, 0)
+        wanted = (
+            self._demand.setdefault(key, Demand()).wanted(time.monotonic())
+            - len(self._parked.get(key, ()))
+            - self._making.get(key, 0)
+        )
         free = min(self._most - self._parked_in_all() - sum(self._making.values()), self._maker.room())
         for _ in range(min(wanted, free)):
             self._making[key] = self._making.get(key, 0) + 1
@@ -201,11 +217,12 @@ class Pool(Generic[K, T]):
             await asyncio.sleep(min(1.0, self._idle_s / 4))
             now = time.monotonic()
             for key, parked in list(self._parked.items()):
-                idle = now - self._demand[key].at > self._idle_s
+                idle = now - self._demand.setdefault(key, Demand()).at > self._idle_s
                 surplus = len(parked) if idle else max(0, -self._maker.room())
-                for _ in range(min(surplus, len(parked))):
+                while surplus > 0 and parked:  # others take some too
+                    surplus -= 1
                     await self._maker.discard(parked.pop())
-                if not parked:
+                if not parked and self._parked.get(key) is parked:
                     del self._parked[key]
                 if idle and not self._making.get(key):
                     self._demand.pop(key, None)

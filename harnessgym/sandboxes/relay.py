@@ -11,6 +11,8 @@ from pathlib import Path
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.25
+_MOST_CONNECTIONS = 256
+"""Of one rollout at a time: each takes two descriptors of the node's. Further ones are dropped."""
 
 
 class Relay:
@@ -112,6 +114,9 @@ class _Downstream(_Side):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert self.transport is not None
+        if len(self._listening.open) >= _MOST_CONNECTIONS:
+            self.transport.abort()
+            return
         self.transport.pause_reading()
         self._listening.open.add(self)
         self._connecting = asyncio.get_running_loop().create_task(self._connect())

@@ -4,6 +4,7 @@ import os
 
 from harnessgym.errors import SandboxError
 from harnessgym.sandboxes.containers import Container, Containers, Plan
+from harnessgym.sandboxes.engine import EngineError
 
 _SPARE_BYTES = 32 << 20
 """What a paused container takes of the machine: the agent, and the engine's shim beside it."""
@@ -26,11 +27,16 @@ class Spares:
         await self._containers.pause(thing)
 
     async def wake(self, thing: Container) -> bool:
-        """Resumes it and asks its agent for the workspace: one that has died meanwhile does not answer."""
+        """Resumes it and asks its agent for the workspace: one that has died meanwhile does not answer.
+
+        Raises EngineError when the engine is away: no other spare could be resumed either.
+        """
         try:
             await self._containers.resume(thing)
             os.close(await thing.inside.root())
-        except SandboxError:
+        except SandboxError as error:
+            if isinstance(error, EngineError) and not error.status:
+                raise
             return False
         return True
 

@@ -20,7 +20,9 @@ DEPTH = 256
 LENGTH = 3_000
 """Bytes of a path, so that it and a folder of ours stay below the kernel's 4,096."""
 _PIECE = 1 << 20
-_CHANGED = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.ENXIO, errno.EINVAL, errno.EACCES, errno.EPERM})
+_CHANGED = frozenset(
+    {errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.ENXIO, errno.EINVAL, errno.EACCES, errno.EPERM, errno.EWOULDBLOCK}
+)
 _REMOVAL_DEPTH = 64
 
 
@@ -130,7 +132,7 @@ def _look(folder: int, parents: tuple[str, ...], name: str) -> Entry | None:
 
 
 def changed(error: OSError) -> bool:
-    """Whether an entry is no longer what it was when it was looked at, or its owner keeps even us out."""
+    """Whether an entry is no longer what it was when it was looked at, or its owner keeps even us out (with a lease)."""
     return error.errno in _CHANGED
 
 
@@ -188,11 +190,11 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
     while end < size:
         try:
             start = os.lseek(source, end, os.SEEK_DATA)
+            end = os.lseek(source, start, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno != errno.ENXIO:
+            if error.errno != errno.ENXIO:  # nothing from there on, or it was cut off meanwhile
                 raise
             return
-        end = os.lseek(source, start, os.SEEK_HOLE)
         if start < size:
             yield start, min(end, size)
 

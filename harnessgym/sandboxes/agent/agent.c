@@ -256,7 +256,7 @@ int main(int count, char **arguments) {
             continue;
         struct signalfd_siginfo one;
         while (events[1].revents && read(signals, &one, sizeof one) == sizeof one)
-            if (one.ssi_signo != SIGCHLD)
+            if (one.ssi_signo != SIGCHLD && one.ssi_pid == 0) /* from outside: who sends it has no number in here */
                 return 0;
         reap();
         if (events[0].revents)

@@ -21,6 +21,7 @@
 #include "agent.h"
 
 enum { MOST = 1 << 15, PATIENCE_MS = 3000 };
+#define FIFTEEN " %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s" /* what stands between parent and threads */
 
 static struct process {
     pid_t pid, parent;
@@ -48,7 +49,12 @@ static int look(const char *name, struct process *process) {
     char *at = strrchr(text, ')'); /* a process may be named ")" */
     process->pid = atoi(name);
     process->ours = 0;
-    return at && sscanf(at + 1, " %c %d", &process->state, &process->parent) == 2 ? 0 : -1;
+    int threads;
+    if (!at || sscanf(at + 1, " %c %d" FIFTEEN " %d", &process->state, &process->parent, &threads) != 3)
+        return -1;
+    if (process->state == 'Z' && threads > 1)
+        process->state = 'R'; /* only its first thread has ended */
+    return 0;
 }
 
 static void mark(void) {

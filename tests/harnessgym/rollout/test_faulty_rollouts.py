@@ -1,4 +1,4 @@
-"""Faults on the way of a rollout: they happen inside, are recorded in its trace, and leave the workspace before it is graded."""
+"""Faults in a rollout: they happen inside, and are recorded in its trace."""
 
 import pytest
 

@@ -45,3 +45,34 @@ async def test_a_killed_supervisor_takes_its_commands_along_and_is_no_result(doc
         lines = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout
         assert f"sleep {mark}" not in lines
         assert not (await sandbox.exec(["sh", "-c", "kill -9 $PPID"])).ok  # the harness's user cannot
+
+
+async def test_a_process_whose_first_thread_has_ended_is_killed_with_the_others(docker):
+    mark = f"3{os.getpid()}{time.monotonic_ns() % 10**6}"
+    script = f"""
+import ctypes, os, threading, time
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=time.sleep, args=({mark},)).start()
+    ctypes.CDLL(None).syscall({{"x86_64": 60, "aarch64": 93}}[os.uname().machine], 0)
+time.sleep(0.5)
+"""
+    async with docker.open(Limits()) as sandbox:
+        other = asyncio.create_task(sandbox.exec(["sh", "-c", "sleep 4; echo whole"]))
+        result = await sandbox.exec(["python", "-c", script])
+        assert result.exit_code == 0
+        lines = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout
+        assert mark not in lines
+        assert (await other).stdout == b"whole\n"  # PID 1 did not have to end everybody
+
+
+async def test_a_paused_sandbox_can_be_emptied(docker):
+    async with docker.open(Limits()) as sandbox:
+        run = asyncio.create_task(sandbox.exec(["sh", "-c", "sleep 0.5; echo x > x; sleep 1000"]))
+        await asyncio.sleep(0.2)
+        await sandbox.pause()
+        await asyncio.sleep(0.5)
+        async with asyncio.timeout(10):
+            await sandbox.kill_all()
+            assert (await run).signal == 9
+        assert (await sandbox.exec(["true"])).ok

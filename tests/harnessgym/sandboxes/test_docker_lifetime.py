@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandbox import PLAIN
+from harnessgym.images.layers import ensure
+from harnessgym.sandbox import PLAIN, Equipment
 from harnessgym.sandboxes.containers import LEASE_LABEL, ROOT_LABEL
 from harnessgym.sandboxes.docker import Docker, DockerSettings
 from harnessgym.sandboxes.engine import address, connect
@@ -27,7 +28,7 @@ from pathlib import Path
 from harnessgym.sandboxes.docker import Docker, DockerSettings
 from harnessgym.task import Limits
 async def main():
-    async with Docker(DockerSettings(workspace_root=Path(sys.argv[1]))) as docker:
+    async with Docker(DockerSettings(workspace_root=Path(sys.argv[1]), spares=0)) as docker:
         async with docker.open(Limits()) as busy, docker.open(Limits()) as frozen:
             run = asyncio.create_task(busy.exec(["sh", "-c", "setsid sleep " + sys.argv[2] + " & wait"]))
             await frozen.exec(["true"])
@@ -54,6 +55,15 @@ def containers(engine, tmp_path):
 @pytest.fixture
 def make_docker_here(tmp_path):
     return lambda **settings: Docker(DockerSettings(workspace_root=tmp_path / "w", **settings))
+
+
+@pytest.fixture
+async def docker(stub, tmp_path, anyio_backend):
+    """Without spares: every container belongs to a sandbox that was opened."""
+    ensure(DockerSettings().image, ())
+    settings = DockerSettings(proxy_socket_dir=stub.folder, workspace_root=tmp_path / "w", spares=0)
+    async with Docker(settings) as opened:
+        yield opened
 
 
 async def until(condition, within_s=15.0):
@@ -136,19 +146,83 @@ async def test_closing_twice_and_at_once_is_fine(docker, containers):
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3])
-async def test_an_opening_that_is_cancelled_leaves_nothing(docker, containers, delay):
-    async def use():
+async def test_an_opening_that_is_cancelled_leaves_nothing(make_docker_here, containers, delay):
+    async def use(docker):
         async with docker.open(Limits()) as sandbox:
             await sandbox.exec(["sleep", "1000"])
 
-    await docker.plan(Limits(), PLAIN)  # the image has been looked at
-    using = asyncio.create_task(use())
-    await asyncio.sleep(delay)
-    using.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await using
-    assert containers() == []
-    assert {path.name for path in docker.root.iterdir()} <= {"accounts"}
+    async with make_docker_here(spares=0) as docker:
+        await docker.plan(Limits(), PLAIN)  # the image has been looked at
+        using = asyncio.create_task(use(docker))
+        await asyncio.sleep(delay)
+        using.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await using
+        assert containers() == []
+        assert {path.name for path in docker.root.iterdir()} <= {"accounts"}
+
+
+async def test_an_opening_that_is_cancelled_when_it_is_done_leaves_nothing(make_docker_here, containers):
+    equipment = Equipment(proxy=False)
+    async with make_docker_here(spares=0) as docker:
+        await docker.plan(Limits(), equipment)
+        opening = asyncio.create_task(docker.start(Limits(), equipment))
+        while not docker._open:  # the very moment is what matters
+            await asyncio.sleep(0)
+        assert not opening.done()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not docker._open
+        assert containers() == []
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.01, 0.03])
+async def test_a_pause_that_is_cancelled_is_a_pause(docker, delay):
+    async with docker.open(Limits()) as sandbox:
+        pausing = asyncio.create_task(sandbox.pause())
+        await asyncio.sleep(delay)
+        pausing.cancel()
+        await asyncio.gather(pausing, return_exceptions=True)
+        await sandbox.resume()
+        assert (await sandbox.exec(["true"], timeout_s=5)).ok
+
+
+async def test_what_is_handed_out_by_the_agent_is_inherited_by_nobody(docker):
+    async with docker.open(Limits()) as sandbox:
+        root = sandbox.workspace.stat()
+        numbers = [int(each) for each in os.listdir("/proc/self/fd")]
+        ours = [each for each in numbers if _same(each, root)]
+        assert ours
+        assert not any(map(os.get_inheritable, ours))
+
+
+def _same(descriptor, status):
+    with contextlib.suppress(OSError):
+        found = os.fstat(descriptor)
+        return (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+    return False
+
+
+async def test_a_spare_shows_the_file_that_is_readable_at_present(make_docker_here, tmp_path):
+    program = tmp_path / "program.sh"
+    program.write_text("echo old")
+    equipment = Equipment(readable=(str(program),))
+    async with make_docker_here() as docker:
+        async with docker.open(Limits(), equipment) as sandbox:
+            assert (await sandbox.exec(["sh", str(program)])).stdout == b"old\n"
+        assert await until(lambda: docker.pool.parked)
+        (tmp_path / "new").write_text("echo new")
+        (tmp_path / "new").rename(program)
+        async with docker.open(Limits(), equipment) as sandbox:
+            assert (await sandbox.exec(["sh", str(program)])).stdout == b"new\n"
+
+
+async def test_a_folder_may_be_named_from_where_the_node_was_started(tmp_path, containers):
+    here = Path(os.path.relpath(tmp_path / "w"))
+    async with Docker(DockerSettings(workspace_root=here, spares=0)) as docker, docker.open(Limits()) as sandbox:
+        assert (await sandbox.exec(["true"])).ok
+        assert containers() == [sandbox.id]
 
 
 async def test_leaving_the_backend_ends_what_is_still_open(make_docker_here, containers, tmp_path):
@@ -280,6 +354,28 @@ async def test_sandboxes_go_on_while_the_engine_is_away(make_docker_here, contai
         await cable.plug()
         async with docker.open(Limits()) as sandbox:
             assert (await sandbox.exec(["true"])).ok
+    await cable.pull()
+    assert containers() == []
+
+
+async def test_a_claim_finds_out_once_that_the_engine_is_away(make_docker_here, containers, tmp_path):
+    cable = Cable(tmp_path / "engine.sock")
+    await cable.plug()
+    async with make_docker_here(host=f"unix://{cable.path}", engine_wait_s=1.0, spares=4) as docker:
+        docker._pool.warm_up(await docker.plan(Limits(), PLAIN), 8)
+        assert await until(lambda: docker.pool.parked == 4, 60)
+        await cable.pull()
+        began = time.monotonic()
+        with pytest.raises(SandboxError, match="does not answer"):
+            async with docker.open(Limits()):
+                pass
+        assert time.monotonic() - began < 3  # not once for each of the spares
+        assert docker.pool.parked == 3
+        await asyncio.sleep(1.5)  # removing it is given up, too
+        await cable.plug()
+        before = set(containers())
+        await docker.containers.reap()
+        assert len(before - set(containers())) == 1
     await cable.pull()
     assert containers() == []
 

@@ -153,3 +153,41 @@ async def test_a_cancelled_claim_leaves_nothing_behind():
         with pytest.raises(asyncio.CancelledError):
             await claim
         assert parked not in cups.there
+
+
+async def test_claims_while_it_shrinks_do_not_end_its_keeper():
+    class Slow(Cups):
+        async def discard(self, cup):
+            await asyncio.sleep(0.05)
+            await super().discard(cup)
+
+    cups = Slow(make_s=0.0)
+    async with Pool(cups, most=4) as pool:
+        pool.warm_up("a", 4)
+        await until(lambda: pool.counts.parked == 4)
+        cups.space = -4
+        await until(lambda: pool.counts.parked == 3)  # it has begun
+        claimed = [await pool.claim("a") for _ in range(3)]
+        cups.space = 100
+        pool.warm_up("a", 4)
+        await until(lambda: pool.counts.parked == 4)
+        cups.space = -4
+        await until(lambda: pool.counts.parked == 0)
+        assert len(claimed) == 3
+
+
+async def test_a_claim_waits_for_no_end_of_what_fell_ill():
+    class Slow(Cups):
+        async def discard(self, cup):
+            await asyncio.sleep(0.3)
+            await super().discard(cup)
+
+    cups = Slow(make_s=0.0)
+    async with Pool(cups, most=2) as pool:
+        pool.warm_up("a", 2)
+        await until(lambda: pool.counts.parked == 2)
+        cups.sick = set(cups.asleep)
+        async with asyncio.timeout(0.2):
+            cup = await pool.claim("a")
+        assert cup not in cups.sick
+    assert cups.there == {cup}

@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 
 import pytest
 
-from harnessgym.sandboxes.relay import Relay
+from harnessgym.sandboxes.relay import _MOST_CONNECTIONS, Relay
 
 pytestmark = pytest.mark.anyio
 
@@ -114,3 +115,33 @@ async def test_a_slow_reader_holds_the_sender_back(tmp_path):
         assert sent < 64 << 20
         writer.transport.abort()
         await asyncio.sleep(0.1)
+
+
+async def test_connections_are_bounded_and_come_free_again(tmp_path):
+    async with echo(tmp_path / "s"), relayed(tmp_path / "s") as address:
+        before = descriptors()
+        clients = [await asyncio.open_connection(*address) for _ in range(_MOST_CONNECTIONS + 50)]
+        assert await until(lambda: descriptors() - before >= len(clients) + 3 * _MOST_CONNECTIONS)
+        await asyncio.sleep(0.2)
+        assert descriptors() - before == len(clients) + 3 * _MOST_CONNECTIONS  # the far end is in this process, too
+        with contextlib.suppress(ConnectionError):
+            assert await clients[-1][0].read() == b""
+        for _, writer in clients:
+            writer.close()
+        assert await until(lambda: descriptors() == before)
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        writer.close()
+        assert await until(lambda: descriptors() == before)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+async def until(condition, within_s=10.0):
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition() and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.02)
+    return condition()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from harnessgym.sandbox import Prewarm
+from harnessgym.sandboxes.bubblewrap import task_folders
 from harnessgym.task import Limits
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
@@ -137,3 +138,10 @@ def test_it_needs_no_privileges():
         command += [__file__, "-k", "(nothing_of and None) or bomb or covered or bounded"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_the_folders_of_installed_tasks_are_found(tmp_path):
+    there = tmp_path / "lib/python3.11/site-packages/environments/shell_tasks/tasks"
+    there.mkdir(parents=True)
+    (tmp_path / "lib/python3.11/site-packages/environments/lookup").mkdir()
+    assert task_folders((str(tmp_path), "/no/such/prefix")) == (str(there),)

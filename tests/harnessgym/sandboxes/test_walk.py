@@ -1,11 +1,13 @@
 """Walks through folders that change under one's feet."""
 
+import fcntl
 import os
+import signal
 
 import pytest
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandboxes.walk import DEPTH, Overflow, Walk, clear, copy, open_regular
+from harnessgym.sandboxes.walk import DEPTH, Overflow, Walk, changed, clear, copy, open_regular
 
 
 @pytest.fixture
@@ -95,3 +97,15 @@ def test_clearing_takes_everything_but_the_folder(root, tmp_path):
     clear(root)
     assert os.listdir(root) == []
     assert (tmp_path / "ours" / "c").read_text() == "ours"
+
+
+def test_a_file_that_its_owner_holds_a_lease_on_counts_as_changed(root, tmp_path):
+    holder = os.open(tmp_path / "root" / "a", os.O_RDWR)
+    try:
+        fcntl.fcntl(holder, fcntl.F_SETSIG, signal.SIGURG)  # what comes by itself would end us
+        fcntl.fcntl(holder, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        with pytest.raises(BlockingIOError) as refused:
+            open_regular(root, "a")
+        assert changed(refused.value)
+    finally:
+        os.close(holder)
