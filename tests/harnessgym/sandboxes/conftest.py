@@ -153,8 +153,9 @@ async def bubblewrap(stub, tmp_path, anyio_backend):
 
 @pytest.fixture
 async def docker(stub, tmp_path, anyio_backend):
+    """Without spares: every container belongs to a sandbox that was opened."""
     python_image()
-    async with make_docker(stub, tmp_path) as opened:
+    async with make_docker(stub, tmp_path, spares=0) as opened:
         yield opened
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from harnessgym.errors import SandboxError
-from harnessgym.images.layers import ensure
 from harnessgym.sandbox import PLAIN, Equipment
 from harnessgym.sandboxes.containers import LEASE_LABEL, ROOT_LABEL
 from harnessgym.sandboxes.docker import Docker, DockerSettings
@@ -55,15 +54,6 @@ def containers(engine, tmp_path):
 @pytest.fixture
 def make_docker_here(tmp_path):
     return lambda **settings: Docker(DockerSettings(workspace_root=tmp_path / "w", **settings))
-
-
-@pytest.fixture
-async def docker(stub, tmp_path, anyio_backend):
-    """Without spares: every container belongs to a sandbox that was opened."""
-    ensure(DockerSettings().image, ())
-    settings = DockerSettings(proxy_socket_dir=stub.folder, workspace_root=tmp_path / "w", spares=0)
-    async with Docker(settings) as opened:
-        yield opened
 
 
 async def until(condition, within_s=15.0):
