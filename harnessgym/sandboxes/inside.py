@@ -31,7 +31,7 @@ from harnessgym.sandboxes.agent.wire import (
 from harnessgym.sandboxes.output import Drain, Output
 
 SOCKET = "node.sock"
-_DEATH_S = 10.0
+_DEATH_S = 30.0
 """How long the agent may take to kill and collect a command before the sandbox counts as broken."""
 _ANSWER_S = 30.0
 _LATE_S = 2.0
