@@ -49,7 +49,10 @@ def refused(result):
         (["--tasks.set", "lookpu"], ["tasks.set", "'lookpu'", "Did you mean 'lookup'?", "Known: lookup"]),
         (["--tasks.set", f"{HERE}:Nothing"], ["tasks.set", "Nothing"]),
         (["--tasks.set", f"{HERE}:Empty"], ["tasks.set", "no training tasks"]),
-        (["--sandbox.backend", "bubblewarp"], ["sandbox.backend", "Did you mean 'bubblewrap'?", "Known: bubblewrap, docker, process"]),
+        (
+            ["--sandbox.backend", "bubblewarp"],
+            ["sandbox.backend", "Did you mean 'bubblewrap'?", "Known: bubblewrap, docker, process"],
+        ),
         (["--sandbox.fallback", "prozess"], ["sandbox.fallback", "Did you mean 'process'?"]),
         (["--trainer.algorithm", "gpro"], ["trainer.algorithm", "Did you mean 'grpo'?"]),
         (["--trainer.advantage", "gropo"], ["trainer.advantage", "Did you mean 'grpo'?"]),
