@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sandbox.cable import Cable
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.engine import address
 from harnessgym.task import Limits
@@ -348,16 +349,18 @@ async def test_a_large_environment_goes_through(docker):
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root to become somebody else")
 def test_a_node_needs_no_privileges_but_the_engine_s_socket():
-    """Some of the above with the node an ordinary user on the system's Python."""
+    """Some of the above with the node an ordinary user on the system's Python, who may use this socket of the engine alone."""
     python, engine = "/usr/bin/python3", Path(address().removeprefix("unix://"))
     ask = [python, "-c", "import sys; print(sys.version_info[:2])"]
     if not Path(python).exists() or subprocess.check_output(ask, text=True).strip() != str(sys.version_info[:2]):
         pytest.skip("there is no system Python of our version, and ours may lie where others cannot go")
     packages = next(path for path in sys.path if path.endswith("site-packages"))
-    with tempfile.TemporaryDirectory() as folder:
-        os.chown(folder, 1234, 1234)
-        command = ["setpriv", "--reuid", "1234", "--regid", "1234", "--groups", str(engine.stat().st_gid)]
-        command += ["env", f"PYTHONPATH={ROOT}:{packages}", f"HOME={folder}", python, "-m", "pytest", "-q"]
+    with tempfile.TemporaryDirectory() as folder, Cable(Path(folder) / "engine.sock", engine) as cable:
+        for path in (folder, cable.path):
+            os.chown(path, 1234, 1234)
+        command = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"]
+        command += ["env", f"PYTHONPATH={ROOT}:{packages}", f"HOME={folder}", f"DOCKER_HOST=unix://{cable.path}"]
+        command += [python, "-m", "pytest", "-q"]
         command += [
             "-p",
             "no:cacheprovider",
