@@ -2,8 +2,8 @@
 
 An entry is one of
 
-    pypi.org            this host, at ports 80 and 443
-    *.debian.org        every host below it, at any depth, not itself
+    packages.example    this host, at ports 80 and 443
+    *.example.org       every host below it, at any depth, not itself
     203.0.113.7         an address; also 2001:db8::7 or [2001:db8::7]
     203.0.113.0/24      a block of addresses
     mirror.lan:8080     any of the first three with one port instead of the two

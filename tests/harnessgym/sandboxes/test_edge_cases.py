@@ -145,7 +145,7 @@ def resolved(name):
         return socket.getaddrinfo(name, 80) != []
     except OSError:
         return False
-print(json.dumps([resolved(name) for name in ("localhost", "example.org", "host.docker.internal", "pypi.org")]))
+print(json.dumps([resolved(name) for name in ("localhost", "example.org", "host.docker.internal", "packages.example.org")]))
 """
     async with backend.open(Limits()) as sandbox:
         result = await sandbox.exec(["python3", "-c", script], timeout_s=30)

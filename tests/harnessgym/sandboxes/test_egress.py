@@ -22,12 +22,12 @@ BACKENDS = ("bubblewrap", "docker")
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("https://pypi.org/simple", "it has a scheme; write 'pypi.org'"),
-        ("pypi.org/simple", "it has a path; write 'pypi.org'"),
+        ("https://packages.example/simple", "it has a scheme; write 'packages.example'"),
+        ("packages.example/simple", "it has a path; write 'packages.example'"),
         ("10.0.0.1/8", "bits beyond its prefix; write '10.0.0.0/8'"),
         ("10.0.0.0/99", "'99' is no prefix length"),
-        ("pypi.org:0", "'0' is no port"),
-        ("pypi.org:http", "'http' is no port"),
+        ("packages.example:0", "'0' is no port"),
+        ("packages.example:http", "'http' is no port"),
         ("py*.org", "can only stand in front"),
         ("*", "can only stand in front"),
         ("", "write a host name"),
@@ -45,17 +45,17 @@ def test_what_is_no_host_is_refused_with_a_reason(text, says):
 @pytest.mark.parametrize(
     ("entry", "host", "port", "listed"),
     [
-        ("pypi.org", "pypi.org", 443, True),
-        ("PyPI.org.", "pypi.org", 80, True),
-        ("pypi.org", "pypi.org", 22, False),
-        ("pypi.org:22", "pypi.org", 22, True),
-        ("pypi.org:22", "pypi.org", 443, False),
-        ("pypi.org", "evil-pypi.org", 443, False),
-        ("pypi.org", "pypi.org.evil.com", 443, False),
-        ("*.debian.org", "a.b.debian.org", 443, True),
-        ("*.debian.org", "debian.org", 443, False),
-        ("*.debian.org", "evildebian.org", 443, False),
-        ("*.debian.org:8080", "deb.debian.org", 8080, True),
+        ("packages.example", "packages.example", 443, True),
+        ("Packages.Example.", "packages.example", 80, True),
+        ("packages.example", "packages.example", 22, False),
+        ("packages.example:22", "packages.example", 22, True),
+        ("packages.example:22", "packages.example", 443, False),
+        ("packages.example", "evil-packages.example", 443, False),
+        ("packages.example", "packages.example.evil.com", 443, False),
+        ("*.example.org", "a.b.example.org", 443, True),
+        ("*.example.org", "example.org", 443, False),
+        ("*.example.org", "evilexample.org", 443, False),
+        ("*.example.org:8080", "deb.example.org", 8080, True),
     ],
 )
 def test_names(entry, host, port, listed):
@@ -110,7 +110,7 @@ def test_public_addresses_are_public():
 
 
 def test_programs_are_told_of_the_proxy_but_not_for_their_own_loopback():
-    env = Egress(["pypi.org"]).env
+    env = Egress(["packages.example"]).env
     assert env["HTTPS_PROXY"] == env["http_proxy"] == "http://127.0.0.1:8079"
     assert env["NO_PROXY"] == "localhost,127.0.0.1,::1"
     assert Egress(["127.0.0.1:99"]).env["no_proxy"] == "localhost,::1"
@@ -205,17 +205,17 @@ async def test_connect_carries_bytes_both_ways_unopened():
 @pytest.mark.parametrize(
     ("hosts", "request_line", "status", "says"),
     [
-        (["pypi.org"], "CONNECT 127.0.0.1:PORT HTTP/1.1", 403, "127.0.0.1:"),
-        (["pypi.org"], "CONNECT 169.254.169.254:80 HTTP/1.1", 403, "169.254.169.254:80 is not on the list"),
-        (["pypi.org"], "GET http://example.org/ HTTP/1.1", 403, "example.org:80 is not on the list"),
-        (["pypi.org"], "CONNECT pypi.org:22 HTTP/1.1", 403, "pypi.org:22 is not on the list"),
-        (["pypi.org"], "CONNECT 0x7f.1:80 HTTP/1.1", 403, "not on the list"),
+        (["packages.example"], "CONNECT 127.0.0.1:PORT HTTP/1.1", 403, "127.0.0.1:"),
+        (["packages.example"], "CONNECT 169.254.169.254:80 HTTP/1.1", 403, "169.254.169.254:80 is not on the list"),
+        (["packages.example"], "GET http://example.org/ HTTP/1.1", 403, "example.org:80 is not on the list"),
+        (["packages.example"], "CONNECT packages.example:22 HTTP/1.1", 403, "packages.example:22 is not on the list"),
+        (["packages.example"], "CONNECT 0x7f.1:80 HTTP/1.1", 403, "not on the list"),
         (["localhost:PORT"], "CONNECT localhost:PORT HTTP/1.1", 403, "which is not public and not on the list itself"),
         (["nowhere.invalid"], "CONNECT nowhere.invalid:443 HTTP/1.1", 502, "cannot be looked up"),
         (["127.0.0.1:1"], "CONNECT 127.0.0.1:1 HTTP/1.1", 502, "cannot be reached"),
-        (["pypi.org"], "GET /control/sessions HTTP/1.1", 400, "is not understood"),
-        (["pypi.org"], "GET ftp://pypi.org/ HTTP/1.1", 400, "is not understood"),
-        (["pypi.org"], "CONNECT pypi.org HTTP/1.1", 400, "is not understood"),
+        (["packages.example"], "GET /control/sessions HTTP/1.1", 400, "is not understood"),
+        (["packages.example"], "GET ftp://packages.example/ HTTP/1.1", 400, "is not understood"),
+        (["packages.example"], "CONNECT packages.example HTTP/1.1", 400, "is not understood"),
     ],
 )
 async def test_the_rest_is_refused_with_a_sentence(hosts, request_line, status, says):
@@ -307,4 +307,4 @@ async def test_a_task_is_set_up_with_its_hosts(backend):
 async def test_a_sandbox_that_cannot_bound_it_refuses(tmp_path, anyio_backend):
     async with Process(ProcessSettings(workspace_root=tmp_path / "w")) as opened, opened.open(Limits()) as sandbox:
         with pytest.raises(CapabilityError, match="does not offer hosts"):
-            await sandbox.exec(["true"], outside=Egress(["pypi.org"]))
+            await sandbox.exec(["true"], outside=Egress(["packages.example"]))
