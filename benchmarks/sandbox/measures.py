@@ -47,7 +47,7 @@ async def starts(opened: SandboxBackend, count: int, pause_s: float) -> Figures:
 
 
 async def claims(opened: SandboxBackend, count: int, pause_s: float) -> Figures:
-    """Opening alone. With spares and a pause long enough to make one, that is a warm claim."""
+    """Opening alone. With spares and a pause long enough to make one, that is a warm claim; `warm` says how many were."""
 
     async def once() -> float:
         await asyncio.sleep(pause_s)
@@ -55,7 +55,8 @@ async def claims(opened: SandboxBackend, count: int, pause_s: float) -> Figures:
         async with opened.open(_LIMITS):
             return clock()
 
-    return await repeat(count, once)
+    figures = await repeat(count, once)
+    return {**figures, "warm": float(opened.pool.warm)} if isinstance(opened, Docker) else figures
 
 
 async def commands(opened: SandboxBackend, count: int) -> Figures:

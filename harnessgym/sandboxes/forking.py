@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import ExecResult
+from harnessgym.sandboxes.descriptors import readable, stdin_of
 from harnessgym.sandboxes.forkserver.wire import FORK, READY, Event, Order, pack_order, parse_event
 from harnessgym.sandboxes.output import Drain, Output
 
@@ -94,7 +95,7 @@ class Run:
         """Reads a rollout's events up to its last one. Raises SandboxError if that never comes."""
         buffer = b""
         while True:
-            await _readable(channel)
+            await readable(channel)
             data, descriptors, sender = _receive(channel)
             for descriptor in descriptors:
                 listener = socket.socket(fileno=descriptor)
@@ -225,7 +226,7 @@ class ForkServer:
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        source = _stdin(stdin)
+        source = stdin_of(stdin)
         if self._spec.user and os.getuid() == 0:  # so that the harness may open /dev/stdout by name
             os.fchown(out_write, self._spec.user, self._spec.user)
             os.fchown(err_write, self._spec.user, self._spec.user)
@@ -277,31 +278,6 @@ def _receive(channel: socket.socket) -> tuple[bytes, list[int], int | None]:
 def _stop(channel: socket.socket) -> None:
     with contextlib.suppress(OSError):  # its init has already gone
         channel.send(b"K")
-
-
-async def _readable(channel: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def wake() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(channel, wake)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(channel)
-
-
-def _stdin(data: bytes | None) -> int:
-    if data is None:
-        return os.open(os.devnull, os.O_RDONLY)
-    descriptor = os.memfd_create("stdin")
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
 
 
 def interpreter(command: Sequence[str], python: str) -> list[str]:

@@ -28,6 +28,7 @@ from harnessgym.sandboxes.agent.wire import (
     parse_reply,
     parse_report,
 )
+from harnessgym.sandboxes.descriptors import readable, stdin_of
 from harnessgym.sandboxes.output import Drain, Output
 
 SOCKET = "node.sock"
@@ -59,7 +60,7 @@ class Door:
     async def answer(self, timeout_s: float) -> "Inside":
         """The agent's connection. Raises TimeoutError when none came."""
         async with asyncio.timeout(timeout_s):
-            await _readable(self._listener)
+            await readable(self._listener)
         connection, _ = self._listener.accept()
         self.close()
         return Inside(connection)
@@ -174,7 +175,7 @@ class Inside:
                 theirs.callback(far.close)
                 out_read, out_write = _pipe(ours, theirs, owner)
                 err_read, err_write = _pipe(ours, theirs, owner)
-                source = _stdin(stdin)
+                source = stdin_of(stdin)
                 theirs.callback(os.close, source)
             except OSError as error:
                 raise SandboxError(f"The node could not start a command in a sandbox: {error.strerror}.") from error
@@ -322,23 +323,3 @@ def _pipe(ours: contextlib.ExitStack, theirs: contextlib.ExitStack, owner: int |
 def _peer(connection: socket.socket) -> int:
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     return int.from_bytes(credentials[:4], "little", signed=True)
-
-
-async def _readable(waited: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(waited, lambda: None if ready.done() else ready.set_result(None))
-    try:
-        await ready
-    finally:
-        loop.remove_reader(waited)
-
-
-def _stdin(data: bytes | None) -> int:
-    if data is None:
-        return os.open(os.devnull, os.O_RDONLY)
-    descriptor = os.memfd_create("stdin")
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor

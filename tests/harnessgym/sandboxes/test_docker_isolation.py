@@ -17,6 +17,7 @@ from benchmarks.sandbox.cable import Cable
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.engine import address
 from harnessgym.task import Limits
+from tests.harnessgym.sandboxes.ordinary import ORDINARY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 ROOT = Path(__file__).parents[3]
@@ -313,21 +314,8 @@ async def test_the_harness_s_user_has_a_name(docker):
 
 
 async def test_ordinary_things_work_inside(docker):
-    script = """
-import getpass, os, pty, socket, subprocess, tempfile, multiprocessing
-assert getpass.getuser() == "agent" and os.path.expanduser("~") == "/home/agent" and os.getcwd() == "/workspace"
-assert socket.gethostbyname("localhost") == "127.0.0.1"
-master, slave = pty.openpty()
-os.write(slave, b"x")
-tempfile.TemporaryFile().write(b"x")
-assert subprocess.run(["python3", "-c", "print(1)"], capture_output=True, text=True).stdout == "1\\n"
-assert open("/dev/stdin").read() == "in"
-with multiprocessing.Pool(2) as pool:
-    assert pool.map(abs, [-1, -2]) == [1, 2]
-open("/proc/self/fd/1", "w").write("fine")
-"""
     async with docker.open(Limits()) as sandbox:
-        await sandbox.write("p.py", script.encode())
+        await sandbox.write("p.py", ORDINARY.encode())
         result = await sandbox.exec(["python", "p.py"], stdin=b"in")
         assert (result.stdout, result.exit_code) == (b"fine", 0), result.stderr.decode()
 
