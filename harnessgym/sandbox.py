@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, TypedDict
 
 from pydantic import BaseModel
 
@@ -171,6 +171,21 @@ class Outside(Protocol):
     async def serve(self, listener: socket.socket) -> Serving:
         """Takes the listener over."""
         ...
+
+
+class ExecOptions(TypedDict, total=False):
+    """What `Sandbox.exec` takes beside the command, for what passes it on."""
+
+    env: Mapping[str, str] | None
+    cwd: str
+    user: str | None
+    stdin: bytes | None
+    timeout_s: float | None
+    max_output: int | None
+    prewarm: Prewarm | None
+    readable: Sequence[str]
+    on_output: OnOutput | None
+    outside: Outside | None
 
 
 class Sandbox(Protocol):

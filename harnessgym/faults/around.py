@@ -1,13 +1,14 @@
 """A sandbox around another: the same but for what is changed on the way in or out. Base of the two that apply faults."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from harnessgym.errors import ConfigError
 from harnessgym.faults.connection import PORT, FaultyRelay
 from harnessgym.faults.library import library
 from harnessgym.faults.plan import Plan
-from harnessgym.sandbox import Capability, ExecResult, Export, OnOutput, Outside, Prewarm, Sandbox, Snapshot, Stats, require
+from harnessgym.sandbox import Capability, ExecOptions, ExecResult, Export, Sandbox, Snapshot, Stats, require
 
 FOLDER = ".harnessgym/faults"
 """Where the things of faults lie in the workspace."""
@@ -33,38 +34,12 @@ class Around:
             require(sandbox.capabilities, frozenset({Capability.HOSTS}))
             self.proxy_url = f"http://127.0.0.1:{PORT}"
 
-    async def exec(
-        self,
-        cmd: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = ".",
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        max_output: int | None = None,
-        prewarm: Prewarm | None = None,
-        readable: Sequence[str] = (),
-        on_output: OnOutput | None = None,
-        outside: Outside | None = None,
-    ) -> ExecResult:
+    async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
-        if outside is None and self.plan.breaks_connections:
+        if options.get("outside") is None and self.plan.breaks_connections:
             assert self._proxy_socket is not None
-            outside = FaultyRelay(self._proxy_socket, self.plan, cmd)
-        return await self.sandbox.exec(
-            cmd,
-            env=env,
-            cwd=cwd,
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output=max_output,
-            prewarm=prewarm,
-            readable=readable,
-            on_output=on_output,
-            outside=outside,
-        )
+            options["outside"] = FaultyRelay(self._proxy_socket, self.plan, cmd)
+        return await self.sandbox.exec(cmd, **options)
 
     async def surroundings(self) -> tuple[str, str]:
         """The workspace's path and the PATH, seen from inside."""

@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from harnessgym.errors import ConfigError, SandboxError
 from harnessgym.faults.around import FOLDER, Around
 from harnessgym.faults.fault import FlakyFault, InjectionFault
 from harnessgym.faults.plan import Applied, Draw, Plan
-from harnessgym.sandbox import ExecResult, OnOutput, Outside, Prewarm, Sandbox
+from harnessgym.sandbox import ExecOptions, ExecResult, Sandbox
 
 SCRIPT = Path(__file__).parent / "shim.sh"
 HORIZON = 1_000
@@ -46,38 +47,13 @@ class ShimmedSandbox(Around):
                 raise ConfigError(f"A {fault.kind} fault inside a sandbox needs the name of a program, not {fault.program!r}.")
         self._laid = False
 
-    async def exec(
-        self,
-        cmd: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = ".",
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        max_output: int | None = None,
-        prewarm: Prewarm | None = None,
-        readable: Sequence[str] = (),
-        on_output: OnOutput | None = None,
-        outside: Outside | None = None,
-    ) -> ExecResult:
+    async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
         if self._faults:
             folder, path = await self._lay()
-            env = {**(env or {}), "PATH": f"{folder}/{FOLDER}/bin:{(env or {}).get('PATH', path)}"}
-        return await super().exec(
-            cmd,
-            env=env,
-            cwd=cwd,
-            user=user,
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output=max_output,
-            prewarm=prewarm,
-            readable=readable,
-            on_output=on_output,
-            outside=outside,
-        )
+            env = options.get("env") or {}
+            options["env"] = {**env, "PATH": f"{folder}/{FOLDER}/bin:{env.get('PATH', path)}"}
+        return await super().exec(cmd, **options)
 
     async def collect(self) -> Account:
         """What was applied, here and on the way to the proxy; takes the shims out of the workspace. Once, at the end."""

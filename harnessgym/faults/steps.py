@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from harnessgym.faults.around import Around
 from harnessgym.faults.fault import FlakyFault, InjectionFault
 from harnessgym.faults.library import CLOCK, DISK
 from harnessgym.faults.plan import Draw
-from harnessgym.sandbox import ExecResult, OnOutput, Outside, Prewarm
+from harnessgym.sandbox import ExecOptions, ExecResult, OnOutput
 
 _KILLED = 9
 
@@ -26,24 +27,10 @@ class _Step:
 class FaultySandbox(Around):
     """Every command may meet the faults of the plan."""
 
-    async def exec(
-        self,
-        cmd: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str = ".",
-        user: str | None = None,
-        stdin: bytes | None = None,
-        timeout_s: float | None = None,
-        max_output: int | None = None,
-        prewarm: Prewarm | None = None,
-        readable: Sequence[str] = (),
-        on_output: OnOutput | None = None,
-        outside: Outside | None = None,
-    ) -> ExecResult:
+    async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
         step = _Step({draw.fault.kind: draw for draw in self.plan.decide(cmd)})
-        late = step.amount("latency")
+        timeout_s, late = options.get("timeout_s"), step.amount("latency")
         if late:
             self._note(step, "latency", cmd)
             await asyncio.sleep(late if timeout_s is None else min(late, timeout_s))
@@ -55,23 +42,13 @@ class FaultySandbox(Around):
         own_limit = None if timeout_s is None else timeout_s - late
         killed_at = step.amount("oom_kill")
         dies = killed_at > 0 and (own_limit is None or killed_at < own_limit)
-        result = await super().exec(
-            cmd,
-            env=await self._environment(step, env, cmd),
-            cwd=cwd,
-            user=user,
-            stdin=stdin,
-            timeout_s=killed_at if dies else own_limit,
-            max_output=max_output,
-            prewarm=prewarm,
-            readable=readable,
-            on_output=on_output,
-            outside=outside,
-        )
+        options["env"] = await self._environment(step, options.get("env"), cmd)
+        options["timeout_s"] = killed_at if dies else own_limit
+        result = await super().exec(cmd, **options)
         if dies and result.timed_out:
             self._note(step, "oom_kill", cmd)
             result = replace(result, timed_out=False, exit_code=None, signal=_KILLED)
-        return self._planted(step, replace(result, wall_s=result.wall_s + late), cmd, on_output)
+        return self._planted(step, replace(result, wall_s=result.wall_s + late), cmd, options.get("on_output"))
 
     def _note(self, step: _Step, kind: str, command: Sequence[str]) -> None:
         self.plan.note(step.draws[kind], command, "exec")
