@@ -12,10 +12,15 @@ from harnessgym.errors import ConfigError
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
+    "task_format", "task_writer",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
     "task_set": {"lookup": "environments.lookup:LookupTasks", "shell": "environments.shell_tasks:ShellTasks"},
+    "task_format": {
+        "native": "harnessgym.tasks.native:Native",
+    },
+    "task_writer": {},
     "harness": {
         "claude_code": "harnessgym.harnesses.claude_code:ClaudeCode",
         "codex": "harnessgym.harnesses.codex:Codex",

@@ -55,6 +55,28 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskStep:
+    """One of several things asked in the same sandbox. The harness is launched anew for each, in the workspace as it is."""
+
+    name: str
+    instruction: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Laid into the workspace before the step."""
+    setup: Setup = Setup()
+    solution: Solution | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Laid over the task's own for this step's grading."""
+    wall_s: float | None = None
+    """Instead of the task's limit."""
+    min_reward: Mapping[str, float] = field(default_factory=dict)
+    """Reward channel to the least that this step must reach, or no later step is run."""
+
+
+OUTSIDE = ".outside"
+"""Folder of what was exported that holds what `Task.collect` names."""
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
     """One thing to do. Immutable, and the same on every machine for the same id."""
 
@@ -66,7 +88,7 @@ class Task:
     files: Mapping[str, str] = field(default_factory=dict)
     """Relative path to text, laid into the workspace before the harness starts."""
     image: str | None = None
-    """Container image, where a task needs one."""
+    """Container image, where a task needs one; `context:FOLDER` is built from the Dockerfile in a folder of this machine."""
     limits: Limits = Limits()
     network: Literal["proxy"] = "proxy"
     """The only route out of a sandbox is the proxy."""
@@ -85,6 +107,18 @@ class Task:
     """A solution that must be graded 1 (gold)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever the grader needs; never shown to the harness."""
+    home: str = ""
+    """Absolute path in the image that the workspace stands for: what the image has there is the workspace's first content, and
+    the path leads to the workspace. Needs an image."""
+    folders: tuple[str, ...] = ()
+    """Absolute paths beside the workspace that are writable and begin empty, such as `/logs`. Needs an image."""
+    collect: tuple[str, ...] = ()
+    """Absolute paths below `folders` that are graded too: a grader finds them under `OUTSIDE` in what was exported."""
+    steps: tuple[TaskStep, ...] = ()
+    """What is asked one after another in the same sandbox, where a task has several steps; then `instruction` is what they have
+    in common, and may be empty."""
+    step_reward: Literal["mean", "final"] = "mean"
+    """How the rewards of steps make the task's: their mean, with 0 for those that were not reached, or the last one's."""
 
     def __post_init__(self) -> None:
         for path in self.files:

@@ -24,17 +24,17 @@ file is executable is kept.
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_type_hints
 
 from pydantic import Field, create_model, field_validator
 
 from harnessgym.config import Config, validate
-from harnessgym.errors import ConfigError, TaskError
+from harnessgym.errors import CapabilityError, ConfigError, TaskError
 from harnessgym.grading.check import read_checks
 from harnessgym.sandbox import needs
 from harnessgym.task import Limits, Setup, Solution, Split, Task
+from harnessgym.tasks.format import Loaded, ReadTasks, without_doubles
 from harnessgym.tasks.history import SETUP, STREAM, past_of
 
 GRADER = "harnessgym.grading.checklist:verifier"
@@ -113,32 +113,37 @@ class SetTable(Config):
     """Keys of `task.toml` for tasks that do not give them; tables are joined."""
 
 
-class NativeTasks:
-    """The tasks of a folder, read when they are first asked for. Raises TaskError for the first that is wrong."""
+class Native:
+    """The format: a folder of task folders, or one task folder."""
+
+    def recognises(self, path: Path) -> bool:
+        """A folder with a `task.toml`, or of folders with one."""
+        return path.is_dir() and ((path / "task.toml").is_file() or any(path.glob("*/task.toml")))
+
+    def read(self, path: Path) -> Loaded:
+        """The tasks by id. A folder with a `task.toml` is a set of one."""
+        if not path.is_dir():
+            raise TaskError(f"There is no task folder {path}.")
+        table: SetTable = _table(SetTable, path / "set.toml", {}, needed=False)
+        name = table.name or path.resolve().name
+        alone = (path / "task.toml").is_file()
+        folders = [path] if alone else sorted(found.parent for found in path.glob("*/task.toml"))
+        tasks: list[Task] = []
+        problems = []
+        for folder in folders:
+            try:
+                tasks.append(read_task(folder, table.defaults, "" if alone else name))
+            except (TaskError, CapabilityError) as error:
+                problems.append(str(error))
+        kept, doubles = without_doubles(sorted(tasks, key=_id), path)
+        return Loaded(name, kept, (*problems, *doubles))
+
+
+class NativeTasks(ReadTasks):
+    """The tasks of a folder."""
 
     def __init__(self, folder: Path | str) -> None:
-        self._folder = Path(folder)
-        if not self._folder.is_dir():
-            raise TaskError(f"There is no task folder {self._folder}.")
-        self._set: SetTable = _table(SetTable, self._folder / "set.toml", {}, needed=False)
-        self.name = self._set.name or self._folder.resolve().name
-
-    def tasks(self, split: Split) -> Sequence[Task]:
-        """All tasks of a split, by id."""
-        return [task for task in self._all if task.split == split]
-
-    @cached_property
-    def _all(self) -> list[Task]:
-        """A folder with a `task.toml` is a set of one."""
-        alone = (self._folder / "task.toml").is_file()
-        folders = [self._folder] if alone else sorted(path.parent for path in self._folder.glob("*/task.toml"))
-        if not folders:
-            raise TaskError(f"{self._folder} holds no task: no folder in it has a task.toml.")
-        tasks = [read_task(folder, self._set.defaults, self.name if not alone else "") for folder in folders]
-        for first, second in zip(sorted(tasks, key=_id), sorted(tasks, key=_id)[1:], strict=False):
-            if first.id == second.id:
-                raise TaskError(f"{self._folder} has two tasks with the id {first.id!r}. Rename one.")
-        return sorted(tasks, key=_id)
+        super().__init__(Native(), Path(folder))
 
 
 def read_task(folder: Path, defaults: Mapping[str, Any] | None = None, prefix: str = "") -> Task:

@@ -1,18 +1,19 @@
-"""Where tasks come from: a name, a class, or a folder.
+"""Where tasks come from: a name, a class, or a file or folder in one of the formats.
 
 task_set("lookup")               a registered task set
 task_set("my_tasks:MyTasks")     a class of yours
-task_set("examples/tasks")       a folder of native tasks
+task_set("my/harbor-tasks")      a file or folder; its format is recognised
+task_set("harbor@my/tasks")      the same, the format said
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from harnessgym.config import nearest
 from harnessgym.errors import ConfigError
 from harnessgym.registry import REGISTRY, load, names
 from harnessgym.task import TaskSet
-
-_NATIVE = "harnessgym.tasks.native:NativeTasks"
-_FILE = "task.toml"
+from harnessgym.tasks.format import ReadTasks, TaskFormat
 
 
 def task_set(spec: str) -> TaskSet:
@@ -20,14 +21,46 @@ def task_set(spec: str) -> TaskSet:
     if spec in REGISTRY["task_set"]:
         made: TaskSet = load("task_set", spec)()
         return made
-    if spec and Path(spec).is_dir():
-        native: TaskSet = load("task_set", _NATIVE)(Path(spec))
-        return native
+    named, at, rest = spec.partition("@")
+    if at and named in REGISTRY["task_format"] and Path(rest).exists():
+        return ReadTasks(task_format(named), Path(rest))
+    if spec and Path(spec).exists():
+        return ReadTasks(recognised(Path(spec)), Path(spec))
     if ":" in spec and "/" not in spec:
         other: TaskSet = load("task_set", spec)()
         return other
-    known = ", ".join(names("task_set"))
+    hint = nearest(spec, names("task_set"))
     raise ConfigError(
-        f"There are no tasks {spec!r}. Give a registered task set ({known}), `module:Class`, or a folder of native tasks "
-        f"(each a folder with a {_FILE})."
+        f"There are no tasks {spec!r}. {hint} Give a registered task set, `module:Class`, or a file or folder of tasks "
+        f"(formats: {', '.join(names('task_format'))}; `FORMAT@PATH` says which)."
     )
+
+
+def task_format(name: str) -> TaskFormat:
+    """The format of a name. Raises `ConfigError` with the known names."""
+    made: TaskFormat = load("task_format", name)()
+    return made
+
+
+def recognised(path: Path) -> TaskFormat:
+    """The format that a file or folder is in. Raises `ConfigError` if it is in none."""
+    for name in names("task_format"):
+        found = task_format(name)
+        if found.recognises(path):
+            return found
+    raise ConfigError(
+        f"{path} is in no task format that is known ({', '.join(names('task_format'))}). A native task is a folder with a "
+        "task.toml; see docs/tasks.md for the others, or say the format: FORMAT@PATH."
+    )
+
+
+def problems_of(tasks: TaskSet) -> Sequence[str]:
+    """What of a set was left out, as far as the set can say it."""
+    found: Sequence[str] = getattr(tasks, "problems", ())
+    return found
+
+
+def notes_of(tasks: TaskSet) -> Sequence[str]:
+    """What of a set was kept without effect, as far as the set can say it."""
+    found: Sequence[str] = getattr(tasks, "notes", ())
+    return found

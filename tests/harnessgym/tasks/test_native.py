@@ -131,17 +131,30 @@ def test_binary_files_links_and_strange_entries_are_refused(folder):
 
 def test_sets_that_are_none(folder, tmp_path):
     with pytest.raises(TaskError, match="There is no task folder"):
-        NativeTasks(tmp_path / "nowhere")
+        NativeTasks(tmp_path / "nowhere").tasks("train")
     (tmp_path / "set").mkdir()
-    with pytest.raises(TaskError, match="holds no task"):
+    with pytest.raises(TaskError, match="holds no task that can be used"):
         NativeTasks(tmp_path / "set").tasks("train")
     folder("a", toml='id = "same"\n' + CHECK)
     folder("b", toml='id = "same"\n' + CHECK)
-    with pytest.raises(TaskError, match="two tasks with the id 'set/same'"):
-        NativeTasks(tmp_path / "set").tasks("train")
+    doubled = NativeTasks(tmp_path / "set")
+    assert [task.id for task in doubled.tasks("train")] == ["set/same"]
+    assert [
+        str(tmp_path / "set") in problem and "two tasks with the id 'set/same'" in problem for problem in doubled.problems
+    ] == [True]
     (tmp_path / "set/set.toml").write_text("nam = 1\n")
     with pytest.raises(TaskError, match="Did you mean 'name'"):
-        NativeTasks(tmp_path / "set")
+        NativeTasks(tmp_path / "set").tasks("train")
+
+
+def test_one_malformed_task_leaves_the_others(folder, tmp_path):
+    folder("good")
+    folder("bad", toml="lmits = 1\n" + CHECK)
+    tasks = NativeTasks(tmp_path / "set")
+    assert [task.id for task in tasks.tasks("train")] == ["set/good"]
+    (problem,) = tasks.problems
+    assert "bad/task.toml" in problem
+    assert "Did you mean 'limits'" in problem
 
 
 def git(folder, *words):
