@@ -18,8 +18,10 @@ else
 		--trainer.steps 4 --evaluation.tasks 0
 endif
 
+# What fails beside other tests runs once more, alone and with both results shown: only what fails twice fails the target.
 test: $(VENV)/installed-dev  ## the whole test suite
-	$(BIN)/python -m pytest -m "not soak" --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(BIN)/python -m pytest -m "not soak" --numprocesses auto --maxprocesses 4 --dist loadfile || \
+		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest -m "not soak" --last-failed --last-failed-no-failures none; }
 
 harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm), run them all, write docs/harnesses.md
 	$(BIN)/harnessgym install

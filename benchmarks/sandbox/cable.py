@@ -9,7 +9,7 @@ from typing import Self
 
 _PIECE = 1 << 16
 _ARRIVAL_S = 0.01
-"""For connections that were accepted before a cut to be among those that it drops."""
+"""For connections that were accepted before a cut to be among those that it drops, and for what it drops to be closed."""
 
 
 class Cable:
@@ -69,7 +69,7 @@ class Cable:
         for task in carrying:
             task.cancel()
         await asyncio.gather(*carrying, return_exceptions=True)
-        await asyncio.sleep(0)  # for their transports to close
+        await asyncio.sleep(_ARRIVAL_S)  # for transports to close whose connection was still being made
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -86,6 +86,8 @@ class Cable:
             for end in (writer, there):
                 if end is not None:
                     end.transport.abort()
+                    with contextlib.suppress(OSError):
+                        await end.wait_closed()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

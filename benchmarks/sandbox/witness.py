@@ -28,6 +28,8 @@ class Witness:
         self.volumes: set[str] = set()
         self.mounts: set[str] = set()
         """Mount points: file systems and network namespaces of containers."""
+        self._told: Any = None
+        """The client that follows."""
         self._following: Any = None
         self._thread = threading.Thread(target=self._follow, name="witness", daemon=True)
 
@@ -46,7 +48,8 @@ class Witness:
 
     def __enter__(self) -> Self:
         filters = {"type": "container", "event": ["create", "start"], "label": self.label}
-        self._following = sdk().APIClient(base_url=self.host, version="auto", timeout=None).events(decode=True, filters=filters)
+        self._told = sdk().APIClient(base_url=self.host, version="auto", timeout=None)
+        self._following = self._told.events(decode=True, filters=filters)
         self._thread.start()
         for each in self.client.containers(all=True, filters={"label": self.label}):
             self._look(each["Id"])
@@ -55,6 +58,7 @@ class Witness:
     def __exit__(self, *exc: object) -> None:
         self._following.close()
         self._thread.join(5.0)
+        self._told.close()
         self.client.close()
 
     def tidy(self) -> None:

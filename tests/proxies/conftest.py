@@ -150,7 +150,7 @@ def make_world(tmp_path: Path, language: Language) -> MakeWorld:
             (row,) = store.write(lambda conn: rollouts.claim(conn, run_id, "node", 60.0, 1))
             fields = {"port": 0, "control_port": 0, "max_length": 4_000, "worker_wait_s": 5.0, **options}
             settings = ProxySettings(store=store.url, run_id=run_id, policy=POLICY, control_key=KEY, **fields)
-            async with httpx.AsyncClient(timeout=20.0, trust_env=False) as http:
+            async with httpx.AsyncClient(timeout=120.0, trust_env=False) as http:
                 world = World(store, settings, row.id, language, upstreams or {}, http)
                 if upstreams is None:
                     world.upstreams = {"w0": ScriptedUpstream([world.text(answer) for answer in answers])}

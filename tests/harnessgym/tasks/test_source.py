@@ -38,8 +38,9 @@ def test_a_task_survives_json():
     task = Task(
         "a/b", "Do.", "test", 7, {"x": "1"}, "img", Limits(wall_s=1.5, tokens=9), needs=frozenset({"disk"}),
         setup=Setup((("a", "b"),), ("h",), 2.0), artifacts=("x",), grader="m:g", verifier="shared",
-        solution=Solution({"y": "2"}, (("c",),)), metadata={"n": [1, {"m": None}]}, home="/app", folders=("/logs",), collect=("/logs/a",),
-        steps=(TaskStep("s", "Do.", {"z": "3"}, wall_s=3.0, min_reward={"reward": 0.5}),), step_reward="final",
+        solution=Solution({"y": "2"}, (("c",),)), metadata={"n": [1, {"m": None}]}, home="/app", folders=("/logs",),
+        collect=("/logs/a",), steps=(TaskStep("s", "Do.", {"z": "3"}, wall_s=3.0, min_reward={"reward": 0.5}),),
+        step_reward="final",
     )  # fmt: skip
     assert task_of(payload_of(task)) == task
 
