@@ -55,6 +55,29 @@ class Solution:
 
 
 @dataclass(frozen=True, slots=True)
+class Hook:
+    """A command of the task in the agent's sandbox when every process of the agent is dead, to make something that is graded.
+
+    What the agent left can make it fail, so that is recorded with the verdict and never an error.
+    """
+
+    argv: tuple[str, ...]
+    root: bool = False
+    """As root, where the sandbox has it."""
+    timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GradingImage:
+    """What is different about the sandboxes that grade."""
+
+    image: str | None = None
+    """Instead of the task's own, as `Task.image`."""
+    install: tuple[tuple[str, ...], ...] = ()
+    """Commands that put into the image what tests need, run as root with the network open; kept as layers. Needs an image."""
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStep:
     """One of several things asked in the same sandbox. The harness is launched anew for each, in the workspace as it is."""
 
@@ -114,6 +137,11 @@ class Task:
     """Absolute paths beside the workspace that are writable and begin empty, such as `/logs`. Needs an image."""
     collect: tuple[str, ...] = ()
     """Absolute paths below `folders` that are graded too: a grader finds them under `OUTSIDE` in what was exported."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of what runs in the agent's sandbox, over the image's. Needs an image."""
+    hooks: tuple[Hook, ...] = ()
+    """Run in order before what the agent left is taken out."""
+    grading: GradingImage = GradingImage()
     steps: tuple[TaskStep, ...] = ()
     """What is asked one after another in the same sandbox, where a task has several steps; then `instruction` is what they have
     in common, and may be empty."""
