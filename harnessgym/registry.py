@@ -20,7 +20,9 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     "task_format": {
         "native": "harnessgym.tasks.native:Native",
     },
-    "task_writer": {},
+    "task_writer": {
+        "native": "harnessgym.tasks.native_writing:NativeWriter",
+    },
     "harness": {
         "claude_code": "harnessgym.harnesses.claude_code:ClaudeCode",
         "codex": "harnessgym.harnesses.codex:Codex",

@@ -1,0 +1,85 @@
+"""Tasks written down in a format that others read: the contract of a writer, and the conversion of a whole set.
+
+Writers are named by strings in the registry (`task_writer`). A writer says what its format cannot, and refuses a task that
+would be another task once it is written down.
+"""
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from harnessgym.errors import ConfigError, TaskError
+from harnessgym.registry import load
+from harnessgym.task import Task
+
+
+class TaskWriter(Protocol):
+    """Writes tasks in one format. One whose tasks are lines of a file in the set's folder has an attribute `rows = True`."""
+
+    def write(self, task: Task, folder: Path) -> Sequence[str]:
+        """Writes one task, and gives a sentence for each thing that the format cannot say.
+
+        `folder` is the task's own, which is there and empty; with `rows`, it is the set's, to whose file a line is added.
+        Raises TaskError, saying why, for a task that it refuses; then nothing of it is left.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of one task."""
+
+    task: str
+    folder: Path
+    notes: tuple[str, ...] = ()
+    """What the format cannot say."""
+    refused: str = ""
+    """Why it was not written; empty if it was."""
+
+
+def task_writer(name: str) -> TaskWriter:
+    """The writer of a name. Raises `ConfigError` with the known names."""
+    made: TaskWriter = load("task_writer", name)()
+    return made
+
+
+def convert(tasks: Sequence[Task], writer: TaskWriter, out: Path, *, add: bool = False) -> Iterator[Written]:
+    """Writes tasks below `out`, one after another. Raises `ConfigError` if that is not empty, unless more are to be added."""
+    if not add and out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not an empty folder. Give another one, or --add to write into it.")
+    out.mkdir(parents=True, exist_ok=True)
+    rows = bool(getattr(writer, "rows", False))
+    taken: set[str] = set()
+    for task in tasks:
+        yield _written(task, writer, out if rows else _own(task, out, taken), rows=rows)
+
+
+def folder_name(task_id: str) -> str:
+    """The last part of an id, of letters, digits, dots, dashes and underscores alone."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", task_id.rstrip("/").rpartition("/")[2]).lstrip("._-")
+    return name or "task"
+
+
+def _own(task: Task, out: Path, taken: set[str]) -> Path:
+    """The task's folder; of two tasks with one name, the second has its whole id for a name."""
+    name = folder_name(task.id)
+    if name in taken:
+        name = folder_name(task.id.replace("/", "-"))
+    taken.add(name)
+    return out / name
+
+
+def _written(task: Task, writer: TaskWriter, folder: Path, *, rows: bool) -> Written:
+    if not rows and folder.exists():
+        return Written(task.id, folder, refused=f"{folder} is there already.")
+    if not rows:
+        folder.mkdir()
+    try:
+        return Written(task.id, folder, tuple(writer.write(task, folder)))
+    except TaskError as error:
+        if not rows:
+            shutil.rmtree(folder)
+        return Written(task.id, folder, refused=str(error))
