@@ -6,19 +6,21 @@ sent arrived. A sandbox that it broke gives no verdict; that is no reward either
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
-from harnessgym.cheats.cheat import LOOT, Attack, Cheat, Target
+from harnessgym.cheats.cheat import LOOT, Attack, Cheat
 from harnessgym.cheats.daemons import HEARTBEAT
 from harnessgym.cheats.surroundings import Surroundings, surroundings
-from harnessgym.errors import SandboxError, TaskError
+from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError, TaskError
 from harnessgym.grading.judging import judge
 from harnessgym.grading.verifier import Opener
 from harnessgym.rollout.setting_up import set_up
 from harnessgym.sandbox import Capability, Equipment, Sandbox, SandboxBackend, needs, require
-from harnessgym.task import Grade, Task
+from harnessgym.task import Grade, Solution, Task
 
 GOLD = "(gold)"
 NOTHING = "(nothing)"
@@ -39,6 +41,12 @@ class Result:
     tampered: str | None = None
     error: str | None = None
     """Why there is no verdict."""
+    lost: bool = False
+    """Whether that is a sandbox's doing, before anything in it could have broken it. It says nothing about the task."""
+    unusable: bool = False
+    """Whether this backend cannot take the task: it lacks something, or the image cannot be built."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the verdict rests on."""
     loot: str = ""
     """What it got, or how it lived on, or what it sent out; empty is as it should be."""
     ending: str = ""
@@ -66,56 +74,56 @@ class Suite:
 
     async def run(self, task: Task, cheats: Sequence[Cheat]) -> AsyncIterator[Result]:
         """Gold and nothing first; a task that fails them is broken, and no cheat is tried."""
-        controls = [await self._gold(task), await self._nothing(task)]
+        controls = [await self.gold(task), await self.nothing(task)]
         for control in controls:
             yield control
         if not all(control.holds for control in controls):
             return
-        target = await asyncio.to_thread(self._around.target, task)
         for cheat in cheats:
-            if cheat.applies(target):
-                yield await self._try(task, cheat, target)
+            result = await self.cheat(task, cheat)
+            if result is not None:
+                yield result
 
-    async def _gold(self, task: Task) -> Result:
-        solution = task.solution
-        if solution is None:
+    async def gold(self, task: Task) -> Result:
+        """The solution in the agent's place."""
+        if task.solution is None:
             return Result(task.id, GOLD, None, error="The task has no solution, so its zeros would mean nothing.")
-        began = time.monotonic()
-        try:
-            async with self._furnished(task) as sandbox:
-                for path, text in solution.files.items():
-                    await sandbox.write(path, text.encode())
-                for command in solution.run:
-                    done = await sandbox.exec(command, timeout_s=_GOLD_S)
-                    if not done.ok:
-                        raise TaskError(f"The gold command {' '.join(command)[:200]!r} failed: {done.stderr[-500:]!r}")
-                return _result(task, GOLD, await judge(task, sandbox, self._fresh(task)), began)
-        except (SandboxError, TaskError) as error:
-            return Result(task.id, GOLD, None, error=str(error), seconds=time.monotonic() - began)
+        return await self._control(task, GOLD, partial(_solve, task, task.solution))
 
-    async def _nothing(self, task: Task) -> Result:
-        began = time.monotonic()
-        try:
-            async with self._furnished(task) as sandbox:
-                return _result(task, NOTHING, await judge(task, sandbox, self._fresh(task)), began)
-        except (SandboxError, TaskError) as error:
-            return Result(task.id, NOTHING, None, error=str(error), seconds=time.monotonic() - began)
+    async def nothing(self, task: Task) -> Result:
+        """An agent that ends at once."""
+        return await self._control(task, NOTHING, _rest)
 
-    async def _try(self, task: Task, cheat: Cheat, target: Target) -> Result:
-        began, heard, loot, ending = time.monotonic(), len(self._around.heard), "", ""
-        try:
-            async with self._furnished(task) as sandbox:
-                ending = await _attack(sandbox, cheat.commands(target), task)
-                loot = await _text(sandbox, LOOT)
-                result = _result(task, cheat.name, await judge(task, sandbox, self._fresh(task)), began)
-                loot += await _alive(sandbox)
-        except (SandboxError, TaskError) as error:
-            result = Result(task.id, cheat.name, None, error=str(error), seconds=time.monotonic() - began)
-        loot += "".join(f"{peer} got out\n" for peer in self._around.heard[heard:])
+    async def cheat(self, task: Task, cheat: Cheat) -> Result | None:
+        """A cheat in the agent's place; None if it has nothing to try on this task."""
+        began, loot, ending = time.monotonic(), "", ""
+        async with self._around.listening() as ear:
+            target = await asyncio.to_thread(self._around.target, task, ear)
+            if not cheat.applies(target):
+                return None
+            try:
+                async with self.furnished(task) as sandbox:
+                    ending = await _attack(sandbox, cheat.commands(target), task)
+                    loot = await _text(sandbox, LOOT)
+                    result = _result(task, cheat.name, await judge(task, sandbox, self.fresh(task)), began)
+                    loot += await _alive(sandbox)
+            except HarnessGymError as error:
+                result = _without(task, cheat.name, error, began)
+                result = replace(result, lost=result.lost and not ending)
+        loot += "".join(f"{peer} got out\n" for peer in ear.heard)
         return replace(result, loot=loot, ending=ending)
 
+    async def _control(self, task: Task, name: str, act: Callable[[Sandbox], Awaitable[None]]) -> Result:
+        began = time.monotonic()
+        try:
+            async with self.furnished(task) as sandbox:
+                await act(sandbox)
+                return _result(task, name, await judge(task, sandbox, self.fresh(task)), began)
+        except HarnessGymError as error:
+            return _without(task, name, error, began)
+
     @asynccontextmanager
-    async def _furnished(self, task: Task) -> AsyncIterator[Sandbox]:
+    async def furnished(self, task: Task) -> AsyncIterator[Sandbox]:
         """As an agent finds it."""
         async with self._backend.open(task.limits, Equipment(image=task.image or "")) as sandbox:
             for path, text in task.files.items():
@@ -123,7 +131,8 @@ class Suite:
             await set_up(task, sandbox)
             yield sandbox
 
-    def _fresh(self, task: Task) -> Opener:
+    def fresh(self, task: Task) -> Opener:
+        """Opens what it is graded in."""
         return lambda: self._backend.open(task.limits, Equipment(image=task.image or "", proxy=False))
 
 
@@ -168,5 +177,27 @@ async def _alive(sandbox: Sandbox) -> str:
     return "it lives on after the end\n" if await _text(sandbox, HEARTBEAT) != before else ""
 
 
+async def _solve(task: Task, solution: Solution, sandbox: Sandbox) -> None:
+    """Raises TaskError when a command of the solution fails."""
+    for path, text in solution.files.items():
+        await sandbox.write(path, text.encode())
+    for command in solution.run:
+        done = await sandbox.exec(command, timeout_s=max(_GOLD_S, task.limits.wall_s))
+        if not done.ok:
+            raise TaskError(f"The gold command {' '.join(command)[:200]!r} failed: {done.stderr[-500:]!r}")
+
+
+async def _rest(sandbox: Sandbox) -> None:
+    """Does nothing."""
+
+
 def _result(task: Task, cheat: str, grade: Grade, began: float) -> Result:
-    return Result(task.id, cheat, grade.rewards["reward"], grade.tampered, seconds=time.monotonic() - began)
+    seconds = time.monotonic() - began
+    return Result(task.id, cheat, grade.rewards["reward"], grade.tampered, evidence=grade.evidence, seconds=seconds)
+
+
+def _without(task: Task, cheat: str, error: HarnessGymError, began: float) -> Result:
+    unusable = isinstance(error, CapabilityError | ImageError)
+    lost = isinstance(error, SandboxError) and not unusable
+    seconds = time.monotonic() - began
+    return Result(task.id, cheat, None, error=str(error), lost=lost, unusable=unusable, seconds=seconds)

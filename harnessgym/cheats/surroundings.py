@@ -30,16 +30,37 @@ while True:
 """
 
 
-@dataclass
-class Surroundings:
-    """What the suite put up, and what was heard."""
+@dataclass(frozen=True, slots=True)
+class Ear:
+    """A port of this machine, and what connected to it."""
 
-    folder: Path
     port: int
     heard: list[str] = field(default_factory=list)
     """Connections that came from inside."""
 
-    def target(self, task: Task) -> Target:
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the suite put up."""
+
+    folder: Path
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Ear]:
+        """An ear of one cheat's own, so that of several at one time it is known who was heard."""
+        heard: list[str] = []
+
+        def hear(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(str(writer.get_extra_info("peername")))
+            writer.close()
+
+        server = await asyncio.start_server(hear, "", 0, family=socket.AF_INET)
+        try:
+            yield Ear(server.sockets[0].getsockname()[1], heard)
+        finally:
+            server.close()
+
+    def target(self, task: Task, ear: Ear) -> Target:
         """What a cheat is told about a task. Lays the gold files out on this machine."""
         gold = self.folder / task.id.replace("/", "-")
         files: Mapping[str, str] = {} if task.solution is None else task.solution.files
@@ -47,7 +68,7 @@ class Surroundings:
             place = gold / path
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(text)
-        return Target(task, gold, self.port, _own_addresses())
+        return Target(task, gold, ear.port, _own_addresses())
 
 
 @asynccontextmanager
@@ -56,24 +77,15 @@ async def surroundings(backend: SandboxBackend) -> AsyncIterator[Surroundings]:
     os.environ[_ENVIRONMENT] = _secret()
     with tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as temporary:
         os.chmod(temporary, 0o755)  # noqa: S103  # who gets out shall be able to read it
-        around = Surroundings(Path(temporary), 0)
-
-        def hear(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            around.heard.append(str(writer.get_extra_info("peername")))
-            writer.close()
-
-        ear = await asyncio.start_server(hear, "", 0, family=socket.AF_INET)
-        around.port = ear.sockets[0].getsockname()[1]
         try:
             async with backend.open(Limits(wall_s=3_600)) as neighbour:
                 living = asyncio.create_task(_live(neighbour))
                 try:
-                    yield around
+                    yield Surroundings(Path(temporary))
                 finally:
                     living.cancel()
                     await asyncio.gather(living, return_exceptions=True)
         finally:
-            ear.close()
             os.environ.pop(_ENVIRONMENT, None)
 
 

@@ -20,8 +20,11 @@ from harnessgym.tasks.writing import folder_name
 _OWN = ("tests", "test_files", "score", "base")
 """Keys of the metadata that the format has other places for."""
 _EXECUTABLE = ("chmod", "+x", "--")
-_UNSAID = ("home", "folders", "collect", "steps")
-"""Fields of a task that a native folder has no place for, and without which it is another task."""
+_SAID = frozenset({
+    "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
+    "verifier", "solution", "metadata",
+})  # fmt: skip
+"""Fields of a task that a native folder has a place for. Without one of the others it would be another task."""
 
 
 class NativeWriter:
@@ -55,13 +58,18 @@ def _refuse(task: Task) -> None:
     """Raises TaskError for what would be another task as a folder."""
     if task.grader not in (GRADER, "checks"):
         raise TaskError(f"It is judged by {task.grader!r}; a native task is judged by checks ({GRADER}).")
-    if unsaid := [name for name in _UNSAID if getattr(task, name)]:
+    plain = Task(task.id, task.instruction)
+    if unsaid := [each.name for each in fields(Task) if each.name not in _SAID and _differs(task, plain, each.name)]:
         raise TaskError(f"It has {', '.join(unsaid)}, which a native task has no place for.")
     if not task.instruction.strip():
         raise TaskError("It has no instruction.")
     hidden = [path for path in task.files if "__pycache__" in PurePosixPath(path).parts]
     if hidden:
         raise TaskError(f"Its file {hidden[0]} lies in __pycache__, which is not read from a folder.")
+
+
+def _differs(task: Task, plain: Task, name: str) -> bool:
+    return bool(getattr(task, name) != getattr(plain, name))
 
 
 def _table(task: Task, folder: str, notes: list[str]) -> dict[str, Any]:
