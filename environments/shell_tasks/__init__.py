@@ -13,3 +13,8 @@ class ShellTasks(NativeTasks):
 
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent / "tasks")
+
+    @property
+    def baseline(self) -> Path:
+        """Beside this file."""
+        return Path(__file__).parent / "baseline.json"

@@ -15,11 +15,12 @@ from typing import Any
 from harnessgym.cheats.cheat import LOOT, Attack, Cheat
 from harnessgym.cheats.daemons import HEARTBEAT
 from harnessgym.cheats.surroundings import Surroundings, surroundings
+from harnessgym.equipping import equipment_of
 from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError, TaskError
 from harnessgym.grading.judging import judge
 from harnessgym.grading.verifier import Opener
-from harnessgym.rollout.setting_up import set_up
-from harnessgym.sandbox import Capability, Equipment, Sandbox, SandboxBackend, needs, require
+from harnessgym.rollout.furnishing import furnish
+from harnessgym.sandbox import Capability, Sandbox, SandboxBackend, needs, require
 from harnessgym.task import Grade, Solution, Task
 
 GOLD = "(gold)"
@@ -107,7 +108,7 @@ class Suite:
                     loot = await _text(sandbox, LOOT)
                     result = _result(task, cheat.name, await judge(task, sandbox, self.fresh(task)), began)
                     loot += await _alive(sandbox)
-            except HarnessGymError as error:
+            except (HarnessGymError, OSError, MemoryError) as error:
                 result = _without(task, cheat.name, error, began)
                 result = replace(result, lost=result.lost and not ending)
         loot += "".join(f"{peer} got out\n" for peer in ear.heard)
@@ -119,21 +120,19 @@ class Suite:
             async with self.furnished(task) as sandbox:
                 await act(sandbox)
                 return _result(task, name, await judge(task, sandbox, self.fresh(task)), began)
-        except HarnessGymError as error:
+        except (HarnessGymError, OSError, MemoryError) as error:
             return _without(task, name, error, began)
 
     @asynccontextmanager
     async def furnished(self, task: Task) -> AsyncIterator[Sandbox]:
         """As an agent finds it."""
-        async with self._backend.open(task.limits, Equipment(image=task.image or "")) as sandbox:
-            for path, text in task.files.items():
-                await sandbox.write(path, text.encode())
-            await set_up(task, sandbox)
+        async with self._backend.open(task.limits, equipment_of(task)) as sandbox:
+            await furnish(task, sandbox)
             yield sandbox
 
     def fresh(self, task: Task) -> Opener:
         """Opens what it is graded in."""
-        return lambda: self._backend.open(task.limits, Equipment(image=task.image or "", proxy=False))
+        return lambda: self._backend.open(task.limits, equipment_of(task, grades=True))
 
 
 @asynccontextmanager
@@ -196,8 +195,8 @@ def _result(task: Task, cheat: str, grade: Grade, began: float) -> Result:
     return Result(task.id, cheat, grade.rewards["reward"], grade.tampered, evidence=grade.evidence, seconds=seconds)
 
 
-def _without(task: Task, cheat: str, error: HarnessGymError, began: float) -> Result:
+def _without(task: Task, cheat: str, error: Exception, began: float) -> Result:
     unusable = isinstance(error, CapabilityError | ImageError)
-    lost = isinstance(error, SandboxError) and not unusable
+    lost = not unusable and (isinstance(error, SandboxError) or not isinstance(error, HarnessGymError))
     seconds = time.monotonic() - began
     return Result(task.id, cheat, None, error=str(error), lost=lost, unusable=unusable, seconds=seconds)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from harnessgym.errors import TaskError
 from harnessgym.task import Split, Task
+from harnessgym.tasks.baseline import FILE
 
 _SHOWN = 8
 """Problems that one message lists."""
@@ -51,6 +52,11 @@ class ReadTasks:
 
     def __init__(self, format: TaskFormat, path: Path) -> None:  # noqa: A002
         self._format, self.path = format, path
+
+    @property
+    def baseline(self) -> Path:
+        """Where what was found of the tasks is kept: in the folder, or beside the file."""
+        return self.path / FILE if self.path.is_dir() else self.path.with_name(f"{self.path.name}.{FILE}")
 
     @property
     def name(self) -> str:

@@ -40,7 +40,7 @@ from harnessgym.tasks.history import SETUP, STREAM, past_of
 GRADER = "harnessgym.grading.checklist:verifier"
 _MAX_BYTES = 16 << 20
 """Most that the files of one folder of a task may hold."""
-_KNOWN = frozenset({"task.toml", "instruction.md", "files", "tests", "gold", "gold.sh", "repo", "README.md"})
+_KNOWN = frozenset({"task.toml", "instruction.md", "files", "tests", "gold", "gold.sh", "repo", "README.md", "baseline.json"})
 
 _types = get_type_hints(Limits)
 _limits: dict[str, Any] = {each.name: (_types[each.name], Field(each.default, gt=0)) for each in fields(Limits)}

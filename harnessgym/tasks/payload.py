@@ -11,11 +11,12 @@ _TASK: TypeAdapter[Task] = TypeAdapter(Task)
 
 
 def payload_of(task: Task) -> dict[str, Any]:
-    """All of a task. Raises `TaskError` if its metadata is not made of JSON values."""
+    """All of a task, equal for equal tasks. Raises `TaskError` if its metadata is not made of JSON values."""
     try:
         found: dict[str, Any] = _TASK.dump_python(task, mode="json")
     except (TypeError, ValueError) as error:
         raise TaskError(f"The task {task.id!r} cannot be written as JSON: {error}") from error
+    found["needs"] = sorted(found["needs"])
     return found
 
 
