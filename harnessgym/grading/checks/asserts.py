@@ -1,0 +1,114 @@
+"""Runs a test that is a function of asserts, `check(candidate)`, with the code under test in another sandbox.
+
+First the test is run with the task's own reference, to learn which calls it makes. A fresh sandbox then makes these calls of
+the agent's module; and in one where nothing of the agent's runs, the test runs again, its candidate giving those answers. So
+every assert is really evaluated, by an interpreter that the agent never touched, on values that are plain data; and neither
+test nor reference is ever where the agent's code runs. There is nothing to forge.
+
+The test must make the same calls of every right solution. What a solution does to its arguments is not seen.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from importlib.resources import files
+from typing import Any, Literal
+
+from pydantic import Field
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.check import Bench, Check, Outcome, ending
+from harnessgym.grading.matching import parse_json
+from harnessgym.sandbox import ExecResult
+
+
+class Asserts(Check):
+    """A module and its function, a test of it, and a reference that passes the test."""
+
+    kind: Literal["asserts"]
+    module: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
+    """What is imported from the workspace."""
+    function: str = Field(pattern=r"^[A-Za-z_]\w*$")
+    """Of the module, and of the reference."""
+    test: str = "test.py"
+    """In the task's `tests/` folder. It is run after the reference, and may use its names."""
+    reference: str = "reference.py"
+    """In the task's `tests/` folder."""
+    entry: str = Field("check", pattern=r"^[A-Za-z_]\w*$")
+    """Function of the test that is called with the function under test."""
+
+    def problems(self, files: Collection[str]) -> Sequence[str]:
+        """Files that are not there."""
+        named = {"test": self.test, "reference": self.reference}
+        return [f"{key}: {path!r} is not in tests/. Add it." for key, path in named.items() if path not in files]
+
+    async def run(self, bench: Bench) -> Outcome:
+        """All asserts must hold, on the values that the module gave."""
+        calls = await self._calls(bench)
+        job = {"role": "answer", "module": self.module, "function": self.function, "calls": calls}
+        said, result = await self._do(bench, job)
+        if result.stdout_truncated:
+            return Outcome(False, "the answers pass the limit on output")
+        answers = _by_case(said, len(calls))
+        missing = next((line["missing"] for line in said if "missing" in line), None)
+        if missing is not None:
+            return Outcome(False, f"{self.module}.{self.function} cannot be had: {str(missing)[:500]}")
+        if None in answers:
+            return Outcome(False, f"{answers.count(None)} of {len(calls)} calls were not answered: {ending(result)}")
+        return await self._decide(bench, calls, answers)
+
+    async def _calls(self, bench: Bench) -> list[Any]:
+        """The calls that the test makes. Raises TaskError when the reference does not pass it."""
+        said, result = await self._do(bench, self._asking(bench, [], None))
+        told: Mapping[str, Any] = next((line for line in said if "passed" in line or "broken" in line), {})
+        if not told.get("passed") or not told["calls"]:
+            why = told.get("broken") or told.get("why") or ("it makes no call" if told else ending(result))
+            raise TaskError(f"{bench.where}: the reference {self.reference} does not pass {self.test}: {why}.")
+        calls: list[Any] = told["calls"]
+        return calls
+
+    async def _decide(self, bench: Bench, calls: list[Any], answers: list[Any]) -> Outcome:
+        said, result = await self._do(bench, self._asking(bench, calls, answers))
+        told: Mapping[str, Any] = next((line for line in said if "passed" in line), {})
+        if not told:
+            return Outcome(False, f"the test did not come to its end with these answers: {ending(result)}")
+        made = len(told["calls"])
+        passed = bool(told["passed"]) and made == len(calls)
+        return Outcome(passed, told["why"] or f"the asserts after {made} of {len(calls)} calls", facts={"calls": len(calls)})
+
+    def _asking(self, bench: Bench, calls: list[Any], answers: list[Any] | None) -> dict[str, Any]:
+        texts = {"reference": bench.files[self.reference], "test": bench.files[self.test]}
+        return {"role": "ask", "entry": self.entry, "function": self.function, "calls": calls, "answers": answers, **texts}
+
+    async def _do(self, bench: Bench, job: Mapping[str, Any]) -> tuple[list[dict[str, Any]], ExecResult]:
+        """What the program said to a job, in a sandbox of its own."""
+        async with bench.place() as sandbox:
+            command = ["python3", "-I", "-B", "-c", _program()]
+            result = await sandbox.exec(command, stdin=json.dumps(job).encode(), timeout_s=self.timeout_s)
+        lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
+        said = [line for line in lines if isinstance(line, dict)]
+        if not any("began" in line for line in said) and not result.stdout_truncated:
+            raise TaskError(f"{bench.where}: the testing program did not start: {ending(result)}. The image needs python3.")
+        return said, result
+
+
+def _by_case(said: Sequence[Mapping[str, Any]], count: int) -> list[Any]:
+    """The first answer to each call, None for none."""
+    answers: list[Any] = [None] * count
+    for line in said:
+        number = line.get("case")
+        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < count and answers[number] is None:
+            answers[number] = _shallow(line)
+    return answers
+
+
+def _shallow(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The answer, if it can be written down again."""
+    try:
+        json.dumps(answer)
+    except RecursionError:
+        return None
+    return answer
+
+
+def _program() -> str:
+    return (files("harnessgym.grading.runners") / "asserting.py").read_text()
