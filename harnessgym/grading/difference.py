@@ -1,0 +1,233 @@
+"""A second opinion on a solution that the tests accept: the candidate and the gold solution are given the same inputs.
+
+Tests that accept a solution need not mean that it is right; of patches that benchmarks call resolved, many behave otherwise
+than the developers' (PatchDiff, arXiv 2503.15223). Here, functions that differ are called with the arguments that tests use and
+with seeded mutations of them, gold twice and the candidate once, each version in a fresh sandbox and each call in a process of
+its own. The developers' whole test suite is run too, where the workspace has one.
+
+What the candidate says about itself can be forged, but what the gold solution says is never where the candidate runs. An answer
+that no honest run could give is no opinion. Nothing here changes a reward.
+"""
+
+import random
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import HarnessGymError, TaskError
+from harnessgym.grading.comparing import NOT_TWICE, Answers, compare, read_answers
+from harnessgym.grading.functions import Compared, Function, differing, python_files
+from harnessgym.grading.inputs import Call, annotated, mutated, shown
+from harnessgym.grading.judging import taken
+from harnessgym.grading.laying import lay
+from harnessgym.grading.opinion import Opinion
+from harnessgym.grading.probe import Probe, probe
+from harnessgym.grading.suite import Suite, is_collected, own_tests, run_suite
+from harnessgym.grading.verifier import Opener
+from harnessgym.rollout.furnishing import furnish
+from harnessgym.sandbox import Sandbox
+from harnessgym.task import Task
+
+_SEEN = 32
+"""Calls of a function that are taken from tests, at most."""
+_MADE = 64
+"""Calls of a function that are made from them."""
+_ALL = 1_000
+"""Calls of all functions together, at most."""
+CASE_S = 10.0
+"""Seconds for one call. One that the gold solution does not end is no input."""
+_HANGS = 2
+"""Calls of a function that may hang before no more are tried."""
+_RUN_S = 600.0
+"""Seconds for one version's calls, or for a run of tests."""
+_MAX_BYTES, _MAX_FILES = 1 << 30, 100_000
+
+Inputs = Sequence[tuple[Function, Call]]
+
+
+async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: float = CASE_S) -> Opinion:
+    """A second opinion on an exported workspace; `fresh` opens an empty sandbox of the task's image, without network."""
+    try:
+        async with gold_of(task, fresh) as gold:
+            places = _holding(workspace, fresh), _holding(gold, fresh)
+            return await second_opinion(task, workspace, *places, case_s=case_s)
+    except HarnessGymError as error:
+        return Opinion(None, f"The gold solution could not be made: {error}")
+
+
+async def second_opinion(task: Task, workspace: Path, place: Opener, gold_place: Opener, *, case_s: float = CASE_S) -> Opinion:
+    """Compares what `place` opens, the exported `workspace`, with the gold solution that `gold_place` opens.
+
+    Sandboxes that fail, and answers that cannot be, are no opinion; nothing is raised for them.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="harnessgym-opinion-") as folder:
+            gold = Path(folder) / "gold"
+            async with gold_place() as sandbox:
+                await sandbox.export(gold, max_bytes=_MAX_BYTES, max_files=_MAX_FILES)
+            return await _Second(task, gold, workspace, place, gold_place, case_s).opinion()
+    except HarnessGymError as error:
+        return Opinion(None, str(error))
+
+
+@asynccontextmanager
+async def gold_of(task: Task, fresh: Opener) -> AsyncIterator[Path]:
+    """The task's artifacts as the gold solution makes them. Raises TaskError if there is none, or it fails."""
+    if task.solution is None:
+        raise TaskError(f"Task {task.id!r} has no solution to compare with.")
+    async with fresh() as sandbox:
+        await furnish(task, sandbox)
+        for path, text in task.solution.files.items():
+            await sandbox.write(path, text.encode())
+        for command in task.solution.run:
+            done = await sandbox.exec(command, timeout_s=max(_RUN_S, task.limits.wall_s))
+            if not done.ok:
+                said = done.stderr[-500:].decode(errors="replace").strip()
+                raise TaskError(f"The solution of task {task.id!r} failed: {said or done.exit_code}.")
+        async with taken(task, sandbox) as evidence:
+            yield evidence.folder
+
+
+class _Second:
+    """One opinion in the making."""
+
+    def __init__(self, task: Task, gold: Path, candidate: Path, place: Opener, gold_place: Opener, case_s: float) -> None:
+        self.task, self.gold, self.candidate = task, gold, candidate
+        self.place, self.gold_place, self.case_s = place, gold_place, case_s
+        self.hidden = _test_files(task)
+        self.own = own_tests(gold)
+
+    async def opinion(self) -> Opinion:
+        if not any(True for _ in python_files(self.gold)):
+            return Opinion(None, "The gold solution has no Python file to compare.")
+        compared = differing(self.gold, self.candidate)
+        runs = [run async for run in self._trace(compared)]
+        left_out, inputs = dict(compared.left_out), self._inputs(compared, runs)
+        for function in compared.functions:
+            if all(function is not other for other, _ in inputs):
+                left_out[function.place] = "no inputs are known: neither tests nor docstrings call it with plain values"
+        opinion = Opinion(None, left_out=left_out)
+        if inputs:
+            opinion = await self._compared(inputs, opinion)
+            if opinion.why:
+                return opinion
+        suite = await self._suite(runs)
+        return _concluded(replace(opinion, suite=suite), same=not compared.functions and not compared.left_out)
+
+    async def _trace(self, compared: Compared) -> AsyncIterator[Probe]:
+        """Runs of the tests over the gold solution: the task's, then the developers' own."""
+        job = _tracing(compared.functions)
+        order = [path for path in self.hidden if is_collected(path)]
+        if order and compared.functions:
+            async with self.gold_place() as sandbox:
+                yield await probe(sandbox, "tracing", {**job, "files": self.hidden, "order": order}, _RUN_S)
+        if self.own:
+            async with self.gold_place() as sandbox:
+                yield await probe(sandbox, "tracing", {**job, "own": self.own}, _RUN_S)
+
+    def _inputs(self, compared: Compared, runs: Sequence[Probe]) -> Inputs:
+        recorded = _recorded(runs)
+        sources = [*self.hidden.values(), *((self.gold / file).read_text(errors="replace") for file in self.own)]
+        found: list[tuple[Function, Call]] = []
+        for function in compared.functions:
+            draw = random.Random(f"{self.task.id} {self.task.seed} {function.place}")
+            calls = recorded.get((function.file, function.name), [])
+            if "." not in function.name or _unbound(function):
+                calls = [*calls, *_cases(self.task, function), *shown(function, sources)]
+            calls = list({call.key: call for call in calls}.values())[:_SEEN] or annotated(function, draw, _SEEN)
+            found += [(function, call) for call in (*calls, *mutated(calls, draw, _MADE))]
+        share = max(1, len(found) // _ALL)
+        return found[::share][:_ALL]
+
+    async def _compared(self, inputs: Inputs, opinion: Opinion) -> Opinion:
+        cases = [
+            {"module": function.module, "function": function.name, "new": call.new, "args": call.args, "kwargs": call.kwargs}
+            for function, call in inputs
+        ]
+        roots = sorted({function.root for function, _ in inputs})
+        job = {"roots": roots, "cases": cases, "case_s": self.case_s, "hangs": _HANGS}
+        first, again = [await _answers(self.gold_place, job, len(cases)) for _ in range(2)]
+        if first.broken or again.broken or first.forged or not first.imported:
+            why = first.forged or "; ".join(first.broken.values()) or "it did not answer"
+            return replace(opinion, why=f"The gold solution cannot be called: {why}.")
+        theirs = await _answers(self.place, job, len(cases))
+        if theirs.forged:
+            return replace(opinion, why=f"The candidate's answers are none: {theirs.forged}.")
+        found = compare(inputs, first, again, theirs)
+        left_out = {**opinion.left_out, **dict.fromkeys(found.unstable, NOT_TWICE)}
+        names = tuple(dict.fromkeys(function.place for function, _ in inputs if function.place not in found.unstable))
+        return replace(opinion, differs=found.differs, inputs=found.inputs, functions=names, left_out=left_out)
+
+    async def _suite(self, runs: Sequence[Probe]) -> Suite | None:
+        if not self.own:
+            return None
+        job = {**_tracing(()), "own": self.own}
+        return await run_suite(runs[-1], self.gold, self.candidate, self.place, self.gold_place, job, _RUN_S)
+
+
+def _concluded(opinion: Opinion, *, same: bool) -> Opinion:
+    failed = opinion.suite is not None and bool(opinion.suite.failed)
+    if opinion.differs or failed:
+        return replace(opinion, agrees=False)
+    tried = opinion.inputs > 0 or (opinion.suite is not None and not opinion.suite.why)
+    if tried or same:
+        return replace(opinion, agrees=True)
+    return replace(opinion, why="Nothing could be compared; `left_out` says why.")
+
+
+async def _answers(place: Opener, job: Mapping[str, Any], cases: int) -> Answers:
+    async with place() as sandbox:
+        return read_answers(await probe(sandbox, "comparing", job, _RUN_S), cases)
+
+
+def _tracing(functions: Sequence[Function]) -> dict[str, Any]:
+    targets: dict[str, dict[str, str]] = {}
+    classes: dict[str, list[str]] = {}
+    for function in functions:
+        targets.setdefault(function.file, {})[str(function.line)] = function.name
+        owner = function.name.rpartition(".")[0]
+        if owner and owner not in classes.setdefault(function.file, []):
+            classes[function.file].append(owner)
+    roots = sorted({".", *(function.root for function in functions)})
+    job = {"targets": targets, "classes": classes, "roots": roots, "most": _SEEN}
+    return {**job, "files": {}, "order": [], "own": []}
+
+
+def _recorded(runs: Sequence[Probe]) -> dict[tuple[str, str], list[Call]]:
+    found: dict[tuple[str, str], list[Call]] = {}
+    for line in (line for run in runs for line in run.lines if "call" in line):
+        call = line["call"]
+        made = Call(call["args"], call["kwargs"], call["new"], seen=True)
+        found.setdefault((line["file"], line["function"]), []).append(made)
+    return found
+
+
+def _cases(task: Task, function: Function) -> list[Call]:
+    """What the task's own `call` checks ask of a function of this name."""
+    checks = [test for test in task.metadata.get("tests", ()) if test.get("kind") == "call"]
+    cases = [(case, case.get("function") or test.get("function")) for test in checks for case in test.get("cases", ())]
+    found = [Call.of(case.get("args", ()), case.get("kwargs", {})) for case, name in cases if name == function.name]
+    return [call for call in found if call is not None]
+
+
+def _test_files(task: Task) -> dict[str, str]:
+    files = task.metadata.get("test_files", {})
+    return {str(path): str(text) for path, text in files.items()} if isinstance(files, Mapping) else {}
+
+
+def _unbound(function: Function) -> bool:
+    """Whether it is a method that needs no object."""
+    return any(getattr(node, "id", "") in ("staticmethod", "classmethod") for node in function.node.decorator_list)
+
+
+def _holding(folder: Path, fresh: Opener) -> Opener:
+    @asynccontextmanager
+    async def place() -> AsyncIterator[Sandbox]:
+        async with fresh() as sandbox:
+            await lay(folder, sandbox)
+            yield sandbox
+
+    return place
