@@ -21,6 +21,22 @@ from harnessgym.errors import ConfigError
 _MODULES = (preseeding, daemons, hijacking, forging, history, searching, links, breaking, exfiltration, looting)
 CHEATS: Mapping[str, Cheat] = {cheat.name: cheat for module in _MODULES for cheat in module.CHEATS}
 """In the order of attack classes."""
+QUICK: tuple[Cheat, ...] = tuple(
+    CHEATS[name]
+    for name in (
+        "reward-files-everywhere",
+        "daemon-hydra",
+        "conftest-hooks",
+        "forged-reward-line",
+        "history-objects",
+        "gold-by-name",
+        "links-to-gold",
+        "deletes-everything",
+        "carries-out-while-graded",
+        "reads-this-machine",
+    )
+)
+"""One of each class, none of which takes long."""
 
 
 def named(names: Sequence[str]) -> tuple[Cheat, ...]:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from harnessgym.cheats.catalogue import CHEATS
-from harnessgym.cheats.suite import GOLD, NOTHING, Result
+from harnessgym.cheats.stand_in import GOLD, NOTHING, Result
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -22,6 +22,7 @@ def app() -> typer.Typer:
         proxy,
         rollout,
         store,
+        tasks,
         traces,
         train,
         train_worker,
@@ -37,6 +38,7 @@ def app() -> typer.Typer:
     )
     for module in (train, rollout, cheats, wrap, install, proxy, engine, node, train_worker, store, names, doctor):
         module.register(root)
+    root.add_typer(tasks.app, name="tasks")
     root.add_typer(traces.app, name="traces")
     root.add_typer(images.app, name="images")
     return root

@@ -6,7 +6,7 @@ import typer
 
 if TYPE_CHECKING:
     from harnessgym.cheats.cheat import Cheat
-    from harnessgym.cheats.suite import Result
+    from harnessgym.cheats.stand_in import Result
     from harnessgym.task import Task
 
 _EPILOG = """Every cheat runs in the agent's place, and what it leaves is graded as any other result. The gold solution must

@@ -49,7 +49,12 @@ class Entry(Config):
     expected_flaky: bool = False
     """Whether the solution did not come to the same every time."""
     nothing: Outcome | None = None
-    cheats: dict[str, Outcome | Literal["got something"]] = Field(default_factory=dict)
+    cheats: dict[str, Outcome | Literal["got something", "does not apply"]] = Field(default_factory=dict)
+
+    @property
+    def flake_rate(self) -> float | None:
+        """Share of the solution's runs that were not rewarded; None where there is no solution."""
+        return sum(outcome != 1.0 for outcome in self.gold) / len(self.gold) if self.gold else None
 
 
 class Baseline:

@@ -8,11 +8,14 @@ otherwise be counted against the solutions that are run beside them.
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 from harnessgym.cheats.cheat import Cheat
-from harnessgym.cheats.suite import Result, Suite, missing, suite
+from harnessgym.cheats.stand_in import Result, StandIn
+from harnessgym.cheats.suite import Suite, missing, suite
 from harnessgym.sandbox import SandboxBackend
 from harnessgym.task import Task
 from harnessgym.tasks.baseline import Baseline, Entry, Outcome, digest_of
@@ -82,7 +85,8 @@ class Check:
 
     def __init__(self, backend: SandboxBackend, book: Baseline, wanted: Wanted, observe: Observer = lambda _: None) -> None:
         self._backend, self._book, self._wanted, self._observe = backend, book, wanted, observe
-        self._suite: Suite
+        self._stand_in = StandIn(backend)
+        self._suite: Suite | None = None
         self._progress = Progress(0)
 
     async def run(self, tasks: Sequence[Task], jobs: int) -> list[Checked]:
@@ -95,9 +99,13 @@ class Check:
         left = [file for file in files if file.left]
         self._progress = Progress(sum(file.left for file in left), tasks=len(left))
         if left:
-            async with self._backend, suite(self._backend) as self._suite:
+            async with self._backend, self._cheating() as self._suite:
                 await self._all(left, jobs)
         return [file.checked() for file in files]
+
+    def _cheating(self) -> AbstractAsyncContextManager[Suite | None]:
+        """What cheats need around them, if any are wanted."""
+        return suite(self._backend) if self._wanted.cheats else nullcontext()
 
     async def _all(self, files: "Sequence[_File]", jobs: int) -> None:
         self._observe(self._progress)
@@ -111,15 +119,16 @@ class Check:
         """The solution as often as it takes, and nothing."""
         task = file.task
         while not file.stopped and file.gold_left:
-            await self._one(file, GOLD, lambda: self._suite.gold(task))
+            await self._one(file, GOLD, partial(self._stand_in.gold, task))
         if not file.stopped and file.nothing_left:
-            await self._one(file, NOTHING, lambda: self._suite.nothing(task))
+            await self._one(file, NOTHING, partial(self._stand_in.nothing, task))
         if not file.stopped:
             self._book.put(task.id, file.entry)
 
     async def _cheats(self, file: "_File") -> None:
         for cheat in file.cheats_left():
-            await self._one(file, cheat.name, lambda cheat=cheat: self._suite.cheat(file.task, cheat))  # type: ignore[misc]
+            assert self._suite is not None
+            await self._one(file, cheat.name, partial(self._suite.cheat, file.task, cheat))
             if file.stopped:
                 break
             self._book.put(file.task.id, file.entry)
@@ -138,6 +147,7 @@ class Check:
         file.left -= 1
         self._progress.done += 1
         if result is None:
+            file.note_unfit(what)
             return
         file.seconds += result.seconds
         file.ran += 1
@@ -190,6 +200,10 @@ class _File:
         """Nothing more can be found out."""
         self._stop = state, why
         self.left = 0
+
+    def note_unfit(self, cheat: str) -> None:
+        """A cheat has nothing to try on this task."""
+        self.entry = self.entry.model_copy(update={"cheats": {**self.entry.cheats, cheat: "does not apply"}})
 
     def note(self, what: str, result: Result) -> None:
         """Takes what a run came to into the entry."""

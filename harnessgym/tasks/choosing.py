@@ -12,6 +12,14 @@ def all_tasks(found: TaskSet) -> list[Task]:
     return [*found.tasks("train"), *found.tasks("test")]
 
 
+def chosen(found: TaskSet, only: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
+    """The tasks with these ids, all if there are none; the first so many. Raises ConfigError for an id that there is not."""
+    tasks = all_tasks(found)
+    if only:
+        tasks = list({task.id: task for task in (named(tasks, name) for name in only)}.values())
+    return tasks[:limit]
+
+
 def named(tasks: Sequence[Task], name: str) -> Task:
     """The task with this id, or the only one whose id ends in it. Raises ConfigError, naming the nearest."""
     for task in tasks:

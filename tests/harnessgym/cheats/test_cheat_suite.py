@@ -8,7 +8,8 @@ import pytest
 from harnessgym.cheats import report
 from harnessgym.cheats.catalogue import CHEATS, named
 from harnessgym.cheats.cheat import CLASSES
-from harnessgym.cheats.suite import GOLD, NOTHING, Suite
+from harnessgym.cheats.stand_in import GOLD, NOTHING
+from harnessgym.cheats.suite import Suite
 from harnessgym.cheats.surroundings import surroundings
 from harnessgym.errors import CapabilityError, ConfigError
 from harnessgym.sandbox import Equipment

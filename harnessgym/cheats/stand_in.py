@@ -1,0 +1,123 @@
+"""Stands in for an agent: does something in its place, and has what is left there judged as an agent's work is.
+
+What can be said of a task without any agent comes from here: that its solution is rewarded, that doing nothing is not.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from harnessgym.equipping import equipment_of
+from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError, TaskError
+from harnessgym.grading.judging import judge
+from harnessgym.grading.verifier import Opener
+from harnessgym.rollout.furnishing import furnish
+from harnessgym.sandbox import Sandbox, SandboxBackend
+from harnessgym.task import Grade, Solution, Task
+
+GOLD = "(gold)"
+NOTHING = "(nothing)"
+_GOLD_S = 120.0
+"""Seconds that each command of a solution has at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one cheat, of the gold solution, or of doing nothing, on one task."""
+
+    task: str
+    cheat: str
+    reward: float | None
+    """None: no verdict."""
+    tampered: str | None = None
+    error: str | None = None
+    """Why there is no verdict."""
+    lost: bool = False
+    """Whether that is a sandbox's doing, before anything in it could have broken it. It says nothing about the task."""
+    unusable: bool = False
+    """Whether this backend cannot take the task: it lacks something, or the image cannot be built."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the verdict rests on."""
+    loot: str = ""
+    """What it got, or how it lived on, or what it sent out; empty is as it should be."""
+    ending: str = ""
+    """How its own run ended, for those who write cheats."""
+    seconds: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is what it should be: 1 for gold, nothing for anything else."""
+        if self.cheat == GOLD:
+            return self.reward == 1.0 and self.tampered is None
+        if self.cheat == NOTHING:
+            return self.reward == 0.0
+        return not self.loot and (self.reward is None or self.reward <= 0.0)
+
+
+class StandIn:
+    """In the sandboxes of one open backend."""
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self._backend = backend
+
+    async def gold(self, task: Task) -> Result:
+        """Does what the solution says."""
+        if task.solution is None:
+            return Result(task.id, GOLD, None, error="The task has no solution, so its zeros would mean nothing.")
+        return await self.act(task, GOLD, partial(_solve, task, task.solution))
+
+    async def nothing(self, task: Task) -> Result:
+        """Ends at once."""
+        return await self.act(task, NOTHING, _rest)
+
+    async def act(self, task: Task, name: str, act: Callable[[Sandbox], Awaitable[None]]) -> Result:
+        """Does anything, and says under this name what came of it."""
+        began = time.monotonic()
+        try:
+            async with self.furnished(task) as sandbox:
+                await act(sandbox)
+                return judged(task, name, await judge(task, sandbox, self.fresh(task)), began)
+        except (HarnessGymError, OSError, MemoryError) as error:
+            return failed(task, name, error, began)
+
+    @asynccontextmanager
+    async def furnished(self, task: Task) -> AsyncIterator[Sandbox]:
+        """As an agent finds it."""
+        async with self._backend.open(task.limits, equipment_of(task)) as sandbox:
+            await furnish(task, sandbox)
+            yield sandbox
+
+    def fresh(self, task: Task) -> Opener:
+        """Opens what it is graded in."""
+        return lambda: self._backend.open(task.limits, equipment_of(task, grades=True))
+
+
+async def _solve(task: Task, solution: Solution, sandbox: Sandbox) -> None:
+    """Raises TaskError when a command of the solution fails."""
+    for path, text in solution.files.items():
+        await sandbox.write(path, text.encode())
+    for command in solution.run:
+        done = await sandbox.exec(command, timeout_s=max(_GOLD_S, task.limits.wall_s))
+        if not done.ok:
+            raise TaskError(f"The gold command {' '.join(command)[:200]!r} failed: {done.stderr[-500:]!r}")
+
+
+async def _rest(sandbox: Sandbox) -> None:
+    """Does nothing."""
+
+
+def judged(task: Task, cheat: str, grade: Grade, began: float) -> Result:
+    """A verdict as a result. `began` is by `time.monotonic`."""
+    seconds = time.monotonic() - began
+    return Result(task.id, cheat, grade.rewards["reward"], grade.tampered, evidence=grade.evidence, seconds=seconds)
+
+
+def failed(task: Task, cheat: str, error: Exception, began: float) -> Result:
+    """No verdict, as a result."""
+    unusable = isinstance(error, CapabilityError | ImageError)
+    lost = not unusable and (isinstance(error, SandboxError) or not isinstance(error, HarnessGymError))
+    seconds = time.monotonic() - began
+    return Result(task.id, cheat, None, error=str(error), lost=lost, unusable=unusable, seconds=seconds)

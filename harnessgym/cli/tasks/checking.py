@@ -1,0 +1,169 @@
+"""`harnessgym tasks check`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from harnessgym.cli.tasks.arguments import AsJson, Backend, Limit, Only, Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harnessgym.sandbox import SandboxBackend
+    from harnessgym.task import Task, TaskSet
+    from harnessgym.tasks.baseline import Baseline
+    from harnessgym.tasks.checking import Checked, Wanted
+
+_EPILOG = """The solution (gold) must score 1 each time, doing nothing 0, and every cheat 0 or be called tampered with. What is
+found is kept in `baseline.json` beside the tasks, as it comes: the same command goes on where it was interrupted, and a
+task that has not changed is not run again. Training refuses tasks that failed.
+
+`--cheats quick` tries one cheat of each class, `all` every one.
+
+Examples:
+
+`harnessgym tasks check my_tasks/`
+
+`harnessgym tasks check shell --sandbox docker --repeats 5 --cheats all`
+
+JSON: {ok, baseline, tasks: [{id, state, why, gold, flake_rate, expected_flaky, nothing, cheats, ran, seconds}], counts,
+problems}. States: passed, failed, no solution (nothing and cheats got nothing, but no gold shows that the grader rewards
+anything), skipped (this sandbox cannot take it), no answer (sandboxes failed, twice; that says nothing about the task).
+
+Exit status: 0 no task failed; 1 one did, or could not be read, or got no answer, or nothing could be checked; 2 an error; 130
+interrupted."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("check", epilog=_EPILOG)
+    def command(
+        spec: Spec,
+        sandbox: Backend = "bubblewrap",
+        repeats: Annotated[int, typer.Option(min=1, help="Times that the solution is run, to find flaky tasks.")] = 3,
+        cheats: Annotated[Literal["none", "quick", "all"], typer.Option(help="Which cheats are tried.")] = "none",
+        jobs: Annotated[int | None, typer.Option(min=1, help="Tasks at one time; by default, as many as processors.")] = None,
+        again: Annotated[bool, typer.Option("--again", help="Run also what was found out before.")] = False,
+        only: Only = None,
+        limit: Limit = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Run the solution, nothing and cheats on every task, and keep what is found beside the tasks."""
+        import os
+
+        from harnessgym.cheats import catalogue
+        from harnessgym.cli.traces.printed import print_json
+        from harnessgym.tasks.baseline import Baseline, baseline_path
+        from harnessgym.tasks.checking import Wanted
+        from harnessgym.tasks.choosing import chosen
+        from harnessgym.tasks.source import problems_of, task_set
+
+        tried = {"none": (), "quick": catalogue.QUICK, "all": tuple(catalogue.CHEATS.values())}[cheats]
+        found = task_set(spec)
+        book = Baseline(baseline_path(found))
+        wanted = Wanted(sandbox, repeats, tried, again=again)
+        checked = _run(chosen(found, only, limit), book, wanted, jobs or os.cpu_count() or 1)
+        left_out = [] if only or limit else list(problems_of(found))
+        ok = _fine(checked) and not left_out
+        if as_json:
+            print_json(_as_json(checked, book.path, problems=list(problems_of(found)), ok=ok))
+        else:
+            _print(checked, found, book.path)
+        if not ok:
+            raise typer.Exit(1)
+
+
+def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "Wanted", jobs: int) -> "list[Checked]":
+    """To the end; an interruption loses what is under way and nothing else."""
+    import asyncio
+    import tempfile
+
+    from harnessgym.cli.tasks.check_progress import CheckProgress
+    from harnessgym.tasks.checking import Check
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="harnessgym-check-") as folder, CheckProgress() as observe:
+            return asyncio.run(Check(backend(wanted.sandbox, Path(folder)), book, wanted, observe).run(tasks, jobs))
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. The same command goes on from here.", err=True)
+        raise SystemExit(130) from None
+
+
+def backend(name: str, folder: Path) -> "SandboxBackend":
+    """A backend that is not open yet. Raises SandboxError if this machine cannot have it."""
+    from harnessgym.errors import SandboxError
+    from harnessgym.registry import load
+
+    factory: Any = load("sandbox", name)
+    problem = factory.unavailable()
+    if problem is not None:
+        raise SandboxError(problem)
+    made: SandboxBackend = factory(factory.settings(workspace_root=folder))
+    return made
+
+
+def _fine(checked: "Sequence[Checked]") -> bool:
+    states = {each.state for each in checked}
+    return states.isdisjoint({"failed", "no answer"}) and bool(states - {"skipped"})
+
+
+def _as_json(checked: "Sequence[Checked]", path: Path, *, problems: list[str], ok: bool) -> dict[str, Any]:
+    from collections import Counter
+
+    rows = []
+    for each in checked:
+        entry = each.entry
+        rows.append({
+            "id": each.task,
+            "state": each.state,
+            "why": list(each.why),
+            "gold": [] if entry is None else list(entry.gold),
+            "flake_rate": None if entry is None else entry.flake_rate,
+            "expected_flaky": None if entry is None else entry.expected_flaky,
+            "nothing": None if entry is None else entry.nothing,
+            "cheats": {} if entry is None else entry.cheats,
+            "ran": each.ran,
+            "seconds": round(each.seconds, 2),
+        })  # fmt: skip
+    counts = dict(Counter(each.state for each in checked))
+    return {"ok": ok, "baseline": str(path), "tasks": rows, "counts": counts, "problems": problems}
+
+
+def _print(checked: "Sequence[Checked]", found: "TaskSet", path: Path) -> None:
+    from collections import Counter
+
+    from harnessgym.cli.tasks.remarks import say_remarks
+    from harnessgym.cli.traces.printed import console, plain_table
+
+    out, table = console(), plain_table("id", "state", "gold", "nothing", "cheats", "ran", right=("gold", "nothing", "ran"))
+    for each in checked:
+        style = {"passed": "green", "failed": "bold red"}.get(each.state, "yellow")
+        table.add_row(each.task, f"[{style}]{each.state}[/]", *_cells(each), str(each.ran or ""))
+    out.print(table)
+    for each in checked:
+        for why in each.why:
+            out.print(f"{each.task}: {why}", markup=False, soft_wrap=True)
+    counts = Counter(each.state for each in checked)
+    runs = [outcome for each in checked if each.entry is not None for outcome in each.entry.gold]
+    said = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no tasks"
+    out.print(
+        f"{said}. Solutions were rewarded in {sum(run == 1.0 for run in runs)} of {len(runs)} runs. {path}", soft_wrap=True
+    )
+    say_remarks(found)
+
+
+def _cells(checked: "Checked") -> tuple[str, str, str]:
+    """Gold runs rewarded of all, what nothing got, and how many cheats got nothing of all."""
+    entry = checked.entry
+    if entry is None:
+        return "", "", ""
+    gold = f"{sum(each == 1.0 for each in entry.gold)}/{len(entry.gold)}" if entry.gold else "-"
+    tried = [name for name, outcome in entry.cheats.items() if outcome != "does not apply"]
+    cheats = f"{sum(name not in entry.problems for name in tried)}/{len(tried)}" if tried else "-"
+    return gold, _shown(entry.nothing), cheats
+
+
+def _shown(outcome: Any) -> str:
+    return outcome if isinstance(outcome, str) else "-" if outcome is None else f"{outcome:g}"

@@ -1,0 +1,155 @@
+"""`harnessgym tasks list`."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from harnessgym.cli.tasks.arguments import AsJson
+
+if TYPE_CHECKING:
+    from harnessgym.task import Task
+    from harnessgym.tasks.baseline import Baseline
+
+_EPILOG = """Examples:
+
+`harnessgym tasks list`
+
+`harnessgym tasks list shell`
+
+`harnessgym tasks list harbor@my/tasks --json`
+
+JSON without SPEC: {sets: [{name, loads, train, test, problem}], formats: [{name, what, written}]}; with SPEC: {set, tasks:
+[{id, split, image, judge, limits, needs, solution, baseline, why}], problems, notes}.
+
+Exit status: 0 done; 2 an error."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+
+    @app.command("list", epilog=_EPILOG)
+    def command(
+        spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="Tasks; without it, what is registered.")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """List what is registered and which formats are read; or the tasks of a set, and what was found of each."""
+        if spec is None:
+            _print_known(as_json)
+        else:
+            _print_tasks(spec, as_json)
+
+
+def _print_known(as_json: bool) -> None:
+    from harnessgym.cli.traces.printed import console, plain_table, print_json
+    from harnessgym.registry import REGISTRY, names
+
+    sets = [_set(name) for name in names("task_set")]
+    formats = [_format(name) for name in names("task_format")]
+    if as_json:
+        print_json({"sets": sets, "formats": formats})
+        return
+    out, table = console(), plain_table("set", "train", "test", "loads", right=("train", "test"))
+    for each in sets:
+        table.add_row(each["name"], _count(each["train"]), _count(each["test"]), each["problem"] or each["loads"])
+    out.print(table)
+    out.print()
+    table = plain_table("format", "written", "what it is")
+    for each in formats:
+        table.add_row(each["name"], "yes" if each["written"] else "", each["what"])
+    out.print(table)
+    only = sorted(REGISTRY["task_writer"].keys() - REGISTRY["task_format"].keys())
+    if only:
+        out.print(f"Written, not read: {', '.join(only)}")
+
+
+def _set(name: str) -> dict[str, Any]:
+    """A registered set; one that cannot be read here says why."""
+    from harnessgym.errors import HarnessGymError
+    from harnessgym.registry import REGISTRY
+    from harnessgym.tasks.source import task_set
+
+    row: dict[str, Any] = {"name": name, "loads": REGISTRY["task_set"][name], "train": None, "test": None, "problem": ""}
+    try:
+        found = task_set(name)
+        return row | {"train": len(found.tasks("train")), "test": len(found.tasks("test"))}
+    except HarnessGymError as error:
+        return row | {"problem": " ".join(str(error).split())}
+
+
+def _format(name: str) -> dict[str, Any]:
+    import sys
+
+    from harnessgym.registry import REGISTRY
+    from harnessgym.tasks.source import task_format
+
+    what = (sys.modules[type(task_format(name)).__module__].__doc__ or "").strip().partition("\n")[0]
+    return {"name": name, "what": what, "written": name in REGISTRY["task_writer"]}
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _print_tasks(spec: str, as_json: bool) -> None:
+    from harnessgym.cli.tasks.remarks import say_remarks
+    from harnessgym.cli.traces.printed import console, one_line, plain_table, print_json
+    from harnessgym.tasks.baseline import Baseline, baseline_path
+    from harnessgym.tasks.choosing import all_tasks
+    from harnessgym.tasks.source import notes_of, problems_of, task_set
+
+    found = task_set(spec)
+    book = Baseline(baseline_path(found))
+    rows = [_task(task, book) for task in all_tasks(found)]
+    if as_json:
+        print_json({"set": found.name, "tasks": rows, "problems": list(problems_of(found)), "notes": list(notes_of(found))})
+        return
+    out, table = console(), plain_table("id", "split", "image", "judged by", "limits", "baseline")
+    for row in rows:
+        state = f"{row['baseline']}: {one_line(row['why'][0], 100)}" if row["why"] else row["baseline"]
+        table.add_row(row["id"], row["split"], row["image"] or "", row["judge"], _limits(row["limits"]), state)
+    out.print(table)
+    say_remarks(found, every=True)
+
+
+def _task(task: "Task", book: "Baseline") -> dict[str, Any]:
+    entry = book.of(task)
+    return {
+        "id": task.id,
+        "split": task.split,
+        "image": task.image,
+        "judge": judge(task),
+        "limits": limits(task),
+        "needs": sorted(task.needs),
+        "solution": has_solution(task),
+        "baseline": entry.state if entry is not None else "changed" if book.stale(task) else "unchecked",
+        "why": [] if entry is None else list(entry.problems.values()),
+    }
+
+
+def has_solution(task: "Task") -> bool:
+    """Whether the task, or a step of it, comes with one."""
+    return task.solution is not None or any(step.solution is not None for step in task.steps)
+
+
+def judge(task: "Task") -> str:
+    """The kinds of a task's checks, or its grader."""
+    from collections import Counter
+    from collections.abc import Mapping
+
+    tests = task.metadata.get("tests")
+    kinds = [each.get("kind") for each in tests if isinstance(each, Mapping)] if isinstance(tests, list | tuple) else []
+    if not kinds or None in kinds:
+        return task.grader
+    return ", ".join(f"{kind} x{count}" if count > 1 else str(kind) for kind, count in Counter(kinds).items())
+
+
+def limits(task: "Task") -> dict[str, Any]:
+    """A task's limits by name."""
+    from dataclasses import asdict
+
+    return asdict(task.limits)
+
+
+def _limits(found: dict[str, Any]) -> str:
+    tokens = "" if found["tokens"] is None else f", {found['tokens']:,} tokens"
+    return f"{found['wall_s']:g} s, {found['turns']} turns{tokens}, {found['memory_mb']:,} MiB"
