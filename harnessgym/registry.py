@@ -22,6 +22,8 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "shell": "environments.shell_tasks:ShellTasks",
     },
     "task_format": {
+        "harbor": "harnessgym.tasks.harbor:Harbor",
+        "harbor_shared": "harnessgym.tasks.harbor:HarborShared",
         "native": "harnessgym.tasks.native:Native",
     },
     "task_writer": {

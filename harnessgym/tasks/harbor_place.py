@@ -1,0 +1,109 @@
+"""Which image a Harbor task's agent works in, and which its tests run in."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harnessgym.errors import TaskError
+from harnessgym.sandbox import CONTEXT
+from harnessgym.tasks.compose import only_service
+from harnessgym.tasks.container_files import workdir_of
+from harnessgym.tasks.harbor_table import Environment, Verifier
+from harnessgym.tasks.substitution import substituted_all
+
+WORKDIR = "@workdir"
+"""The image's own WORKDIR, whatever that is."""
+
+
+@dataclass(slots=True)
+class Notes:
+    """What is said about a task that is used all the same."""
+
+    said: list[str] = field(default_factory=list)
+
+    def say(self, note: str) -> None:
+        """Each once."""
+        if note not in self.said:
+            self.said.append(note)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A container that a task describes."""
+
+    image: str
+    home: str
+    """The absolute path that the workspace stands for, `WORKDIR`, or nothing."""
+    env: Mapping[str, str]
+    has_tests: bool = False
+    """Whether `/tests` is the image's own."""
+
+
+def refuse(environment: Environment, folder: Path, where: Path) -> None:
+    """Raises TaskError for what no sandbox here has."""
+    lacking = (
+        (environment.os == "windows" or _only_windows(folder), "os: it is for Windows; sandboxes are Linux"),
+        (environment.gpus, f"gpus: it wants {environment.gpus}; sandboxes have none"),
+        (environment.tpu, "tpu: sandboxes have none"),
+    )
+    for wanted, why in lacking:
+        if wanted:
+            raise TaskError(f"{where}: environment.{why}. The task is left out.")
+
+
+def place_of(environment: Environment, folder: Path, where: Path, notes: Notes) -> Place:
+    """The container of an `environment/` folder and its table. Raises TaskError naming what is missing."""
+    env = substituted_all(environment.env, os.environ, f"{where}: environment.env")
+    compose = folder / "docker-compose.yaml"
+    if compose.is_file():
+        known = {
+            "CONTEXT_DIR": str(folder.resolve()),
+            "MAIN_IMAGE_NAME": "",
+            "PREBUILT_IMAGE_NAME": environment.docker_image or "",
+            "TEST_DIR": "/tests",
+        }
+        service = only_service(compose, "main", known)
+        for what in service.without:
+            notes.say(f"{what} has no effect")
+        image = environment.docker_image or service.image or _context(folder)
+        home, env = environment.workdir or service.workdir, {**service.env, **env}
+    else:
+        image, home = environment.docker_image or _context(folder), environment.workdir
+    if image is None:
+        raise TaskError(f"{where}: there is neither {folder / 'Dockerfile'} nor environment.docker_image. Add one of them.")
+    return Place(image, _home(image, home), env)
+
+
+def grading_place(verifier: Verifier, folder: Path, agents: Place, where: Path, notes: Notes) -> Place:
+    """The container that tests run in: the agent's kind, or the one that `tests/` or `[verifier.environment]` describes."""
+    tests = folder / "tests"
+    own = any((tests / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
+    said = verifier.environment or Environment()
+    refuse(said, folder, where)
+    if not own and said.docker_image is None:
+        env = substituted_all(said.env, os.environ, f"{where}: verifier.environment.env")
+        return Place(agents.image, agents.home, {**agents.env, **env})
+    found = place_of(said, tests, where, notes)
+    if agents.home == WORKDIR:
+        raise TaskError(
+            f"{where}: environment.workdir: tests run in an image of their own, so it must be known where the agent's folder "
+            "lies there. Write the absolute path that is the WORKDIR of the agent's image."
+        )
+    return Place(found.image, agents.home, found.env, has_tests=own)
+
+
+def _context(folder: Path) -> str | None:
+    return f"{CONTEXT}{folder.resolve()}" if (folder / "Dockerfile").is_file() else None
+
+
+def _home(image: str, said: str | None) -> str:
+    """Where an agent works: as the task says, or its Dockerfile, or else the image."""
+    if said is None and image.startswith(CONTEXT):
+        said = workdir_of(Path(image.removeprefix(CONTEXT)) / "Dockerfile")
+    return WORKDIR if said is None else "" if said == "/" else said
+
+
+def _only_windows(folder: Path) -> bool:
+    tests = folder / "tests"
+    return (tests / "test.bat").is_file() and not (tests / "test.sh").is_file()

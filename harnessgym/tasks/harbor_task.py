@@ -1,0 +1,198 @@
+"""One Harbor task folder as a `Task`: what each part of it stands for here, and what of it cannot be followed."""
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harnessgym.config import validate
+from harnessgym.errors import ConfigError, TaskError
+from harnessgym.grading.harbor import KEY
+from harnessgym.grading.verifier_script import VerifierScript
+from harnessgym.grading.verifier_tools import install, tools_of
+from harnessgym.task import GradingImage, Hook, Limits, Setup, Task, TaskStep
+from harnessgym.tasks.harbor_artifacts import graded
+from harnessgym.tasks.harbor_place import Notes, Place, grading_place, place_of, refuse
+from harnessgym.tasks.harbor_scripts import instruction, solution, waiting, working_files
+from harnessgym.tasks.harbor_table import Collect, HarborTable, Step, Verifier, unknown
+from harnessgym.tasks.packing import packed, unpacked
+from harnessgym.tasks.substitution import substituted_all
+
+__all__ = ["Notes", "read_task"]
+GRADER = "harnessgym.grading.harbor:verifier"
+_AGENT_S = 600.0
+"""An agent's seconds where the task does not say."""
+_SHARED = (
+    "tests are run in a fresh container that holds what the agent left in its working folder and /logs/artifacts, where Harbor "
+    "would use the agent's own; harbor_shared@PATH does as Harbor"
+)
+_SCRIPT = "test.sh"
+_FOLDERS = ("mkdir", "-p", "/logs/agent", "/logs/verifier", "/logs/artifacts")
+
+
+def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) -> Task:
+    """The task of one folder. Raises TaskError naming the file, the key, and what to do."""
+    where = folder / "task.toml"
+    raw = _raw(where)
+    table = _checked(raw, where)
+    refuse(table.environment, folder, where)
+    own = table.verifier.environment_mode != "separate" and not _own_image(table, folder)
+    in_agents = shared and own
+    place = place_of(table.environment, folder / "environment", where, notes)
+    testing = grading_place(table.verifier, folder, place, where, notes)
+    left = graded(
+        [*table.artifacts, *(each for step in table.steps for each in step.artifacts)], testing, where, notes, all_of=own
+    )
+    reading = _Reading(folder, where, table, testing, in_agents)
+    test = None if table.steps else reading.test(table.verifier)
+    _tell(table, folder, notes, own=own and not in_agents)
+    steps = tuple(reading.step(step) for step in table.steps)
+    tests = [test] if test is not None else [VerifierScript(**step.metadata[KEY]) for step in steps]
+    kept = {"unknown": dict(unknown(table)), "task": table.task, "metadata": table.metadata, "source": table.source}
+    return Task(
+        id=f"{prefix}/{folder.resolve().name}".lstrip("/"),
+        instruction=instruction(folder, needed=not steps),
+        image=place.image,
+        home=place.home,
+        folders=left.folders,
+        collect=left.collect,
+        artifacts=left.artifacts,
+        env=place.env,
+        limits=_limits(table),
+        setup=Setup((_FOLDERS, *waiting(table.environment.healthcheck))),
+        grader=GRADER,
+        verifier="shared" if in_agents else "separate",
+        solution=None if steps else solution(folder / "solution", reading.solution_env),
+        hooks=_hooks((*table.verifier.collect, *(each for step in table.steps for each in step.verifier.collect)), where),
+        grading=GradingImage(testing.image if testing.image != place.image else None, _install(tests)),
+        steps=steps,
+        step_reward=table.multi_step_reward_strategy or "mean",
+        metadata={KEY: tests[0].model_dump(), "toml": _json({key: value for key, value in kept.items() if value})},
+    )
+
+
+class _Reading:
+    """What the steps of one folder have in common."""
+
+    def __init__(self, folder: Path, where: Path, table: HarborTable, testing: Place, shared: bool) -> None:
+        self.folder, self.where, self.table, self.testing, self.shared = folder, where, table, testing, shared
+        self.solution_env = substituted_all(table.solution.env, os.environ, f"{where}: solution.env")
+
+    def test(self, verifier: Verifier, *more: Path) -> VerifierScript:
+        """The test script of the task, or of a step, whose tests are laid over the task's."""
+        env = substituted_all(verifier.env, os.environ, f"{self.where}: verifier.env")
+        spec = VerifierScript(
+            env={**self.testing.env, **env},
+            timeout_s=verifier.timeout_sec,
+            root=verifier.user in (None, "root", 0, "0"),
+        )
+        if self.testing.has_tests:
+            return spec
+        folders = [self.folder / "tests", *more]
+        if not any((each / _SCRIPT).is_file() for each in folders):
+            raise TaskError(f"{folders[-1] / _SCRIPT} is not there. A Harbor task is graded by it.")
+        return spec.model_copy(update={"tests": packed(*folders)})
+
+    def step(self, step: Step) -> TaskStep:
+        """One of several steps, from `steps/NAME`."""
+        folder = self.folder / "steps" / step.name
+        if not folder.is_dir():
+            raise TaskError(f"{self.where}: steps: there is no folder {folder}. Every step has one.")
+        verifier = step.verifier.model_copy(update=_inherited(self.table.verifier, step.verifier))
+        least = step.min_reward
+        files, setup = working_files(folder / "workdir")
+        return TaskStep(
+            name=step.name,
+            instruction=instruction(folder, needed=True),
+            files=files,
+            setup=Setup((*setup, *waiting(step.healthcheck))),
+            solution=solution(folder / "solution", self.solution_env) or solution(self.folder / "solution", self.solution_env),
+            metadata={KEY: self.test(verifier, folder / "tests").model_dump()},
+            wall_s=step.agent.timeout_sec or self.table.agent.timeout_sec,
+            min_reward={} if least is None else dict(least) if isinstance(least, Mapping) else {"reward": float(least)},
+        )
+
+
+def _inherited(task: Verifier, step: Verifier) -> dict[str, Any]:
+    """What a step's verifier has of the task's, because it does not say it."""
+    said = step.model_fields_set
+    rest = {key: getattr(task, key) for key in ("timeout_sec", "user") if key not in said}
+    return {**rest, "env": {**task.env, **step.env}}
+
+
+def _raw(where: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(where.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TaskError(f"There is no {where}. A Harbor task is a folder with a task.toml.") from None
+    except ValueError as error:
+        raise TaskError(f"{where} cannot be read: {error}.") from None
+
+
+def _checked(raw: dict[str, Any], where: Path) -> HarborTable:
+    if "tests" in raw:
+        raise TaskError(f"{where} has checks in `tests`, so it is a native task: read it with native@PATH.")
+    try:
+        return validate(HarborTable, raw, str(where))
+    except ConfigError as error:
+        raise TaskError(str(error)) from error
+
+
+def _own_image(table: HarborTable, folder: Path) -> bool:
+    named = table.verifier.environment is not None
+    return named or any((folder / "tests" / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
+
+
+def _limits(table: HarborTable) -> Limits:
+    said = table.environment
+    limits = Limits(wall_s=table.agent.timeout_sec or _AGENT_S)
+    given = {"cpus": said.cpus, "memory_mb": said.memory_mb, "disk_mb": said.storage_mb}
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    return replace(limits, **changes)
+
+
+def _hooks(collects: Sequence[Collect], where: Path) -> tuple[Hook, ...]:
+    """Each once: steps often repeat their task's."""
+    for collect in collects:
+        if collect.service != "main":
+            raise TaskError(f"{where}: verifier.collect: there is no service {collect.service!r} here, only main. Take it out.")
+    hooks = [
+        Hook(("sh", "-c", each.command), root=each.user in ("root", 0, "0"), timeout_s=each.timeout_sec) for each in collects
+    ]
+    return tuple(dict.fromkeys(hooks))
+
+
+def _install(tests: Sequence[VerifierScript]) -> tuple[tuple[str, ...], ...]:
+    """What all test scripts together fetch; nothing where the image has its own tests."""
+    return install(tools_of([unpacked(test.tests) for test in tests if test.tests]))
+
+
+def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
+    """What is read and has no effect."""
+    for key, _ in unknown(table):
+        notes.say(f"task.toml: {key} is not known; it is kept in the metadata and has no effect")
+    if own:
+        notes.say(_SHARED)
+    environment = table.environment
+    if environment.network_mode in (None, "public") and table.agent.network_mode in (None, "public"):
+        notes.say("the agent reaches nothing but the model, where Harbor's default gives it the whole network")
+    elif "allowlist" in (environment.network_mode, table.agent.network_mode):
+        notes.say("allowed_hosts are not in the agent's reach: it reaches nothing but the model")
+    if "public" in (table.verifier.network_mode, (table.verifier.environment or environment).network_mode):
+        notes.say("tests reach no network; what they fetch in plain words is put into their image ahead")
+    for present, what in (
+        (table.agent.user is not None, "agent.user has no effect: agents run as the sandbox's user, who is not root"),
+        (environment.skills_dir, "environment.skills_dir is not given to the agent; it lies in the image"),
+        (environment.mcp_servers, "environment.mcp_servers are not given to the agent"),
+        ((folder / "trajectory.json").is_file(), "trajectory.json is not laid before the agent: every rollout begins anew"),
+    ):
+        if present:
+            notes.say(what)
+
+
+def _json(value: Any) -> Any:
+    """As JSON values: what TOML has beyond them becomes text."""
+    return json.loads(json.dumps(value, default=lambda each: each.model_dump() if hasattr(each, "model_dump") else str(each)))

@@ -1,0 +1,1 @@
+echo 0 > C:\logs\verifier\reward.txt
