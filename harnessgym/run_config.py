@@ -22,7 +22,9 @@ class TasksSection(Config):
     """What it is trained on."""
 
     set: str
-    """Task set: a registered name or `module:Class`."""
+    """Task set: a registered name, `module:Class`, or a file or folder of tasks."""
+    unfit: bool = False
+    """Whether tasks that failed `harnessgym tasks check` are trained on all the same."""
 
 
 class HarnessSection(Config):

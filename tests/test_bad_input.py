@@ -46,7 +46,7 @@ def refused(result):
         (["--trainer.steps", "0"], ["trainer.steps", "greater than 0"]),
         (["--trainer.update.lrr", "1"], ["[trainer.update]", "lrr", "Did you mean 'lr'?"]),
         (["--trainer.update.lr=-1"], ["[trainer.update]", "lr", "greater than 0"]),
-        (["--tasks.set", "lookpu"], ["tasks.set", "'lookpu'", "Did you mean 'lookup'?", "Known: lookup"]),
+        (["--tasks.set", "lookpu"], ["tasks.set", "'lookpu'", "Did you mean 'lookup'?", "Known: "]),
         (["--tasks.set", f"{HERE}:Nothing"], ["tasks.set", "Nothing"]),
         (["--tasks.set", f"{HERE}:Empty"], ["tasks.set", "no training tasks"]),
         (

@@ -62,6 +62,7 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
     Both are set here, because a shell that starts this in the background leaves it deaf to Ctrl-C.
     """
     import signal
+    from functools import partial
 
     from rich.console import Console
 
@@ -71,7 +72,7 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     console = Console()
-    folder = prepare(config, root)
+    folder = prepare(config, root, partial(console.print, markup=False, highlight=False, soft_wrap=True))
     claim_folder(folder)
     supervisor = Supervisor(folder)
     try:

@@ -9,11 +9,11 @@ from sqlalchemy import Connection
 
 from harnessgym.admission import Admission
 from harnessgym.errors import TaskError
-from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
 from harnessgym.store import policies, rollouts, runs, workers
 from harnessgym.store.rollouts import GroupSpec
-from harnessgym.task import Split, Task, TaskSet
+from harnessgym.task import Split, Task
+from harnessgym.tasks.source import task_set
 
 EVALUATIONS = {
     "evaluating_before": ("before_sampled", "before_greedy"),
@@ -35,9 +35,9 @@ class Plan:
     _by_key: dict[str, Task] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        task_set: TaskSet = load("task_set", self.config.tasks.set)()
+        found = task_set(self.config.tasks.set)
         for split in ("train", "test"):
-            self._tasks[split] = task_set.tasks(split)
+            self._tasks[split] = found.tasks(split)
             self._by_key |= {task.id: task for task in self._tasks[split]}
         if not self._tasks["train"]:
             raise TaskError(f"The task set {self.config.tasks.set!r} has no training tasks.")

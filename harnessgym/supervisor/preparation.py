@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harnessgym.config import validate
 from harnessgym.equipping import make_harness
@@ -15,20 +15,28 @@ from harnessgym.registry import Kind, load, names
 from harnessgym.reward import make_rewards
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.tasks.fitness import fitness
+from harnessgym.tasks.source import absolute, remarks_of, task_set
 
+T = TypeVar("T")
 Notify = Callable[[str], None]
 _UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
 
 
-def prepare(config: RunConfig, root: Path) -> RunFolder:
-    """Make a run's folder, or take up the one that is there.
+def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
+    """Make a run's folder, or take up the one that is there. `notify` is told what of its tasks is not as it should be.
 
     Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another configuration.
     """
     folder = RunFolder(root.resolve())
     policy = Path(config.policy.path).resolve()
-    config = config.model_copy(update={"policy": config.policy.model_copy(update={"path": str(policy)})})
+    paths = {
+        "policy": config.policy.model_copy(update={"path": str(policy)}),
+        "tasks": config.tasks.model_copy(update={"set": absolute(config.tasks.set)}),
+    }
+    config = config.model_copy(update=paths)
     _check_names(config)
+    _check_tasks(config, notify)
     if not (policy / "config.json").is_file():
         raise ConfigError(f"policy.path: there is no model at {policy} (config.json is missing).")
     if not folder.config_path.exists():
@@ -88,12 +96,6 @@ def choose_sandbox(config: RunConfig, notify: Notify) -> str:
 
 def _check_names(config: RunConfig) -> None:
     """Look up every name. Algorithms and advantages are only looked up in the registry: loading them would load torch."""
-    task_set = _load("tasks.set", "task_set", config.tasks.set)()
-    if not task_set.tasks("train"):
-        raise ConfigError(f"tasks.set: the task set {config.tasks.set!r} has no training tasks.")
-    if config.evaluation.tasks and not task_set.tasks("test"):
-        hint = "Set evaluation.tasks to 0, or choose another set."
-        raise ConfigError(f"tasks.set: the task set {config.tasks.set!r} has no held-out tasks to evaluate on. {hint}")
     for section in config.harnesses:
         _load(f"harness {section.name!r}", "harness", section.type)
         try:
@@ -113,10 +115,34 @@ def _check_names(config: RunConfig) -> None:
         _load("trainer.advantage", "advantage", trainer.advantage)
 
 
+def _check_tasks(config: RunConfig, notify: Notify) -> None:
+    """There must be tasks, and none that failed when it was checked. What is unchecked or was left out is told."""
+    spec = config.tasks.set
+    found = _named("tasks.set", "task_set", lambda: task_set(spec))
+    training, held_out = found.tasks("train"), found.tasks("test")[: config.evaluation.tasks]
+    if not training:
+        raise ConfigError(f"tasks.set: the task set {spec!r} has no training tasks.")
+    if config.evaluation.tasks and not held_out:
+        hint = "Set evaluation.tasks to 0, or choose another set."
+        raise ConfigError(f"tasks.set: the task set {spec!r} has no held-out tasks to evaluate on. {hint}")
+    for line in remarks_of(found):
+        notify(f"Tasks: {line}")
+    fit = fitness(spec, found, [*training, *held_out])
+    if fit.refusal and not config.tasks.unfit:
+        raise ConfigError(f"tasks.set: {fit.refusal}\nMend them, take them out, or set tasks.unfit = true.")
+    if fit.warning:
+        notify(f"Tasks: {fit.warning}")
+
+
 def _load(setting: str, kind: Kind, name: str) -> Any:
     """What a setting names. Raises `ConfigError` that says which setting, and what is known."""
+    return _named(setting, kind, lambda: load(kind, name))
+
+
+def _named(setting: str, kind: Kind, find: Callable[[], T]) -> T:
+    """What is found for a setting. Raises `ConfigError` that says which setting, and what is known."""
     try:
-        return load(kind, name)
+        return find()
     except ConfigError as error:
         known = "" if "Known:" in str(error) else f" Known: {', '.join(names(kind))}."
         raise ConfigError(f"{setting}: {error}{known}") from error

@@ -92,7 +92,7 @@ class Check:
     async def run(self, tasks: Sequence[Task], jobs: int) -> list[Checked]:
         """Checks so many at one time. What is found is in the baseline when this returns, or is cancelled."""
         wanted = self._wanted
-        files = [_File(task, None if wanted.again else self._book.of(task), wanted) for task in tasks]
+        files = [_File(task, self._book.of(task), wanted) for task in tasks]
         for file in files:
             if lacking := missing(file.task, self._backend):
                 file.stop("skipped", f"The {wanted.sandbox} sandbox lacks {lacking}.")
@@ -164,8 +164,9 @@ class _File:
         self.task, self.wanted = task, wanted
         if known is not None and known.sandbox != wanted.sandbox:
             known = None
-        empty = Entry(digest=digest_of(task), state="no solution", sandbox=wanted.sandbox)
-        self.entry = known or empty
+        if known is not None and wanted.again:
+            known = _without(known, {GOLD, NOTHING, *(cheat.name for cheat in wanted.cheats)})
+        self.entry = known or Entry(digest=digest_of(task), state="no solution", sandbox=wanted.sandbox)
         self.ran, self.seconds = 0, 0.0
         self._stop: tuple[Literal["skipped", "no answer"], str] | None = None
         self.left = self.gold_left + self.nothing_left + len(self.cheats_left())
@@ -226,6 +227,14 @@ class _File:
         known = self.entry if self.entry.nothing is not None else None
         end = Checked(self.task.id, self.entry.state, tuple(self.entry.problems.values()), known, self.ran, self.seconds)
         return end if self._stop is None else replace(end, state=self._stop[0], why=(self._stop[1], *end.why))
+
+
+def _without(entry: Entry, names: set[str]) -> Entry:
+    """An entry as if what has these names had never been run."""
+    cheats = {name: outcome for name, outcome in entry.cheats.items() if name not in names}
+    problems = {name: said for name, said in entry.problems.items() if name not in names}
+    changes = {"gold": (), "expected_flaky": False, "nothing": None, "cheats": cheats, "problems": problems}
+    return entry.model_copy(update=changes)
 
 
 def _outcome(result: Result) -> Outcome:

@@ -36,6 +36,16 @@ def task_set(spec: str) -> TaskSet:
     )
 
 
+def absolute(spec: str) -> str:
+    """The same tasks for a process that works in another folder: a path becomes a whole one."""
+    named, at, rest = spec.partition("@")
+    if spec in REGISTRY["task_set"]:
+        return spec
+    if at and named in REGISTRY["task_format"] and Path(rest).exists():
+        return f"{named}@{Path(rest).resolve()}"
+    return str(Path(spec).resolve()) if spec and Path(spec).exists() else spec
+
+
 def task_format(name: str) -> TaskFormat:
     """The format of a name. Raises `ConfigError` with the known names."""
     made: TaskFormat = load("task_format", name)()
@@ -64,3 +74,12 @@ def notes_of(tasks: TaskSet) -> Sequence[str]:
     """What of a set was kept without effect, as far as the set can say it."""
     found: Sequence[str] = getattr(tasks, "notes", ())
     return found
+
+
+def remarks_of(tasks: TaskSet, most: int = 8) -> list[str]:
+    """A line for each of both, at most so many of each kind, and how many there are besides."""
+    lines = []
+    for title, said in (("left out", problems_of(tasks)), ("note", notes_of(tasks))):
+        lines += [f"{title}: {line}" for line in said[:most]]
+        lines += [f"{title}: ... and {len(said) - most} more (harnessgym tasks list says all)"] * (len(said) > most)
+    return lines

@@ -91,7 +91,7 @@ def _seen(task: "Task") -> Iterator[Line]:
         yield "home", f"{task.home}, which is the workspace"
     if task.folders:
         yield "folders", " ".join(task.folders)
-    for key, value in getattr(task, "env", {}).items():
+    for key, value in task.env.items():
         yield "env", f"{key}={value}"
     yield from _files("file", task.files)
     yield from _setup(task.setup)
@@ -116,7 +116,10 @@ def _setup(setup: "Setup") -> Iterator[Line]:
 
 
 def _judged(task: "Task", entry: "Entry | None") -> Iterator[Line]:
+    import shlex
+
     from harnessgym.cli.tasks.listing import has_solution, judge
+    from harnessgym.task import GradingImage
 
     yield "grader", task.grader
     if judge(task) != task.grader:
@@ -124,6 +127,10 @@ def _judged(task: "Task", entry: "Entry | None") -> Iterator[Line]:
     if task.verifier == "shared":
         yield "graded in", "the agent's own sandbox (shared)"
     yield "artifacts", " ".join(task.artifacts)
+    for hook in task.hooks:
+        yield "run before that", shlex.join(hook.argv)
+    if task.grading != GradingImage():
+        yield "graded in the image", f"{task.grading.image or task.image or ''} {_text(task.grading.install)}"
     if task.collect:
         yield "collected too", " ".join(task.collect)
     for key, value in task.metadata.items():
