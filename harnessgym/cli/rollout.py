@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from harnessgym.rollout.campaign import Campaign, CampaignSettings
 
-_EPILOG = """`--tasks` is a registered task set (`harnessgym list`), `module:Class`, or a folder of native tasks.
+_EPILOG = """`--tasks` is a registered task set (`harnessgym tasks list`), `module:Class`, or a file or folder of tasks. Those
+that failed `harnessgym tasks check` are left out.
 
 What answers is named by `--upstream`:
 
@@ -64,7 +65,9 @@ def register(root: typer.Typer) -> None:
         at_once: Annotated[int, typer.Option("-n", "--at-once", min=1, help="Harnesses that run at one time.")] = 8,
         samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
         split: Annotated[str, typer.Option(help="train, test or all.")] = "all",
+        task: Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")] = None,
         limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
+        unfit: Annotated[bool, typer.Option("--unfit", help="Also run tasks that failed `harnessgym tasks check`.")] = False,
         seed: Annotated[int, typer.Option(help="Seeds sampling.")] = 0,
         temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
         max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per call at most.")] = 4_096,
@@ -93,10 +96,13 @@ def register(root: typer.Typer) -> None:
         given: dict[str, Any] = {
             "folder": folder, "tasks": tasks, "harness": harness, "harness_settings": _pairs(settings or []),
             "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples, "split": split, "limit": limit,
+            "task": tuple(task or ()), "unfit": unfit,
             "seed": seed, "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length, "timeout_s": timeout,
             "retries": retry, "policy": policy, "model": model, "serve": serve,
         }  # fmt: skip
         campaign = Campaign(validate(CampaignSettings, given, "the command line"))
+        for line in campaign.remarks:
+            typer.echo(line, err=True)
         summary = _run(campaign)
         if export is not None:
             _export(campaign, export[0], export[1], keep_above)

@@ -37,8 +37,10 @@ from harnessgym.store.rollout_states import RolloutState
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Split, Task
+from harnessgym.tasks.choosing import chosen as tasks_named
+from harnessgym.tasks.fitness import fitness
 from harnessgym.tasks.payload import payload_of
-from harnessgym.tasks.source import task_set
+from harnessgym.tasks.source import remarks_of, task_set
 from harnessgym.wrapping.own_proxy import OwnProxy, RunningProxy, add_run, own_proxy
 from harnessgym.wrapping.upstream import Upstream, find_upstream
 
@@ -58,8 +60,12 @@ class CampaignSettings(Config):
     folder: Path
     """Where everything goes."""
     tasks: str | None = None
-    """A registered task set, `module:Class`, or a folder of native tasks; None runs only what is submitted over HTTP."""
+    """A registered task set, `module:Class`, or a file or folder; None runs only what is submitted over HTTP."""
     split: Split | Literal["all"] = "all"
+    task: tuple[str, ...] = ()
+    """Only these, by id or by how it ends behind a slash; empty is all."""
+    unfit: bool = False
+    """Whether tasks that failed `harnessgym tasks check` are run all the same."""
     limit: int | None = Field(None, gt=0)
     """Only so many tasks, the first ones."""
     harness: str = "command"
@@ -173,7 +179,8 @@ class Campaign:
             raise ConfigError("Nothing to do: give --tasks, or --serve HOST:PORT for rollouts that come over HTTP.")
         self.settings = settings
         self.upstream = find_upstream(settings.upstream, settings.policy, settings.max_length)
-        self.tasks = _tasks(settings)
+        self.tasks, self.remarks = _tasks(settings)
+        """What is run, and a line for each thing about the set that should be known."""
         section = HarnessSection(name=settings.harness, type=settings.harness, settings=settings.harness_settings)
         make_harness(section)
         factory = load("sandbox", settings.sandbox)
@@ -316,17 +323,26 @@ class Campaign:
         return summary
 
 
-def _tasks(settings: CampaignSettings) -> list[Task]:
+def _tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
     if settings.tasks is None:
-        return []
+        return [], []
     found = task_set(settings.tasks)
-    splits: tuple[Split, ...] = ("train", "test") if settings.split == "all" else (settings.split,)
-    chosen = [task for split in splits for task in found.tasks(split)][: settings.limit]
+    chosen = [task for task in tasks_named(found, settings.task) if settings.split in ("all", task.split)]
     if not chosen:
         raise ConfigError(f"The tasks {settings.tasks!r} have none in the split {settings.split!r}. Give another --split.")
+    fit = fitness(settings.tasks, found, chosen)
+    remarks = remarks_of(found)
+    if fit.refusal and not settings.unfit:
+        chosen = [task for task in chosen if task.id not in fit.failed]
+        remarks.append(f"left out: {fit.refusal}\n--unfit runs them all the same.")
+    if not chosen:
+        raise ConfigError(f"No task is left to run. {fit.refusal}\n--unfit runs them all the same.")
+    chosen = chosen[: settings.limit]
+    if warning := fit.of(chosen).warning:
+        remarks.append(warning)
     if settings.timeout_s is None:
-        return chosen
-    return [replace(task, limits=replace(task.limits, wall_s=settings.timeout_s)) for task in chosen]
+        return chosen, remarks
+    return [replace(task, limits=replace(task.limits, wall_s=settings.timeout_s)) for task in chosen], remarks
 
 
 def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task]) -> None:

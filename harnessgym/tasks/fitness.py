@@ -21,6 +21,12 @@ class Fitness:
     unchecked: tuple[str, ...]
     """Tasks that were never checked, or have changed since."""
 
+    def of(self, tasks: Sequence[Task]) -> "Fitness":
+        """Of these alone."""
+        ids = {task.id for task in tasks}
+        failed = {task: entry for task, entry in self.failed.items() if task in ids}
+        return Fitness(self.spec, failed, tuple(task for task in self.unchecked if task in ids))
+
     @property
     def refusal(self) -> str:
         """Why these tasks are not trained on; empty if none failed."""

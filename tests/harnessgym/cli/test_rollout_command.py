@@ -234,7 +234,7 @@ def test_a_node_without_tasks_of_its_own_is_driven_over_http(command, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--tasks", "nowhere"], "There are no tasks 'nowhere'. Give a registered task set"),
+        (["--tasks", "nowhere"], "There are no tasks 'nowhere'."),
         (["--split", "training"], "split"),
         (["--split", "test", "--tasks", f"{HERE}:Empty"], "Give another --split"),
         (["--sandbox", "dockr"], "no sandbox named 'dockr'"),
