@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harnessgym.errors import HarnessGymError
+    from harnessgym.harness_env import HarnessEnv
+    from harnessgym.making import make
     from harnessgym.message import Message, Sampling, ToolCall, ToolSpec
     from harnessgym.registry import load
     from harnessgym.store.trace_store import TraceStore
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Forest",
     "Grade",
+    "HarnessEnv",
     "HarnessGymError",
     "Limits",
     "Message",
@@ -32,10 +35,13 @@ __all__ = [
     "Turn",
     "VersionSpan",
     "load",
+    "make",
 ]
 
 _HOMES = {
     "harnessgym.errors": ("HarnessGymError",),
+    "harnessgym.harness_env": ("HarnessEnv",),
+    "harnessgym.making": ("make",),
     "harnessgym.message": ("Message", "Sampling", "ToolCall", "ToolSpec"),
     "harnessgym.registry": ("load",),
     "harnessgym.store.trace_store": ("TraceStore",),

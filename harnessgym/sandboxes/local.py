@@ -25,6 +25,7 @@ from harnessgym.sandboxes.forkserver.wire import Order
 from harnessgym.sandboxes.lease import Lease, claim
 from harnessgym.sandboxes.local_sandbox import LocalSandbox, Place, through
 from harnessgym.sandboxes.relay import Relay
+from harnessgym.sandboxes.spreading import spread
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
 
@@ -74,6 +75,7 @@ class LocalBackend:
 
     async def __aenter__(self) -> Self:
         self._lease = await asyncio.to_thread(claim, self.options.workspace_root)
+        spread(self._lease.folder)
         return self
 
     async def __aexit__(

@@ -1,0 +1,1 @@
+"""Harness: the agent that `harnessgym/Harness-v0` runs where no other is named."""

@@ -1,0 +1,135 @@
+r"""What an agent can do, as one JSON object:
+
+    {"run": "pytest -q"}                                  a command for `sh`, in the workspace
+    {"write": "src/a.py", "text": "x = 1\n"}               a whole file
+    {"edit": "src/a.py", "old": "x = 1", "new": "x = 2"}  replaces the one place where `old` stands
+    {"submit": true}                                      ends the episode; what is in the workspace is judged
+
+A text that is no such object is an action too, one that does nothing: what is wrong with it is the observation.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harnessgym.text_space import ShortText
+
+LONGEST = 32_768
+"""Characters of an action."""
+_COMMAND_BYTES = 100_000
+"""The kernel takes no longer argument than 128 KiB."""
+_GRAMMAR = (
+    'An action is one JSON object: {"run": COMMAND}, {"write": PATH, "text": TEXT}, '
+    '{"edit": PATH, "old": TEXT, "new": TEXT} or {"submit": true}.'
+)
+_SAMPLED = 48
+"""Characters of a sampled argument, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A command for `sh`."""
+
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A file and all that is to be in it."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A replacement of text that stands in a file exactly once."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """The end, of the agent's own will."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misread:
+    """No action, and why."""
+
+    why: str
+
+
+Action = Run | Write | Edit | Submit
+_KEYS: Mapping[str, tuple[str, ...]] = {"run": (), "write": ("text",), "edit": ("old", "new"), "submit": ()}
+
+
+def parse(text: str) -> Action | Misread:
+    """The action that a text stands for. Never raises."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return Misread(f"This is no JSON ({error}). {_GRAMMAR}")
+    if not isinstance(found, dict):
+        return Misread(f"This is no JSON object. {_GRAMMAR}")
+    kinds = [kind for kind in _KEYS if kind in found]
+    if len(kinds) != 1 or set(found) != {kinds[0], *_KEYS[kinds[0]]}:
+        return Misread(f"The keys {sorted(found)} make no action. {_GRAMMAR}")
+    if kinds == ["submit"]:
+        return Submit() if found["submit"] is True else Misread(f"`submit` must be true. {_GRAMMAR}")
+    problem = next((why for key, value in found.items() if (why := _unusable(key, value))), None)
+    if problem is not None:
+        return Misread(f"{problem} {_GRAMMAR}")
+    return _made(kinds[0], found)
+
+
+def _made(kind: str, found: Mapping[str, str]) -> Action:
+    if kind == "run":
+        return Run(found["run"])
+    if kind == "write":
+        return Write(found["write"], found["text"])
+    return Edit(found["edit"], found["old"], found["new"])
+
+
+def _unusable(key: str, value: Any) -> str | None:
+    if not isinstance(value, str):
+        return f"`{key}` must be a text."
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        return f"`{key}` holds half of a character (a lone surrogate)."
+    if key in ("run", "write", "edit") and ("\0" in value or not value.strip()):
+        return f"`{key}` is empty, or holds a NUL."
+    if key == "old" and not value:
+        return "`old` is empty."
+    if key == "run" and size > _COMMAND_BYTES:
+        return f"`run` has more than {_COMMAND_BYTES} bytes; write a script to a file."
+    return None
+
+
+class ActionSpace(ShortText):
+    """What is sampled without a mask is a well-formed action, or one time in five a text that is none."""
+
+    def __init__(self, seed: int | np.random.Generator | None = None) -> None:
+        super().__init__(LONGEST, seed)
+
+    def sample(
+        self,
+        mask: tuple[int | None, NDArray[np.int8] | None] | None = None,
+        probability: tuple[int | None, NDArray[np.float64] | None] | None = None,
+    ) -> str:
+        """See `Text.sample`."""
+        if mask is not None or probability is not None:
+            return super().sample(mask, probability)
+        kind = (*_KEYS, "")[int(self.np_random.integers(len(_KEYS) + 1))]
+        if not kind:
+            return self.words(1, _SAMPLED) + "?"
+        if kind == "submit":
+            return json.dumps({"submit": True})
+        return json.dumps({key: self.words(1, _SAMPLED) for key in (kind, *_KEYS[kind])})

@@ -1,0 +1,133 @@
+"""One task in one sandbox: what its actions do there, and what it comes to.
+
+Everything here is asynchronous; `station` calls it for the environment.
+"""
+
+import asyncio
+import stat
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from environments.workspace.action import Action, Edit, Run, Write
+from environments.workspace.changes import Changes
+from environments.workspace.observation import Status
+from environments.workspace.shell import Shell
+from harnessgym.errors import SandboxError
+from harnessgym.grading.judging import judge
+from harnessgym.grading.verifier import Opener
+from harnessgym.sandbox import Sandbox
+from harnessgym.task import Grade, Task
+
+WORKSPACE = "/workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an action."""
+
+    status: Status
+    output: str
+    diff: str
+    missing: int = 0
+    """Bytes of output that were said before it."""
+    code: int = 0
+    """Exit code of a command; minus the signal that ended it."""
+
+
+class Episode:
+    """A furnished sandbox. `close` ends it; it is called once."""
+
+    def __init__(
+        self, task: Task, sandbox: Sandbox, shell: Shell, changes: Changes, fresh: Opener, close: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.task, self._sandbox, self._shell, self._changes, self._fresh = task, sandbox, shell, changes, fresh
+        self._close = close
+        self._roots = tuple(PurePosixPath(path) for path in (WORKSPACE, task.home, str(sandbox.workspace)) if path)
+
+    async def act(self, action: Action, timeout_s: float) -> Outcome:
+        """Carries an action out. Raises HarnessGymError or OSError when the sandbox, not the action, failed."""
+        status, output, missing, code = Status.DONE, "", 0, 0
+        if isinstance(action, Run):
+            said = await self._shell.run(action.command, timeout_s)
+            output, missing, code = said.output, said.missing, said.code
+            status = Status.TIMED_OUT if said.timed_out else Status.DONE if code == 0 else Status.FAILED
+        elif isinstance(action, Write | Edit):
+            problem = await self._put(action)
+            status, output = (Status.DONE, f"Wrote {action.path}.") if problem is None else (Status.FAILED, problem)
+        return Outcome(status, output, await self.diff(), missing, code)
+
+    async def diff(self) -> str:
+        """How the workspace differs from its beginning."""
+        return await asyncio.to_thread(self._changes.diff)
+
+    async def judged(self) -> Grade:
+        """The grade of what is there; see `harnessgym.grading.judging.judge`."""
+        await self._shell.aclose()
+        return await judge(self.task, self._sandbox, self._fresh)
+
+    async def aclose(self) -> None:
+        """Ends the sandbox."""
+        await self._shell.aclose()
+        await self._close()
+
+    async def _put(self, action: Write | Edit) -> str | None:
+        """Writes a file, which stays executable if it was. Returns why it cannot, if it cannot."""
+        path = self._inside(action.path)
+        if path is None:
+            return f"{action.path} is no path of a file in the workspace."
+        with tempfile.TemporaryDirectory(prefix="harnessgym-edit-") as temporary:
+            copy = Path(temporary) / "file"
+            try:
+                await self._fetch(path, copy, needed=isinstance(action, Edit))
+                _write(copy, action.text if isinstance(action, Write) else _replaced(copy, action))
+                await self._sandbox.upload(copy, path)
+            except (SandboxError, _Refused) as error:
+                return str(error)
+        return None
+
+    async def _fetch(self, path: str, copy: Path, *, needed: bool) -> None:
+        """The file as it is, if there is one."""
+        try:
+            await self._sandbox.download(path, copy)
+        except FileNotFoundError:
+            if needed:
+                raise _Refused(f"There is no file {path}.") from None
+        except SandboxError:  # a link or a device, which a new file replaces
+            if needed:
+                raise
+        if copy.is_dir():
+            raise _Refused(f"{path} is a folder.")
+
+    def _inside(self, path: str) -> str | None:
+        """A path relative to the workspace; None if it leads out of it or is the workspace."""
+        given = PurePosixPath(path)
+        if given.is_absolute():
+            root = next((root for root in self._roots if given.is_relative_to(root)), None)
+            if root is None:
+                return None
+            given = given.relative_to(root)
+        return None if ".." in given.parts or not given.parts else str(given)
+
+
+class _Refused(Exception):
+    """What an action asks for cannot be done, and why."""
+
+
+def _replaced(copy: Path, action: Edit) -> str:
+    try:
+        text = copy.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise _Refused(f"{action.path} is not UTF-8 text.") from None
+    count = text.count(action.old)
+    if count != 1:
+        raise _Refused(f"`old` stands {count} times in {action.path}, and must stand there once.")
+    return text.replace(action.old, action.new)
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces what a file of ours holds, and leaves who may execute it."""
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o644
+    path.write_bytes(text.encode())
+    path.chmod(mode)

@@ -1,0 +1,206 @@
+"""How an episode runs its commands: each anew through the sandbox, or through a runner that stays in it.
+
+A sandbox that makes namespaces for each command takes milliseconds for that. There, one command is run for the whole episode,
+`runner.py`, and it runs the agent's. Either way a command is a shell of its own that begins in the workspace, with nothing on
+its standard input, and when it ends everything it started is dead.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from harnessgym.errors import SandboxError
+from harnessgym.sandbox import Capability, ExecResult, Prewarm, Sandbox
+
+RUNNER = Path(__file__).with_name("runner.py")
+_RESIDENT = frozenset({Capability.PREWARM, Capability.PROCESSES, Capability.HOSTS})
+"""What the runner needs: an interpreter that is there, a PID namespace of its own, and a way in."""
+_BOTH = 'exec sh -c "$0" 2>&1'
+_KEPT = 1 << 18
+"""Bytes of output that are kept, the last ones."""
+_PORT = 8078
+_EPISODE_S = 7 * 86_400.0
+_SLACK_S = 10.0
+"""How much later than its time is up a command's end may be heard of."""
+_HEADER = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command said, and how it ended."""
+
+    output: str
+    missing: int
+    """Bytes that were said before that and are not kept."""
+    code: int
+    """Exit code; minus the signal that ended it."""
+    timed_out: bool
+
+
+class Shell(Protocol):
+    """Runs an episode's commands."""
+
+    async def run(self, command: str, timeout_s: float) -> Said:
+        """Runs one to its end. Raises SandboxError when the sandbox, not the command, failed."""
+        ...
+
+    async def aclose(self) -> None:
+        """Ends what runs. The sandbox stays."""
+        ...
+
+
+def shell_in(sandbox: Sandbox, env: Mapping[str, str]) -> Shell:
+    """The quickest that the sandbox can have; `env` is added to commands' environment."""
+    resident = sandbox.capabilities >= _RESIDENT and Capability.IMAGE not in sandbox.capabilities
+    return ResidentShell(sandbox, env) if resident else CommandShell(sandbox, env)
+
+
+class CommandShell:
+    """Each command anew."""
+
+    def __init__(self, sandbox: Sandbox, env: Mapping[str, str]) -> None:
+        self._sandbox, self._env = sandbox, env
+
+    async def run(self, command: str, timeout_s: float) -> Said:
+        """See `Shell.run`."""
+        size = 0
+
+        def count(_: str, data: bytes) -> None:
+            nonlocal size
+            size += len(data)
+
+        argv = ["sh", "-c", _BOTH, command]
+        done = await self._sandbox.exec(argv, env=self._env, timeout_s=timeout_s, max_output=_KEPT, on_output=count)
+        output = done.stdout + done.stderr
+        return Said(output.decode(errors="replace"), max(0, size - len(output)), _code(done), done.timed_out)
+
+    async def aclose(self) -> None:
+        """Nothing stays."""
+
+
+class ResidentShell:
+    """Through a runner, which is started with the first command, and again when a command has killed it."""
+
+    def __init__(self, sandbox: Sandbox, env: Mapping[str, str]) -> None:
+        self._sandbox, self._env = sandbox, env
+        self._running: asyncio.Task[ExecResult] | None = None
+        self._line: Line | None = None
+
+    async def start(self) -> None:
+        """Starts the runner, unless it runs. Raises SandboxError."""
+        if self._running is not None and not self._running.done():
+            return
+        await self.aclose()
+        self._line = Line()
+        self._running = asyncio.create_task(
+            self._sandbox.exec(
+                ["python", str(RUNNER), str(_PORT)],
+                env=self._env,
+                prewarm=Prewarm(),
+                readable=(str(RUNNER),),
+                outside=self._line,
+                timeout_s=_EPISODE_S,
+                max_output=_HEADER,
+            )
+        )
+        connected = asyncio.create_task(self._line.connected())
+        await asyncio.wait({self._running, connected}, return_when=asyncio.FIRST_COMPLETED)
+        if connected.done():
+            return
+        connected.cancel()
+        said = self._running.result().stderr.decode(errors="replace").strip()
+        raise SandboxError(f"The runner of a sandbox's commands ended at once: {said or 'no word'}.")
+
+    async def run(self, command: str, timeout_s: float) -> Said:
+        """See `Shell.run`. A runner that does not answer as it should was killed or replaced by what it ran."""
+        await self.start()
+        assert self._line is not None
+        try:
+            async with asyncio.timeout(timeout_s + _SLACK_S):
+                return await self._line.ask({"command": command, "timeout_s": timeout_s, "most": _KEPT})
+        except (TimeoutError, ValueError, KeyError, TypeError, OSError, EOFError, asyncio.LimitOverrunError):
+            ended = await self._ended()
+            return Said("The command ended everything in the sandbox, the shell that ran it too.", 0, ended, timed_out=False)
+
+    async def aclose(self) -> None:
+        """See `Shell.aclose`."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+    async def _ended(self) -> int:
+        """Ends the runner if it has not ended. Raises SandboxError when the sandbox did."""
+        assert self._running is not None
+        await asyncio.wait({self._running}, timeout=0.2)
+        if self._running.done() and not self._running.cancelled():
+            return _code(self._running.result())
+        await self.aclose()
+        return -9
+
+
+class Line:
+    """The node's end of the connection to a runner (`harnessgym.sandbox.Outside`): the first who connects, and nobody else."""
+
+    port = _PORT
+
+    def __init__(self) -> None:
+        self._streams: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._accepting: asyncio.Task[None] | None = None
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """Nothing."""
+        return {}
+
+    async def serve(self, listener: socket.socket) -> "Line":
+        """See `Outside.serve`."""
+        listener.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept(listener))
+        return self
+
+    async def connected(self) -> None:
+        """Waits for the runner."""
+        await asyncio.shield(self._streams)
+
+    async def ask(self, order: Mapping[str, Any]) -> Said:
+        """One order and its answer. What comes is bounded, and believed to be output, no more.
+
+        Raises ValueError, KeyError, TypeError, OSError, EOFError or LimitOverrunError for what is no answer.
+        """
+        reader, writer = await self._streams
+        writer.write(json.dumps(order).encode() + b"\n")
+        await writer.drain()
+        answer = json.loads(await reader.readuntil(b"\n"))
+        size, missing = int(answer["size"]), int(answer["lost"])
+        if not 0 <= size <= _KEPT or not 0 <= missing < 1 << 62:
+            raise ValueError("A runner says that a command said more than it may.")
+        output = await reader.readexactly(size)
+        return Said(output.decode(errors="replace"), missing, int(answer["status"]), answer["timed_out"] is True)
+
+    def close(self) -> None:
+        """Hangs up."""
+        if self._accepting is not None:
+            self._accepting.cancel()
+        if self._streams.done() and not self._streams.cancelled():
+            self._streams.result()[1].transport.abort()
+        else:
+            self._streams.cancel()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        with listener:
+            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+        self._streams.set_result(await asyncio.open_connection(sock=connection, limit=_HEADER))
+
+
+def _code(done: ExecResult) -> int:
+    return -(done.signal or 0) if done.exit_code is None else done.exit_code
