@@ -19,12 +19,16 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     "task_set": {
         "human_eval": "environments.code.human_eval:HumanEvalTasks",
         "lookup": "environments.lookup:LookupTasks",
+        "setup": "environments.setup_tasks:SetupTasks",
         "shell": "environments.shell_tasks:ShellTasks",
+        "swe": "environments.swe:SweTasks",
     },
     "task_format": {
         "harbor": "harnessgym.tasks.harbor:Harbor",
         "harbor_shared": "harnessgym.tasks.harbor:HarborShared",
+        "io_judge": "harnessgym.tasks.io_judge:IoJudge",
         "native": "harnessgym.tasks.native:Native",
+        "terminal_bench": "harnessgym.tasks.terminal_bench:TerminalBench",
     },
     "task_writer": {
         "native": "harnessgym.tasks.native_writing:NativeWriter",

@@ -19,9 +19,8 @@ from typing import Any
 from harnessgym.errors import TaskError
 from harnessgym.task import Task
 from harnessgym.tasks.format import Loaded, without_doubles
-from harnessgym.tasks.harbor_task import Notes, read_task
-
-_SHOWN = 3
+from harnessgym.tasks.harbor_task import read_task
+from harnessgym.tasks.notes import Notes, joined
 
 
 class Harbor:
@@ -44,18 +43,17 @@ class Harbor:
         name = path.resolve().name
         tasks: list[Task] = []
         problems: list[str] = []
-        said: dict[str, list[str]] = {}
+        said: list[tuple[str, str]] = []
         for folder in folders:
             notes = Notes()
             try:
                 tasks.append(read_task(folder, "" if alone else name, notes, shared=self._shared))
             except TaskError as error:
                 problems.append(str(error))
-                continue
-            for note in notes.said:
-                said.setdefault(note, []).append(folder.name)
+            else:
+                said += [(folder.name, note) for note in notes.said]
         kept, doubles = without_doubles(sorted(tasks, key=lambda task: task.id), path)
-        return Loaded(name, kept, (*problems, *doubles), tuple(_joined(note, who) for note, who in said.items()))
+        return Loaded(name, kept, (*problems, *doubles), joined(said))
 
 
 class HarborShared(Harbor):
@@ -81,8 +79,3 @@ def is_harbor(folder: Path) -> bool:
         return False
     laid_out = (folder / "environment").is_dir() or (folder / "steps").is_dir() or (folder / "tests" / "test.sh").is_file()
     return laid_out or not raw.keys().isdisjoint({"environment", "schema_version", "version"})
-
-
-def _joined(note: str, folders: list[str]) -> str:
-    more = f" and {len(folders) - _SHOWN} more" if len(folders) > _SHOWN else ""
-    return f"{', '.join(folders[:_SHOWN])}{more}: {note}"

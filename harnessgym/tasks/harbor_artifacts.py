@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from harnessgym.errors import TaskError
-from harnessgym.tasks.harbor_place import WORKDIR, Notes, Place
+from harnessgym.tasks.harbor_place import WORKDIR, Place
 from harnessgym.tasks.harbor_table import Artifact
+from harnessgym.tasks.notes import Notes
 
 _ALWAYS = "/logs/artifacts"
 _NEVER = ("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/tmp", "/usr")  # noqa: S108

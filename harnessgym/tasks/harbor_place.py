@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from harnessgym.errors import TaskError
@@ -10,22 +10,11 @@ from harnessgym.sandbox import CONTEXT
 from harnessgym.tasks.compose import only_service
 from harnessgym.tasks.container_files import workdir_of
 from harnessgym.tasks.harbor_table import Environment, Verifier
+from harnessgym.tasks.notes import Notes
 from harnessgym.tasks.substitution import substituted_all
 
 WORKDIR = "@workdir"
 """The image's own WORKDIR, whatever that is."""
-
-
-@dataclass(slots=True)
-class Notes:
-    """What is said about a task that is used all the same."""
-
-    said: list[str] = field(default_factory=list)
-
-    def say(self, note: str) -> None:
-        """Each once."""
-        if note not in self.said:
-            self.said.append(note)
 
 
 @dataclass(frozen=True, slots=True)

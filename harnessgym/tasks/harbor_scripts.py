@@ -1,6 +1,5 @@
 """Texts and scripts of a Harbor task or of one of its steps: instruction, solution, what is laid, what is waited for."""
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +15,12 @@ mkdir -p "$1"
 base64 -d {_PACKED} | gzip -dc | tar -xf - -C "$1"
 rm -f {_PACKED}
 """
+_SOLVE = """script=/solution/$2
+shift 2
+chmod +x "$script"
+if [ "$(head -c 2 "$script")" = '#!' ]; then exec env "$@" "$script"; else exec env "$@" sh "$script"; fi
+"""
+_SETUP = "if command -v bash >/dev/null 2>&1; then exec bash ./setup.sh; fi; exec sh ./setup.sh"
 _WAIT = """\
 limit=$1 interval=$2 period=$3 first=$4 retries=$5 command=$6
 if command -v timeout >/dev/null 2>&1; then bounded="timeout $limit"; else bounded=; fi
@@ -39,14 +44,15 @@ def instruction(folder: Path, *, needed: bool) -> str:
     return text
 
 
-def solution(folder: Path, env: Mapping[str, str], script: str = "solve.sh") -> Solution | None:
-    """A folder with a script, laid into `/solution` and run in the working folder; None if there is none."""
-    if not (folder / script).is_file():
-        return None
-    named = shlex.quote(f"/solution/{script}")
+def solution(folder: Path, env: Mapping[str, str]) -> Solution | None:
+    """What a folder with a `solve.sh` does; None if there is none."""
+    return solved_by(packed(folder), "solve.sh", env) if (folder / "solve.sh").is_file() else None
+
+
+def solved_by(files: str, script: str, env: Mapping[str, str]) -> Solution:
+    """Packed files, laid into `/solution`, and a script among them that is run in the working folder."""
     values = [f"{key}={value}" for key, value in env.items()]
-    run = f'{_UNPACK}chmod +x {named}\nshift\nexec env "$@" {named}\n'
-    return Solution({_PACKED: packed(folder)}, (("sh", "-c", run, "sh", "/solution", *values),))
+    return Solution({_PACKED: files}, (("sh", "-c", _UNPACK + _SOLVE, "sh", "/solution", script, *values),))
 
 
 def working_files(folder: Path) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
@@ -54,7 +60,7 @@ def working_files(folder: Path) -> tuple[dict[str, str], tuple[tuple[str, ...], 
     if not folder.is_dir():
         return {}, ()
     unpack = ("sh", "-c", _UNPACK, "sh", ".")
-    setup = (("sh", "-c", "chmod +x setup.sh && exec ./setup.sh"),) if (folder / "setup.sh").is_file() else ()
+    setup = (("sh", "-c", _SETUP),) if (folder / "setup.sh").is_file() else ()
     return {_PACKED: packed(folder)}, (unpack, *setup)
 
 

@@ -15,13 +15,13 @@ from harnessgym.grading.verifier_script import VerifierScript
 from harnessgym.grading.verifier_tools import install, tools_of
 from harnessgym.task import GradingImage, Hook, Limits, Setup, Task, TaskStep
 from harnessgym.tasks.harbor_artifacts import graded
-from harnessgym.tasks.harbor_place import Notes, Place, grading_place, place_of, refuse
+from harnessgym.tasks.harbor_place import Place, grading_place, place_of, refuse
 from harnessgym.tasks.harbor_scripts import instruction, solution, waiting, working_files
 from harnessgym.tasks.harbor_table import Collect, HarborTable, Step, Verifier, unknown
+from harnessgym.tasks.notes import Notes
 from harnessgym.tasks.packing import packed, unpacked
 from harnessgym.tasks.substitution import substituted_all
 
-__all__ = ["Notes", "read_task"]
 GRADER = "harnessgym.grading.harbor:verifier"
 _AGENT_S = 600.0
 """An agent's seconds where the task does not say."""

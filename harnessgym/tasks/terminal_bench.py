@@ -1,0 +1,208 @@
+"""terminal-bench tasks of the classic form as they are: a folder with a `task.yaml`, or a folder of such folders.
+
+    hello-world/
+      task.yaml                 instruction, time limits, the parser of the tests' output
+      Dockerfile                or what docker-compose.yaml says of its one service `client`
+      run-tests.sh, tests/      laid into /tests when the agent has ended
+      solution.sh               or solution.yaml: what is typed
+
+Tests run in a fresh container that holds what the agent left in its working folder.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, field_validator
+
+from harnessgym.config import validate
+from harnessgym.errors import ConfigError, TaskError
+from harnessgym.grading.terminal_bench import KEY, PARSERS
+from harnessgym.grading.verifier_script import VerifierScript
+from harnessgym.grading.verifier_tools import install, tools_of
+from harnessgym.sandbox import CONTEXT
+from harnessgym.task import GradingImage, Limits, Setup, Solution, Task
+from harnessgym.tasks.compose import Service, only_service
+from harnessgym.tasks.container_files import workdir_of
+from harnessgym.tasks.format import Loaded, without_doubles
+from harnessgym.tasks.harbor_place import WORKDIR
+from harnessgym.tasks.harbor_scripts import solved_by
+from harnessgym.tasks.harbor_table import Table, unknown
+from harnessgym.tasks.notes import Notes, joined
+from harnessgym.tasks.packing import packed, packed_files, unpacked
+
+GRADER = "harnessgym.grading.terminal_bench:verifier"
+_SCRIPT = "run-tests.sh"
+_VARIABLES = {
+    "T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME": "",
+    "T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME": "",
+    "T_BENCH_TASK_DOCKER_NAME_PREFIX": "",
+    "T_BENCH_TASK_LOGS_PATH": "",
+    "T_BENCH_CONTAINER_LOGS_PATH": "/logs",
+    "T_BENCH_TASK_AGENT_LOGS_PATH": "",
+    "T_BENCH_CONTAINER_AGENT_LOGS_PATH": "/agent-logs",
+    "T_BENCH_TEST_DIR": "/tests",
+}
+
+
+class TaskYaml(Table):
+    """`task.yaml`."""
+
+    instruction: str = Field(min_length=1)
+    author_name: str = "unknown"
+    author_email: str = "unknown"
+    difficulty: Literal["easy", "medium", "hard", "unknown"] = "unknown"
+    category: str = "software_engineering"
+    tags: tuple[str, ...] = ()
+    parser_name: str = "pytest"
+    max_agent_timeout_sec: float = Field(360.0, gt=0)
+    max_test_timeout_sec: float = Field(60.0, gt=0)
+    run_tests_in_same_shell: bool = False
+    disable_asciinema: bool = False
+    estimated_duration_sec: float | None = None
+    expert_time_estimate_min: float | None = None
+    junior_time_estimate_min: float | None = None
+
+    @field_validator("parser_name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in PARSERS:
+            raise ValueError(
+                f"what {name!r} would read cannot be read here (known: {', '.join(PARSERS)}); the task is left out"
+            )
+        return name
+
+    @field_validator("run_tests_in_same_shell")
+    @classmethod
+    def _apart(cls, same: bool) -> bool:
+        if same:
+            raise ValueError("tests are never run in the agent's shell; the task is left out")
+        return same
+
+
+class TerminalBench:
+    """The format."""
+
+    def recognises(self, path: Path) -> bool:
+        """A folder of terminal-bench's layout, or of such folders."""
+        return path.is_dir() and (_is_task(path) or any(_is_task(child) for child in path.iterdir()))
+
+    def read(self, path: Path) -> Loaded:
+        """The tasks by id, each from one folder."""
+        if not path.is_dir():
+            raise TaskError(f"There is no task folder {path}.")
+        alone = (path / "task.yaml").is_file()
+        folders = [path] if alone else sorted(found.parent for found in path.glob("*/task.yaml"))
+        name = path.resolve().name
+        tasks: list[Task] = []
+        problems: list[str] = []
+        said: list[tuple[str, str]] = []
+        for folder in folders:
+            notes = Notes()
+            try:
+                tasks.append(read_task(folder, "" if alone else name, notes))
+            except TaskError as error:
+                problems.append(str(error))
+            else:
+                said += [(folder.name, note) for note in notes.said]
+        kept, doubles = without_doubles(sorted(tasks, key=lambda task: task.id), path)
+        return Loaded(name, kept, (*problems, *doubles), joined(said))
+
+
+def read_task(folder: Path, prefix: str, notes: Notes) -> Task:
+    """The task of one folder. Raises TaskError naming the file, the key, and what to do."""
+    where = folder / "task.yaml"
+    table = _table(where)
+    service = _service(folder, notes)
+    for key, _ in unknown(table):
+        notes.say(f"task.yaml: {key} is not known; it is kept in the metadata and has no effect")
+    notes.say("the agent reaches nothing but the model; tests run in a fresh container that holds its working folder")
+    assert service.image is not None
+    test = VerifierScript(
+        script=_SCRIPT, tests=_tests(folder), env={"TEST_DIR": "/tests", **service.env}, timeout_s=table.max_test_timeout_sec
+    )
+    return Task(
+        id=f"{prefix}/{folder.resolve().name}".lstrip("/"),
+        instruction=table.instruction.strip(),
+        image=service.image,
+        home="" if service.workdir == "/" else service.workdir or WORKDIR,
+        folders=("/agent-logs", "/logs", "/solution", "/tests"),
+        env=service.env,
+        limits=Limits(wall_s=table.max_agent_timeout_sec),
+        setup=Setup(),
+        grader=GRADER,
+        solution=_solution(folder),
+        grading=GradingImage(install=install(tools_of([unpacked(test.tests)]))),
+        metadata={
+            KEY: test.model_dump(),
+            "parser_name": table.parser_name,
+            "yaml": table.model_dump(mode="json", exclude={"instruction"}, exclude_unset=True),
+        },
+    )
+
+
+def _is_task(folder: Path) -> bool:
+    """A `task.yaml` alone may be another format's."""
+    return (folder / "task.yaml").is_file() and (folder / _SCRIPT).is_file()
+
+
+def _table(where: Path) -> TaskYaml:
+    try:
+        raw: Any = yaml.safe_load(where.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TaskError(f"{where} cannot be read: {str(error)[:300]}.") from error
+    if not isinstance(raw, dict):
+        raise TaskError(f"{where} must be a mapping with an `instruction`, not {str(raw)[:80]!r}.")
+    try:
+        return validate(TaskYaml, {str(key): value for key, value in raw.items()}, str(where))
+    except ConfigError as error:
+        raise TaskError(str(error)) from error
+
+
+def _service(folder: Path, notes: Notes) -> Service:
+    """The container: what the compose file says of it, or the Dockerfile alone."""
+    compose = folder / "docker-compose.yaml"
+    if compose.is_file():
+        found = only_service(compose, "client", _VARIABLES)
+        for what in found.without:
+            notes.say(f"{what} has no effect")
+    else:
+        found = Service(f"{CONTEXT}{folder.resolve()}" if (folder / "Dockerfile").is_file() else None)
+    if not found.image:
+        raise TaskError(f"{folder}: neither docker-compose.yaml nor a Dockerfile says what image the task has. Add one.")
+    if found.workdir or not found.image.startswith(CONTEXT):
+        return found
+    return Service(found.image, workdir_of(Path(found.image.removeprefix(CONTEXT)) / "Dockerfile"), found.env, found.without)
+
+
+def _tests(folder: Path) -> str:
+    """The script and what is in `tests/`, side by side."""
+    inside = unpacked(packed(folder / "tests"))
+    script = folder / _SCRIPT
+    if not script.is_file():
+        raise TaskError(f"{script} is not there. A terminal-bench task is graded by it.")
+    return packed_files({**inside, _SCRIPT: script.read_bytes()}, {name for name in (*inside, _SCRIPT) if name.endswith(".sh")})
+
+
+def _solution(folder: Path) -> Solution | None:
+    """`solution.sh`, or the lines of `solution.yaml` as one script."""
+    if (folder / "solution.sh").is_file():
+        script = (folder / "solution.sh").read_bytes()
+    elif (folder / "solution.yaml").is_file():
+        script = _typed(folder / "solution.yaml").encode()
+    else:
+        return None
+    return solved_by(packed_files({"solution.sh": script}, {"solution.sh"}), "solution.sh", {})
+
+
+def _typed(path: Path) -> str:
+    """What is typed, a line each. Raises TaskError for keys that only a terminal knows."""
+    try:
+        commands: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise TaskError(f"{path} is no YAML: {str(error)[:300]}.") from error
+    lines = [each.get("command") if isinstance(each, Mapping) else None for each in commands or ()]
+    if not lines or not all(isinstance(line, str) for line in lines):
+        raise TaskError(f"{path} must be a list of mappings with a `command` each.")
+    return "#!/bin/bash\n" + "".join(f"{line}\n" for line in lines)
