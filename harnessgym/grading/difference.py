@@ -24,7 +24,7 @@ from harnessgym.grading.inputs import Call, annotated, mutated, shown
 from harnessgym.grading.judging import taken
 from harnessgym.grading.laying import lay
 from harnessgym.grading.opinion import Opinion
-from harnessgym.grading.probe import Probe, probe
+from harnessgym.grading.probe import Probe, probe, program
 from harnessgym.grading.suite import Suite, is_collected, own_tests, run_suite
 from harnessgym.grading.verifier import Opener
 from harnessgym.rollout.furnishing import furnish
@@ -123,10 +123,10 @@ class _Second:
         order = [path for path in self.hidden if is_collected(path)]
         if order and compared.functions:
             async with self.gold_place() as sandbox:
-                yield await probe(sandbox, "tracing", {**job, "files": self.hidden, "order": order}, _RUN_S)
+                yield await probe(sandbox, program("tracing"), {**job, "files": self.hidden, "order": order}, _RUN_S)
         if self.own:
             async with self.gold_place() as sandbox:
-                yield await probe(sandbox, "tracing", {**job, "own": self.own}, _RUN_S)
+                yield await probe(sandbox, program("tracing"), {**job, "own": self.own}, _RUN_S)
 
     def _inputs(self, compared: Compared, runs: Sequence[Probe]) -> Inputs:
         recorded = _recorded(runs)
@@ -148,7 +148,7 @@ class _Second:
             for function, call in inputs
         ]
         roots = sorted({function.root for function, _ in inputs})
-        job = {"roots": roots, "cases": cases, "case_s": self.case_s, "hangs": _HANGS}
+        job = {"roots": roots, "cases": cases, "case_s": self.case_s, "hangs": _HANGS, "encoding": program("encoding")}
         first, again = [await _answers(self.gold_place, job, len(cases)) for _ in range(2)]
         if first.broken or again.broken or first.forged or not first.imported:
             why = first.forged or "; ".join(first.broken.values()) or "it did not answer"
@@ -180,7 +180,7 @@ def _concluded(opinion: Opinion, *, same: bool) -> Opinion:
 
 async def _answers(place: Opener, job: Mapping[str, Any], cases: int) -> Answers:
     async with place() as sandbox:
-        return read_answers(await probe(sandbox, "comparing", job, _RUN_S), cases)
+        return read_answers(await probe(sandbox, program("comparing"), job, _RUN_S), cases)
 
 
 def _tracing(functions: Sequence[Function]) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _tracing(functions: Sequence[Function]) -> dict[str, Any]:
         if owner and owner not in classes.setdefault(function.file, []):
             classes[function.file].append(owner)
     roots = sorted({".", *(function.root for function in functions)})
-    job = {"targets": targets, "classes": classes, "roots": roots, "most": _SEEN}
+    job = {"targets": targets, "classes": classes, "roots": roots, "most": _SEEN, "encoding": program("encoding")}
     return {**job, "files": {}, "order": [], "own": []}
 
 

@@ -41,12 +41,20 @@ class Probe:
         return bool(self.foreign) or self.result.stdout_truncated or max(edges) > 1
 
 
-async def probe(sandbox: Sandbox, program: str, job: Mapping[str, Any], timeout_s: float) -> Probe:
-    """Runs the program of that name in `runners/`. Raises SandboxError when the sandbox failed."""
+async def probe(
+    sandbox: Sandbox,
+    program: str,
+    job: Mapping[str, Any],
+    timeout_s: float,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str = ".",
+) -> Probe:
+    """Runs the text of a program. Compiled files of the workspace are not read. Raises SandboxError."""
     nonce = secrets.token_hex(16)
-    sent = json.dumps({**job, "nonce": nonce, "encoding": _text("encoding")}).encode()
-    command = ["python3", "-I", "-B", "-c", _text(program)]
-    result = await sandbox.exec(command, stdin=sent, timeout_s=timeout_s)
+    sent = json.dumps({**job, "nonce": nonce}).encode()
+    command = ["python3", "-I", "-B", "-X", f"pycache_prefix=/nonexistent/{nonce}", "-c", program]
+    result = await sandbox.exec(command, stdin=sent, timeout_s=timeout_s, env=env, cwd=cwd)
     lines, foreign = [], 0
     for line in result.stdout.splitlines():
         said = _said(line, nonce)
@@ -68,5 +76,6 @@ def _said(line: bytes, nonce: str) -> Mapping[str, Any] | None:
     return parsed[0] if parsed is not None and isinstance(parsed[0], dict) else None
 
 
-def _text(name: str) -> str:
+def program(name: str) -> str:
+    """The text of a program in `runners/`."""
     return (files("harnessgym.grading.runners") / f"{name}.py").read_text()

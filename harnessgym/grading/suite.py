@@ -10,7 +10,7 @@ from typing import Any
 
 from harnessgym.errors import SandboxError
 from harnessgym.grading.functions import is_test, python_files
-from harnessgym.grading.probe import Probe, probe
+from harnessgym.grading.probe import Probe, probe, program
 from harnessgym.grading.verifier import Opener
 from harnessgym.sandbox import Sandbox
 
@@ -52,7 +52,7 @@ async def run_suite(
 ) -> Suite:
     """`first` is a run on the gold solution. Raises SandboxError when a sandbox failed."""
     async with gold_place() as sandbox:
-        again = await probe(sandbox, "tracing", job, timeout_s)
+        again = await probe(sandbox, program("tracing"), job, timeout_s)
     if not (first.ended and again.ended):
         return Suite(0, (), "the developers' tests do not come to an end on the gold solution")
     wanted = _passed(first) & _passed(again)
@@ -60,7 +60,7 @@ async def run_suite(
         return Suite(0, (), "none of the developers' tests passes on the gold solution")
     async with place() as sandbox:
         await _lay_tests(gold, candidate, sandbox)
-        found = await probe(sandbox, "tracing", job, timeout_s)
+        found = await probe(sandbox, program("tracing"), job, timeout_s)
     if found.forged:
         return Suite(0, (), "the results hold lines that the runner did not write")
     if not found.began:

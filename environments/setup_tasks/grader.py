@@ -1,0 +1,25 @@
+"""The grade of a repository that was made to work: `imports`, `collected`, and their product as the reward."""
+
+from pathlib import Path
+
+from environments.setup_tasks.works import Works
+from harnessgym.grading.check import Bench, read_checks
+from harnessgym.grading.verifier import Opener
+from harnessgym.task import Grade, Task
+
+
+class SetupVerifier:
+    """Reads the one check of a task; what was shipped is what the task's files are."""
+
+    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
+        """See `Verifier.verify`."""
+        where = f"Task {task.id!r}"
+        (check,) = read_checks(task.metadata["tests"], task.metadata["test_files"], where)
+        assert isinstance(check, Works)
+        outcome = await check.run(Bench(workspace, place, task.files, where))
+        imports, collected = outcome.facts["imports"], outcome.facts["collected"]
+        channels = {"reward": imports * collected, "imports": imports, "collected": collected}
+        return Grade(channels, outcome.tampered, {"works": {"detail": outcome.detail, **outcome.facts}})
+
+
+verifier = SetupVerifier()

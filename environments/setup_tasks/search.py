@@ -1,0 +1,92 @@
+"""Where Python would find modules, looked up on this machine among exported files. Nothing is imported."""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_LONGEST = 1 << 20
+"""Bytes of a source file; what ships is far shorter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A module that came with a task."""
+
+    text: str
+    package: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Folders of a workspace in which modules are looked for, in order, and what should be found there.
+
+    The grading interpreter has its own library before them, so that nothing of it can be replaced.
+    """
+
+    roots: tuple[Path, ...]
+    shipped: Mapping[str, Shipped]
+    """By dotted name."""
+
+    def problem(self, source: str) -> str:
+        """Empty if everything that a program imports, however far, is what came with the task; else the first that is not."""
+        waiting, seen = list(imported(source, "")), set[str]()
+        while waiting:
+            module = waiting.pop()
+            if module in seen or module.partition(".")[0] in sys.stdlib_module_names:
+                continue
+            seen.add(module)
+            problem = self._wrong(module)
+            if problem:
+                return problem
+            if module in self.shipped:
+                found = self.shipped[module]
+                waiting += imported(found.text, module if found.package else module.rpartition(".")[0])
+            waiting += [module.rpartition(".")[0]] * ("." in module)
+        return ""
+
+    def _wrong(self, module: str) -> str:
+        found, wanted = self._find(module), self.shipped.get(module)
+        if wanted is None:
+            return "" if found is None else f"{module} did not come with the task"
+        if found is None:
+            return f"{module} is not found"
+        same = found.stat().st_size <= _LONGEST and found.read_bytes() == wanted.text.encode()
+        return "" if same and (found.name == "__init__.py") == wanted.package else f"{module} is not what came with the task"
+
+    def _find(self, module: str) -> Path | None:
+        """The source file that would be imported."""
+        folders = list(self.roots)
+        *packages, name = module.split(".")
+        for package in packages:
+            inner = [folder / package for folder in folders if (folder / package).is_dir()]
+            folders = [folder for folder in inner if (folder / "__init__.py").is_file()][:1] or inner
+        files = [path for folder in folders for path in (folder / name / "__init__.py", folder / f"{name}.py")]
+        return next((path for path in files if path.is_file()), None)
+
+
+def imported(source: str, package: str) -> Iterator[str]:
+    """Dotted names that a text may import; `package` is the one that it lies in."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def modules_below(files: Mapping[str, str], root: str) -> dict[str, Shipped]:
+    """Every Python file below a folder, by the name that it is imported as from there."""
+    found = {}
+    for path, text in files.items():
+        file = PurePosixPath(path)
+        if file.suffix == ".py" and file.is_relative_to(root):
+            parts = file.relative_to(root).with_suffix("").parts
+            package = parts[-1] == "__init__"
+            found[".".join(parts[:-1] if package else parts)] = Shipped(text, package)
+    found.pop("", None)
+    return found

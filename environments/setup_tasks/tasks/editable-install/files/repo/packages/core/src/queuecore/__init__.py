@@ -1,0 +1,3 @@
+"""What a queue needs to know."""
+
+LIMIT = 5

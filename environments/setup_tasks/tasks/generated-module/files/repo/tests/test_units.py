@@ -1,0 +1,5 @@
+import gauge
+
+
+def test_version():
+    assert gauge.__version__ == "3.2"

@@ -1,0 +1,5 @@
+"""Colours that go together."""
+
+
+class Palette(list):
+    pass

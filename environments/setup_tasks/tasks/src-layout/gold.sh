@@ -1,0 +1,1 @@
+echo 'export PYTHONPATH="$PWD/repo/src"' > env.sh

@@ -1,0 +1,7 @@
+"""Words and numbers."""
+
+from miniparse.tokens import tokens
+
+
+def parse(text):
+    return list(tokens(text))

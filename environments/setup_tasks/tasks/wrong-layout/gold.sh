@@ -1,0 +1,1 @@
+cp -r repo/Inventory-master repo/inventory
