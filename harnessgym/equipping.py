@@ -4,8 +4,10 @@ With container images the agent lies in the image, put there as cached layers; w
 """
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from harnessgym.config import validate
+from harnessgym.errors import TaskError
 from harnessgym.harness import Endpoint, Harness
 from harnessgym.harnesses.program import INSIDE
 from harnessgym.registry import load
@@ -37,7 +39,20 @@ def equipment(harness: Harness, task: Task, capabilities: AbstractSet[Capability
     readable = tuple(dict.fromkeys(harness.launch(task, _NOWHERE).readable))
     if Capability.IMAGE not in capabilities:
         return Equipment(readable=readable)
-    return Equipment(image=task.image or harness.image, install=tuple(harness.install()), readable=readable)
+    own = equipment_of(task)
+    install = (*own.install, *harness.install())
+    return replace(own, image=own.image or harness.image, install=install, readable=readable)
+
+
+def equipment_of(task: Task, *, grades: bool = False) -> Equipment:
+    """What a task's sandboxes have beside a harness, or those that grade. Raises TaskError for a home without an image."""
+    if task.home and not task.image:
+        raise TaskError(f"Task {task.id!r} has the home {task.home!r}, but no image that this is a path of. Name the image.")
+    own = Equipment(image=task.image or "", home=task.home, install=tuple(Step(command) for command in task.install))
+    if not grades:
+        return own
+    install = (*own.install, *(Step(command) for command in task.grading.install))
+    return replace(own, image=task.grading.image or own.image, install=install, proxy=False)
 
 
 def image_of(name: str) -> tuple[str, tuple[Step, ...]]:

@@ -57,6 +57,10 @@ class Capability(StrEnum):
     """A setup phase can be given a list of hosts that it may reach."""
 
 
+CONTEXT = "context:"
+"""What the name of an image begins with that is built from the folder named behind it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One command of an installation, run as root while the network is open; equal steps are cached."""
@@ -70,12 +74,15 @@ class Equipment:
     """What is there before anything is written into a sandbox. Sandboxes of equal equipment share an image and a warm pool."""
 
     image: str = ""
-    """Container image; empty is the backend's own. Needs `Capability.IMAGE`."""
+    """Container image, or `context:FOLDER` for the one that a folder's Dockerfile makes; empty is the backend's own. Needs
+    `Capability.IMAGE`."""
     install: tuple[Step, ...] = ()
     """Steps that put a harness into the image, as a cached layer. Backends without images ignore them: there, the harness is
     installed on this machine and named by `readable`."""
     readable: tuple[str, ...] = ()
     """Files and folders of this machine that may be read at the same paths."""
+    home: str = ""
+    """See `Task.home`; `@workdir` is the image's own WORKDIR. What the image has there, `harnessgym.rollout.furnishing` lays."""
     proxy: bool = True
     """Whether the proxy can be reached. What grades reaches nothing."""
 
@@ -335,5 +342,10 @@ def needs(task: Task) -> frozenset[Capability]:
         known = ", ".join(sorted(Capability))
         raise CapabilityError(f"Task {task.id!r} needs {', '.join(unknown)}, which no sandbox knows (known: {known}).")
     asked = {Capability(name) for name in task.needs}
-    implied = {Capability.IMAGE: task.image is not None, Capability.HOSTS: bool(task.setup.hosts)}
+    setups = (task.setup, *(step.setup for step in task.steps))
+    implied = {
+        Capability.IMAGE: task.image is not None or bool(task.home or task.folders),
+        Capability.ROOT: bool(task.home),
+        Capability.HOSTS: any(setup.hosts for setup in setups),
+    }
     return frozenset(asked | {name for name, there in implied.items() if there})

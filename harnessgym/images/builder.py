@@ -30,6 +30,8 @@ LABEL = "harnessgym.content"
 """Label of every image that is built here: its content."""
 LAYERS = "harnessgym/layer"
 """Repository of the tags by which layers are found."""
+CONTEXTS = "harnessgym/context"
+"""Repository of the tags of images that the engine built from a folder with a Dockerfile."""
 BUILDING = "harnessgym-build-"
 """What the names of containers that build begin with; the content follows."""
 Say = Callable[[str], None]
@@ -103,9 +105,9 @@ class Builder:
             image = self.once(content, partial(self._add, image, layer, content))
         return tag
 
-    def once(self, content: str, make: Callable[[], None]) -> Any:
+    def once(self, content: str, make: Callable[[], None], repository: str = LAYERS) -> Any:
         """The image of that content; `make` is called by one process if it is not there, and must tag it."""
-        tag = f"{LAYERS}:{content}"
+        tag = f"{repository}:{content}"
         image = self.engine.image(tag)
         if image is None:
             with alone(content, self.say), self.engine.answering(f"make {tag}"):
@@ -150,7 +152,7 @@ class Builder:
                 with self._container(below, settings | _borrowing(below, lent)) as container:
                     container.start()
                     self._wait(container, layer)
-                    _commit(container, layer, content, _restoring(below))
+                    _commit(container, layer, content, (*_restoring(below), *layer.changes))
         self.say(f"{layer.title}: {time.monotonic() - began:.1f} s")
 
     @contextmanager

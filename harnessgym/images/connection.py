@@ -55,10 +55,13 @@ class Connection:
         except self._missing:
             return
 
-    def remove_image(self, name: str) -> bool:
-        """Removes a tag, and the image if that was its last, but nothing below it; False if something needs the image."""
+    def remove_image(self, name: str, *, below: bool = False) -> bool:
+        """Removes a tag, and the image if that was its last; False if something needs the image.
+
+        What is below it stays, or with `below` goes too as far as it has no name and nothing else stands on it.
+        """
         try:
-            self.client.images.remove(name, noprune=True)
+            self.client.images.remove(name, noprune=not below)
         except self._missing:
             return True
         except self._refused as error:

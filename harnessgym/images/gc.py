@@ -1,7 +1,7 @@
 """Removes images of ours that nothing has used for long, and what killed builds left. Never an image that is not ours.
 
-Ours are those with our content label and no name but a layer's: to give one a name of your own (`docker tag`) keeps it, and
-what it stands on. An image that a container uses, or another image stands on, stays.
+Ours are those with our content label and no name but a layer's or a context's: to give one a name of your own (`docker tag`)
+keeps it, and what it stands on. An image that a container uses, or another image stands on, stays.
 """
 
 import time
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from harnessgym.images.builder import BUILDING, LABEL, LAYERS
+from harnessgym.images.builder import BUILDING, CONTEXTS, LABEL, LAYERS
 from harnessgym.images.connection import Connection
 from harnessgym.images.exclusion import abandoned, discard, forget, idle, last_used
 
@@ -34,7 +34,7 @@ class Built:
     @property
     def pinned(self) -> bool:
         """Whether it has a name that people use."""
-        return any(not name.startswith(f"{LAYERS}:") for name in self.names)
+        return any(not name.startswith((f"{LAYERS}:", f"{CONTEXTS}:")) for name in self.names)
 
 
 def built(engine: Connection) -> list[Built]:
@@ -65,10 +65,15 @@ def _leaf(image: Built, standing: Sequence[Built]) -> bool:
 
 def _remove(engine: Connection, image: Built) -> bool:
     with idle(image.content) as free:
-        if not free or not all(engine.remove_image(name) for name in image.names or (image.id,)):
+        if not free or not all(_removed(engine, name) for name in image.names or (image.id,)):
             return False
         forget(image.content)
         return True
+
+
+def _removed(engine: Connection, name: str) -> bool:
+    """The engine's own builder leaves an image without a name for every instruction."""
+    return engine.remove_image(name, below=name.startswith(f"{CONTEXTS}:"))
 
 
 def _abandoned(engine: Connection, *, dry: bool) -> None:

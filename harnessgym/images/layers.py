@@ -1,26 +1,60 @@
 """Images with something installed: the layers that put a harness into the image that a task names."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from harnessgym.images.build import build
 from harnessgym.images.builder import Builder, Layer, Say, silent
 from harnessgym.images.connection import Connection
+from harnessgym.images.contexts import build_context, context_of
+from harnessgym.images.home import home_layer, workdir
 from harnessgym.images.recipes import recipe_name
 from harnessgym.sandbox import Step
 
+_TIMEOUT_S = 3_600.0
+
 
 def ensure(
-    image: str, steps: Sequence[Step], *, say: Say = silent, timeout_s: float = 3_600.0, engine: Connection | None = None
+    image: str,
+    steps: Sequence[Step],
+    *,
+    home: str = "",
+    say: Say = silent,
+    timeout_s: float = _TIMEOUT_S,
+    engine: Connection | None = None,
 ) -> str:
     """The name of an image that is `image` with the steps run in it as root, in order, with the network open.
 
     Each step is a layer that is made once, whichever processes ask for it and whatever follows it; `timeout_s` is for each.
-    An image of ours is built first if it is not there. Nothing that a step was lent to reach its registries is in the result.
-    Blocks: seconds to minutes, or about 10 ms if all is there. Raises ImageError with the tail of what the failing step said.
+    An image of ours, or a `context:FOLDER`, is built first if it is not there. A `home` (see `Task.home`) is made before the
+    steps. Nothing that a step was lent to reach its registries is in the result. Blocks: seconds to minutes, or about 10 ms if
+    all is there. Raises ImageError with the tail of what the failing step said, TaskError for a path that cannot be a home.
     """
-    if engine is None:
-        with Connection() as own:
-            return ensure(image, steps, say=say, timeout_s=timeout_s, engine=own)
-    builder = Builder(engine, say=say, timeout_s=timeout_s)
-    ours = recipe_name(image)
-    return builder.build(image if ours is None else build(ours, builder), [Layer(step=step) for step in steps])
+    with _builder(engine, say, timeout_s) as builder:
+        name = _named(image, builder)
+        moved = home_layer(home, name, builder.engine) if home else None
+        layers = [Layer(step=step) for step in steps]
+        return builder.build(name, layers if moved is None else [moved, *layers])
+
+
+def workdir_of(image: str, *, engine: Connection | None = None, timeout_s: float = _TIMEOUT_S) -> str:
+    """The WORKDIR of an image, "/" where it has none. Like `ensure`, builds it if need be; blocks. Raises ImageError."""
+    with _builder(engine, silent, timeout_s) as builder:
+        return workdir(_named(image, builder), builder.engine)
+
+
+@contextmanager
+def _builder(engine: Connection | None, say: Say, timeout_s: float) -> Iterator[Builder]:
+    if engine is not None:
+        yield Builder(engine, say=say, timeout_s=timeout_s)
+        return
+    with Connection() as own:
+        yield Builder(own, say=say, timeout_s=timeout_s)
+
+
+def _named(image: str, builder: Builder) -> str:
+    """The name that the engine knows an image by, made first if it is ours or a context's."""
+    folder, ours = context_of(image), recipe_name(image)
+    if folder is not None:
+        return build_context(folder, builder)
+    return image if ours is None else build(ours, builder)

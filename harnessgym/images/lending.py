@@ -77,11 +77,7 @@ class Lent:
 def lend(folder: Path) -> Lent:
     """Writes this machine's settings into `folder`, which must be private and empty, for builds to mount at `INSIDE`."""
     lent = Lent(folder)
-    env = {**_QUIET, **_authorities(lent), **_pip(lent)}
-    for name in _PROXIES:
-        for spelled in (name, name.upper()):
-            if value := os.environ.get(spelled):
-                env[spelled] = value
+    env = {**_QUIET, **_authorities(lent), **_pip(lent), **proxies()}
     (folder / "npmrc").write_text(_npmrc())
     env["npm_config_userconfig"] = f"{INSIDE}/npmrc"
     env["TMPDIR"] = f"{INSIDE}/scratch/tmp"
@@ -90,6 +86,12 @@ def lend(folder: Path) -> Lent:
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     (folder / "machine").write_text(_PREAMBLE.format(release=shlex.quote(release), inside=INSIDE) + exports)
     return lent
+
+
+def proxies() -> dict[str, str]:
+    """The environment variables that say through which proxies this machine reaches the network."""
+    spelled = (spelling for name in _PROXIES for spelling in (name, name.upper()))
+    return {name: value for name in spelled if (value := os.environ.get(name))}
 
 
 def _authorities(lent: Lent) -> Mapping[str, str]:

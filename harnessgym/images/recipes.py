@@ -95,7 +95,7 @@ class Dockerfile:
 
     def read(self) -> tuple[str, list[Layer]]:
         """The image it starts from, and what is done to it. Raises ImageError naming file and line."""
-        for number, word, rest in _instructions(self._path.read_text()):
+        for number, word, rest in instructions(self._path.read_text()):
             if word == "FROM":
                 if self._parent or " " in rest:
                     raise self._wrong(number, "a recipe has one FROM, with nothing but an image's name.")
@@ -147,7 +147,7 @@ class Dockerfile:
         return ImageError(f"{self._path}:{number}: {what}")
 
 
-def _instructions(text: str) -> list[tuple[int, str, str]]:
+def instructions(text: str) -> list[tuple[int, str, str]]:
     """Line number, instruction and the rest of each; comments left out, continued lines joined."""
     found: list[tuple[int, str, str]] = []
     pending, began = "", 0

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from harnessgym.equipping import equipment
+from harnessgym.equipping import equipment, equipment_of
 from harnessgym.errors import HarnessError, HarnessGymError, ProxyError
 from harnessgym.faults.plan import Plan as FaultPlan
 from harnessgym.faults.recording import record
@@ -21,11 +21,11 @@ from harnessgym.harness import Endpoint, Harness, Launch, start
 from harnessgym.reward import Record, score_all
 from harnessgym.rollout.control import OpenedSession
 from harnessgym.rollout.failure import CONSEQUENCES, Cause, Phase, RolloutFailed, cause_of_end, cause_of_error
+from harnessgym.rollout.furnishing import furnish
 from harnessgym.rollout.pressure import Pressure
-from harnessgym.rollout.setting_up import set_up
 from harnessgym.rollout.stage import Stage, Stages
 from harnessgym.rollout.stop_reason import StopReason
-from harnessgym.sandbox import Equipment, ExecResult, Sandbox, needs, require
+from harnessgym.sandbox import ExecResult, Sandbox, needs, require
 from harnessgym.store import events
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
@@ -116,12 +116,8 @@ class Attempt:
         self._task, self._sandbox = task, await self._holding.enter_async_context(opened)
         self.phase = "prepare"
         self._book("prepare.open", time.perf_counter() - began)
-        for path, text in task.files.items():
-            await self._sandbox.write(path, text.encode())
-        if task.setup.run:
-            began = time.perf_counter()
-            await set_up(task, self._sandbox)
-            self._book("prepare.setup", time.perf_counter() - began)
+        if (setup_s := await furnish(task, self._sandbox)) is not None:
+            self._book("prepare.setup", setup_s)
         if line.faults.inject:
             self._faulty = ShimmedSandbox(self._sandbox, FaultPlan(line.faults, row.seed), line.proxy_socket)
             self._sandbox = self._faulty
@@ -160,7 +156,7 @@ class Attempt:
 
     async def _evaluate(self, result: ExecResult, evidence: Evidence) -> RolloutOutcome:
         task, backend = self._task, self.line.backend
-        bare = Equipment(image=task.image or "", proxy=False)
+        bare = equipment_of(task, grades=True)
         shared = self._sandbox if task.verifier == "shared" else None
         grade = await verdict(task, evidence, shared, lambda: backend.open(task.limits, bare))
         scores = await self._scores(grade)

@@ -28,6 +28,10 @@ from harnessgym.task import Limits
 _log = logging.getLogger(__name__)
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
+SET_ASIDE = "/.harnessgym/home"
+"""What an image had where its home leads to the workspace (`harnessgym.images.home`). For root alone."""
+HOME_LABEL = "harnessgym.home"
+"""Label of an image with a home: its path."""
 ROOT_LABEL = "harnessgym.root"
 NODE_LABEL = "harnessgym.node"
 LEASE_LABEL = "harnessgym.lease"
@@ -54,6 +58,8 @@ class Image:
     env: tuple[tuple[str, str], ...]
     volumes: tuple[str, ...]
     """Folders that it declares as volumes: each would be a writable folder of the engine's, without bounds."""
+    home: str
+    """The path in it that leads to the workspace, if one does."""
     accounts: tuple[tuple[Path, str], ...]
     """Files of ours that give the harness's user a name there, with where they belong."""
 
@@ -205,7 +211,8 @@ class Containers:
         folder = self._root / "accounts" / found["Id"].replace(":", "-")
         async with self._one_at_a_time:
             files = await self._engine.call(accounts, client, found["Id"], folder, self._user, HOME, self._labels)
-        return Image(found["Id"], env, tuple(sorted(config.get("Volumes") or ())), files)
+        home = (config.get("Labels") or {}).get(HOME_LABEL, "")
+        return Image(found["Id"], env, tuple(sorted(config.get("Volumes") or ())), home, files)
 
     def _forget_failure(self, name: str, done: asyncio.Task[Image]) -> None:
         if (done.cancelled() or done.exception() is not None) and self._images.get(name) is done:

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from typing import Self
 from pydantic import BaseModel
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandbox import PLAIN, Capability, Equipment, Snapshot, Step
+from harnessgym.sandbox import CONTEXT, PLAIN, Capability, Equipment, Snapshot
 from harnessgym.sandboxes import engine
 from harnessgym.sandboxes.archive import pack
 from harnessgym.sandboxes.containers import Container, Containers, Plan
@@ -172,8 +172,8 @@ class Docker:
         """What a container for these is made from; equal ones can stand for each other. Builds the image if need be."""
         containers = self.containers
         name = equipment.image or self.options.image
-        if equipment.install:
-            name = await asyncio.to_thread(self._installed, name, equipment.install)
+        if equipment.install or equipment.home or name.startswith(CONTEXT):
+            name = await asyncio.to_thread(self._made, name, equipment)
         readable = tuple(sorted({os.path.abspath(path) for path in equipment.readable}))
         missing = [path for path in readable if not os.path.exists(path)]
         if missing:
@@ -221,13 +221,13 @@ class Docker:
             raise
         return sandbox
 
-    def _installed(self, image: str, steps: Sequence[Step]) -> str:
-        """The image with the steps run in it, built if need be. Blocks."""
+    def _made(self, image: str, equipment: Equipment) -> str:
+        """The image as the equipment wants it, built if need be. Blocks."""
         from harnessgym.images.connection import Connection
         from harnessgym.images.layers import ensure
 
         with Connection(self.options.host) as connection:
-            return ensure(image, steps, engine=connection)
+            return ensure(image, equipment.install, home=equipment.home, engine=connection)
 
     async def _end(self) -> None:
         """Sandboxes that are being opened end too; each closes itself."""

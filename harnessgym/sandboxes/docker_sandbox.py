@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _MIB = 1 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_ROOTS = "/root"
 _PYTHONS = ("python", "python3")
 
 
@@ -204,7 +205,7 @@ class DockerSandbox:
 
     def _env(self, uid: int) -> dict[str, str]:
         """The image's environment, and what every program expects. Root trusts no home folder that a harness can write."""
-        name, home = ("root", "/root") if uid == 0 else ("agent", HOME)
+        name, home = ("root", _home_of_root(self._container)) if uid == 0 else ("agent", HOME)
         own = {"HOME": home, "USER": name, "LOGNAME": name, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108
         return {"PATH": _PATH, **own, **dict(self._container.plan.image.env), "HOME": home}
 
@@ -229,6 +230,11 @@ def _path_of_workspace(container: Container) -> Path:
     link = container.folder / "workspace"
     link.symlink_to(f"/proc/{os.getpid()}/fd/{container.root}")
     return link
+
+
+def _home_of_root(container: Container) -> str:
+    """Where root looks for settings: nowhere that leads to the workspace."""
+    return "/" if container.plan.image.home == _ROOTS else _ROOTS
 
 
 def _programs(program: str) -> tuple[str, ...]:

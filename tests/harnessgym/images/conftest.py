@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.sandbox.shell import shell_root
 from harnessgym.images.connection import Connection
+from tests.harnessgym.images.contexts import contexts, discard
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +29,11 @@ def make_image(engine):
 
     yield make
     for name in made:
-        while images := engine.client.images.list(filters={"label": f"test={name}"}, all=True):
-            for image in images:  # one that others stand on only loses its names, and goes in a later round
-                for named in image.tags or [image.id]:
-                    engine.remove_image(named)
+        discard(engine, name)
+
+
+@pytest.fixture
+def make_context(engine, tmp_path):
+    """Makes folders with a Dockerfile; see `contexts`."""
+    with contexts(engine, tmp_path) as make:
+        yield make

@@ -300,7 +300,7 @@ async def test_a_task_is_set_up_with_its_hosts(backend):
         task = Task("t", "Do it.", files={"fetch.py": _FETCH}, setup=Setup(run, (f"127.0.0.1:{port}",)))
         async with backend.open(task.limits) as sandbox:
             await sandbox.write("fetch.py", _FETCH.encode())
-            await set_up(task, sandbox)
+            await set_up(task.setup, sandbox, "task")
             assert await sandbox.read("got.txt") == b"hello\n"
 
 

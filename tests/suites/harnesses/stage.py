@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harnessgym.equipping import equipment
+from harnessgym.equipping import equipment, equipment_of
 from harnessgym.grading.judging import judge
 from harnessgym.harness import Endpoint, Harness, start
 from harnessgym.rollout.control import ControlClient
-from harnessgym.sandbox import Equipment, ExecResult, Sandbox, SandboxBackend
+from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import policies, rollouts, runs
@@ -62,7 +62,7 @@ class Stage:
         files = {path.name: path.read_text() for path in sandbox.workspace.glob("*.txt")}
         if not task.grader:
             return Grade({"reward": float("hello.txt" in files)}), files
-        fresh = Equipment(image=task.image or "", proxy=False)
+        fresh = equipment_of(task, grades=True)
         return await judge(task, sandbox, lambda: self.backend.open(task.limits, fresh)), files
 
 
