@@ -24,7 +24,7 @@ CHEATS: Mapping[str, Cheat] = {cheat.name: cheat for module in _MODULES for chea
 QUICK: tuple[Cheat, ...] = tuple(
     CHEATS[name]
     for name in (
-        "reward-files-everywhere",
+        "reward-files-inside",
         "daemon-hydra",
         "conftest-hooks",
         "forged-reward-line",

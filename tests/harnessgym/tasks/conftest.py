@@ -1,4 +1,4 @@
-"""A set of small native tasks, of which each is wrong in another way, and the command."""
+"""Small native tasks of which each is wrong in another way, a set in Python, and the command as people run it."""
 
 import os
 import subprocess
@@ -6,13 +6,14 @@ import sys
 
 import pytest
 
+from tests.harnessgym.tasks.sets import FOLDER
+
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
-ONE = '[[tests]]\nkind = "files"\nrules = [{ path = "a.txt", content = "1" }]\n'
-TRUSTING = '[[tests]]\nkind = "command"\nrun = ["sh", "-c", "grep -q 1 a.txt || grep -qs 1 reward.txt"]\n'
-FLAKY = 'if [ -e "{seen}" ]; then :; else printf 1 > a.txt; fi\n'
+ONE = '[[tests]]\nkind = "files"\nrules = [{ path = "a.txt", content = "1\\n" }]\n'
+TRUSTING = {"tests/run.sh": "grep -qs 1 a.txt || grep -qs 1 reward.txt\n"}
 
 
-def write(root, name, toml=ONE, gold="printf 1 > a.txt\n", instruction="Write 1 into a.txt.\n", files=None):
+def write_task(root, name, toml=ONE, gold="echo 1 > a.txt\n", instruction="Write 1 into a.txt.\n", files=None):
     """A task folder."""
     where = root / name
     where.mkdir(parents=True)
@@ -26,20 +27,31 @@ def write(root, name, toml=ONE, gold="printf 1 > a.txt\n", instruction="Write 1 
     return where
 
 
-@pytest.fixture
-def tasks(tmp_path):
-    """A folder for task folders."""
-    folder = tmp_path / "set"
-    folder.mkdir()
-    return folder
+def write_set(root):
+    """One good task, and one for each thing that can be wrong."""
+    write_task(root, "good")
+    write_task(root, "malformed", toml='split = "both"\n' + ONE)
+    write_task(root, "broken", gold="echo 2 > a.txt\n")
+    write_task(root, "free", toml='[[tests]]\nkind = "files"\nrules = [{ path = "b.txt", absent = true }]\n')
+    write_task(root, "cheatable", toml='[[tests]]\nkind = "command"\n', files=TRUSTING)
+    write_task(root, "unsolved", gold=None)
+    write_task(root, "contained", toml='image = "debian:13"\n' + ONE)
+    return root
 
 
 @pytest.fixture
-def harnessgym():
-    """The command, as people run it."""
+def mixed(tmp_path):
+    """A folder with all of them."""
+    return write_set(tmp_path / "mixed")
+
+
+@pytest.fixture
+def harnessgym(tmp_path):
+    """Runs `harnessgym tasks check ...` and the like; the sets in Python lie in `tmp_path`."""
 
     def run(*words, timeout=240):
         words = [sys.executable, "-m", "harnessgym", *map(str, words)]
-        return subprocess.run(words, env=ENV, capture_output=True, text=True, timeout=timeout, check=False)
+        env = ENV | {FOLDER: str(tmp_path)}
+        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout, check=False)
 
     return run
