@@ -142,6 +142,9 @@ class Task:
     hooks: tuple[Hook, ...] = ()
     """Run in order before what the agent left is taken out."""
     grading: GradingImage = GradingImage()
+    install: tuple[tuple[str, ...], ...] = ()
+    """Commands that put into the image what agent and tests need, run as root with the network open; kept as layers. Where
+    sandboxes have no image, this machine must have it already."""
     steps: tuple[TaskStep, ...] = ()
     """What is asked one after another in the same sandbox, where a task has several steps; then `instruction` is what they have
     in common, and may be empty."""

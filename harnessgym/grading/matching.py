@@ -4,9 +4,9 @@ import json
 import math
 from typing import Any, Literal
 
-Match = Literal["exact", "stripped", "float", "json"]
-"""exact: byte for byte. stripped: white space at the ends of lines and blank lines around the text do not count. float: word
-by word, numbers within the tolerance. json: equal values, numbers within the tolerance."""
+Match = Literal["exact", "stripped", "tokens", "float", "json"]
+"""exact: byte for byte. stripped: white space at the ends of lines and blank lines around the text do not count. tokens: word
+by word. float: the same, numbers within the tolerance. json: equal values, numbers within the tolerance."""
 
 _DEPTH = 64
 """Deepest JSON that is compared; deeper is no match."""
@@ -22,6 +22,8 @@ def matches(found: bytes, expected: str, how: Match, tolerance: float) -> bool:
         return False
     if how == "stripped":
         return _stripped(text) == _stripped(expected)
+    if how == "tokens":
+        return text.split() == expected.split()
     if how == "float":
         words, wanted = text.split(), expected.split()
         return len(words) == len(wanted) and all(_same_word(*pair, tolerance) for pair in zip(words, wanted, strict=True))

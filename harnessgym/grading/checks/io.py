@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
+from harnessgym.errors import TaskError
 from harnessgym.grading.check import Bench, Check, Outcome, ending
 from harnessgym.grading.matching import Match, matches, parse_json
 from harnessgym.sandbox import Sandbox
@@ -26,13 +27,23 @@ class IoCase(Config):
 
 
 class Io(Check):
-    """A command, its cases, and how output is compared. All cases run in one sandbox, in order."""
+    """A command, its cases, and how output is compared. All cases run in one sandbox, in order.
+
+    Once a case has not ended in its time, those behind it count as failed and are not run.
+    """
 
     kind: Literal["io"]
+    probe: tuple[str, ...] = ()
+    """A command that succeeds where the image or machine has what is needed; it runs before anything of the workspace."""
+    compile: tuple[str, ...] = ()
+    """A command that must succeed before the cases."""
+    compile_timeout_s: float = Field(60.0, gt=0, le=3_600)
     command: tuple[str, ...] = Field(min_length=1)
     cases: tuple[IoCase, ...] = Field(min_length=1)
     match: Match = "stripped"
     tolerance: float = Field(1e-6, ge=0)
+    partial: bool = False
+    """Whether the cases that pass count as a part of a weighted reward; else it is all of them or nothing."""
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -47,23 +58,44 @@ class Io(Check):
         """Every case must pass."""
         wrong: list[str] = []
         async with bench.place() as sandbox:
+            await self._probe(sandbox, bench.where)
+            if problem := await self._compile(sandbox):
+                return Outcome(False, problem)
             for number, case in enumerate(self.cases):
-                problem = await self._try(sandbox, case)
+                problem, hung = await self._try(sandbox, case)
                 if problem:
                     wrong.append(f"case {number}: {problem}")
-        counted = f"{len(self.cases) - len(wrong)} of {len(self.cases)} cases"
-        return Outcome(not wrong, "\n".join([counted, *wrong[:3]]))
+                if hung:
+                    wrong += [f"case {skipped}: not run" for skipped in range(number + 1, len(self.cases))]
+                    break
+        good = len(self.cases) - len(wrong)
+        detail = "\n".join([f"{good} of {len(self.cases)} cases", *wrong[:3]])
+        return Outcome(not wrong, detail, part=good / len(self.cases) if self.partial else None)
 
-    async def _try(self, sandbox: Sandbox, case: IoCase) -> str:
+    async def _probe(self, sandbox: Sandbox, where: str) -> None:
+        if not self.probe:
+            return
+        result = await sandbox.exec(self.probe, timeout_s=self.compile_timeout_s)
+        if not result.ok:
+            raise TaskError(f"{where}: the sandbox lacks what the program needs: {ending(result)}.")
+
+    async def _compile(self, sandbox: Sandbox) -> str:
+        if not self.compile:
+            return ""
+        result = await sandbox.exec(self.compile, timeout_s=self.compile_timeout_s)
+        return "" if result.ok else f"it does not compile: {ending(result)}"
+
+    async def _try(self, sandbox: Sandbox, case: IoCase) -> tuple[str, bool]:
+        """What is wrong, and whether it did not end in its time."""
         for path, text in case.files.items():
             await sandbox.write(path, text.encode())
         command: Sequence[str] = (*self.command, *case.args)
         result = await sandbox.exec(command, stdin=case.stdin.encode(), timeout_s=self.timeout_s)
         ended = not result.timed_out and result.exit_code is not None
         if not ended or case.exit_code not in (None, result.exit_code):
-            return f"it ended otherwise: {ending(result)}"
+            return f"it ended otherwise: {ending(result)}", result.timed_out
         if case.stdout is None:
-            return ""
+            return "", False
         if result.stdout_truncated or not matches(result.stdout, case.stdout, self.match, self.tolerance):
-            return f"it printed something else: {result.stdout[:200].decode(errors='replace')!r}"
-        return ""
+            return f"it printed something else: {result.stdout[:200].decode(errors='replace')!r}", False
+        return "", False

@@ -1,0 +1,343 @@
+"""The I/O judge: problems with inputs and outputs, for programs in any language that a short file describes.
+
+    sums/
+      language.toml           one language, or languages/*.toml, or `languages` in judge.toml for shipped ones
+      judge.toml              optional: what the set is called and how it compares
+      problems.jsonl          one problem a line; or problems.toml, .yaml, .json; or problems/, with a file or folder each
+      problems/add/           statement.md, cases/1.in, cases/1.out, solutions/lua.lua, and problem.toml for the rest
+
+Every problem in every language is a task: the agent writes one source file, which is compiled and run on each case in a fresh
+sandbox. What the cases expect never enters it. Judging code by nothing but what it reads and prints, so that one verifier does
+for all languages, is the idea of Agnostics (Boruch-Gruszecki et al., 2025, arXiv:2508.04865).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, Field
+
+from harnessgym.config import Config, nearest
+from harnessgym.errors import TaskError
+from harnessgym.grading.check import read_checks
+from harnessgym.grading.matching import Match
+from harnessgym.sandbox import Capability
+from harnessgym.task import Limits, Setup, Solution, Split, Task
+from harnessgym.tasks.format import Loaded, without_doubles
+from harnessgym.tasks.language import SUFFIXES, Language, checked, read_language, read_table, read_value, shipped
+from harnessgym.tasks.native import GRADER, LimitsTable
+
+_ROWS = (".jsonl", *SUFFIXES)
+
+
+class Case(Config):
+    """One run of the program."""
+
+    stdin: str = Field("", validation_alias=AliasChoices("stdin", "input"))
+    stdout: str = Field(validation_alias=AliasChoices("stdout", "output"))
+    args: tuple[str, ...] = ()
+
+
+class Problem(Config):
+    """One problem, in no language yet."""
+
+    id: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", validation_alias=AliasChoices("id", "question_id"), coerce_numbers_to_str=True
+    )
+    statement: str = Field(min_length=1, validation_alias=AliasChoices("statement", "question_content"))
+    cases: tuple[Case, ...] = Field(min_length=1, validation_alias=AliasChoices("cases", "test_cases"))
+    split: Split = "train"
+    solutions: Mapping[str, str] = Field(default_factory=dict)
+    """Language to source text."""
+    match: Match | None = None
+    """Instead of the set's."""
+    tolerance: float | None = Field(None, ge=0)
+    timeout_s: float | None = Field(None, gt=0, le=3_600)
+    """Instead of the language's."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Judge(Config):
+    """`judge.toml`."""
+
+    name: str = ""
+    """The folder's name, if empty."""
+    languages: tuple[str, ...] = ()
+    """Shipped languages, beside those that have a file."""
+    toolchains: Literal["machine", "image"] = "machine"
+    """machine: compilers and interpreters are this machine's, in sandboxes that show its programs; a language that is not there
+    is left out. image: each language is installed into a container image, as a cached layer."""
+    image: str | None = None
+    """Image that it is installed into; the sandbox backend's own, if there is none."""
+    match: Match = "stripped"
+    tolerance: float = Field(1e-6, ge=0)
+    score: Literal["all", "fraction"] = "all"
+    """all: 1 if every case passes, else 0. fraction: the cases that pass over all."""
+    limits: dict[str, Any] = Field(default_factory=dict)
+    """See `harnessgym.task.Limits`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """What all tasks of a set have in common."""
+
+    name: str
+    judge: Judge
+    limits: Limits
+    languages: tuple[Language, ...]
+
+
+class IoJudge:
+    """The format."""
+
+    def recognises(self, path: Path) -> bool:
+        """A folder with a language file, a folder of them or a judge.toml, and with problems; and no task.toml."""
+        if not path.is_dir() or (path / "task.toml").exists():
+            return False
+        described = _first(path, "judge") or _first(path, "language") or any(_files(path / "languages"))
+        return bool(described) and bool(_rows_file(path) or (path / "problems").is_dir())
+
+    def read(self, path: Path) -> Loaded:
+        """The tasks by id."""
+        notes: list[str] = []
+        problems: list[str] = []
+        common = _common(path, notes, problems)
+        tasks: list[Task] = []
+        for where, read in _problems(path):
+            try:
+                problem = _problem(read(), where, notes)
+                tasks += [_task(common, problem, language, where) for language in common.languages]
+                notes += _unused(problem, common, where)
+            except TaskError as error:
+                problems.append(str(error))
+        kept, doubles = without_doubles(sorted(tasks, key=_id), path)
+        return Loaded(common.name, kept, (*problems, *doubles), tuple(notes))
+
+
+def _common(path: Path, notes: list[str], problems: list[str]) -> _Set:
+    found = _first(path, "judge")
+    raw = read_table(found) if found is not None else {}
+    notes += _strange(raw, Judge, str(found))
+    judge: Judge = checked(Judge, {key: raw[key] for key in raw.keys() & Judge.model_fields.keys()}, str(found))
+    limits = checked(LimitsTable, {"wall_s": 600.0, **judge.limits}, f"{found}: limits")
+    languages: dict[str, Language] = {}
+    for read in _languages(path, judge, notes):
+        try:
+            language = read()
+            if language.language in languages:
+                raise TaskError(f"{path}: the language {language.language!r} is described twice. Remove one.")
+            if judge.toolchains == "machine" and (missing := language.missing()):
+                raise TaskError(f'{path}: {missing}. Its tasks are left out. Or write `toolchains = "image"` in judge.toml.')
+            languages[language.language] = language
+        except TaskError as error:
+            problems.append(str(error))
+    return _Set(judge.name or path.resolve().name, judge, Limits(**limits.model_dump()), tuple(languages.values()))
+
+
+def _languages(path: Path, judge: Judge, notes: list[str]) -> Iterator[Any]:
+    """Functions that each give one language, or raise TaskError."""
+    own = _first(path, "language")
+    for file in ([own] if own is not None else []) + _files(path / "languages"):
+
+        def read(file: Path = file) -> Language:
+            language, said = read_language(file)
+            notes.extend(said)
+            return language
+
+        yield read
+    for name in judge.languages:
+        yield lambda name=name: shipped(name)
+
+
+def _problems(path: Path) -> Iterator[tuple[str, Any]]:
+    """Where a problem is, and a function that reads it or raises TaskError."""
+    rows = _rows_file(path)
+    if rows is not None:
+        yield from _rows(rows)
+    folder = path / "problems"
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield str(entry), lambda entry=entry: _of_folder(entry)
+        elif entry.suffix in SUFFIXES:
+            yield str(entry), lambda entry=entry: {"id": entry.stem, **read_table(entry)}
+        elif entry.suffix == ".jsonl":
+            yield from _rows(entry)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    if path.suffix == ".jsonl":
+        try:
+            lines = path.read_text(encoding="utf-8").split("\n")
+        except (OSError, ValueError) as error:
+            why = f"{path} cannot be read: {error}."
+            yield str(path), lambda: _refuse(why)
+            return
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield f"{path}:{number}", lambda line=line, number=number: _row(line, f"{path}:{number}")
+        return
+    try:
+        value = read_value(path)
+    except TaskError as error:
+        why = str(error)
+        yield str(path), lambda: _refuse(why)
+        return
+    rows = value.get("problems") if isinstance(value, dict) else value
+    if not isinstance(rows, list):
+        yield str(path), lambda: _refuse(f"{path} must hold a list `problems`.")
+        return
+    for number, row in enumerate(rows):
+        at = f"{path}: problems[{number}]"
+        yield at, lambda row=row, at=at: row if isinstance(row, dict) else _refuse(f"{at} must be a table, not {row!r}.")
+
+
+def _refuse(why: str) -> Any:
+    raise TaskError(why)
+
+
+def _row(line: str, where: str) -> Any:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"{where} is no JSON: {error}.") from error
+    return row if isinstance(row, dict) else _refuse(f"{where} must be an object, not {row!r}.")
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """What a folder says of a problem, beside its problem.toml."""
+    table = _first(folder, "problem")
+    found: dict[str, Any] = {"id": folder.name, **(read_table(table) if table is not None else {})}
+    statement = folder / "statement.md"
+    if statement.is_file():
+        found.setdefault("statement", _text(statement))
+    inputs = sorted((folder / "cases").glob("*.in"), key=_by_number)
+    if inputs:
+        found["cases"] = [
+            *found.get("cases", ()),
+            *({"stdin": _text(each), "stdout": _text(each.with_suffix(".out"))} for each in inputs),
+        ]
+    solutions = sorted(path for path in (folder / "solutions").glob("*") if path.is_file())
+    if solutions:
+        found["solutions"] = {**{path.stem: _text(path) for path in solutions}, **found.get("solutions", {})}
+    return found
+
+
+def _by_number(path: Path) -> tuple[int, str]:
+    return (len(path.stem), path.stem)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path} cannot be read: {error}.") from error
+
+
+def _problem(raw: Mapping[str, Any], where: str, notes: list[str]) -> Problem:
+    notes += _strange(raw, Problem, where)
+    known = _accepted(Problem)
+    own = {key: value for key, value in raw.items() if key in known}
+    rest = {key: value for key, value in raw.items() if key not in known}
+    problem: Problem = checked(Problem, own, where)
+    return problem.model_copy(update={"metadata": {**rest, **problem.metadata}})
+
+
+def _strange(raw: Mapping[str, Any], model: type[Config], where: str) -> list[str]:
+    known = _accepted(model)
+    return [f"{where}: the key {key!r} has no effect. {nearest(key, sorted(known))}" for key in raw if key not in known]
+
+
+def _accepted(model: type[Config]) -> set[str]:
+    """The keys that a model takes, aliases among them."""
+    names: set[str] = set()
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        names |= {str(choice) for choice in alias.choices} if isinstance(alias, AliasChoices) else {name}
+    return names
+
+
+def _unused(problem: Problem, common: _Set, where: str) -> list[str]:
+    known = {language.language for language in common.languages}
+    return [
+        f"{where}: a solution in {name!r} is not used: no such language." for name in sorted(problem.solutions.keys() - known)
+    ]
+
+
+def _task(common: _Set, problem: Problem, language: Language, where: str) -> Task:
+    judge = common.judge
+    check = _check(judge, problem, language)
+    read_checks([check], (), where)
+    in_image = judge.toolchains == "image"
+    solution = problem.solutions.get(language.language)
+    metadata = {"problem": problem.id, "language": language.language, "tests": (check,), "test_files": {}}
+    return Task(
+        id=f"{common.name}/{problem.id}.{language.language}",
+        instruction=_instruction(problem, language, check),
+        split=problem.split,
+        image=judge.image if in_image else None,
+        limits=common.limits,
+        needs=frozenset({str(Capability.IMAGE)} if in_image else ()),
+        setup=Setup((_explained(language),)),
+        artifacts=(language.source,),
+        grader=GRADER,
+        solution=None if solution is None else Solution({language.source: solution}),
+        metadata={**problem.metadata, **metadata, "score": "weighted" if judge.score == "fraction" else "all"},
+        install=language.install if in_image else (),
+    )
+
+
+def _check(judge: Judge, problem: Problem, language: Language) -> dict[str, Any]:
+    return {
+        "kind": "io",
+        "probe": language.probing,
+        "compile": language.command(language.compile),
+        "compile_timeout_s": language.compile_timeout_s,
+        "command": language.command(language.run),
+        "timeout_s": problem.timeout_s or language.timeout_s,
+        "cases": tuple({"stdin": case.stdin, "stdout": case.stdout, "args": case.args} for case in problem.cases),
+        "match": problem.match or judge.match,
+        "tolerance": judge.tolerance if problem.tolerance is None else problem.tolerance,
+        "partial": judge.score == "fraction",
+    }
+
+
+def _explained(language: Language) -> tuple[str, ...]:
+    """The probe, saying how to get what is missing."""
+    script = 'why=$1; shift; "$@" >/dev/null </dev/null || { printf "%s\\n" "$why" >&2; exit 1; }'
+    return ("sh", "-c", script, "sh", f"{language.language} cannot be used here. {language.remedy}", *language.probing)
+
+
+def _instruction(problem: Problem, language: Language, check: Mapping[str, Any]) -> str:
+    commands = [" ".join(words) for words in (check["compile"], check["command"]) if words]
+    lines = [
+        problem.statement.strip(),
+        "",
+        f"Write the program in the file {language.source}, in the current folder. {language.prompt}".rstrip(),
+        "It reads standard input and prints to standard output. It is judged on inputs that are not shown, by",
+        "",
+        *(f"    {command}" for command in commands),
+        "",
+        f"with {check['timeout_s']:g} seconds for each input. Nothing but this one file is taken.",
+    ]
+    return "\n".join(lines)
+
+
+def _first(folder: Path, stem: str) -> Path | None:
+    return next((path for suffix in SUFFIXES if (path := folder / f"{stem}{suffix}").is_file()), None)
+
+
+def _rows_file(folder: Path) -> Path | None:
+    return next((path for suffix in _ROWS if (path := folder / f"problems{suffix}").is_file()), None)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The files of tables in a folder, sorted."""
+    return sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES and path.is_file())
+
+
+def _id(task: Task) -> str:
+    return task.id

@@ -1,0 +1,186 @@
+"""Programming languages as short files: how one is installed, compiled and run. With that, the I/O judge judges any of them.
+
+```toml
+language = "lua"
+extension = "lua"
+install = "apt-get update -qq && apt-get install -y -qq --no-install-recommends lua5.4"
+run = "lua5.4 {file}"
+timeout_s = 10
+```
+
+In `compile` and `run`, `{file}` is the source file and `{program}` what the compiler makes. Those in `languages/` are shipped;
+a file that gives only some of the keys of a shipped language changes those.
+"""
+
+import json
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, field_validator, model_validator
+
+from harnessgym.config import Config, nearest, validate
+from harnessgym.errors import ConfigError, TaskError
+
+SUFFIXES = (".toml", ".yaml", ".yml", ".json")
+"""Of files that hold tables."""
+_MACHINE = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
+"""Where sandboxes that show this machine's programs look for them."""
+_THERE = 'for each in "$@"; do command -v "$each" >/dev/null || { echo "$each is not there" >&2; exit 1; }; done'
+_PLACES = ("{file}", "{program}")
+
+
+class Language(Config):
+    """One language."""
+
+    language: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9+#_-]*$")
+    """Its name; the last part of its tasks' ids."""
+    extension: str = Field(pattern=r"^[A-Za-z0-9_]+$")
+    file: str = Field("", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$|^$")
+    """What the agent writes; `solution.EXTENSION`, if empty."""
+    install: tuple[tuple[str, ...], ...] = ()
+    """Commands that put it into an image, as root with the network open; a string is for the shell."""
+    compile: tuple[str, ...] = ()
+    """A command, or nothing; a string is split into words as a shell would."""
+    run: tuple[str, ...] = Field(min_length=1)
+    """A command, for each case."""
+    probe: tuple[str, ...] = ()
+    """A command that succeeds where the language can be used; if empty, the programs of the other two must be there."""
+    timeout_s: float = Field(10.0, gt=0, le=3_600)
+    """Seconds for each case."""
+    compile_timeout_s: float = Field(60.0, gt=0, le=3_600)
+    prompt: str = ""
+    """A sentence for the agent, such as which version it is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, raw: Any) -> Any:
+        """`timeout` is the paper's name for `timeout_s`; one string is one command."""
+        raw = dict(raw)
+        if "timeout" in raw:
+            raw.setdefault("timeout_s", raw.pop("timeout"))
+        if isinstance(raw.get("install"), str):
+            raw["install"] = [raw["install"]]
+        if isinstance(raw.get("extension"), str):
+            raw["extension"] = raw["extension"].removeprefix(".")
+        return raw
+
+    @field_validator("install", mode="before")
+    @classmethod
+    def _steps(cls, value: Any) -> Any:
+        return [["sh", "-c", line] if isinstance(line, str) else line for line in value] if isinstance(value, list) else value
+
+    @field_validator("compile", "run", "probe", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        return shlex.split(value) if isinstance(value, str) else value
+
+    @property
+    def source(self) -> str:
+        """The file that the agent writes."""
+        return self.file or f"solution.{self.extension}"
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The programs that it needs, as far as they can be seen."""
+        first = (words[0] for words in (self.compile, self.run) if words)
+        return tuple(dict.fromkeys(word for word in first if "/" not in word and not any(place in word for place in _PLACES)))
+
+    @property
+    def probing(self) -> tuple[str, ...]:
+        """A command that succeeds in a sandbox where it can be used."""
+        return self.probe or ("sh", "-c", _THERE, "sh", *self.programs)
+
+    def command(self, words: Sequence[str]) -> tuple[str, ...]:
+        """`compile` or `run` with names for its places."""
+        names = {"{file}": self.source, "{program}": "./program"}
+        return tuple(_filled(word, names) for word in words)
+
+    def missing(self) -> str:
+        """Which of its programs this machine lacks and how to get it; empty if none."""
+        absent = [name for name in self.programs if shutil.which(name, path=_MACHINE) is None]
+        return f"{self.language} needs {', '.join(absent)}, which this machine does not have. {self.remedy}" if absent else ""
+
+    @property
+    def remedy(self) -> str:
+        """How to get it."""
+        how = "; ".join(step[-1] if step[:2] == ("sh", "-c") else shlex.join(step) for step in self.install)
+        return f"As root: {how}" if how else "Its file does not say how to install it (`install`)."
+
+
+def _filled(word: str, names: dict[str, str]) -> str:
+    for place, name in names.items():
+        word = word.replace(place, name)
+    return word
+
+
+def shipped_languages() -> list[str]:
+    """Names of the languages that need no file, sorted."""
+    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+
+
+def shipped(name: str) -> Language:
+    """The shipped language of a name. Raises TaskError with the known ones."""
+    if name not in shipped_languages():
+        raise TaskError(
+            f"No language {name!r} is shipped. {nearest(name, shipped_languages())} Or write languages/{name}.toml."
+        )
+    return checked(Language, _shipped_table(name), f"the shipped {name}.toml")
+
+
+def read_language(path: Path) -> tuple[Language, tuple[str, ...]]:
+    """The language of one file, and a note for each key that no language has. Raises TaskError with file, key and remedy."""
+    raw = read_table(path)
+    raw.setdefault("language", path.stem)
+    if path.stem == "language" and raw["language"] == "language":
+        raise TaskError(f"{path}: language: which language is it? Write `language = ...`.")
+    known = {*Language.model_fields, "timeout"}
+    notes = [
+        f"{path}: a language has no key {key!r}, so it has no effect. {nearest(key, sorted(known))}"
+        for key in raw.keys() - known
+    ]
+    own = {key: value for key, value in raw.items() if key in known}
+    if own["language"] in shipped_languages():
+        own = {**_shipped_table(own["language"]), **own}
+    return checked(Language, own, str(path)), tuple(sorted(notes))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """What a TOML, YAML or JSON file holds, which must be a table. Raises TaskError."""
+    found = read_value(path)
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise TaskError(f"{path} must hold a table of keys and values.")
+    return found
+
+
+def read_value(path: Path) -> Any:
+    """What a TOML, YAML or JSON file holds. Raises TaskError for one that cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".toml":
+            return tomllib.loads(text)
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise TaskError(f"{path} cannot be read: {error}.") from error
+
+
+def checked(model: type[Any], raw: dict[str, Any], where: str) -> Any:
+    """A validated model. Raises TaskError with the file and the keys."""
+    try:
+        return validate(model, raw, where)
+    except ConfigError as error:
+        raise TaskError(str(error)) from error
+
+
+def _folder() -> Any:
+    return files("harnessgym.tasks") / "languages"
+
+
+def _shipped_table(name: str) -> dict[str, Any]:
+    return tomllib.loads((_folder() / f"{name}.toml").read_text(encoding="utf-8"))
