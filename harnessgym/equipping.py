@@ -48,11 +48,12 @@ def equipment_of(task: Task, *, grades: bool = False) -> Equipment:
     """What a task's sandboxes have beside a harness, or those that grade. Raises TaskError for a home without an image."""
     if task.home and not task.image:
         raise TaskError(f"Task {task.id!r} has the home {task.home!r}, but no image that this is a path of. Name the image.")
-    own = Equipment(image=task.image or "", home=task.home, install=tuple(Step(command) for command in task.install))
+    testing = task.grading.install if grades or task.verifier == "shared" else ()
+    install = tuple(Step(command) for command in (*task.install, *testing))
+    own = Equipment(image=task.image or "", home=task.home, install=install)
     if not grades:
-        return own
-    install = (*own.install, *(Step(command) for command in task.grading.install))
-    return replace(own, image=task.grading.image or own.image, install=install, proxy=False)
+        return replace(own, env=tuple(sorted(task.env.items())))
+    return replace(own, image=task.grading.image or own.image, proxy=False)
 
 
 def image_of(name: str) -> tuple[str, tuple[Step, ...]]:

@@ -82,7 +82,9 @@ class Equipment:
     readable: tuple[str, ...] = ()
     """Files and folders of this machine that may be read at the same paths."""
     home: str = ""
-    """See `Task.home`; `@workdir` is the image's own WORKDIR. What the image has there, `harnessgym.rollout.furnishing` lays."""
+    """See `Task.home`; `@workdir` is the image's WORKDIR. What the image has there, `harnessgym.rollout.furnishing` lays."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Environment variables of every command, over the image's; a command's own come over them."""
     proxy: bool = True
     """Whether the proxy can be reached. What grades reaches nothing."""
 
@@ -344,7 +346,7 @@ def needs(task: Task) -> frozenset[Capability]:
     asked = {Capability(name) for name in task.needs}
     setups = (task.setup, *(step.setup for step in task.steps))
     implied = {
-        Capability.IMAGE: task.image is not None or bool(task.home or task.folders),
+        Capability.IMAGE: task.image is not None or bool(task.home or task.folders or task.env),
         Capability.ROOT: bool(task.home),
         Capability.HOSTS: any(setup.hosts for setup in setups),
     }

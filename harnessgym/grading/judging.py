@@ -19,11 +19,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from harnessgym.errors import HarnessGymError, SandboxError, TaskError
+from harnessgym.grading.check import ending
 from harnessgym.grading.laying import lay
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
-from harnessgym.sandbox import Export, Sandbox
-from harnessgym.task import Grade, Task
+from harnessgym.sandbox import Capability, Export, Sandbox
+from harnessgym.task import Grade, Hook, Task
 
 _MAX_FILES = 100_000
 """More than this in a workspace is an attempt to choke the grader."""
@@ -41,6 +42,8 @@ class Evidence:
     export: Export
     tampered: str | None
     """Why there can be no grade, if there cannot."""
+    failed_hooks: tuple[str, ...] = ()
+    """A sentence for each of the task's hooks that did not succeed."""
 
 
 async def judge(task: Task, sandbox: Sandbox, fresh: Opener) -> Grade:
@@ -60,11 +63,12 @@ async def taken(task: Task, sandbox: Sandbox, within: Path | None = None) -> Asy
     `within` is a folder that somebody removes if this process is killed; by default, the one for temporary files.
     """
     await sandbox.kill_all()
+    failed = tuple([problem for hook in task.hooks if (problem := await _run(hook, sandbox))])
     root = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="harnessgym-graded-", dir=within))
     try:
         most = int(task.limits.disk_mb * _GRADED * (1 << 20))
         export = await sandbox.export(root / "all", max_bytes=most, max_files=_MAX_FILES)
-        yield await asyncio.to_thread(_evidence, task, root, export)
+        yield replace(await asyncio.to_thread(_evidence, task, root, export), failed_hooks=failed)
     finally:
         await asyncio.to_thread(_remove, root)
 
@@ -74,6 +78,8 @@ async def verdict(task: Task, evidence: Evidence, shared: Sandbox | None, fresh:
     basis: dict[str, Any] = {"mode": "separate"} if shared is None else {"mode": "shared", "warning": _WARNING}
     if evidence.export.left_out:
         basis["left_out"] = list(evidence.export.left_out[:20])
+    if evidence.failed_hooks:
+        basis["failed_hooks"] = list(evidence.failed_hooks)
     if evidence.tampered is not None:
         return Grade({"reward": 0.0}, evidence.tampered, basis)
     grade = await _ask(task, evidence.folder, _laid(evidence.folder, fresh) if shared is None else _again(shared))
@@ -103,6 +109,13 @@ def is_reward(value: object) -> bool:
         return math.isfinite(value)
     except OverflowError:  # an integer beyond every float
         return False
+
+
+async def _run(hook: Hook, sandbox: Sandbox) -> str:
+    """Runs a hook where the agent was; how it failed, or an empty string."""
+    user = "root" if hook.root and Capability.ROOT in sandbox.capabilities else None
+    done = await sandbox.exec(hook.argv, user=user, timeout_s=hook.timeout_s)
+    return "" if done.ok else f"{' '.join(hook.argv)[:200]}: {ending(done)}"
 
 
 async def _ask(task: Task, folder: Path, place: Opener) -> Grade:

@@ -207,7 +207,7 @@ class DockerSandbox:
         """The image's environment, and what every program expects. Root trusts no home folder that a harness can write."""
         name, home = ("root", _home_of_root(self._container)) if uid == 0 else ("agent", HOME)
         own = {"HOME": home, "USER": name, "LOGNAME": name, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108
-        return {"PATH": _PATH, **own, **dict(self._container.plan.image.env), "HOME": home}
+        return {"PATH": _PATH, **own, **dict(self._container.plan.image.env), **dict(self._equipment.env), "HOME": home}
 
     def _check_readable(self, readable: Sequence[str]) -> None:
         mounted = self._container.plan.readable
