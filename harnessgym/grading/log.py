@@ -1,0 +1,129 @@
+"""Test logs: what a test runner printed, read as test id to status. Members live in `logs/`, under the names that datasets use.
+
+A parser is a plain function of the text. Logs are hostile data: nothing here raises for what they hold, and lines longer than
+any test's name are passed over. When an id is reported twice, the last report stands.
+"""
+
+import importlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+
+from harnessgym.config import nearest
+from harnessgym.errors import TaskError
+
+_LONGEST = 8_192
+"""Characters of a line that can report a test."""
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
+
+
+class Status(StrEnum):
+    """How one test ended."""
+
+    PASSED = "PASSED"
+    FAILED = "FAILED"
+    ERROR = "ERROR"
+    SKIPPED = "SKIPPED"
+    XFAIL = "XFAIL"
+    """Failed, as the test says it does."""
+
+
+Statuses = dict[str, Status]
+"""Test id to status."""
+Parser = Callable[[str], Statuses]
+
+_MEMBERS: Mapping[str, str] = {
+    "pytests:plain": "pytest astroid flask marshmallow pvlib pyvista sqlfluff xarray pydantic dvc",
+    "pytests:options": "pytest_options pydicom requests pylint",
+    "pytests:spaced": "pytest_v2 astropy scikit sphinx",
+    "pytests:matplotlib": "matplotlib",
+    "pytests:seaborn": "seaborn",
+    "pytests:summary": "pytest_summary",
+    "unittests:django": "django",
+    "unittests:verbose": "unittest",
+    "sympys:sympy": "sympy",
+    "golang:gotest": "gotest",
+    "cargo:cargo": "cargo",
+    "maven:by_build": "maven",
+    "maven:surefire": "java_mvn",
+    "maven:classes": "kotlin_junit",
+    "maven:reactor": "java_mvn_v2",
+    "ant:ant": "ant",
+    "gradle:gradle": "gradle_custom",
+    "junit:junit": "junit sbt",
+    "jest:verbose": "jest",
+    "jest:transformed": "jest_json",
+    "jest:files": "react_pdf",
+    "vitest:vitest": "vitest",
+    "mocha:spec": "js_2 mocha",
+    "mocha:marked_failures": "js",
+    "mocha:numbered": "marked",
+    "mocha:minimal": "eslint",
+    "karma:tree": "karma",
+    "karma:chrome": "chart_js",
+    "karma:browsers": "bpmn_js",
+    "phpunit:testdox": "phpunit",
+    "ruby:minitest": "minitest",
+    "ruby:minitest_words": "ruby_v1",
+    "ruby:cucumber": "cucumber",
+    "ruby:test_unit": "ruby_unit",
+    "ruby:rspec": "rspec_transformed_json",
+    "tap:tap": "tap",
+    "tap:nested": "js_3",
+    "ctest:ctest": "ctest",
+    "googletest:googletest": "googletest",
+    "automake:automake": "jq",
+    "automake:micropython": "micropython_test",
+    "redis:redis": "redis",
+}  # fmt: skip
+PARSERS: Mapping[str, str] = {
+    f"parse_log_{name}": f"harnessgym.grading.logs.{target}" for target, known in _MEMBERS.items() for name in known.split()
+}
+"""Name that a row gives to `module:function`."""
+_ALSO = {"parse_java_mvn": "parse_log_java_mvn", "parse_java_mvn_v2": "parse_log_java_mvn_v2",
+         "parse_logs_kotlin_junit": "parse_log_kotlin_junit"}  # fmt: skip
+"""Other spellings that are found in rows."""
+
+
+def parser_named(name: str) -> Parser:
+    """The parser a row names; a `module:function` of yours is taken too. Raises TaskError with the known names."""
+    target = PARSERS.get(_ALSO.get(name, name), name)
+    module, colon, function = target.partition(":")
+    if not colon:
+        known = ", ".join(sorted(PARSERS))
+        raise TaskError(f"There is no log parser {name!r}. {nearest(name, sorted(PARSERS))} Known: {known}.")
+    try:
+        found: Parser = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise TaskError(f"The log parser {name!r} cannot be loaded: {error}.") from error
+    return found
+
+
+def is_known(name: str) -> bool:
+    """Whether `parser_named` would look for it; nothing is imported."""
+    return name in PARSERS or name in _ALSO or ":" in name
+
+
+def text_of(log: bytes) -> str:
+    """The text of a log; what is no UTF-8 becomes a replacement character, and CRLF a line end."""
+    return log.decode(errors="replace").replace("\r\n", "\n")
+
+
+def without_escapes(text: str) -> str:
+    """Without the escape sequences of terminals."""
+    return _ESCAPES.sub("", text)
+
+
+def lines_of(log: str) -> Iterator[str]:
+    """The lines that can report a test."""
+    return (line for line in log.split("\n") if len(line) <= _LONGEST)
+
+
+def by_line(log: str, pattern: re.Pattern[str], words: Mapping[str, Status]) -> Statuses:
+    """A report a line: `pattern`, matched at the start of the stripped line, has the groups `word` and `name`."""
+    found: Statuses = {}
+    for line in lines_of(log):
+        match = pattern.match(line.strip())
+        if match is not None and match["word"] in words:
+            found[match["name"]] = words[match["word"]]
+    return found

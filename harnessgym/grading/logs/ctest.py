@@ -1,0 +1,16 @@
+"""CTest: `1/3 Test #1: name .....   Passed    0.01 sec`."""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses, by_line
+
+_LINE = re.compile(
+    r"\d+/\d+ Test\s+#\d+: (?P<name>.+?) (?:\.+ *)(?P<word>Passed|\*\*\*[A-Z][A-Za-z ]*?)\s*(?:\d+\.\d+ sec.*)?$"
+)
+_WORDS = {"Passed": Status.PASSED, "***Skipped": Status.SKIPPED, "***Not Run": Status.SKIPPED, "***Failed": Status.FAILED,
+          "***Timeout": Status.FAILED, "***Exception": Status.ERROR}  # fmt: skip
+
+
+def ctest(log: str) -> Statuses:
+    """Names may hold spaces."""
+    return by_line(log, _LINE, _WORDS)

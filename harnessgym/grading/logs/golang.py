@@ -1,0 +1,13 @@
+"""`go test -v`: `--- PASS: TestA/sub (0.00s)`, indented for subtests."""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses, by_line
+
+_LINE = re.compile(r"--- (?P<word>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$")
+_WORDS = {"PASS": Status.PASSED, "FAIL": Status.FAILED, "SKIP": Status.SKIPPED}
+
+
+def gotest(log: str) -> Statuses:
+    """Subtests are tests of their own."""
+    return by_line(log, _LINE, _WORDS)

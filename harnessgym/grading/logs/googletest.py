@@ -1,0 +1,13 @@
+"""GoogleTest: `[       OK ] Suite.Name (3 ms)`."""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses, by_line
+
+_LINE = re.compile(r".*\[\s*(?P<word>OK|FAILED)\s*\]\s(?P<name>.*)\s\(.*\)$")
+_WORDS = {"OK": Status.PASSED, "FAILED": Status.FAILED}
+
+
+def googletest(log: str) -> Statuses:
+    """Reports have a duration; the list of failures at the end has none. Skipped tests are not told."""
+    return by_line(log, _LINE, _WORDS)

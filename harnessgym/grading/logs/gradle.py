@@ -1,0 +1,23 @@
+"""Gradle with test logging on: `Class > method PASSED`; other output may tear the name from the status."""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses, lines_of
+
+_LINE = re.compile(r"(?P<name>[^>].+?)\s+(?P<word>PASSED|FAILED)(?:\s+\(\d+(?:\.\d+)?s\))?$")
+_NAME = re.compile(r"[^>]\S*\s+>\s+\S+$")
+_WORDS = {"PASSED": Status.PASSED, "FAILED": Status.FAILED}
+
+
+def gradle(log: str) -> Statuses:
+    """Skipped tests are not told. A status alone on a line is that of the last name that stood alone on one."""
+    found: Statuses = {}
+    waiting = None
+    for line in map(str.strip, lines_of(log)):
+        if match := _LINE.match(line):
+            found[match["name"]], waiting = _WORDS[match["word"]], None
+        elif _NAME.match(line):
+            waiting = line
+        elif waiting is not None and line in _WORDS:
+            found[waiting], waiting = _WORDS[line], None
+    return found

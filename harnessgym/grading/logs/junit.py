@@ -1,0 +1,34 @@
+"""JUnit XML anywhere in a log, also broken: `<testcase classname="A" name="b">` is the test `A b`.
+
+Read by its tags and not as XML, because logs put other text around and between documents.
+"""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses
+
+_OPEN = re.compile(r"<testcase\b([^<>]*)>")
+_ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
+_CLOSE = "</testcase>"
+_WINDOW = 4_096
+"""Characters after a test's opening that are looked at when it is never closed."""
+_TAGS = {"<failure": Status.FAILED, "<error": Status.ERROR, "<skipped": Status.SKIPPED}
+
+
+def junit(log: str) -> Statuses:
+    """A test without a class is called by its name alone."""
+    found: Statuses = {}
+    at = 0
+    while (match := _OPEN.search(log, at)) is not None:
+        at = match.end()
+        attributes = dict(_ATTRIBUTE.findall(match[1]))
+        if not (name := attributes.get("name")):
+            continue
+        inside = ""
+        if not match[1].rstrip().endswith("/"):
+            closed = log.find(_CLOSE, at)
+            inside = log[at : closed if closed >= 0 else at + _WINDOW]
+            at = closed + len(_CLOSE) if closed >= 0 else at
+        status = next((status for tag, status in _TAGS.items() if tag in inside), Status.PASSED)
+        found[f"{attributes.get('classname', '')} {name}".strip()] = status
+    return found

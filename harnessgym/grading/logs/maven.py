@@ -1,0 +1,90 @@
+"""Maven, which says little of tests that pass, and is therefore read in four ways, as datasets do."""
+
+import re
+from collections import deque
+
+from harnessgym.grading.log import Status, Statuses, lines_of
+from harnessgym.grading.logs.junit import junit
+
+_ASKED = re.compile(r".*-Dtest=(\S+)")
+_BUILT = re.compile(r".*BUILD (SUCCESS|FAILURE)$")
+_RUNNING = re.compile(r"(?:\[INFO\]\s+)?Running\s+(\S.*)$")
+_BARE = re.compile(r"Running\s+(\S.*)$")
+_COUNTS = re.compile(r"Tests run:\s*\d+,\s*Failures:\s*(\d+),\s*Errors:\s*(\d+),\s*Skipped:\s*(\d+)")
+_FAILURE = re.compile(r"\[ERROR\]\s+([A-Za-z0-9_$.]+)\.([A-Za-z0-9_$]+)(?::\d+)?\b")
+_MODULE = re.compile(r"\[INFO\]\s+(?P<name>\S+(?: \S+)*?)\s+\.\.+\s+(?P<word>SUCCESS|FAILURE|SKIPPED)(?:\s|\[|$)")
+_BUILD = {"SUCCESS": Status.PASSED, "FAILURE": Status.FAILED, "SKIPPED": Status.SKIPPED}
+_SUITE = "__suite__"
+
+
+def by_build(log: str) -> Statuses:
+    """One build for each test, run under `set -x`: `-Dtest=NAME`, then `BUILD SUCCESS` or `FAILURE`, in the same order.
+
+    Builds before the first test are of something else, unless tests are left over at the end: a trace may come late.
+    """
+    found: Statuses = {}
+    asked: deque[str] = deque()
+    early: deque[str] = deque()
+    for line in map(str.strip, lines_of(log)):
+        if match := _ASKED.match(line):
+            asked.append(match[1])
+        if match := _BUILT.match(line):
+            if asked:
+                found[asked.popleft()] = _BUILD[match[1]]
+            else:
+                early.append(match[1])
+    return {**found, **{test: _BUILD[result] for test, result in zip(asked, early, strict=False)}}
+
+
+def classes(log: str) -> Statuses:
+    """`Running CLASS`, then `Tests run: ...`: the status of a whole class."""
+    found: Statuses = {}
+    running = None
+    for line in map(str.strip, lines_of(log)):
+        if match := _BARE.match(line):
+            running = match[1]
+        elif (match := _COUNTS.match(line)) and running is not None:
+            found[running], running = _of_counts(match), None
+    return found
+
+
+def surefire(log: str) -> Statuses:
+    """Classes, the methods among them that failed, JUnit XML in the log, and what `by_build` tells of the rest."""
+    found: Statuses = {}
+    seen: Statuses = {}
+    running = None
+    for line in map(str.strip, lines_of(log)):
+        if match := _RUNNING.match(line):
+            running = match[1]
+            seen[running] = Status.PASSED
+        elif match := _FAILURE.match(line):
+            error = "Exception" in line and "AssertionError" not in line
+            found[f"{match[1]}.{match[2]}"] = Status.ERROR if error else Status.FAILED
+            found.setdefault(match[1], Status.FAILED)
+        elif match := _COUNTS.search(line):
+            name = line.rsplit(" in ", 1)[-1].strip().rstrip(".:;") if " in " in line else running
+            if name:
+                found.setdefault(name, _of_counts(match))
+            running = None
+    return {**by_build(log), **junit(log), **found} or seen
+
+
+def reactor(log: str) -> Statuses:
+    """The modules of the reactor's summary, and the first `Tests run: ...` under the name `__suite__`."""
+    found: Statuses = {}
+    for line in map(str.strip, lines_of(log)):
+        if match := _MODULE.match(line):
+            found[match["name"]] = _BUILD[match["word"]]
+        elif match := _COUNTS.search(line):
+            failures, errors, skipped = map(int, match.groups())
+            run = int(match[0].split(":")[1].split(",")[0])
+            bad = Status.FAILED if failures else Status.ERROR if errors else None
+            found.setdefault(_SUITE, bad or (Status.SKIPPED if skipped == run else Status.PASSED))
+    return found
+
+
+def _of_counts(match: re.Match[str]) -> Status:
+    failures, errors, skipped = map(int, match.groups())
+    if failures or errors:
+        return Status.FAILED
+    return Status.SKIPPED if skipped else Status.PASSED

@@ -1,0 +1,95 @@
+"""pytest, run with `-rA` or `-v`: reports of the short summary, `STATUS id`, and of progress lines, `id STATUS`.
+
+Ids end at the first space, except where a dataset was made otherwise (`spaced`). The wrapped progress line `PASSED [100%]`
+counts as a test of that name, because lists of expected tests hold it; `SKIPPED [3] path:1: why` is a count and no test.
+"""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses, lines_of, without_escapes
+
+_WORDS = tuple(status.value for status in Status)
+_COUNT = re.compile(r"\[\d+\]")
+_OPTION = re.compile(r"(.*?)\[(.*)\]")
+_BUTTONS = {"MouseButton.LEFT": "1", "MouseButton.RIGHT": "3"}
+_CONTROLS = dict.fromkeys(range(1, 32))
+_COLOUR = re.compile(r"\[(\d+)m")
+_HEADER = "short test summary info"
+
+
+def _report(line: str) -> tuple[str, Status] | None:
+    """The test and status of a line that begins with a status, if it is one."""
+    if not line.startswith(_WORDS):
+        return None
+    if line.startswith(Status.FAILED):
+        line = line.replace(" - ", " ")
+    words = line.split()
+    if len(words) < 2 or words[0] not in _WORDS or (words[0] == Status.SKIPPED and _COUNT.fullmatch(words[1])):
+        return None
+    return words[1], Status(words[0])
+
+
+def plain(log: str) -> Statuses:
+    """`STATUS id` lines."""
+    return dict(filter(None, map(_report, lines_of(log))))
+
+
+def options(log: str) -> Statuses:
+    """Like `plain`; of a parameter that is a path only the last part is kept, for the rest differs between machines."""
+    found: Statuses = {}
+    for test, status in plain(log).items():
+        match = _OPTION.match(test)
+        path = match is not None and match[2].startswith("/") and not match[2].startswith("//") and "*" not in match[2]
+        found[f"{match[1]}[/{match[2].rsplit('/', 1)[-1]}]" if match is not None and path else test] = status
+    return found
+
+
+def matplotlib(log: str) -> Statuses:
+    """Like `plain`; members of an enumeration in ids are written as the numbers that older versions print."""
+    for name, number in _BUTTONS.items():
+        log = log.replace(name, number)
+    return plain(log)
+
+
+def spaced(log: str) -> Statuses:
+    """Ids with spaces, colours, and the `id STATUS` lines of older versions."""
+    found: Statuses = {}
+    for raw in lines_of(log):
+        line = _COLOUR.sub("", raw).translate(_CONTROLS)
+        if line.startswith(_WORDS):
+            words = (line.split(" - ", 1)[0] if line.startswith(Status.FAILED) else line).split()
+            if len(words) > 1 and words[0] in _WORDS and not (words[0] == Status.SKIPPED and _COUNT.fullmatch(words[1])):
+                found[" ".join(words[1:])] = Status(words[0])
+        elif line.endswith(_WORDS):
+            words = line.split()
+            if len(words) > 1 and words[-1] in _WORDS:
+                found[" ".join(words[:-1])] = Status(words[-1])
+    return found
+
+
+def seaborn(log: str) -> Statuses:
+    """Failures of the summary, and passes of either kind of line. Skipped tests are not told."""
+    found: Statuses = {}
+    for line in lines_of(log):
+        words = line.split()
+        if len(words) < 2:
+            continue
+        if line.startswith(Status.FAILED):
+            found[words[1]] = Status.FAILED
+        elif words[1] == Status.PASSED and f" {Status.PASSED} " in line:
+            found[words[0]] = Status.PASSED
+        elif line.startswith(Status.PASSED):
+            found[words[1]] = Status.PASSED
+    return found
+
+
+def summary(log: str) -> Statuses:
+    """Of the short summary alone; ids without their file, joined by dots: `TestClass.test_name`."""
+    found: Statuses = {}
+    _, header, rest = without_escapes(log).replace("\r", "").partition(_HEADER)
+    for line in lines_of(rest.split(_HEADER)[0] if header else ""):
+        status = next((word for word in (Status.PASSED, Status.FAILED, Status.ERROR) if word in line), None)
+        if status is not None:
+            test = ".".join(line.split("::")[1:])
+            found[test if status is Status.PASSED else test.split(" - ")[0]] = status
+    return found

@@ -1,0 +1,59 @@
+"""Ruby's runners: Minitest, test-unit, Cucumber, and RSpec's JSON put into lines."""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses, by_line, lines_of
+
+_MINITEST = re.compile(r"(?P<name>.+?) = \d+\.\d+ s = (?P<word>[.FES])$")
+_SIGNS = {".": Status.PASSED, "F": Status.FAILED, "E": Status.FAILED, "S": Status.SKIPPED}
+_CUCUMBER = re.compile(r"(?P<name>.*) \.+(?P<word>[.F])")
+_TEST_UNIT = re.compile(r"(?:test: )?(?P<name>.+):\s+(?P<word>\.|E\b|F\b|O\b)")
+_LETTERS = {".": Status.PASSED, "E": Status.FAILED, "F": Status.FAILED, "O": Status.SKIPPED}
+_RSPEC = re.compile(r"(?P<name>.+) - (?P<word>passed|failed)")
+_OUTCOMES = {"passed": Status.PASSED, "failed": Status.FAILED}
+_WORDED = re.compile(
+    r"\s*(?P<name>test[^A-Z]+?)\s+(?P<word>PASS|PASSED|FAIL|FAILURE|ERROR|SKIP|SKIPPED)\b(?:\s*\([0-9.]+s\))?$"
+)
+_WORDS = {
+    "PASS": Status.PASSED, "PASSED": Status.PASSED, "FAIL": Status.FAILED, "FAILURE": Status.FAILED,
+    "ERROR": Status.ERROR, "SKIP": Status.SKIPPED, "SKIPPED": Status.SKIPPED,
+}  # fmt: skip
+_SUITE = re.compile(r"[A-Z]\w*$")
+_WORSE = (Status.FAILED, Status.ERROR)
+
+
+def minitest(log: str) -> Statuses:
+    """`-v`: `name = 0.01 s = .`; a name ends at its last full stop, if it has one before a space or the sign."""
+    found = by_line(log, _MINITEST, _SIGNS)
+    return {f"{name} ".rpartition(". ")[0] or name: status for name, status in found.items()}
+
+
+def minitest_words(log: str) -> Statuses:
+    """A class alone on a line, and `  test_a  PASS (0.02s)` below it: `Class::test_a`. The worst report stands."""
+    found: Statuses = {}
+    suite = ""
+    for line in map(str.rstrip, lines_of(log)):
+        if _SUITE.match(line):
+            suite = f"{line}::"
+        elif match := _WORDED.match(line):
+            name, status = suite + match["name"], _WORDS[match["word"]]
+            ranked = [*_WORSE].index(status) if status in _WORSE else -1
+            before = found.get(name)
+            if before is None or ranked > ([*_WORSE].index(before) if before in _WORSE else -1):
+                found[name] = status
+    return found
+
+
+def cucumber(log: str) -> Statuses:
+    """`--format progress` with names: `scenario ....F`. The last sign is the result."""
+    return by_line(log, _CUCUMBER, _SIGNS)
+
+
+def test_unit(log: str) -> Statuses:
+    """`test: name: .: (0.1)`."""
+    return by_line(log, _TEST_UNIT, _LETTERS)
+
+
+def rspec(log: str) -> Statuses:
+    """`group name - passed`. Pending examples are not told."""
+    return by_line(log, _RSPEC, _OUTCOMES)

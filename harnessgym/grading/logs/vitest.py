@@ -1,0 +1,13 @@
+"""Vitest with `--reporter=verbose`."""
+
+import re
+
+from harnessgym.grading.log import Status, Statuses, by_line
+
+_LINE = re.compile(r"(?P<word>[✓×↓])\s(?P<name>.+?)(?:\s(?:\d+\s*m?s?|\[skipped\]))?$")  # noqa: RUF001
+_SIGNS = {"✓": Status.PASSED, "×": Status.FAILED, "↓": Status.SKIPPED}  # noqa: RUF001
+
+
+def vitest(log: str) -> Statuses:
+    """A number at the end is a duration."""
+    return by_line(log, _LINE, _SIGNS)

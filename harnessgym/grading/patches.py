@@ -1,0 +1,64 @@
+"""What a patch is about: the paths it touches, read from its headers."""
+
+import re
+from collections.abc import Iterator
+
+_HUNK = re.compile(r"@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_ESCAPE = re.compile(r"\\([0-7]{3}|.)")
+_LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_RENAMED = ("rename from ", "rename to ", "copy to ")
+
+
+def patched_paths(patch: str) -> tuple[str, ...]:
+    """Every path that a git diff makes, changes, removes, or renames, in order; of binary files too."""
+    return tuple(dict.fromkeys(path for line in _headers(patch) for path in _of_header(line.rstrip("\r"))))
+
+
+def _headers(patch: str) -> Iterator[str]:
+    """The lines that belong to no hunk: what changes may look like a header."""
+    old = new = 0
+    for line in patch.split("\n"):
+        if old > 0 or new > 0:
+            old -= not line.startswith(("+", "\\"))
+            new -= not line.startswith(("-", "\\"))
+        elif match := _HUNK.match(line):
+            old, new = (1 if count is None else int(count) for count in match.groups())
+        else:
+            yield line
+
+
+def _of_header(line: str) -> Iterator[str]:
+    if line.startswith(("--- ", "+++ ")):
+        path = _unquoted(line[4:].split("\t", maxsplit=1)[0])
+        if path.startswith(("a/", "b/")):
+            yield path[2:]
+    elif line.startswith(_RENAMED):
+        yield _unquoted(line.split(" ", 2)[2])
+    elif line.startswith("diff --git "):
+        yield from _of_git_line(line.removeprefix("diff --git "))
+
+
+def _of_git_line(rest: str) -> Iterator[str]:
+    """`a/x b/x`: the only place that names a file whose bytes are binary, or whose mode alone changes."""
+    quoted = _QUOTED.findall(rest)
+    if len(quoted) == 2:
+        yield from (_unquoted(f'"{each}"')[2:] for each in quoted)
+    elif len(rest) % 2 and rest[: len(rest) // 2].removeprefix("a/") == rest[len(rest) // 2 + 1 :].removeprefix("b/"):
+        yield rest[: len(rest) // 2].removeprefix("a/")
+
+
+def _unquoted(name: str) -> str:
+    match = _QUOTED.fullmatch(name.strip())
+    if match is None:
+        return name
+
+    def character(escape: re.Match[str]) -> str:
+        code = escape[1]
+        return chr(int(code, 8)) if len(code) == 3 else _LETTERS.get(code, code)
+
+    text = _ESCAPE.sub(character, match[1])
+    try:
+        return text.encode("latin-1").decode()
+    except UnicodeError:
+        return text

@@ -1,0 +1,96 @@
+"""R2E-Gym rows: a commit of a Python repository, turned into an issue, with the results its tests must have afterwards.
+
+    {"docker_image": "namanjain12/sympy_final:0030...", "repo_name": "sympy", "parsed_commit_content": "{...}",
+     "expected_output_json": (JSON of) {"test_a": "PASSED", "TestB.test_c": "FAILED"}, "problem_statement": "[ISSUE] ..."}
+
+The repository is at `/testbed` in the image, `run_tests.sh` in it, and the tests at `/r2e_tests`; neither is left where an
+agent can read it, nor is the history. The results are compared as a whole: every test must end as it is written, failures too.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import TaskError
+from harnessgym.task import GradingImage, Task
+from harnessgym.tasks.format import Loaded
+from harnessgym.tasks.rows import Row, first_row
+from harnessgym.tasks.swe_bench import HOME
+from harnessgym.tasks.swe_task import LIMITS, begun, read_set, rest, text
+
+GRADER = "harnessgym.grading.r2e:verifier"
+TESTS = "/r2e_tests"
+KEPT = "/.r2e_tests"
+"""Where the grading image has them, for root alone."""
+HIDDEN = (
+    "run_tests.sh", "r2e_tests", "syn_issue.json", "expected_test_output.json", "execution_result.json", "parsed_commit.json",
+    "modified_files.json", "modified_entities.json",
+)  # fmt: skip
+"""What images have in the repository that tells the answer, or is none of the agent's business."""
+USED = frozenset({"docker_image", "repo_name", "expected_output_json", "problem_statement"})
+KNOWN = USED | {
+    "parsed_commit_content", "commit_hash", "execution_result_content", "modified_files", "modified_entity_summaries",
+    "relevant_files", "num_non_test_files", "num_non_test_func_methods", "num_non_test_lines", "prompt",
+}  # fmt: skip
+_ISSUE = re.compile(r"\[ISSUE\](.*)\[/ISSUE\]", re.DOTALL)
+_HIDE = ("sh", "-c", 'rm -rf -- "$@"; find . -name "*.pyc" -not -path "./.venv/*" -delete', "hide", *HIDDEN)
+_KEEP = f"if [ -d {TESTS} ]; then cp -a {TESTS} {KEPT} && chmod 0700 {KEPT}; fi"
+
+
+class R2e:
+    """The format: a file or folder of rows."""
+
+    def recognises(self, path: Path) -> bool:
+        """By the columns of the first row."""
+        row = first_row(path)
+        return row is not None and row.keys() >= USED
+
+    def read(self, path: Path) -> Loaded:
+        """The tasks in the order of the rows."""
+        return read_set(path, KNOWN, r2e_task)
+
+
+def r2e_task(row: Row, name: str) -> Task:
+    """The task of one row. Raises TaskError naming the row, the key, and what to do."""
+    image, repo = text(row, "docker_image"), text(row, "repo_name")
+    commit = row.values.get("commit_hash") or _commit(row) or image.rpartition(":")[2]
+    issue = _ISSUE.search(text(row, "problem_statement"))
+    return Task(
+        id=f"{name}/{repo}-{str(commit)[:12]}",
+        instruction=issue[1].strip() if issue else text(row, "problem_statement"),
+        split=row.split,
+        image=image,
+        limits=LIMITS,
+        setup=begun(_HIDE, ("rm", "-rf", ".git")),
+        grader=GRADER,
+        metadata={"r2e": {"repo_name": repo, "expected": _expected(row), "tests": KEPT}, "row": rest(row, USED)},
+        home=HOME,
+        folders=(TESTS,),
+        grading=GradingImage(install=(("sh", "-c", _KEEP),)),
+    )
+
+
+def _expected(row: Row) -> dict[str, str]:
+    value: Any = row.values["expected_output_json"]
+    try:
+        value = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise TaskError(f"{row.where}: expected_output_json is no JSON: {error}. Give an object of test to status.") from None
+    if not isinstance(value, Mapping) or not value or not all(isinstance(each, str) for each in value.values()):
+        raise TaskError(
+            f"{row.where}: expected_output_json must be an object of test to status, such as PASSED, and not empty."
+        )
+    return dict(value)
+
+
+def _commit(row: Row) -> str:
+    """The hash in `parsed_commit_content`, where that is JSON with one."""
+    value = row.values.get("parsed_commit_content")
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return ""
+    found = parsed.get("new_commit_hash") or parsed.get("commit_hash") if isinstance(parsed, Mapping) else ""
+    return found if isinstance(found, str) else ""
