@@ -91,6 +91,9 @@ class NodeSection(Config):
     serve: str = ""
     """`HOST:PORT` where rollouts can be submitted, watched and fetched over HTTP; empty serves nothing. The address that was
     taken and the key are in the run folder's `endpoints.json`."""
+    second_opinion: bool = False
+    """Whether what is rewarded with 1 is also compared with the task's solution, on inputs that the tests do not have. What is
+    found is kept with the evidence of the grade; no reward depends on it."""
     lease_s: float = Field(20.0, gt=0)
     """A rollout whose node has been silent this long is run again."""
     max_attempts: int = Field(3, gt=0)

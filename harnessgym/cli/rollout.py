@@ -77,6 +77,9 @@ def register(root: typer.Typer) -> None:
         policy: Annotated[Path | None, typer.Option(help="Model folder, where the engine does not tell it.")] = None,
         model: Annotated[str, typer.Option(help="Model name that the harness sees.")] = "policy",
         serve: Annotated[str, typer.Option(metavar="HOST:PORT", help="Also take rollouts over HTTP; go on until told.")] = "",
+        second_opinion: Annotated[
+            bool, typer.Option("--second-opinion", help="Also compare what is rewarded with 1 with the task's solution.")
+        ] = False,
         keep_above: Annotated[float | None, typer.Option(help="Export only rollouts with at least this reward.")] = None,
         export: Annotated[
             tuple[str, Path] | None, typer.Option(metavar="FORMAT FILE", help="When done, write the graded rollouts.")
@@ -99,6 +102,7 @@ def register(root: typer.Typer) -> None:
             "task": tuple(task or ()), "unfit": unfit,
             "seed": seed, "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length, "timeout_s": timeout,
             "retries": retry, "policy": policy, "model": model, "serve": serve,
+            "second_opinion": second_opinion,
         }  # fmt: skip
         campaign = Campaign(validate(CampaignSettings, given, "the command line"))
         for line in campaign.remarks:

@@ -10,6 +10,7 @@ that no honest run could give is no opinion. Nothing here changes a reward.
 """
 
 import random
+import re
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -118,12 +119,17 @@ class _Second:
         return _concluded(replace(opinion, suite=suite), same=not compared.functions and not compared.left_out)
 
     async def _trace(self, compared: Compared) -> AsyncIterator[Probe]:
-        """Runs of the tests over the gold solution: the task's, then the developers' own."""
+        """Runs of the tests over the gold solution: the task's, then the developers' own, which come last."""
         job = _tracing(compared.functions)
         order = [path for path in self.hidden if is_collected(path)]
         if order and compared.functions:
             async with self.gold_place() as sandbox:
                 yield await probe(sandbox, program("tracing"), {**job, "files": self.hidden, "order": order}, _RUN_S)
+        patch, patched = _patched_tests(self.task)
+        if patched and compared.functions:
+            async with self.gold_place() as sandbox:
+                await sandbox.exec(["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode(), timeout_s=60.0)
+                yield await probe(sandbox, program("tracing"), {**job, "own": patched}, _RUN_S)
         if self.own:
             async with self.gold_place() as sandbox:
                 yield await probe(sandbox, program("tracing"), {**job, "own": self.own}, _RUN_S)
@@ -216,6 +222,14 @@ def _cases(task: Task, function: Function) -> list[Call]:
 def _test_files(task: Task) -> dict[str, str]:
     files = task.metadata.get("test_files", {})
     return {str(path): str(text) for path, text in files.items()} if isinstance(files, Mapping) else {}
+
+
+def _patched_tests(task: Task) -> tuple[str, list[str]]:
+    """The patch that brings the task's tests into the workspace, where they come so, and the test files in it."""
+    spec = task.metadata.get("swe_bench", {})
+    patch = str(spec.get("test_patch", "")) if isinstance(spec, Mapping) else ""
+    named = re.findall(r"^\+\+\+ b/(\S+)$", patch, re.MULTILINE)
+    return patch, [file for file in named if is_collected(file)]
 
 
 def _unbound(function: Function) -> bool:

@@ -16,7 +16,9 @@ from harnessgym.errors import HarnessError, HarnessGymError, ProxyError
 from harnessgym.faults.plan import Plan as FaultPlan
 from harnessgym.faults.recording import record
 from harnessgym.faults.shims import ShimmedSandbox
+from harnessgym.grading.difference import opinion_on
 from harnessgym.grading.judging import Evidence, taken, verdict
+from harnessgym.grading.opinion import with_opinion
 from harnessgym.harness import Endpoint, Harness, Launch, start
 from harnessgym.reward import Record, score_all
 from harnessgym.rollout.control import OpenedSession
@@ -159,6 +161,9 @@ class Attempt:
         bare = equipment_of(task, grades=True)
         shared = self._sandbox if task.verifier == "shared" else None
         grade = await verdict(task, evidence, shared, lambda: backend.open(task.limits, bare))
+        if self.line.second_opinion and grade.tampered is None and grade.rewards["reward"] >= 1.0:
+            opinion = await opinion_on(task, evidence.folder, lambda: backend.open(task.limits, bare))
+            grade = with_opinion(grade, opinion)
         scores = await self._scores(grade)
         refused = await self.line.read(lambda conn: events.of_rollout(conn, self.row.id, "refused_request"))
         cause = cause_of_end(result, {event.attributes.get("limit") for event in refused})

@@ -50,7 +50,7 @@ _SUBMIT = 64
 _LOOK_S = 0.5
 _OVERLAP_S = 5.0
 """How far back each look goes, for what was committed late."""
-_FREE = ("folder", "at_once", "serve")
+_FREE = ("folder", "at_once", "serve", "second_opinion")
 """What may differ when a campaign is taken up again: it changes no result."""
 
 
@@ -94,6 +94,8 @@ class CampaignSettings(Config):
     """Further attempts at a rollout that fails for reasons that are not the agent's."""
     serve: str = ""
     """`HOST:PORT` of the HTTP endpoints; empty serves none."""
+    second_opinion: bool = False
+    """Whether what is rewarded with 1 is also compared with the solution; no reward depends on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +241,7 @@ class Campaign:
             harnesses = {self.section.name: make_harness(self.section, backend.capabilities)}
             answered = SessionOptions(constraints="prompt", upstream=proxy.outside, replay=proxy.replay)
             line = Pipeline(store, control, backend, harnesses, answered, plan.task)
+            line.second_opinion = self.settings.second_opinion
             node = Node(store, plan, line, self.options, Pressure(self.folder.workspaces, self.options))
             async with endpoints(node, self.settings.sandbox, "policy", self.folder):
                 yield node

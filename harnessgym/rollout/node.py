@@ -75,6 +75,7 @@ async def serve(settings: NodeSettings) -> None:
             rewards = make_rewards(config.rewards)
             socket = settings.proxy_socket_dir / "proxy.sock"
             line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, socket)
+            line.second_opinion = config.node.second_opinion
             pressure = Pressure(folder.workspaces, config.node)
             node = Node(store, plan, line, config.node, pressure)
             async with endpoints(node, settings.sandbox, config.policy.name, folder):

@@ -46,6 +46,8 @@ class Pipeline:
     """What is made to go wrong inside sandboxes."""
     proxy_socket: Path | None = None
     """The proxy's, which faults of connections stand before."""
+    second_opinion: bool = False
+    """Whether what is rewarded with 1 is also compared with the solution; see `harnessgym.grading.difference`."""
 
     @cached_property
     def needed(self) -> frozenset[Need]:

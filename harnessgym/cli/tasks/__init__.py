@@ -2,7 +2,7 @@
 
 import typer
 
-from harnessgym.cli.tasks import checking, converting, listing, running, show
+from harnessgym.cli.tasks import checking, converting, listing, opinion, running, show
 
 _HELP = (
     "Look at tasks, check them, try them, take them elsewhere.\n\n"
@@ -12,5 +12,5 @@ _HELP = (
 )
 
 app = typer.Typer(help=_HELP, no_args_is_help=True)
-for _module in (listing, show, checking, running, converting):
+for _module in (listing, show, checking, running, opinion, converting):
     _module.register(app)
