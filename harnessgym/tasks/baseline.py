@@ -117,10 +117,23 @@ def baseline_path(tasks: TaskSet) -> Path:
 
 
 def digest_of(task: Task) -> str:
-    """16 hex digits of everything that a rollout of the task depends on, the content of image folders among it."""
-    payload = payload_of(task)
-    text = json.dumps(_portable(payload), sort_keys=True)
+    """16 hex digits of everything that a rollout of the task depends on, the content of image folders among it.
+
+    What is as it is by default does not count, so that a field more in `Task` leaves old digests as they are.
+    """
+    said = _beside(payload_of(task), payload_of(Task("", "")))
+    text = json.dumps(_portable(said), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _beside(payload: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a payload is not as in the plain one, in the tables of both likewise."""
+    out = {}
+    for key, value in payload.items():
+        other = plain.get(key)
+        if value != other:
+            out[key] = _beside(value, other) if isinstance(value, dict) and isinstance(other, dict) else value
+    return out
 
 
 def _portable(payload: Any) -> Any:

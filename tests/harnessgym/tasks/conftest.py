@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.harnessgym.tasks.sets import FOLDER
 
+ROOT = Path(__file__).parents[3]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
 ONE = '[[tests]]\nkind = "files"\nrules = [{ path = "a.txt", content = "1\\n" }]\n'
 TRUSTING = {"tests/run.sh": "grep -qs 1 a.txt || grep -qs 1 reward.txt\n"}
@@ -52,6 +54,6 @@ def harnessgym(tmp_path):
     def run(*words, timeout=240):
         words = [sys.executable, "-m", "harnessgym", *map(str, words)]
         env = ENV | {FOLDER: str(tmp_path)}
-        return subprocess.run(words, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
     return run
