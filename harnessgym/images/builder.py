@@ -37,6 +37,8 @@ BUILDING = "harnessgym-build-"
 Say = Callable[[str], None]
 """Told what goes on, in one line."""
 _TAIL = 40
+_SHOWN = 300
+"""Characters of a step's command that are shown."""
 _LEAST_FREE = 2 << 30
 _LAYERS_AT_MOST = 120
 
@@ -67,7 +69,8 @@ class Layer:
     def title(self) -> str:
         """For people."""
         if self.step is not None:
-            return shlex.join(self.step.argv)
+            command = shlex.join(self.step.argv)
+            return command if len(command) <= _SHOWN else f"{command[:_SHOWN]}..."
         if self.copied is not None:
             return f"COPY {' '.join(path.name for path in self.copied.sources)} {self.copied.to}"
         return "; ".join(self.changes)

@@ -106,7 +106,7 @@ def test_tasks_survive_being_stored(samples):
 
 
 def test_what_the_script_fetches_is_put_into_the_image_for_grading(samples):
-    assert samples["uvx-pytest"].grading.install[0][-1] == "pytest==8.4.1"
+    assert samples["uvx-pytest"].grading.install[0][-2:] == ("pytest==8.4.1", "pytest-json-ctrf==0.3.5")
     assert samples["uvx-pytest"].grading.image is None
 
 

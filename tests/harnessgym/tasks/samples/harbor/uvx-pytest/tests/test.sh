@@ -10,7 +10,8 @@ source $HOME/.local/bin/env
 uvx \
   -p 3.13 \
   -w pytest==8.4.1 \
-  pytest /tests/test_double.py -rA
+  -w pytest-json-ctrf==0.3.5 \
+  pytest --ctrf /logs/verifier/ctrf.json /tests/test_double.py -rA
 
 if [ $? -eq 0 ]; then
   echo 1 > /logs/verifier/reward.txt

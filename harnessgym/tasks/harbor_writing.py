@@ -1,0 +1,158 @@
+"""Tasks as Harbor directories: what `harnessgym.tasks.harbor` reads, and Harbor itself, written from a `Task`.
+
+For tasks that are judged by checks which need nothing of ours while they run: `io`, `files` and `command`. They become a test
+script with a program of the standard library, so the image must have python3.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.check import Check, read_checks
+from harnessgym.grading.checks.command import Command
+from harnessgym.grading.checks.files import Files
+from harnessgym.grading.checks.io import Io
+from harnessgym.sandbox import CONTEXT
+from harnessgym.task import Solution, Task
+from harnessgym.tasks.native import GRADER
+from harnessgym.tasks.writing import folder_name
+
+_IMAGE = "harnessgym/python"
+_WORKDIR = "/app"
+_SAID = frozenset({
+    "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
+    "solution", "metadata", "verifier", "env",
+})  # fmt: skip
+"""Fields of a task that a Harbor directory has a place for. Without one of the others it would be another task."""
+_WRITABLE = {"io": Io, "files": Files, "command": Command}
+_PROGRAM = "check.py"
+_TAKEN = ("test.sh", _PROGRAM, "checks.json", "matching.py", "file_rules.py", "Dockerfile", "docker-compose.yaml")
+_TEST = f"""#!/bin/sh
+exec python3 -I -B "$(dirname "$0")/{_PROGRAM}"
+"""
+_LEAST_S = 60.0
+
+
+class HarborWriter:
+    """A Harbor directory."""
+
+    def write(self, task: Task, folder: Path) -> Sequence[str]:
+        """See `harnessgym.tasks.writing.TaskWriter`."""
+        checks = _checks(task)
+        notes = list(_notes(task))
+        _lay(folder, {"instruction.md": task.instruction.strip() + "\n", "task.toml": tomli_w.dumps(_table(task, checks))})
+        _lay(folder / "environment", {"Dockerfile": _dockerfile(task)})
+        _lay(folder / "environment" / "files", task.files)
+        _lay(folder / "tests", {**task.metadata.get("test_files", {}), **_program(task, checks)}, {"test.sh"})
+        if task.solution is not None:
+            _lay(folder / "solution", {"solve.sh": _solve(task.solution)}, {"solve.sh"})
+            _lay(folder / "solution" / "files", task.solution.files)
+        return notes
+
+
+def _checks(task: Task) -> Sequence[Check]:
+    """The task's checks. Raises TaskError for a task that would be another one as a directory."""
+    if task.grader not in (GRADER, "checks"):
+        raise TaskError(f"It is judged by {task.grader!r}; only checks ({GRADER}) can become a test script.")
+    plain = Task(task.id, task.instruction)
+    unsaid = [
+        each.name for each in fields(Task) if each.name not in _SAID and getattr(task, each.name) != getattr(plain, each.name)
+    ]
+    if unsaid:
+        raise TaskError(f"It has {', '.join(unsaid)}, which is not written to a Harbor directory.")
+    if (task.image or "").startswith(CONTEXT):
+        raise TaskError(f"Its image is built from {task.image}, a folder of this machine. Name an image.")
+    if not task.instruction.strip():
+        raise TaskError("It has no instruction.")
+    tests = task.metadata.get("test_files", {})
+    checks = read_checks(task.metadata.get("tests", ()), tests, f"Task {task.id!r}")
+    for number, check in enumerate(checks):
+        if type(check) is not _WRITABLE.get(check.kind):
+            raise TaskError(
+                f"Its check tests[{number}] is of the kind {check.kind!r}, which needs HarnessGym while it runs. Kinds that "
+                f"become a test script: {', '.join(_WRITABLE)}."
+            )
+    clash = sorted(set(tests) & set(_TAKEN))
+    if clash:
+        raise TaskError(f"Its test file {clash[0]} has a name that a Harbor directory needs. Rename it.")
+    return checks
+
+
+def _notes(task: Task) -> Sequence[str]:
+    """What the format cannot say, or says otherwise."""
+    said = (
+        (task.split != "train", f"split: Harbor has none; {task.split!r} is kept in the metadata."),
+        (task.needs, "needs: Harbor has no capabilities; they are kept in the metadata."),
+        (task.setup.hosts, "setup.hosts: the commands become lines of the Dockerfile, where builds reach the whole network."),
+        (task.verifier == "separate", "verifier: Harbor tests in the agent's container, where what is expected can be read."),
+        (task.image, f"image: {task.image} must have python3, which the tests are run with."),
+    )
+    return [note for applies, note in said if applies]
+
+
+def _table(task: Task, checks: Sequence[Check]) -> dict[str, Any]:
+    """`task.toml`."""
+    metadata = {"split": task.split, "seed": task.seed, "needs": sorted(task.needs), "id": task.id}
+    return {
+        "schema_version": "1.4",
+        "task": {"name": f"harnessgym/{folder_name(task.id)}"},
+        "metadata": {key: value for key, value in metadata.items() if value},
+        "agent": {"timeout_sec": float(task.limits.wall_s)},
+        "verifier": {"timeout_sec": max(_LEAST_S, 2 * sum(_seconds(check) for check in checks))},
+        "environment": {
+            "cpus": task.limits.cpus,
+            "memory_mb": task.limits.memory_mb,
+            "storage_mb": task.limits.disk_mb,
+            "network_mode": "no-network",
+            "workdir": _WORKDIR,
+            "env": dict(task.env),
+        },
+    }
+
+
+def _seconds(check: Check) -> float:
+    """The most that a check may take."""
+    return check.timeout_s * len(check.cases) + check.compile_timeout_s if isinstance(check, Io) else check.timeout_s
+
+
+def _dockerfile(task: Task) -> str:
+    lines = [f"FROM {task.image or _IMAGE}", f"WORKDIR {_WORKDIR}", *(["COPY files/ ./"] if task.files else [])]
+    return "\n".join([*lines, *(f"RUN {json.dumps(command)}" for command in task.setup.run)]) + "\n"
+
+
+def _program(task: Task, checks: Sequence[Check]) -> Mapping[str, str]:
+    """The test script, and what it runs."""
+    plan = {
+        "score": task.metadata.get("score", "all"),
+        "artifacts": task.artifacts,
+        "checks": [check.model_dump(mode="json") for check in checks],
+    }
+    grading = resources("harnessgym.grading")
+    rules = (grading / "file_rules.py").read_text().replace("from harnessgym.grading.matching", "from matching")
+    return {
+        "test.sh": _TEST,
+        _PROGRAM: (grading / "runners" / "contained.py").read_text(),
+        "checks.json": json.dumps(plan, indent=1) + "\n",
+        "matching.py": (grading / "matching.py").read_text(),
+        "file_rules.py": rules,
+    }
+
+
+def _solve(solution: Solution) -> str:
+    lay = ['cp -R "$(dirname "$0")/files/." .'] if solution.files else []
+    return "\n".join(["#!/bin/sh", "set -e", *lay, *(shlex.join(command) for command in solution.run)]) + "\n"
+
+
+def _lay(folder: Path, texts: Mapping[str, str], executable: frozenset[str] | set[str] = frozenset()) -> None:
+    for path, text in texts.items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text.encode())
+        place.chmod(0o755 if path in executable else 0o644)
