@@ -15,6 +15,7 @@ from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.change import apply, begin, handed_in, restore
+from harnessgym.grading.eval_script import eval_script
 from harnessgym.grading.evaluation import EVAL_S, Evaluation, evaluate
 from harnessgym.grading.log import parser_named
 from harnessgym.grading.patches import patched_paths
@@ -88,13 +89,14 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
         return no_grade("the patch does not apply", patch)
     owned = patched_paths(spec["test_patch"])
     await restore(task, sandbox, owned)
-    if "git apply" not in spec["eval_script"] and spec["test_patch"].strip():
+    script = spec["eval_script"] or eval_script(spec["repo"], spec["test_patch"], spec["home"])
+    if "git apply" not in script and spec["test_patch"].strip():
         test_patch = spec["test_patch"]
         text = (test_patch if test_patch.endswith("\n") else f"{test_patch}\n").encode()
         if await apply(task, sandbox, text) is None:
             return no_grade("the task's tests do not apply over what was changed", patch)
     await _lay_assets(task, spec, sandbox)
-    found = await evaluate(task, sandbox, spec["eval_script"], parser_named(spec["log_parser"]), EVAL_S)
+    found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), EVAL_S)
     return _grade(spec, found, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned)))
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import TaskError
+from harnessgym.grading.eval_script import eval_type_of, parser_of
 from harnessgym.grading.log import is_known, parser_named
 from harnessgym.task import Task
 from harnessgym.tasks.format import Loaded
 from harnessgym.tasks.rows import Row, first_row
-from harnessgym.tasks.swe_eval import eval_script, eval_type_of, parser_of
 from harnessgym.tasks.swe_task import LIMITS, base_files, begun, gold, ids_of, instance, read_set, rest, scrubbed, text
 
 GRADER = "harnessgym.grading.swe_bench:verifier"
@@ -33,7 +33,6 @@ USED = frozenset({
 })  # fmt: skip
 """Columns that become something else of a task."""
 KNOWN = USED | {"hints_text", "created_at", "environment_setup_commit", "difficulty", "datasets"}
-_PYTEST = "python3 -m pytest -rA"
 _EVAL_TYPES = ("pass_and_fail", "fail_only")
 
 
@@ -86,10 +85,8 @@ def specification(row: Row, *, laid: bool) -> dict[str, Any]:
     eval_type = text(row, "eval_type", "") or eval_type_of(repo)
     if eval_type not in _EVAL_TYPES:
         raise TaskError(f"{row.where}: eval_type is {eval_type!r}. Give one of: {', '.join(_EVAL_TYPES)}.")
-    script = text(row, "eval_script", "") or (
-        eval_script(repo, test_patch, "", command=_PYTEST) if laid else eval_script(repo, test_patch, HOME)
-    )
-    if not test_patch.strip() and "eval_script" not in row.values:
+    script = text(row, "eval_script", "")
+    if not test_patch.strip() and not script:
         raise TaskError(
             f"{row.where}: test_patch is empty, and there is no eval_script, so no tests are known. Give one of them."
         )
@@ -101,6 +98,7 @@ def specification(row: Row, *, laid: bool) -> dict[str, Any]:
         "fail_to_pass": fail_to_pass,
         "pass_to_pass": ids_of(row, "PASS_TO_PASS"),
         "eval_script": script,
+        "home": "" if laid else HOME,
         "log_parser": parser,
         "eval_type": eval_type,
         "image_assets": _assets(row),

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import TaskError
+from harnessgym.grading.eval_script import eval_script
 from harnessgym.task import Task
 from harnessgym.tasks.rows import Row
 from harnessgym.tasks.swe_bench import swe_bench_task
-from harnessgym.tasks.swe_eval import eval_script
 from harnessgym.tasks.writing import folder_name
 
 FILE = "tasks.jsonl"

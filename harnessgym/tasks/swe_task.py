@@ -76,7 +76,7 @@ def ids_of(row: Row, key: str, *, needed: bool = False) -> list[str]:
             raise TaskError(f"{row.where}: {key} is text that is no JSON: {error}. Give a list of test ids.") from None
     if value is None:
         value = []
-    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {str}:
         raise TaskError(f"{row.where}: {key} is {str(value)[:60]!r}. Give a list of test ids, or JSON of one.")
     if needed and not value:
         raise TaskError(f"{row.where}: {key} names no test, so nothing could be graded. Give at least one.")

@@ -50,10 +50,13 @@ def eval_type_of(repo: str) -> str:
 
 
 def eval_script(repo: str, test_patch: str, home: str, tests: Sequence[str] = (), command: str = "") -> str:
-    """A script that runs the test files of a patch in `home`, or `tests` if it names any; `command` goes before them."""
+    """A script that runs the test files of a patch, or `tests` if it names any; `command` goes before them.
+
+    Without a `home`, the repository is where the script is run, and installed nowhere.
+    """
     files = [path for path in patched_paths(test_patch) if not path.endswith(_NO_TESTS)]
     asked = list(tests) or ([_module(path) for path in files] if repo == "django/django" else files)
-    run = command or _COMMANDS.get(repo, _PYTEST)
+    run = command or (_COMMANDS.get(repo, _PYTEST) if home else f"python3 -m {_PYTEST}")
     lines = [
         "#!/bin/bash",
         "set -uxo pipefail",
