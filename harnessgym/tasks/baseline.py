@@ -20,11 +20,11 @@ from pydantic import Field
 from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_folder import write_json
+from harnessgym.sandbox import CONTEXT
 from harnessgym.task import Task, TaskSet
 from harnessgym.tasks.payload import payload_of
 
 FILE = "baseline.json"
-CONTEXT = "context:"
 _SHARE = 20.0
 """So many times longer than it took to write the file nothing is written again: a large file is not written for each task."""
 

@@ -94,6 +94,8 @@ class Check:
         wanted = self._wanted
         files = [_File(task, self._book.of(task), wanted) for task in tasks]
         for file in files:
+            if file.task.steps:
+                file.stop("skipped", "It has several steps; a check runs tasks of one.")
             if lacking := missing(file.task, self._backend):
                 file.stop("skipped", f"The {wanted.sandbox} sandbox lacks {lacking}.")
         left = [file for file in files if file.left]
@@ -189,7 +191,7 @@ class _File:
 
     @property
     def _solvable(self) -> bool:
-        return self.task.solution is not None or any(step.solution is not None for step in self.task.steps)
+        return self.task.solution is not None
 
     def cheats_left(self) -> list[Cheat]:
         """Those still to be tried: none on a task that failed without them."""

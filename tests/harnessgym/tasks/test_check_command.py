@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 
 import pytest
 
-from tests.harnessgym.tasks.conftest import ENV, ONE, write_task
+from tests.harnessgym.tasks.conftest import ENV, ONE, ROOT, write_task
 from tests.harnessgym.tasks.sets import FOLDER, HERE
 
 pytestmark = pytest.mark.bubblewrap
@@ -143,3 +144,13 @@ def test_what_cannot_be_checked_is_one_message(harnessgym, words, says):
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_task_of_the_guide_passes(harnessgym, tmp_path):
+    page = (ROOT / "docs" / "tasks.md").read_text()
+    for path, text in re.findall(r"^`(my_tasks/\S+)`:\n\n```\w*\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    done = harnessgym("tasks", "check", tmp_path / "my_tasks", "--repeats", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
