@@ -171,7 +171,10 @@ class Grade:
 class TaskSet(Protocol):
     """A named, splittable collection of tasks."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the set is called."""
+        ...
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """All tasks of a split in a fixed order; the two splits share no task."""
