@@ -6,7 +6,7 @@ Of the standard library and `matching` alone, so that it can be taken along wher
 import os
 import re
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from harnessgym.grading.matching import matches, parse_json, same
 
@@ -14,24 +14,8 @@ _MAX_BYTES = 1 << 20
 _MISSING = object()
 
 
-class Rule(Protocol):
-    """What `harnessgym.grading.checks.files.FileRule` says."""
-
-    path: Any
-    absent: Any
-    folder: Any
-    content: Any
-    match: Any
-    tolerance: Any
-    pattern: Any
-    forbidden: Any
-    parsed: Any
-    values: Any
-    executable: Any
-
-
-def broken(rule: Rule, workspace: Path) -> str:
-    """How a rule is broken, or an empty string."""
+def broken(rule: Any, workspace: Path) -> str:
+    """How a rule is broken, or an empty string. `rule` has the attributes of `harnessgym.grading.checks.files.FileRule`."""
     path = workspace / rule.path
     if rule.absent:
         return "it is there" if os.path.lexists(path) else ""
@@ -48,7 +32,7 @@ def broken(rule: Rule, workspace: Path) -> str:
     return _wrong_content(rule, data)
 
 
-def _wrong_content(rule: Rule, data: bytes) -> str:
+def _wrong_content(rule: Any, data: bytes) -> str:
     if rule.content is not None and not matches(data, rule.content, rule.match, rule.tolerance):
         return f"it holds something else: {data[:200].decode(errors='replace')!r}"
     try:
@@ -62,7 +46,7 @@ def _wrong_content(rule: Rule, data: bytes) -> str:
     return _wrong_values(rule, text) if rule.parsed else ""
 
 
-def _wrong_values(rule: Rule, text: str) -> str:
+def _wrong_values(rule: Any, text: str) -> str:
     parsed = parse_json(text) if rule.parsed == "json" else _parse_toml(text)
     if parsed is None:
         return f"it is no {rule.parsed.upper()}"
