@@ -1,4 +1,4 @@
-"""What a patch is about: the paths it touches, read from its headers."""
+"""Patches as text: the paths they touch, read from their headers, and their bytes."""
 
 import re
 from collections.abc import Iterator
@@ -8,6 +8,11 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\([0-7]{3}|.)")
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _RENAMED = ("rename from ", "rename to ", "copy to ")
+
+
+def patch_bytes(patch: str) -> bytes:
+    """A patch as a file: data sets drop the end of its last line, which `git apply` wants."""
+    return (patch if patch.endswith("\n") else f"{patch}\n").encode()
 
 
 def patched_paths(patch: str) -> tuple[str, ...]:

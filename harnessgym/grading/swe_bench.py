@@ -9,7 +9,7 @@ it should, else 0; the channels `f2p` and `p2p` are the parts that do.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from harnessgym.grading.change import apply, begin, handed_in, restore
 from harnessgym.grading.eval_script import eval_script
 from harnessgym.grading.evaluation import EVAL_S, Evaluation, evaluate
 from harnessgym.grading.log import parser_named
-from harnessgym.grading.patches import patched_paths
+from harnessgym.grading.patches import patch_bytes, patched_paths
+from harnessgym.grading.planting import planted
 from harnessgym.grading.resolution import Expectation, resolution
 from harnessgym.grading.verifier import Opener
 from harnessgym.sandbox import Sandbox
@@ -59,8 +60,7 @@ async def grade_prediction(task: Task, prediction: Prediction, place: Opener) ->
         return no_grade("the prediction has no patch", b"")
     async with place() as sandbox:
         await begin(task, sandbox)
-        patch = prediction.model_patch
-        return await _graded(task, sandbox, (patch if patch.endswith("\n") else f"{patch}\n").encode())
+        return await _graded(task, sandbox, patch_bytes(prediction.model_patch))
 
 
 def read_predictions(path: Path) -> dict[str, Prediction]:
@@ -91,13 +91,30 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     await restore(task, sandbox, owned)
     script = spec["eval_script"] or eval_script(spec["repo"], spec["test_patch"], spec["home"])
     if "git apply" not in script and spec["test_patch"].strip():
-        test_patch = spec["test_patch"]
-        text = (test_patch if test_patch.endswith("\n") else f"{test_patch}\n").encode()
-        if await apply(task, sandbox, text) is None:
+        if await apply(task, sandbox, patch_bytes(spec["test_patch"])) is None:
             return no_grade("the task's tests do not apply over what was changed", patch)
     await _lay_assets(task, spec, sandbox)
     found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), EVAL_S)
-    return _grade(spec, found, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned)))
+    grade = _grade(spec, found, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned)))
+    return await doubted(task, sandbox, grade, script, spec) if grade.rewards["reward"] else grade
+
+
+async def doubted(task: Task, sandbox: Sandbox, grade: Grade, script: str, spec: Mapping[str, Any]) -> Grade:
+    """A grade of success, unless a test that must fail does not. `spec` has `fail_to_pass` and `log_parser`."""
+    owned = set(patched_paths(spec["test_patch"]))
+    tests = tuple(test for test in spec["fail_to_pass"] if test.split("::")[0] in owned)
+    again = planted(script, spec["log_parser"], tests)
+    if again is None:
+        return grade
+    try:
+        await sandbox.read(again.path)
+    except FileNotFoundError:
+        return grade
+    found = await evaluate(task, sandbox, again.script, parser_named(spec["log_parser"]), EVAL_S)
+    missed = again.missed(found.reading)
+    return replace(
+        grade, tampered=missed and f"{missed}.", evidence={**grade.evidence, "failing_test_planted": missed or "failed"}
+    )
 
 
 def _grade(spec: Mapping[str, Any], found: Evaluation, patch: bytes, how: str, undone: list[str]) -> Grade:

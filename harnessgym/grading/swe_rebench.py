@@ -14,8 +14,8 @@ from harnessgym.grading.change import ATTEMPTS, apply, handed_in, restore
 from harnessgym.grading.eval_log import END, START
 from harnessgym.grading.evaluation import evaluate
 from harnessgym.grading.log import Status, Statuses, parser_named
-from harnessgym.grading.patches import patched_paths
-from harnessgym.grading.swe_bench import no_grade, shown_patch
+from harnessgym.grading.patches import patch_bytes, patched_paths
+from harnessgym.grading.swe_bench import doubted, no_grade, shown_patch
 from harnessgym.grading.verifier import Opener
 from harnessgym.sandbox import Sandbox
 from harnessgym.task import Grade, Task
@@ -75,12 +75,13 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     if how is None:
         return no_grade("the patch does not apply", patch)
     await restore(task, sandbox, patched_paths(spec["test_patch"]))
-    if await apply(task, sandbox, f"{spec['test_patch']}\n".encode(), (_RECOUNTED, *ATTEMPTS)) is None:
+    if await apply(task, sandbox, patch_bytes(spec["test_patch"]), (_RECOUNTED, *ATTEMPTS)) is None:
         return no_grade("the task's tests do not apply over what was changed", patch)
-    found = await evaluate(task, sandbox, script_of(spec["test_cmd"]), parser_named(spec["log_parser"]))
-    return _grade(
-        spec, found.reading.statuses, patch, problem=found.reading.problem, exit_code=found.reading.exit_code, log=found.tail
-    )
+    script = script_of(spec["test_cmd"])
+    found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]))
+    problem, code = found.reading.problem, found.reading.exit_code
+    grade = _grade(spec, found.reading.statuses, patch, problem=problem, exit_code=code, log=found.tail)
+    return await doubted(task, sandbox, grade, script, spec) if grade.rewards["reward"] else grade
 
 
 def _grade(spec: Mapping[str, Any], statuses: Statuses, patch: bytes, **more: Any) -> Grade:
