@@ -85,7 +85,7 @@ async def test_gold_scores_1_and_nothing_0(graded):
 )
 async def test_tricks_score_0(graded, text):
     task = TASKS["human_eval/53"]
-    quick = task.metadata | {"tests": [dict(task.metadata["tests"][0], timeout_s=5.0)]}
+    quick = task.metadata | {"tests": [dict(task.metadata["tests"][0], timeout_s=2.0)]}
     grade = await graded(replace(task, metadata=quick), {"solution.py": text.format(name="add")})
     assert grade.rewards == {"reward": 0.0}
 

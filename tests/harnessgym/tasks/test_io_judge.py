@@ -105,7 +105,7 @@ async def test_every_language_is_judged_the_same(folder, graded, name):
     root = folder({"judge.toml": f'languages = ["{name}"]', "problems.jsonl": [ADD | {"solutions": {name: GOLD[name]}}]})
     (task,) = task_set(str(root)).tasks("train")
     (check,) = task.metadata["tests"]
-    quick = replace(task, metadata=task.metadata | {"tests": (check | {"timeout_s": 1.5},)})
+    quick = replace(task, metadata=task.metadata | {"tests": (check | {"timeout_s": 1.0},)})
     attempts = [
         (task, task.solution.files[task.artifacts[0]], 1.0),
         (task, None, 0.0),
