@@ -12,6 +12,7 @@ problem, because what they compare with is never in the sandbox; use them where 
 
 import json
 import secrets
+from collections import Counter
 from collections.abc import Collection, Sequence
 from importlib.resources import files
 from typing import Literal
@@ -31,6 +32,11 @@ class Pytests(Check):
     """Of the task's `tests/` folder."""
     expect: tuple[str, ...] = Field(min_length=1)
     """Ids of all tests they hold, as pytest writes them: `test_x.py::test_a[1]`. Every one must pass."""
+    without: tuple[str, ...] = ()
+    """Ids of tests that they hold besides, which are not run: what is skipped, needs the clock, or fails with any solution."""
+    sources: tuple[str, ...] = ()
+    """Folders of the workspace, such as `src`, that the tests import from before anything installed. If empty, the workspace
+    itself, after everything installed."""
     timeout_s: float = Field(120.0, gt=0, le=3_600)
     """Seconds for the whole run."""
 
@@ -44,8 +50,10 @@ class Pytests(Check):
             for test in self.expect
             if test.split("::")[0] not in self.files or "::" not in test
         ]
-        twice = sorted({test for test in self.expect if self.expect.count(test) > 1})
-        return [*found, *(f"expect: {test!r} is there twice. Remove one." for test in twice)]
+        twice = sorted(test for test, times in Counter(self.expect).items() if times > 1)
+        found += [f"expect: {test!r} is there twice. Remove one." for test in twice]
+        both = sorted({*self.expect} & {*self.without})
+        return [*found, *(f"without: {test!r} is in `expect` too. Remove it from one." for test in both)]
 
     async def run(self, bench: Bench) -> Outcome:
         """Every expected test must pass, and the report must be possible."""
@@ -54,6 +62,8 @@ class Pytests(Check):
             "nonce": nonce,
             "files": {**bench.files, **{canary.path: canary.text for canary in canaries}},
             "order": [canaries[0].path, *self.files, canaries[1].path],
+            "without": self.without,
+            "sources": self.sources,
         }
         async with bench.place() as sandbox:
             command = ["python3", "-I", "-B", "-c", _program()]

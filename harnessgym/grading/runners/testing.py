@@ -1,8 +1,9 @@
 """Runs pytest over a task's own tests and reports each phase of each test on a private descriptor.
 
-Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"nonce", "files", "order"}`. The tests are
-laid, read-only, into a new folder beside the workspace. Nothing of the workspace is read before pytest is imported, and then
-it comes last on `sys.path`; its conftest.py, pytest.ini, pyproject.toml, `.pth` files and plugins are never looked for.
+Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"nonce", "files", "order"}`, and maybe
+`"without"` (ids not to run) and `"sources"` (folders to import from). The tests are laid, read-only, into a new folder beside
+the workspace. Nothing of the workspace is read before pytest is imported, and then it comes last on `sys.path`, or `sources`
+before what is installed; its conftest.py, pytest.ini, pyproject.toml, `.pth` files and plugins are never looked for.
 
 What is used after the code under test may have run is bound here, before: functions of C, and nothing that can be patched by
 setting an attribute of a module.
@@ -20,8 +21,9 @@ from typing import Any
 class Reporter:
     """A pytest plugin that says what happened, a line each: the nonce, then words in hexadecimal."""
 
-    def __init__(self, nonce: str, out: int) -> None:
+    def __init__(self, nonce: str, out: int, without: list[str]) -> None:
         self._start, self._out, self._write = nonce.encode(), out, os.write
+        self._without = frozenset(without)
 
     def say(self, *words: str) -> None:
         """Writes one line."""
@@ -31,6 +33,10 @@ class Reporter:
         """A file that gives no tests, and why."""
         if report.outcome != "passed":
             self.say("uncollected", report.outcome, report.nodeid, str(report.longrepr)[-500:])
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Leaves out what is not to be run."""
+        items[:] = [item for item in items if item.nodeid not in self._without]
 
     def pytest_collection_finish(self, session: Any) -> None:
         """The tests that will be run."""
@@ -54,15 +60,25 @@ def main() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import pytest
 
-    reporter = Reporter(job["nonce"], out)
+    reporter = Reporter(job["nonce"], out, job.get("without", []))
     folder = _lay(job["files"])
-    sys.path.append(os.getcwd())
+    _open(job.get("sources", []))
     options = ["-c", os.devnull, "--noconftest", "--rootdir", folder, "-p", "no:cacheprovider", "--import-mode=importlib"]
     options += ["--continue-on-collection-errors", "--strict-markers", "-q", "--color=no", "--tb=short"]
     reporter.say("began", pytest.__version__)
     code = pytest.main([*options, *[os.path.join(folder, path) for path in job["order"]]], plugins=[reporter])
     reporter.say("ended", str(int(code)))
     leave(int(code))
+
+
+def _open(sources: list[str]) -> None:
+    """Makes the workspace importable."""
+    here = os.getcwd()
+    installed = [at for at, path in enumerate(sys.path) if path.endswith(("site-packages", "dist-packages"))]
+    at = min(installed, default=len(sys.path))
+    sys.path[at:at] = [os.path.normpath(os.path.join(here, source)) for source in sources]
+    if not sources:
+        sys.path.append(here)
 
 
 def _lay(files: dict[str, str]) -> str:

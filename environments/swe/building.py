@@ -1,0 +1,100 @@
+"""From a manifest to tasks: the faulty package as the workspace, the tests of the pristine one as the judge."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from environments.swe.edit import edited, patch
+from environments.swe.manifest import Entry, Manifest, read
+from environments.swe.package import Package
+from environments.swe.tree import Tree, tree
+from harnessgym.task import Limits, Setup, Solution, Task
+
+LIMITS = Limits(wall_s=1_800.0, turns=150)
+GRADER = "harnessgym.grading.checklist:verifier"
+_TESTS_S = 120.0
+_SETUP = """command -v git >/dev/null || exit 0
+git init -q -b main . && git config user.name agent && git config user.email agent@localhost && git add -A -f
+git commit -q -m "The package as it is" && rm -rf .git/logs .git/hooks"""
+"""One commit, so that `git diff` says what was done; without git, none."""
+_FRAME = """{statement}
+
+The source of `{package}` {version} is in the current folder. Find what causes this and repair it there, so that the package \
+does what is expected and goes on doing what it did right. Change the package itself: tests are judged as they are, whatever \
+you do to them. Run them with `{command}`."""
+
+
+def tasks_of(package: Package) -> Sequence[Task]:
+    """The tasks of a package, in the manifest's order. Raises TaskError when its source distribution cannot be had."""
+    manifest = read(package)
+    if not manifest.entries:
+        return ()
+    found = tree(package.name)
+    return [task_of(manifest, entry, found) for entry in manifest.entries]
+
+
+def task_of(manifest: Manifest, entry: Entry, tree: Tree) -> Task:
+    """The task of one entry."""
+    faulty = edited(tree.files, entry.edits)
+    files = {**tree.files, **faulty}
+    gold = {path: tree.files[path] for path in faulty}
+    return Task(
+        id=f"swe/{manifest.package}-{entry.number:03d}",
+        instruction=_FRAME.format(
+            statement=entry.statement,
+            package=manifest.package,
+            version=manifest.version,
+            command=_command(tree),
+        ),
+        split=tree.package.split,
+        seed=manifest.seed,
+        files=files,
+        limits=LIMITS,
+        setup=Setup((("sh", "-c", _SETUP),)),
+        grader=GRADER,
+        solution=Solution(gold),
+        metadata=_metadata(manifest, entry, tree, files, patch(faulty, gold)),
+    )
+
+
+def _metadata(manifest: Manifest, entry: Entry, tree: Tree, files: Mapping[str, str], gold_patch: str) -> dict[str, Any]:
+    failing = set(entry.failing)
+    check = {
+        "kind": "pytest",
+        "name": "tests",
+        "files": tree.graded,
+        "expect": manifest.tests,
+        "without": manifest.without,
+        "sources": tree.package.sources,
+        "timeout_s": _TESTS_S,
+    }
+    return {
+        "tests": (check,),
+        "test_files": tree.tests,
+        "score": "all",
+        "repo": manifest.package,
+        "version": manifest.version,
+        "licence": tree.package.licence,
+        "base_commit": _digest(files),
+        "gold_patch": gold_patch,
+        "test_patch": "",
+        "problem_statement": entry.statement,
+        "fail_to_pass": entry.failing,
+        "pass_to_pass": tuple(test for test in manifest.tests if test not in failing),
+        "kinds": entry.kinds,
+        "functions": entry.functions,
+    }
+
+
+def _command(tree: Tree) -> str:
+    paths = ":".join(source for source in tree.package.sources if source != ".")
+    before = f"PYTHONPATH={paths} " if paths else ""
+    return f"{before}python3 -m pytest -q {tree.package.tests}"
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    """Stands for the commit: a digest of every path and text."""
+    told = hashlib.sha256()
+    for path, text in sorted(files.items()):
+        told.update(f"{path}\0{hashlib.sha256(text.encode()).hexdigest()}\n".encode())
+    return told.hexdigest()[:40]

@@ -1,0 +1,86 @@
+"""What a fault was proved to do, kept on this machine so that a generation that was stopped goes on where it was."""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from environments.swe.edit import Edit, edited, undone
+from environments.swe.proving import Bench, Stable, version
+
+MOST = 0.4
+"""Part of the tests that may fail: beyond it a package is broken and not faulty."""
+_CRUDE = frozenset(
+    {"NameError", "UnboundLocalError", "SyntaxError", "ImportError", "ModuleNotFoundError", "RecursionError", "MemoryError"}
+)
+"""Errors that say where a fault is, or that nobody would have let pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What came of running the tests with a fault."""
+
+    refused: str
+    """Why it makes no task; empty if it can."""
+    facts: Mapping[str, Mapping[str, Any]]
+    """Test that fails to what made it fail."""
+
+
+class Proofs:
+    """The proofs of one package, as files; new ones are made in whichever of some sandboxes is free."""
+
+    def __init__(self, benches: Sequence[Bench], stable: Stable, folder: Path) -> None:
+        self._free: asyncio.Queue[Bench] = asyncio.Queue()
+        for bench in benches:
+            self._free.put_nowait(bench)
+        self._stable, self._folder = stable, folder
+        self._about = json.dumps([benches[0].tree.package.sha256, version(), stable.tests, stable.without])
+
+    async def of(self, edits: Sequence[Edit]) -> Proof:
+        """The proof that is kept, or a new one, which is then kept."""
+        about = json.dumps([self._about, [[edit.path, edit.start, edit.old, edit.new] for edit in edits]])
+        path = self._folder / f"{hashlib.sha256(about.encode()).hexdigest()}.json"
+        if path.is_file():
+            return Proof(**json.loads(path.read_text(encoding="utf-8")))
+        bench = await self._free.get()
+        try:
+            proof = await prove(bench, self._stable, edits)
+        finally:
+            self._free.put_nowait(bench)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps({"refused": proof.refused, "facts": proof.facts}), encoding="utf-8")
+        os.replace(new, path)
+        return proof
+
+
+async def prove(bench: Bench, stable: Stable, edits: Sequence[Edit]) -> Proof:
+    """Runs the tests with the edits made, and again as grading runs them: the same tests must fail."""
+    before = bench.tree.files
+    after = edited(before, edits)
+    assert edited(after, undone(edits)) == {path: before[path] for path in after}, "the gold patch restores every byte"
+    await bench.change(after)
+    run = await bench.run(stable.without, stable.limit_s)
+    failing = frozenset(stable.tests) - run.passed
+    refused = _refused(stable, run.ended, run.uncollected, failing)
+    if not refused and any(run.facts.get(test, {}).get("error", "NameError") in _CRUDE for test in failing):
+        refused = "a crude error"
+    if not refused:
+        again = await bench.run(stable.without, stable.limit_s, seed=None)
+        if again.ended or frozenset(stable.tests) - again.passed != failing:
+            refused = "other tests fail when it is run again"
+    return Proof(refused, {} if refused else {test: run.facts[test] for test in sorted(failing)})
+
+
+def _refused(stable: Stable, ended: str, uncollected: Sequence[str], failing: frozenset[str]) -> str:
+    if uncollected:
+        return "a test file cannot be imported"
+    if ended:
+        return "the run does not come to its end"
+    if not failing:
+        return "no test fails"
+    return f"more than {MOST:.0%} of the tests fail" if len(failing) > MOST * len(stable.tests) else ""

@@ -1,0 +1,66 @@
+"""What a package's source distribution becomes: the files that agents work on, and the tests that judge them."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from environments.swe.package import Package, package
+from environments.swe.sdist import texts
+
+_LARGEST = 200_000
+"""Characters of a file beside the code and the tests that is still laid."""
+_LEFT_OUT = ("PKG-INFO", "uv.lock", "pdm.lock")
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A package before any fault."""
+
+    package: Package
+    files: Mapping[str, str]
+    """Relative path to text of the workspace."""
+    code: tuple[str, ...]
+    """Python files that faults may go into."""
+    tests: Mapping[str, str]
+    """The texts that the grader lays: test files, and what they read."""
+    graded: tuple[str, ...]
+    """Test files among them, in order."""
+
+
+@functools.cache
+def tree(name: str) -> Tree:
+    """The tree of a package. Raises TaskError when its distribution cannot be had."""
+    wanted = package(name)
+    found = texts(wanted)
+    above = str(PurePosixPath(wanted.tests).parent)
+    within = {path: text for path, text in found.items() if _below(path, (wanted.tests,))}
+    laid = {path if above == "." else path.removeprefix(f"{above}/"): text for path, text in within.items()}
+    laid = {path: text for path, text in laid.items() if PurePosixPath(path).name != "conftest.py"}
+    files = {path: text for path, text in found.items() if path in within or _kept(path, text, wanted)}
+    code = tuple(sorted(path for path in files if _is_code(path, wanted)))
+    return Tree(wanted, files, code, laid, _graded(wanted, laid))
+
+
+def _kept(path: str, text: str, package: Package) -> bool:
+    if _below(path, (*package.sources, *package.code)) and package.sources != (".",):
+        return ".egg-info/" not in path
+    if _below(path, package.code):
+        return True
+    return "/" not in path and len(text) <= _LARGEST and path not in _LEFT_OUT
+
+
+def _is_code(path: str, package: Package) -> bool:
+    wanted = [f"{package.code[0]}/{name}" for name in package.faulty] or package.code
+    return path.endswith(".py") and _below(path, tuple(wanted)) and not _below(path, (package.tests,))
+
+
+def _graded(package: Package, laid: Mapping[str, str]) -> tuple[str, ...]:
+    root = PurePosixPath(package.tests).name
+    if package.graded:
+        return tuple(f"{root}/{path}" for path in package.graded)
+    return tuple(sorted(path for path in laid if PurePosixPath(path).name.startswith("test_") and path.endswith(".py")))
+
+
+def _below(path: str, roots: tuple[str, ...]) -> bool:
+    return any(path == root or path.startswith(f"{root}/") for root in roots)
