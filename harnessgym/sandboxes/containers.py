@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harnessgym.errors import SandboxError
+from harnessgym.errors import ImageError, SandboxError
 from harnessgym.sandboxes.accounts import accounts
 from harnessgym.sandboxes.agent.binary import agent_binary
 from harnessgym.sandboxes.engine import Engine, EngineError, sdk
@@ -202,7 +202,7 @@ class Containers:
         except EngineError as error:
             if error.status != 404:
                 raise
-            raise SandboxError(
+            raise ImageError(
                 f"The image {name!r} is not on the Docker engine at {self._engine.host}. Get it with `docker pull {name}`, "
                 "or build it: `harnessgym images build` makes our own."
             ) from error
