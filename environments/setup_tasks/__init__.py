@@ -18,6 +18,11 @@ class SetupTasks(NativeTasks):
     def __init__(self) -> None:
         super().__init__(Path(__file__).parent / "tasks")
 
+    @property
+    def baseline(self) -> Path:
+        """Beside this file."""
+        return Path(__file__).parent / "baseline.json"
+
     def tasks(self, split: Split) -> Sequence[Task]:
         """The same, graded on the channels `imports` and `collected` too."""
         return [replace(task, grader="environments.setup_tasks.grader:verifier") for task in super().tasks(split)]
