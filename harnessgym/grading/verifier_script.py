@@ -108,7 +108,8 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
     user = "root" if root else None
     where = f"Task {task.id!r}"
     flags = ("yes" if test.tests else "", "" if test.root else "yes")
-    argv = ["sh", "-c", _LAY, "sh", test.script, _OWN, *flags, OUTSIDE, *task.collect]
+    collected = task.collect if task.verifier == "separate" else ()  # else it lies where the agent left it
+    argv = ["sh", "-c", _LAY, "sh", test.script, _OWN, *flags, OUTSIDE, *collected]
     laid = await sandbox.exec(argv, user=user, stdin=archive_of(test.tests) if test.tests else None, timeout_s=_STEP_S)
     if not laid.ok:
         raise TaskError(f"{where}: the tests could not be laid into {TESTS}: {ending(laid)}.")

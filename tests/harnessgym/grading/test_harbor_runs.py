@@ -1,0 +1,161 @@
+"""Harbor and terminal-bench tasks in containers: gold is rewarded, nothing is not, and only what tests write is a reward."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harnessgym.cheats.stand_in import StandIn
+from harnessgym.task import Solution
+from harnessgym.tasks.harbor import Harbor
+from harnessgym.tasks.harbor_writing import HarborWriter
+from harnessgym.tasks.native import read_task
+from harnessgym.tasks.source import task_format
+
+pytestmark = [pytest.mark.anyio, pytest.mark.docker]
+SAMPLES = Path(__file__).parents[1] / "tasks" / "samples"
+SHIPPED = Path(__file__).parents[3] / "environments" / "shell_tasks" / "tasks"
+ONE_STEP = ["harbor/count-words", "harbor/separate-verifier", "harbor/uvx-pytest", "terminal_bench/typed-lines"]
+
+
+def sample(name, format_name=None):
+    (task,) = task_format(format_name or name.split("/")[0]).read(SAMPLES / name).tasks
+    return task
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A Harbor task in our image whose test script is given."""
+
+    def write(script, toml="", **files):
+        texts = {
+            "task.toml": f'[environment]\ndocker_image = "harnessgym/python"\nworkdir = "/app"\nmemory_mb = 512\n{toml}',
+            "instruction.md": "Do it.",
+            "tests/test.sh": f"#!/bin/sh\n{script}\n",
+            **files,
+        }
+        for path, text in texts.items():
+            (tmp_path / "task" / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "task" / path).write_text(text)
+        return tmp_path / "task"
+
+    return write
+
+
+def read(folder, *, shared=False):
+    loaded = Harbor(shared=shared).read(folder)
+    assert loaded.problems == ()
+    return loaded.tasks[0]
+
+
+async def left_by(backend, task, script):
+    """The result when this was the agent's work."""
+
+    async def act(sandbox):
+        done = await sandbox.exec(["sh", "-c", script], timeout_s=60)
+        assert done.ok, done.stderr
+
+    return await StandIn(backend).act(task, "agent", act)
+
+
+@pytest.mark.parametrize("name", ONE_STEP)
+async def test_samples_reward_gold_and_not_nothing(docker, name):
+    task = sample(name)
+    nothing = await StandIn(docker).nothing(task)
+    assert (nothing.reward, nothing.error) == (0.0, None)
+    gold = await StandIn(docker).gold(task)
+    assert (gold.reward, gold.error, gold.tampered) == (1.0, None, None), gold.evidence
+    assert gold.evidence["mode"] == "separate"
+    assert "failed_hooks" not in gold.evidence
+
+
+async def test_shared_grading_is_said_in_the_evidence(docker):
+    gold = await StandIn(docker).gold(sample("harbor/count-words", "harbor_shared"))
+    assert gold.reward == 1.0
+    assert gold.evidence["mode"] == "shared"
+    assert "warning" in gold.evidence
+
+
+async def test_a_shipped_task_written_and_read_rewards_gold_and_not_nothing(docker, tmp_path):
+    HarborWriter().write(read_task(SHIPPED / "top-words"), tmp_path)
+    task = read(tmp_path)
+    assert (await StandIn(docker).nothing(task)).reward == 0.0
+    gold = await StandIn(docker).gold(task)
+    assert (gold.reward, gold.error) == (1.0, None), gold.evidence
+
+
+async def test_what_the_agent_leaves_as_a_result_is_gone(docker, folder):
+    task = read(folder("[ -e /logs/artifacts/kept ] && [ ! -e /tests/mine ] && echo 0.5 > /logs/verifier/reward.txt"))
+    forged = """
+        echo 1 > /logs/verifier/reward.txt; echo '{"reward": 1}' > /logs/verifier/reward.json; echo x > /logs/artifacts/kept
+        printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n' > /tests/test.sh; touch /tests/mine
+        ln -s /etc/passwd /logs/artifacts/link
+        setsid sh -c 'while :; do echo 1 > /logs/verifier/reward.json; sleep 0.05; done' >/dev/null 2>&1 </dev/null &
+    """
+    result = await left_by(docker, task, forged)
+    assert (result.reward, result.error) == (0.5, None)
+
+
+@pytest.mark.parametrize(
+    ("script", "named"),
+    [
+        ("exit 0", "neither"),
+        ("echo 1 > /tmp/r; ln -s /tmp/r /logs/verifier/reward.txt", "is a link"),
+        ("mkfifo /logs/verifier/reward.json", "pipe"),
+        ("head -c 70000 /dev/zero | tr '\\0' 1 > /logs/verifier/reward.txt", "larger"),
+    ],
+)
+async def test_a_result_that_is_none_is_no_reward(docker, folder, script, named):
+    result = await StandIn(docker).nothing(read(folder(script)))
+    assert result.reward is None
+    assert named in result.error
+
+
+async def test_what_the_script_asks_for_and_is_not_there_is_no_reward(docker, tmp_path):
+    shutil.copytree(SAMPLES / "harbor" / "uvx-pytest", tmp_path / "task")
+    script = tmp_path / "task" / "tests" / "test.sh"
+    script.write_text(script.read_text().replace("uvx", "uv publish\nuvx", 1))
+    result = await StandIn(docker).gold(read(tmp_path / "task"))
+    assert result.reward is None
+    assert "test.sh asked for uv publish" in result.error
+
+
+async def test_the_exit_code_is_recorded_and_ignored(docker, folder):
+    result = await StandIn(docker).nothing(read(folder("echo 0.25 > /logs/verifier/reward.txt; echo said; exit 9")))
+    assert result.reward == 0.25
+    assert result.evidence["exit_code"] == 9
+    assert result.evidence["output"] == "said\n"
+    assert result.evidence["root"] is True
+
+
+async def test_tests_that_do_not_end_are_reward_nothing(docker, folder):
+    script = "echo 1 > /logs/verifier/reward.txt; sleep 60"
+    result = await StandIn(docker).nothing(read(folder(script, "[verifier]\ntimeout_sec = 1.0\n")))
+    assert (result.reward, result.evidence["timed_out"]) == (0.0, True)
+
+
+async def test_tests_run_as_who_the_task_says_with_its_variables(docker, folder):
+    script = 'cd /app && [ "$(id -u)" = 1000 ] && [ "$WORD" = yes ] && echo 1 > /logs/verifier/reward.txt'
+    toml = '[verifier]\nuser = "agent"\nenv = { WORD = "${HARNESSGYM_ABSENT:-yes}" }\n'
+    assert (await StandIn(docker).nothing(read(folder(script, toml)))).reward == 1.0
+
+
+async def test_the_environment_reaches_the_agent(docker, folder):
+    task = read(folder("cp /app/x /logs/verifier/reward.txt", "[environment.env]\nPART = '0.75'\n"))
+    assert (await left_by(docker, task, 'printf %s "$PART" > x')).reward == 0.75
+
+
+async def test_a_healthcheck_is_waited_for(docker, folder):
+    toml = (
+        "[environment.healthcheck]\ncommand = 'ls /tmp/tried || { touch /tmp/tried; false; }'\ninterval_sec = 0\nretries = 2\n"
+    )
+    assert (await StandIn(docker).nothing(read(folder("echo 0 > /logs/verifier/reward.txt", toml)))).error is None
+    failing = read(folder("true", toml.replace("retries = 2", "retries = 1")))
+    assert "healthcheck failed 1 times" in (await StandIn(docker).nothing(failing)).error
+
+
+async def test_a_solution_that_is_no_script_of_a_shell_is_run_too(docker, folder):
+    where = folder("cp /app/x /logs/verifier/reward.txt", **{"solution/solve.sh": "echo 1 > x\n"})
+    task = read(where)
+    assert isinstance(task.solution, Solution)
+    assert (await StandIn(docker).gold(task)).reward == 1.0
