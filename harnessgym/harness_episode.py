@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from harnessgym.equipping import equipment, equipment_of, make_harness
-from harnessgym.errors import ProxyError
+from harnessgym.errors import HarnessGymError, ProxyError
 from harnessgym.grading.judging import judge
 from harnessgym.harness import Endpoint, Harness, start
 from harnessgym.rollout.attempt import described
@@ -36,6 +36,8 @@ from harnessgym.wrapping.own_proxy import OwnProxy, add_run, own_proxy
 from harnessgym.wrapping.upstream import find_upstream
 
 _POLL_S = 20.0
+_LOOK_S = 1.0
+"""Between two looks whether the proxy lives."""
 _LEASE_S = 365 * 86_400.0
 _MODEL = "policy"
 _PARTS = frozenset({"content", "reasoning", "tool_calls"})
@@ -137,13 +139,16 @@ class HarnessEpisode:
         while not self._running.done():
             asking = asyncio.create_task(self._pending(_POLL_S))
             try:
-                await asyncio.wait({asking, self._running}, return_when=asyncio.FIRST_COMPLETED)
+                while not asking.done() and not self._running.done():
+                    await asyncio.wait({asking, self._running}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                    self._check_proxy()
             finally:
                 if not asking.done():
                     asking.cancel()
                     await asyncio.gather(asking, return_exceptions=True)
             if not asking.cancelled() and (found := asking.result()) is not None and not self._running.done():
                 return found
+        self._check_proxy()  # or a harness that it took along would be judged
         self._running.result()
         return None
 
@@ -153,6 +158,7 @@ class HarnessEpisode:
         Returns why it cannot be said, if it cannot; then the call goes on waiting. One whose client is gone needs no answer.
         """
         assert self._session is not None
+        self._check_proxy()
         try:
             await self._desk.control.answer(self._session.session_id, str(call["call_id"]), **_answer(said))
         except ProxyError as error:
@@ -205,10 +211,20 @@ class HarnessEpisode:
                 self._ended = True
                 await self._desk.store.awrite(lambda conn: rollouts.cancel(conn, [self.rollout_id], "The episode was cut off."))
 
+    def _check_proxy(self) -> None:
+        """Raises ProxyError if it has ended: its sockets are held open, so who asks it would wait."""
+        try:
+            self._desk.proxy.check()
+        except HarnessGymError as error:
+            raise ProxyError(str(error)) from error
+
     async def _seal(self) -> int:
         """How many calls there were; 0 when it is sealed already."""
         session, self._session = self._session, None
-        return 0 if session is None else (await self._desk.control.seal(session.session_id, grace_s=0.0)).calls
+        if session is None:
+            return 0
+        self._check_proxy()
+        return (await self._desk.control.seal(session.session_id, grace_s=0.0)).calls
 
     async def _pending(self, timeout_s: float) -> Waiting | None:
         assert self._session is not None

@@ -2,12 +2,17 @@
 
 What gymnasium samples and checks must be finite, and what a program writes is not. So a text that does not fit is made to:
 characters outside the charset become U+FFFD, and of what is too long the middle is left out, with a mark that says how much.
+
+`gymnasium.vector.AsyncVectorEnv` reads a `Text` out of shared memory once, when it is made, and shows nothing that is written
+there later. `ShortText` lies there as numpy's own strings, which are seen as they are written.
 """
 
 import re
+from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Text
+from gymnasium.vector.utils import read_from_shared_memory, write_to_shared_memory
 from numpy.typing import NDArray
 
 _BLOCKS = (
@@ -55,6 +60,18 @@ class ShortText(Text):
         """A few printable characters."""
         size = int(self.np_random.integers(least, most + 1))
         return "".join(self.np_random.choice(_PRINTABLE, size=size))
+
+
+@read_from_shared_memory.register(ShortText)
+def _read(space: ShortText, shared_memory: Any, n: int = 1) -> NDArray[np.str_]:  # noqa: ARG001
+    """The texts of all `n` environments, as they are at any time."""
+    return np.frombuffer(shared_memory.get_obj(), dtype=f"=U{space.max_length}")
+
+
+@write_to_shared_memory.register(ShortText)
+def _write(space: ShortText, index: int, value: str, shared_memory: Any) -> None:
+    """Four bytes a character, as gymnasium's own memory for a `Text` has; no text of the charset ends with a NUL."""
+    np.frombuffer(shared_memory.get_obj(), dtype=f"=U{space.max_length}")[index] = value
 
 
 def fit(said: str, most: int, missing: int = 0) -> str:

@@ -5,6 +5,7 @@ cannot set at will: the inode and the time of its last change, beside size, mode
 """
 
 import difflib
+import io
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -153,5 +154,6 @@ def _what(path: str, known: bool, there: Print | None) -> str:
 
 
 def _lines(before: str, after: str, old: str, new: str) -> Iterator[str]:
-    for line in difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), old, new):
+    lines = (io.StringIO(text, newline="\n").readlines() for text in (before, after))
+    for line in difflib.unified_diff(*lines, old, new):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

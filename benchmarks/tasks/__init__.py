@@ -1,0 +1,1 @@
+"""What shipped tasks and environments cost, and whether anything of them stays behind."""
