@@ -10,6 +10,8 @@ import time
 
 import pytest
 
+from harnessgym.images.layers import ensure
+from harnessgym.sandboxes.docker import DockerSettings
 from tests.harnessgym.tasks.conftest import ENV, ONE, ROOT, write_task
 from tests.harnessgym.tasks.sets import FOLDER, HERE
 
@@ -154,3 +156,15 @@ def test_the_task_of_the_guide_passes(harnessgym, tmp_path):
     done = harnessgym("tasks", "check", tmp_path / "my_tasks", "--repeats", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+@pytest.mark.docker
+def test_a_task_whose_image_is_not_there_is_skipped(harnessgym, tmp_path):
+    ensure(DockerSettings().image, ())
+    write_task(tmp_path / "set", "one")
+    write_task(tmp_path / "set", "two", toml='image = "harnessgym/no-such:1"\n' + ONE)
+    done = harnessgym("tasks", "check", tmp_path / "set", "--sandbox", "docker", "--repeats", "1", "--json")
+    rows = by_name(done)
+    assert done.returncode == 0, done.stderr
+    assert {name: row["state"] for name, row in rows.items()} == {"one": "passed", "two": "skipped"}
+    assert "'harnessgym/no-such:1' is not on the Docker engine" in rows["two"]["why"][0]
