@@ -281,7 +281,7 @@ def _task(common: _Set, problem: Problem, language: Language, where: str) -> Tas
         image=judge.image if in_image else None,
         limits=common.limits,
         needs=frozenset({str(Capability.IMAGE)} if in_image else ()),
-        setup=Setup((_explained(language),)),
+        setup=Setup((_explained(language, in_image=in_image),)),
         artifacts=(language.source,),
         grader=GRADER,
         solution=None if solution is None else Solution({language.source: solution}),
@@ -305,10 +305,13 @@ def _check(judge: Judge, problem: Problem, language: Language) -> dict[str, Any]
     }
 
 
-def _explained(language: Language) -> tuple[str, ...]:
+def _explained(language: Language, *, in_image: bool) -> tuple[str, ...]:
     """The probe, saying how to get what is missing."""
     script = 'why=$1; shift; "$@" >/dev/null </dev/null || { printf "%s\\n" "$why" >&2; exit 1; }'
-    return ("sh", "-c", script, "sh", f"{language.language} cannot be used here. {language.remedy}", *language.probing)
+    why = f"{language.language} cannot be used in this sandbox. {language.remedy}"
+    if not in_image:
+        why += '. Or write `toolchains = "image"` in judge.toml, and use docker.'
+    return ("sh", "-c", script, "sh", why, *language.probing)
 
 
 def _instruction(problem: Problem, language: Language, check: Mapping[str, Any]) -> str:

@@ -131,7 +131,8 @@ def shipped(name: str) -> Language:
         raise TaskError(
             f"No language {name!r} is shipped. {nearest(name, shipped_languages())} Or write languages/{name}.toml."
         )
-    return checked(Language, _shipped_table(name), f"the shipped {name}.toml")
+    found: Language = checked(Language, _shipped_table(name), f"the shipped {name}.toml")
+    return found
 
 
 def read_language(path: Path) -> tuple[Language, tuple[str, ...]]:

@@ -304,7 +304,9 @@ async def test_a_sandbox_without_the_language_is_an_error_with_a_remedy_and_no_r
         "language = 'shout'\nextension = 'txt'\nrun = 'cat {file}'\nprobe = 'no-such-compiler -v'\ninstall = 'get shout'\n"
     )
     (task,) = task_set(str(folder({"language.toml": language, "problems.jsonl": [ADD]}))).tasks("train")
-    with pytest.raises(AssertionError, match=r"shout cannot be used here\. As root: get shout"):
+    with pytest.raises(
+        AssertionError, match=r"shout cannot be used in this sandbox\. As root: get shout\. Or write `toolchains = \"image\"`"
+    ):
         await graded(task, "x")
     unprepared = replace(task, setup=replace(task.setup, run=()))
     with pytest.raises(TaskError, match="the sandbox lacks what the program needs"):
