@@ -13,6 +13,7 @@ from harnessgym.harnesses.program import INSIDE
 from harnessgym.registry import load
 from harnessgym.run_config import HarnessSection
 from harnessgym.sandbox import Capability, Equipment, Step
+from harnessgym.sandboxes.folders import check_collected, checked_folders
 from harnessgym.task import Task
 
 _NOWHERE = Endpoint("http://127.0.0.1", "-")
@@ -50,7 +51,8 @@ def equipment_of(task: Task, *, grades: bool = False) -> Equipment:
         raise TaskError(f"Task {task.id!r} has the home {task.home!r}, but no image that this is a path of. Name the image.")
     testing = task.grading.install if grades or task.verifier == "shared" else ()
     install = tuple(Step(command) for command in (*task.install, *testing))
-    own = Equipment(image=task.image or "", home=task.home, install=install)
+    check_collected(task.collect, folders := checked_folders(task.folders))
+    own = Equipment(image=task.image or "", home=task.home, folders=folders, install=install)
     if not grades:
         return replace(own, env=tuple(sorted(task.env.items())))
     return replace(own, image=task.grading.image or own.image, proxy=False)

@@ -85,6 +85,8 @@ class Equipment:
     """See `Task.home`; `@workdir` is the image's WORKDIR. What the image has there, `harnessgym.rollout.furnishing` lays."""
     env: tuple[tuple[str, str], ...] = ()
     """Environment variables of every command, over the image's; a command's own come over them."""
+    folders: tuple[str, ...] = ()
+    """See `Task.folders`: absolute paths beside the workspace that are writable and empty. Needs `Capability.IMAGE`."""
     proxy: bool = True
     """Whether the proxy can be reached. What grades reaches nothing."""
 
@@ -248,11 +250,13 @@ class Sandbox(Protocol):
         """Copies a file or folder out of the workspace; `local` must not exist. Links and special files are refused."""
         ...
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
+    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
         """Copies the workspace to the new folder `local` as data, whatever its processes left as traps.
 
         Regular files, folders, and links that stay inside come out; the rest is left out and named. Nothing in the sandbox
-        takes part: the node reads the files itself, following no link.
+        takes part: the node reads the files itself, following no link. `collect` names absolute paths below
+        `Equipment.folders`; files and folders there go to `harnessgym.task.OUTSIDE` in `local`, within the same bounds, and
+        what the workspace itself has of that name is left out. Raises SandboxError for a path that lies in none of them.
         """
         ...
 

@@ -72,9 +72,9 @@ class Around:
         """See `Sandbox.download`."""
         await self.sandbox.download(path, local)
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
+    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
         """See `Sandbox.export`."""
-        return await self.sandbox.export(local, max_bytes=max_bytes, max_files=max_files)
+        return await self.sandbox.export(local, max_bytes=max_bytes, max_files=max_files, collect=collect)
 
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`."""

@@ -20,11 +20,11 @@ from typing import Any
 
 from harnessgym.errors import HarnessGymError, SandboxError, TaskError
 from harnessgym.grading.check import ending
-from harnessgym.grading.laying import lay
+from harnessgym.grading.laying import lay, lay_links
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
 from harnessgym.sandbox import Capability, Export, Sandbox
-from harnessgym.task import Grade, Hook, Task
+from harnessgym.task import OUTSIDE, Grade, Hook, Task
 
 _MAX_FILES = 100_000
 """More than this in a workspace is an attempt to choke the grader."""
@@ -67,7 +67,7 @@ async def taken(task: Task, sandbox: Sandbox, within: Path | None = None) -> Asy
     root = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="harnessgym-graded-", dir=within))
     try:
         most = int(task.limits.disk_mb * _GRADED * (1 << 20))
-        export = await sandbox.export(root / "all", max_bytes=most, max_files=_MAX_FILES)
+        export = await sandbox.export(root / "all", max_bytes=most, max_files=_MAX_FILES, collect=task.collect)
         yield replace(await asyncio.to_thread(_evidence, task, root, export), failed_hooks=failed)
     finally:
         await asyncio.to_thread(_remove, root)
@@ -82,7 +82,7 @@ async def verdict(task: Task, evidence: Evidence, shared: Sandbox | None, fresh:
         basis["failed_hooks"] = list(evidence.failed_hooks)
     if evidence.tampered is not None:
         return Grade({"reward": 0.0}, evidence.tampered, basis)
-    grade = await _ask(task, evidence.folder, _laid(evidence.folder, fresh) if shared is None else _again(shared))
+    grade = await _ask(task, evidence.folder, _laid(task, evidence, fresh) if shared is None else _again(shared))
     return replace(grade, rewards=checked_rewards(grade, _named(task)), evidence={**grade.evidence, **basis})
 
 
@@ -139,11 +139,13 @@ def _named(task: Task) -> str:
     return f"The grader {task.grader!r} of task {task.id!r}"
 
 
-def _laid(folder: Path, fresh: Opener) -> Opener:
+def _laid(task: Task, evidence: Evidence, fresh: Opener) -> Opener:
     @asynccontextmanager
     async def place() -> AsyncIterator[Sandbox]:
         async with fresh() as sandbox:
-            await lay(folder, sandbox)
+            if task.home and evidence.export.left_out:
+                await lay_links(evidence.export.left_out, sandbox)
+            await lay(evidence.folder, sandbox)
             yield sandbox
 
     return place
@@ -169,7 +171,7 @@ def _evidence(task: Task, root: Path, export: Export) -> Evidence:
     if "." in task.artifacts:
         return Evidence(root / "all", export, None)
     folder.mkdir()
-    for artifact in task.artifacts:
+    for artifact in (*task.artifacts, *([OUTSIDE] if task.collect else ())):
         _move(root / "all", folder, artifact)
     return Evidence(folder, export, None)
 

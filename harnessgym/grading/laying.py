@@ -13,8 +13,20 @@ from pathlib import Path
 
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import Sandbox
+from harnessgym.sandboxes.containers import SET_ASIDE
 
 _TIMEOUT_S = 600.0
+_LINKS = 10_000
+_LAY_LINKS = """\
+[ -d "$1" ] || exit 0
+workspace=$PWD
+owner=$(stat -c %u:%g .)
+cd "$1"
+while IFS= read -r path; do
+    if [ -L "$path" ]; then printf './%s\\n' "$path"; fi
+done | tar -cf - -T - | tar -C "$workspace" -xf -
+chown -hR "$owner" "$workspace"
+"""
 
 
 async def lay(folder: Path, sandbox: Sandbox) -> None:
@@ -33,6 +45,18 @@ async def lay(folder: Path, sandbox: Sandbox) -> None:
         raise SandboxError(
             f"Links and empty folders could not be made in the grading sandbox: {said or 'no word'}. The image needs tar."
         )
+
+
+async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
+    """Links of the image's own home that no export can hold, because they lead out of it: they are copied from the image.
+
+    `left_out` is what an export left out. Raises SandboxError when that does not work.
+    """
+    named = "".join(f"{path}\n" for path in left_out[:_LINKS]).encode(errors="surrogateescape")
+    done = await sandbox.exec(["sh", "-ec", _LAY_LINKS, "links", SET_ASIDE], stdin=named, user="root", timeout_s=_TIMEOUT_S)
+    if not done.ok:
+        said = done.stderr[-500:].decode(errors="replace").strip()
+        raise SandboxError(f"Links of the image could not be laid into the grading sandbox: {said or 'no word'}.")
 
 
 def _not_uploaded(folder: Path) -> Iterator[Path]:

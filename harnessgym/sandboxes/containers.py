@@ -78,13 +78,18 @@ class Plan:
     """Which files `readable` names at present: who replaces one wants the new one to be seen."""
     user: int
     tmp_mb: int
+    folders: tuple[str, ...] = ()
+    """Beside the workspace, writable and of its size."""
 
     @classmethod
-    def of(cls, image: Image, limits: Limits, readable: tuple[str, ...], user: int, tmp_mb: int) -> "Plan":
+    def of(
+        cls, image: Image, limits: Limits, readable: tuple[str, ...], user: int, tmp_mb: int, folders: tuple[str, ...] = ()
+    ) -> "Plan":
         """The plan for a sandbox of these limits. Raises OSError when something readable is not there."""
         found = [os.stat(path) for path in readable]
         inodes = tuple((each.st_dev, each.st_ino) for each in found)
-        return cls(image, limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus, readable, inodes, user, tmp_mb)
+        bounds = (limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus)
+        return cls(image, *bounds, readable, inodes, user, tmp_mb, folders)
 
 
 @dataclass(slots=True)
@@ -305,7 +310,7 @@ class Containers:
                 image=plan.image.id,
                 name=name,
                 entrypoint=[_AGENT],
-                command=[f"{_DOOR}/{SOCKET}", WORKSPACE],
+                command=[f"{_DOOR}/{SOCKET}", WORKSPACE, *plan.folders],
                 user="0:0",
                 working_dir="/",
                 hostname="sandbox",
@@ -371,7 +376,9 @@ def _host(plan: Plan, agent: Path, folder: Path) -> dict[str, Any]:
     owned = f"uid={plan.user},gid={plan.user}"
     tmpfs = dict.fromkeys(("/tmp", *plan.image.volumes), scratch)  # noqa: S108
     tmpfs[HOME] = f"rw,exec,nosuid,nodev,mode=0700,size={plan.tmp_mb}m,nr_inodes=64k,{owned}"
-    tmpfs[WORKSPACE] = f"rw,exec,nosuid,nodev,mode=0700,size={plan.disk_mb}m,nr_inodes=1m,{owned}"
+    disk = f"rw,exec,nosuid,nodev,size={plan.disk_mb}m,nr_inodes=1m,{owned}"
+    tmpfs[WORKSPACE] = f"{disk},mode=0700"
+    tmpfs |= dict.fromkeys(plan.folders, f"{disk},mode=0755")
     mounts = [bound(str(agent), _AGENT), bound(str(folder / "door"), _DOOR)]
     mounts += [bound(str(file), path) for file, path in plan.image.accounts]
     return {

@@ -6,7 +6,7 @@ a descriptor of the workspace, and a listener on the container's loopback that t
 is asked when a container is made, paused and removed, and in between may even be away.
 
 Limits: what is written counts as memory too, so a task needs `memory_mb` for its processes and its files. `disk_mb` bounds the
-workspace; the scratch folders have `tmp_mb` each.
+workspace, and each folder that a task has beside it; the scratch folders have `tmp_mb` each.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from harnessgym.sandboxes.archive import pack
 from harnessgym.sandboxes.containers import Container, Containers, Plan
 from harnessgym.sandboxes.docker_sandbox import DockerSandbox
 from harnessgym.sandboxes.engine import Engine
+from harnessgym.sandboxes.folders import check_apart, checked_folders
 from harnessgym.sandboxes.lease import Lease, claim
 from harnessgym.sandboxes.local import LocalSettings
 from harnessgym.sandboxes.local_sandbox import through
@@ -178,7 +179,9 @@ class Docker:
         missing = [path for path in readable if not os.path.exists(path)]
         if missing:
             raise SandboxError(f"{missing[0]} cannot be made readable in a sandbox: it is not on this machine.")
-        return Plan.of(await containers.image(name), limits, readable, self.user, self.options.tmp_mb)
+        image, folders = await containers.image(name), checked_folders(equipment.folders)
+        check_apart(folders, image.home)
+        return Plan.of(image, limits, readable, self.user, self.options.tmp_mb, folders)
 
     def forget(self, sandbox: DockerSandbox) -> None:
         """It is closed."""

@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import Equipment, ExecResult, Export, OnOutput, Outside, Prewarm, Serving, Snapshot, Stats
 from harnessgym.sandboxes.agent.wire import Order
 from harnessgym.sandboxes.archive import unpack
+from harnessgym.sandboxes.collecting import Collected, export_with
 from harnessgym.sandboxes.containers import HOME, WORKSPACE, Container
+from harnessgym.sandboxes.folders import folder_of, outermost
 from harnessgym.sandboxes.local_sandbox import through
 from harnessgym.sandboxes.meter import Meter
 from harnessgym.sandboxes.relay import Listening, Relay
@@ -113,9 +115,14 @@ class DockerSandbox:
         """See `Sandbox.download`."""
         await asyncio.to_thread(self._open_files().copy_out, path, local)
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
+    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
         """See `Sandbox.export`."""
-        return await asyncio.to_thread(self._open_files().export, local, max_bytes, max_files)
+        files = self._open_files()
+        if not collect:
+            return await asyncio.to_thread(files.export, local, max_bytes, max_files)
+        with contextlib.ExitStack() as stack:
+            found = [await self._collected(path, stack) for path in outermost(collect)]
+            return await asyncio.to_thread(export_with, files, local, found, self._backend.owner, max_bytes, max_files)
 
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`."""
@@ -190,6 +197,18 @@ class DockerSandbox:
         finally:
             if serving is not None:
                 serving.close()
+
+    async def _collected(self, path: str, stack: contextlib.ExitStack) -> Collected:
+        """Where a path beside the workspace lies, with a descriptor of its folder that `stack` closes."""
+        folders = self._container.plan.folders
+        folder = folder_of(path, folders)
+        if folder is None:
+            raise SandboxError(
+                f"{path!r} cannot be collected: it lies in none of the sandbox's folders ({', '.join(folders)})."
+            )
+        root = await self._container.inside.root(1 + folders.index(folder))
+        stack.callback(os.close, root)
+        return Collected(path, root, PurePosixPath(path).relative_to(folder).parts)
 
     def _open_files(self) -> Workspace:
         if self._container.root < 0 or self._container.inside.gone:

@@ -5,7 +5,7 @@ What comes out holds nothing but folders, regular files, and links that stay ins
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harnessgym.errors import SandboxError
@@ -19,8 +19,12 @@ _HOPS = 40
 class Exporter:
     """One export of the folder `root` to the new folder `local`."""
 
-    def __init__(self, root: int, local: Path, max_bytes: int, max_files: int) -> None:
+    def __init__(
+        self, root: int, local: Path, max_bytes: int, max_files: int, *, without: str = "", links: bool = True
+    ) -> None:
+        """`without` is a name in the folder that is left out; without `links`, every link is."""
         self._walk = Walk(root, max_files, lenient=True)
+        self._without, self._keeps_links = without, links
         self._local = local
         self._left = max_bytes
         self._max_bytes = max_bytes
@@ -32,10 +36,20 @@ class Exporter:
     def run(self) -> Export:
         """Raises SandboxError when this machine cannot take the files, FileExistsError when `local` is there."""
         self._local.mkdir()
+        return self._export(self._walk)
+
+    def alone(self, entry: Entry) -> Export:
+        """Takes one file of the folder, to `local`, which is there. Raises SandboxError like `run`."""
+        return self._export([entry])
+
+    def _export(self, entries: Iterable[Entry]) -> Export:
         overflow = ""
         try:
-            for entry in self._walk:
-                self._take(entry)
+            for entry in entries:
+                if self._without and entry.parts[0] == self._without:
+                    self._left_out += [entry.path] if len(entry.parts) == 1 else []
+                else:
+                    self._take(entry)
         except Overflow as error:
             overflow = str(error)
         except OSError as error:
@@ -51,7 +65,7 @@ class Exporter:
         if stat.S_ISDIR(mode):
             self._target(entry).mkdir(mode=0o755)
             self._folders.append(entry)
-        elif stat.S_ISLNK(mode):
+        elif stat.S_ISLNK(mode) and self._keeps_links:
             self._note(entry)
         elif not stat.S_ISREG(mode) or not self._copy(entry):
             self._left_out.append(entry.path)

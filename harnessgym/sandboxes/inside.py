@@ -100,9 +100,9 @@ class Inside:
             self._frozen_s += time.monotonic() - self._frozen_at
         self._frozen_at = time.monotonic() if frozen else None
 
-    async def root(self) -> int:
-        """A descriptor of the workspace (O_PATH), which the caller owns."""
-        descriptor = await self._ask("R")
+    async def root(self, number: int = 0) -> int:
+        """A descriptor (O_PATH), which the caller owns: of the workspace, or of the folder of that number beside it, from 1."""
+        descriptor = await self._ask("R", number)
         assert descriptor >= 0
         return descriptor
 

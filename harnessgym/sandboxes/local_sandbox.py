@@ -129,8 +129,10 @@ class LocalSandbox:
         """See `Sandbox.download`."""
         await self._in_thread(lambda: self._files.copy_out(path, local))
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int) -> Export:
-        """See `Sandbox.export`."""
+    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
+        """See `Sandbox.export`. There is nothing beside the workspace."""
+        if collect:
+            raise SandboxError(f"This sandbox has no folders beside its workspace, so {collect[0]!r} cannot be collected.")
         return await self._in_thread(lambda: self._files.export(local, max_bytes, max_files))
 
     async def kill_all(self) -> None:

@@ -95,13 +95,14 @@ class Workspace:
                 with _held(self._regular(folder, name, path)) as source:
                     self._file_out(source, path, local, self._max_bytes)
 
-    def export(self, local: Path, max_bytes: int, max_files: int) -> Export:
+    def export(self, local: Path, max_bytes: int, max_files: int, *, without: str = "") -> Export:
         """Copies all that is data to the new folder `local`, with modification times and who may execute.
 
-        Folders and links count against `max_files` too. Raises SandboxError when this machine cannot take the files.
+        Folders and links count against `max_files` too; the name `without` stays behind. Raises SandboxError when this machine
+        cannot take the files.
         """
         with self.opened() as root:
-            return Exporter(root, local, max_bytes, max_files).run()
+            return Exporter(root, local, max_bytes, max_files, without=without).run()
 
     def size(self) -> int:
         """Bytes that its files take on the disk."""

@@ -1,11 +1,11 @@
 /* PID 1 of a sandbox: one static program that needs nothing of the image.
 
    It connects to the node's socket at its start, and the node removes that socket then: nothing inside can be connected to.
-   Over this one connection the node hands it commands with their streams, and asks for the workspace and for listeners. Its
+   Over this one connection the node hands it commands with their streams, and asks for its folders and for listeners. Its
    end is the end of the node or of the sandbox: PID 1 exits, and the kernel kills whatever still runs. Each command has a
    supervisor (supervise.c), started here; how it ended is told from here, so that also the end of a killed one is told.
 
-       agent SOCKET WORKSPACE */
+       agent SOCKET WORKSPACE [FOLDER...] */
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,7 +28,7 @@
 
 #include "agent.h"
 
-enum { COMMANDS = 256, ABOVE = 1000 };
+enum { COMMANDS = 256, ABOVE = 1000, FOLDERS = 64 };
 
 static struct command {
     pid_t supervisor; /* 0: free */
@@ -36,7 +36,8 @@ static struct command {
 } commands[COMMANDS];
 static struct report *reports; /* one a command, shared with the supervisors */
 static int control;
-static const char *workspace;
+static int folders[FOLDERS]; /* the workspace, then those beside it: opened before anybody could have moved them */
+static uint32_t folder_count;
 
 static void answer(uint32_t op, uint32_t id, int32_t error, int descriptor) {
     struct reply reply = {op, id, error};
@@ -160,7 +161,9 @@ static void serve(const struct request *request, const int *given, int count) {
             start_command(given);
         return;
     case OP_ROOT:
-        descriptor = open(workspace, O_PATH | O_DIRECTORY | O_CLOEXEC);
+        errno = EINVAL;
+        if (request->value < folder_count)
+            descriptor = fcntl(folders[request->value], F_DUPFD_CLOEXEC, 3);
         answer(request->op, request->id, descriptor < 0 ? errno : 0, descriptor);
         return;
     case OP_LISTEN:
@@ -222,6 +225,18 @@ static int take_signals(void) {
     return signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
+static int open_folders(char **paths, int count) {
+    for (int each = 0; each < count; each++) {
+        folders[each] = open(paths[each], O_PATH | O_DIRECTORY | O_CLOEXEC);
+        if (folders[each] < 0) {
+            fprintf(stderr, "The agent cannot open %s: %s\n", paths[each], strerror(errno));
+            return -1;
+        }
+    }
+    folder_count = (uint32_t)count;
+    return 0;
+}
+
 /* Not dumpable: no other process may trace us or look at our memory and descriptors, whatever its user. */
 static int prepare(const char *socket_path) {
     struct rlimit files;
@@ -241,13 +256,12 @@ static int prepare(const char *socket_path) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 3 || getpid() != 1) { /* anywhere else, killing everyone would mean just that */
-        fprintf(stderr, "usage: agent SOCKET WORKSPACE, as process 1 of a container\n");
+    if (count < 3 || count > 2 + FOLDERS || getpid() != 1) { /* anywhere else, killing everyone would mean just that */
+        fprintf(stderr, "usage: agent SOCKET WORKSPACE [FOLDER...], as process 1 of a container\n");
         return 2;
     }
-    workspace = arguments[2];
     int signals = take_signals();
-    if (signals < 0 || prepare(arguments[1]) != 0)
+    if (signals < 0 || open_folders(arguments + 2, count - 2) != 0 || prepare(arguments[1]) != 0)
         return 1;
     answer(OP_HELLO, 0, VERSION, -1);
     for (;;) {

@@ -12,7 +12,7 @@
 enum { OP_HELLO = 'H', OP_EXEC = 'X', OP_ROOT = 'R', OP_LISTEN = 'L', OP_KILL = 'K', OP_END = 'E' };
 
 struct request {
-    uint32_t op, id, value; /* value: the port of OP_LISTEN */
+    uint32_t op, id, value; /* value: the port of OP_LISTEN, the folder's number of OP_ROOT */
 };
 
 struct reply {

@@ -10,7 +10,7 @@ from harnessgym.errors import SandboxError
 
 VERSION = 1
 Operation = Literal["X", "R", "L", "K", "E"]
-"""Start a command, give the workspace, open a listener, kill everyone, kill everyone and exit."""
+"""Start a command, give a folder, open a listener, kill everyone, kill everyone and exit."""
 _REQUEST = struct.Struct("=3I")
 _REPLY = struct.Struct("=2Ii")
 _HEAD = struct.Struct("=6I2Q")
