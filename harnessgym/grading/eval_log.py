@@ -94,16 +94,16 @@ def instrumented(script: str, nonce: str = "") -> str:
 
     A script that marks no end comes back as it is.
     """
-    lines: list[str] = []
-    ended = False
-    for line in script.split("\n"):
-        if END in line and not ended:
-            ended = True
-            marker = [_said(_marker(END, nonce))] * bool(nonce)
-            lines += [f"{_VARIABLE}=$?", line, *marker, _said(_marker(EXIT_CODE, nonce), f'": ${_VARIABLE}"')]
-        else:
-            lines += [line, *([_said(_marker(START, nonce))] * bool(nonce and START in line))]
-    return "\n".join(lines) if ended else script
+    lines = script.split("\n")
+    end = max((number for number, line in enumerate(lines) if END in line), default=-1)
+    start = max((number for number, line in enumerate(lines[: max(end, 0)]) if START in line), default=-1)
+    if end < 0:
+        return script
+    told = _said(_marker(EXIT_CODE, nonce), f'": ${_VARIABLE}"')
+    lines[end] = "\n".join([f"{_VARIABLE}=$?", lines[end], *([_said(_marker(END, nonce))] * bool(nonce)), told])
+    if nonce and start >= 0:
+        lines[start] += f"\n{_said(_marker(START, nonce))}"
+    return "\n".join(lines)
 
 
 def _marker(text: str, nonce: str) -> str:

@@ -45,8 +45,8 @@ def planted(script: str, parser: str, tests: tuple[str, ...]) -> Planted | None:
     Only for pytest, and scripts that run whole files.
     """
     lines = script.split("\n")
-    start = next((number for number, line in enumerate(lines) if START in line), None)
-    if start is None or not PARSERS.get(parser, "").startswith(_PYTEST) or any(map(_PICKED.search, lines[start:])):
+    start = max((number for number, line in enumerate(lines) if START in line), default=-1)
+    if start < 0 or not PARSERS.get(parser, "").startswith(_PYTEST) or any(map(_PICKED.search, lines[start:])):
         return None
     match = next(filter(None, map(_ID.match, tests)), None)
     if match is None:

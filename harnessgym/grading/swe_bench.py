@@ -90,9 +90,9 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     owned = patched_paths(spec["test_patch"])
     await restore(task, sandbox, owned)
     script = spec["eval_script"] or eval_script(spec["repo"], spec["test_patch"], spec["home"])
-    if "git apply" not in script and spec["test_patch"].strip():
-        if await apply(task, sandbox, patch_bytes(spec["test_patch"])) is None:
-            return no_grade("the task's tests do not apply over what was changed", patch)
+    lays_tests = "git apply" in script or not spec["test_patch"].strip()
+    if not lays_tests and await apply(task, sandbox, patch_bytes(spec["test_patch"])) is None:
+        return no_grade("the task's tests do not apply over what was changed", patch)
     await _lay_assets(task, spec, sandbox)
     found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), EVAL_S)
     grade = _grade(spec, found, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned)))

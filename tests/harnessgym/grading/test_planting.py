@@ -1,0 +1,67 @@
+"""The failing test that is planted: where it can stand, and what gives a forger away."""
+
+import subprocess
+import sys
+
+import pytest
+
+from harnessgym.grading.eval_log import END, START, Reading, instrumented, read_log
+from harnessgym.grading.log import Status, parser_named
+from harnessgym.grading.planting import planted
+
+RUN = f"{sys.executable} -m pytest -rA -p no:cacheprovider t.py"
+SCRIPT = f"set -x\n: '{START}'\n{{run}}\n: '{END}'\n"
+HONEST = SCRIPT.format(run=RUN)
+TESTS = ("t.py::test_a",)
+
+
+@pytest.mark.parametrize(
+    ("script", "parser", "tests"),
+    [
+        (HONEST, "parse_log_gotest", TESTS),
+        (HONEST, "parse_log_pytest", ("test_a (m.C)",)),
+        (HONEST, "parse_log_pytest", ()),
+        (SCRIPT.format(run="pytest t.py::test_a"), "parse_log_pytest", TESTS),
+        (SCRIPT.format(run="pytest -x t.py"), "parse_log_pytest", TESTS),
+        (SCRIPT.format(run="pytest -k a t.py"), "parse_log_pytest", TESTS),
+        ("pytest t.py", "parse_log_pytest", TESTS),
+    ],
+)
+def test_where_it_cannot_stand_nothing_is_planted(script, parser, tests):
+    assert planted(script, parser, tests) is None
+
+
+MODULE = "def test_a():\n    assert True"
+GROUP = "import unittest\nclass ShapeCases(unittest.TestCase):\n    def test_a(self):\n        assert True\n"
+MAIN = MODULE + '\n\nif __name__ == "__main__":\n    test_a()'
+
+
+@pytest.mark.parametrize(
+    ("text", "test"),
+    [(MODULE, "t.py::test_a[x-1]"), (GROUP, "t.py::ShapeCases::test_a"), (MAIN, "t.py::test_a")],
+    ids=["function", "group", "main"],
+)
+def test_an_honest_run_reports_its_failure(tmp_path, text, test):
+    (tmp_path / "t.py").write_text(text)
+    found = planted(HONEST, "parse_log_pytest", (test,))
+    done = subprocess.run(
+        ["bash", "-c", instrumented(found.script, "x")],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    reading = read_log(done.stdout, parser_named("parse_log_pytest"), "x")
+    assert found.missed(reading) is None, done.stdout
+    assert len(reading.statuses) == 2
+    assert found.path == "t.py"
+
+
+def test_who_does_not_report_it_is_found():
+    found = planted(HONEST, "parse_log_pytest", TESTS)
+    assert "was not reported" in found.missed(Reading({"t.py::test_a": Status.PASSED}, exit_code=0))
+    assert "was not reported" in found.missed(Reading({f"t.py{found.test}": Status.PASSED}, exit_code=1))
+    assert "exit code 0" in found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=0))
+    assert "no end" in found.missed(Reading(problem="the log has no end"))
+    assert found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=1)) is None
