@@ -6,7 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from harnessgym.cli import app
+from harnessgym.errors import HarnessGymError
 from tests.harnessgym.tasks.sets import FOLDER
 
 ROOT = Path(__file__).parents[3]
@@ -55,5 +58,20 @@ def harnessgym(tmp_path):
         words = [sys.executable, "-m", "harnessgym", *map(str, words)]
         env = ENV | {FOLDER: str(tmp_path)}
         return subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path):
+    """The same in this process, which is quicker, for what needs no process of its own."""
+
+    def run(*words):
+        env = {"COLUMNS": "160", "NO_COLOR": "1", FOLDER: str(tmp_path)}
+        ran = CliRunner(env=env).invoke(app(), list(map(str, words)))
+        if isinstance(ran.exception, HarnessGymError):
+            return subprocess.CompletedProcess(words, 2, ran.stdout, f"{ran.stderr}{ran.exception}")
+        assert ran.exception is None or isinstance(ran.exception, SystemExit), ran.exception
+        return subprocess.CompletedProcess(words, ran.exit_code, ran.stdout, ran.stderr)
 
     return run

