@@ -16,7 +16,7 @@ from random import Random
 from environments.swe.drawing import drawn
 from environments.swe.faults import Fault
 from environments.swe.manifest import Entry, Manifest
-from environments.swe.proof import Proof, Proofs
+from environments.swe.proof import Proof, Proofs, stable_of
 from environments.swe.proving import LIMITS, Bench
 from environments.swe.telling import Fact, statement
 from environments.swe.tree import Tree
@@ -66,7 +66,7 @@ async def generate(
     """The manifest of a package, of as many tasks as are wanted or can be had. Proofs are kept in `folder`."""
     async with AsyncExitStack() as stack:
         benches = [await _bench(stack, backend, tree) for _ in range(jobs)]
-        stable = await benches[0].pristine()
+        stable = await stable_of(benches[0], folder)
         proofs, chosen = Proofs(benches, stable, folder), Chosen()
         entries: list[Entry] = []
         held: Proved | None = None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from environments.swe.clock import clocked
 from environments.swe.edit import Edit, edited, undone
 from environments.swe.proving import Bench, Stable, version
 
@@ -30,6 +31,18 @@ class Proof:
     """Test that fails to what made it fail."""
 
 
+async def stable_of(bench: Bench, folder: Path) -> Stable:
+    """What can be relied on before any fault: as it is kept in a folder, or found out, and then kept."""
+    tree = bench.tree
+    about = [tree.package.model_dump(mode="json"), version(), sorted(clocked(tree))]
+    kept = _file(folder, about)
+    if not kept.is_file():
+        found = await bench.pristine()
+        _keep(kept, {"tests": found.tests, "without": found.without, "seconds": found.seconds})
+    told = json.loads(kept.read_text(encoding="utf-8"))
+    return Stable(tuple(told["tests"]), tuple(told["without"]), told["seconds"])
+
+
 class Proofs:
     """The proofs of one package, as files; new ones are made in whichever of some sandboxes is free."""
 
@@ -42,20 +55,26 @@ class Proofs:
 
     async def of(self, edits: Sequence[Edit]) -> Proof:
         """The proof that is kept, or a new one, which is then kept."""
-        about = json.dumps([self._about, [[edit.path, edit.start, edit.old, edit.new] for edit in edits]])
-        path = self._folder / f"{hashlib.sha256(about.encode()).hexdigest()}.json"
-        if path.is_file():
-            return Proof(**json.loads(path.read_text(encoding="utf-8")))
-        bench = await self._free.get()
-        try:
-            proof = await prove(bench, self._stable, edits)
-        finally:
-            self._free.put_nowait(bench)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps({"refused": proof.refused, "facts": proof.facts}), encoding="utf-8")
-        os.replace(new, path)
-        return proof
+        kept = _file(self._folder, [self._about, [[edit.path, edit.start, edit.old, edit.new] for edit in edits]])
+        if not kept.is_file():
+            bench = await self._free.get()
+            try:
+                proof = await prove(bench, self._stable, edits)
+            finally:
+                self._free.put_nowait(bench)
+            _keep(kept, {"refused": proof.refused, "facts": proof.facts})
+        return Proof(**json.loads(kept.read_text(encoding="utf-8")))
+
+
+def _file(folder: Path, about: Sequence[Any]) -> Path:
+    return folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()}.json"
+
+
+def _keep(path: Path, told: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(f".{os.getpid()}")
+    new.write_text(json.dumps(told), encoding="utf-8")
+    os.replace(new, path)
 
 
 async def prove(bench: Bench, stable: Stable, edits: Sequence[Edit]) -> Proof:

@@ -128,7 +128,8 @@ def version() -> str:
 def _facts(output: bytes, nonce: str) -> tuple[bytes, dict[str, dict[str, Any]]]:
     """The runner's own lines, and what the observer said besides."""
     start = f"{nonce} {b'fact'.hex()} ".encode()
-    own, facts = [], {}
+    own: list[bytes] = []
+    facts: dict[str, dict[str, Any]] = {}
     for line in output.splitlines():
         if line.startswith(start):
             test, said = (bytes.fromhex(word.decode()).decode() for word in line.split(b" ")[2:])
