@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from environments.swe.edit import patch
 from harnessgym.equipping import make_harness
 from harnessgym.installation import installed
 from harnessgym.run_config import HarnessSection
@@ -44,12 +45,29 @@ def the_task() -> Task:
     return replace(task, instruction=f"[[main]] {task.instruction}", limits=limits)
 
 
-def parts(name: str, task: Task) -> dict[str, Part]:
-    """Look around, write the known solution with the agent's own shell, and end as this agent ends."""
-    tools, solution = TOOLS[name], task.solution
+def a_repair() -> Task:
+    """The first task of the shipped packages that are held out."""
+    task = task_set("swe").tasks("test")[0]
+    limits = replace(task.limits, wall_s=240.0, memory_mb=2_048, processes=512, cpus=2.0)
+    return replace(task, instruction=f"[[main]] {task.instruction}", limits=limits)
+
+
+def solved(task: Task) -> str:
+    """What writes the known solution."""
+    solution = task.solution
     assert solution is not None
     write = [f"printf %s {shlex.quote(text)} > {shlex.quote(path)}" for path, text in solution.files.items()]
-    script = " && ".join([*write, *map(shlex.join, solution.run)])
+    return " && ".join([*write, *map(shlex.join, solution.run)])
+
+
+def patched(change: str) -> str:
+    """What applies a patch, and says what has changed."""
+    return f"printf %s {shlex.quote(change)} | git apply - && git diff --stat"
+
+
+def parts(name: str, script: str) -> dict[str, Part]:
+    """Look around, run a script with the agent's own shell, and end as this agent ends."""
+    tools = TOOLS[name]
     end = Move("I am done.", (tools.run(tools.finish),)) if tools.finish else Move("I am done.")
     return {"main": [Move("I look around.", (tools.run(_PROBE),)), Move("Now the work.", (tools.run(script),)), end]}
 
@@ -61,7 +79,7 @@ async def test_an_agent_solves_a_shipped_task_in_a_container_with_nothing_in_rea
     task, harness = the_task(), make_harness(HarnessSection(name=name, type=name), Docker.capabilities)
     renderer = language().renderer
     assert isinstance(renderer, TemplateRenderer)
-    actor = Actor(renderer, parts(name, task))
+    actor = Actor(renderer, parts(name, solved(task)))
     async with open_stage(language(), actor, POLICY, max_length=200_000, make_backend=docker) as stage:
         played = await stage.play(harness, task, sampling={"max_tokens": 4_096}, history="keep")
         said = (played.result.stdout + played.result.stderr)[-3_000:].decode(errors="replace")
@@ -82,3 +100,26 @@ async def test_an_agent_solves_a_shipped_task_in_a_container_with_nothing_in_rea
         trajectory = stage.store.read(lambda conn: rows_of(conn, stage.row.id, group_id=stage.row.group_id))
         assert trajectory.incomplete is None
         assert 0 < trajectory.trained <= trajectory.sampled
+
+
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("name", ["mini_swe_agent", "claude_code"])
+async def test_an_agent_repairs_a_shipped_package_in_a_container_and_a_wrong_patch_is_worth_nothing(
+    name: str, right: bool
+) -> None:
+    if not installed(TOKENIZER_STEPS, AGENTS):
+        pytest.skip("the tokenizer is not installed; `python -m tests.suites.harnesses.run` installs it")
+    task, harness = a_repair(), make_harness(HarnessSection(name=name, type=name), Docker.capabilities)
+    assert task.solution is not None
+    remarked = {path: f"{task.files[path]}\n# Repaired.\n" for path in task.solution.files}
+    change: str = task.metadata["gold_patch"] if right else patch(task.files, remarked)
+    renderer = language().renderer
+    assert isinstance(renderer, TemplateRenderer)
+    actor = Actor(renderer, parts(name, patched(change)))
+    async with open_stage(language(), actor, POLICY, max_length=200_000, make_backend=docker) as stage:
+        played = await stage.play(harness, task, sampling={"max_tokens": 16_384}, history="keep")
+        said = (played.result.stdout + played.result.stderr)[-3_000:].decode(errors="replace")
+        assert played.grade.rewards["reward"] == float(right), (played.grade, said)
+        assert played.grade.tampered is None
+        assert actor.problems == []
+        assert list(verify(stage.store, None).findings) == []
