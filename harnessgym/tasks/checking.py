@@ -94,8 +94,6 @@ class Check:
         wanted = self._wanted
         files = [_File(task, self._book.of(task), wanted) for task in tasks]
         for file in files:
-            if file.task.steps:
-                file.stop("skipped", "It has several steps; a check runs tasks of one.")
             if lacking := missing(file.task, self._backend):
                 file.stop("skipped", f"The {wanted.sandbox} sandbox lacks {lacking}.")
         left = [file for file in files if file.left]
@@ -177,7 +175,7 @@ class _File:
     @property
     def gold_left(self) -> int:
         """Times that the solution is still to be run."""
-        return max(0, self.wanted.repeats - len(self.entry.gold)) if self._solvable else 0
+        return max(0, self.wanted.repeats - len(self.entry.gold)) if has_gold(self.task) else 0
 
     @property
     def nothing_left(self) -> int:
@@ -188,10 +186,6 @@ class _File:
     def stopped(self) -> bool:
         """Whether no more is run."""
         return self._stop is not None
-
-    @property
-    def _solvable(self) -> bool:
-        return self.task.solution is not None
 
     def cheats_left(self) -> list[Cheat]:
         """Those still to be tried: none on a task that failed without them."""
@@ -221,7 +215,7 @@ class _File:
             changes = {"cheats": {**self.entry.cheats, what: outcome if result.holds else "got something"}}
         entry = self.entry.model_copy(update=changes)
         problems = {key: said for key, said in entry.problems.items() if key != what} | _problem(what, result, entry)
-        state = "failed" if problems else "passed" if self._solvable else "no solution"
+        state = "failed" if problems else "passed" if has_gold(self.task) else "no solution"
         self.entry = entry.model_copy(update={"problems": problems, "state": state})
 
     def checked(self) -> Checked:
@@ -229,6 +223,11 @@ class _File:
         known = self.entry if self.entry.nothing is not None else None
         end = Checked(self.task.id, self.entry.state, tuple(self.entry.problems.values()), known, self.ran, self.seconds)
         return end if self._stop is None else replace(end, state=self._stop[0], why=(self._stop[1], *end.why))
+
+
+def has_gold(task: Task) -> bool:
+    """Whether a task comes with a solution; one of several steps, with one for each."""
+    return task.solution is not None if not task.steps else all(step.solution is not None for step in task.steps)
 
 
 def _without(entry: Entry, names: set[str]) -> Entry:

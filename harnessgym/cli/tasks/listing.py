@@ -112,6 +112,8 @@ def _print_tasks(spec: str, as_json: bool) -> None:
 
 
 def _task(task: "Task", book: "Baseline") -> dict[str, Any]:
+    from harnessgym.tasks.checking import has_gold
+
     entry = book.of(task)
     return {
         "id": task.id,
@@ -120,15 +122,10 @@ def _task(task: "Task", book: "Baseline") -> dict[str, Any]:
         "judge": judge(task),
         "limits": limits(task),
         "needs": sorted(task.needs),
-        "solution": has_solution(task),
+        "solution": has_gold(task),
         "baseline": entry.state if entry is not None else "changed" if book.stale(task) else "unchecked",
         "why": [] if entry is None else list(entry.problems.values()),
     }
-
-
-def has_solution(task: "Task") -> bool:
-    """Whether the task, or a step of it, comes with one."""
-    return task.solution is not None or any(step.solution is not None for step in task.steps)
 
 
 def judge(task: "Task") -> str:

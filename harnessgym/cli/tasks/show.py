@@ -118,8 +118,9 @@ def _setup(setup: "Setup") -> Iterator[Line]:
 def _judged(task: "Task", entry: "Entry | None") -> Iterator[Line]:
     import shlex
 
-    from harnessgym.cli.tasks.listing import has_solution, judge
+    from harnessgym.cli.tasks.listing import judge
     from harnessgym.task import GradingImage
+    from harnessgym.tasks.checking import has_gold
 
     yield "grader", task.grader
     if judge(task) != task.grader:
@@ -138,7 +139,7 @@ def _judged(task: "Task", entry: "Entry | None") -> Iterator[Line]:
             yield from _files("test file", value)
         else:
             yield key, _text(value)
-    yield "solution", "there is one (--gold shows it)" if has_solution(task) else "none"
+    yield "solution", "there is one (--gold shows it)" if has_gold(task) else "none"
     yield "baseline", "unchecked" if entry is None else entry.state
     for said in () if entry is None else entry.problems.values():
         yield "", said
