@@ -283,7 +283,7 @@ class Sandbox(Protocol):
     async def fork(self, snapshot: Snapshot) -> "Sandbox":
         """A further sandbox of the same equipment and limits with these files in its workspace; close it with `aclose`.
 
-        Raises CapabilityError without `Capability.SNAPSHOT`.
+        This one may be closed already. Raises CapabilityError without `Capability.SNAPSHOT`.
         """
         ...
 

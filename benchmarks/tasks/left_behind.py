@@ -23,6 +23,7 @@ import psutil
 
 from environments.agents import Agent, GoldAgent, Played, RandomAgent, play
 
+_ROOT = Path(__file__).parents[2]
 _PATIENCE_S = 20.0
 """How long what is dying may take."""
 _WARM = 4
@@ -69,7 +70,7 @@ def left_behind(name: str, agent: str, steps: int, *, tasks: str = "", sandbox: 
     command += ["--sandbox", sandbox, *(["--tasks", tasks] if tasks else [])]
     with tempfile.TemporaryDirectory(prefix="left-behind-") as folder:
         env = {**os.environ, "TMPDIR": folder}
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
+        done = subprocess.run(command, cwd=_ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return LeftBehind(**json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -154,6 +154,6 @@ def _what(path: str, known: bool, there: Print | None) -> str:
 
 
 def _lines(before: str, after: str, old: str, new: str) -> Iterator[str]:
-    lines = (io.StringIO(text, newline="\n").readlines() for text in (before, after))
-    for line in difflib.unified_diff(*lines, old, new):
+    first, second = (io.StringIO(text, newline="\n").readlines() for text in (before, after))
+    for line in difflib.unified_diff(first, second, old, new):
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -36,6 +36,14 @@ _FEW = 8
 _KEPT = 256
 """Tasks whose beginning is kept, the first ones: each is an archive on the disk."""
 _READ = 1 << 20
+_OUTSIDE = """\
+command -v find >/dev/null || exit 3
+while read -r _ place kind _; do
+    [ "$kind" = tmpfs ] && [ "$place" != /workspace ] || continue
+    find "$place" -xdev -mindepth 1 -uid "$(id -u)" -print -quit 2>/dev/null
+done </proc/mounts
+"""
+_LOOK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,8 @@ class Beginning:
     snapshot: Snapshot
     texts: Path | None
     """The files, for comparing; None where the task's own texts are all."""
+    set_up: bool
+    """Whether it holds what the set-up made. If not, the set-up runs again each time."""
 
 
 class Station:
@@ -97,7 +107,7 @@ class Station:
             if known is not None:
                 sandbox, texts = await known.sandbox.fork(known.snapshot), known.texts
                 stack.push_async_callback(sandbox.aclose)
-                if self._scratch_lasts:
+                if not known.set_up:
                     await set_up(task.setup, sandbox, f"task {task.id!r}")
             else:
                 sandbox = await stack.enter_async_context(self.backend.open(task.limits, equipment_of(task)))
@@ -120,11 +130,6 @@ class Station:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    @property
-    def _scratch_lasts(self) -> bool:
-        """Whether what a set-up leaves outside the workspace is there when commands run: then it must run each time."""
-        return Capability.IMAGE in self.backend.capabilities
-
     async def _made(self, key: str, task: Task, sandbox: Sandbox) -> Path | None:
         """Furnishes a sandbox for the first time, and keeps what can be kept of that. Returns where its files are told."""
         keep = (
@@ -135,15 +140,14 @@ class Station:
         if not keep:
             await furnish(task, sandbox)
             return await self._told(task, sandbox)
-        if self._scratch_lasts:
-            await furnish(replace(task, setup=Setup()), sandbox)
-            snapshot = await sandbox.snapshot()
-            await set_up(task.setup, sandbox, f"task {task.id!r}")
-        else:
-            await furnish(task, sandbox)
+        await furnish(replace(task, setup=Setup()), sandbox)
+        snapshot = await sandbox.snapshot() if Capability.IMAGE in self.backend.capabilities and task.setup.run else None
+        await set_up(task.setup, sandbox, f"task {task.id!r}")
+        whole = snapshot is None or await _left_nothing_outside(sandbox)
+        if snapshot is None or whole:
             snapshot = await sandbox.snapshot()
         texts = await self._told(task, sandbox)
-        self._beginnings[key] = Beginning(sandbox, snapshot, texts)
+        self._beginnings[key] = Beginning(sandbox, snapshot, texts, whole)
         return texts
 
     async def _told(self, task: Task, sandbox: Sandbox) -> Path | None:
@@ -158,6 +162,12 @@ class Station:
 
     async def _settle(self) -> None:
         await asyncio.gather(*self._closing)
+
+
+async def _left_nothing_outside(sandbox: Sandbox) -> bool:
+    """Whether a set-up wrote nothing but in the workspace, in a container, whose other folders outlast a command too."""
+    found = await sandbox.exec(["sh", "-c", _OUTSIDE], timeout_s=_LOOK_S)
+    return found.ok and not found.stdout
 
 
 async def _ended(episode: Episode) -> None:

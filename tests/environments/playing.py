@@ -37,6 +37,13 @@ class Few:
         ]
 
 
+class Outside(Few):
+    """One more, whose set-up writes beside the workspace."""
+
+    def tasks(self, split):
+        return [*super().tasks(split), task("few/outside", setup=Setup((("sh", "-c", "echo outside > /tmp/made.txt"),)))]
+
+
 class Broken:
     """Tasks that cannot begin, or cannot be judged."""
 

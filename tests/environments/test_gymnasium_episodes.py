@@ -60,6 +60,16 @@ def test_each_episode_begins_as_the_task_does(env):
         assert "-made" in env.step(run("rm -rf made.txt; echo x > new"))[0]["diff"]
 
 
+@pytest.mark.docker
+def test_what_a_set_up_leaves_outside_the_workspace_is_there_each_time():
+    env = make("Outside", sandbox="docker")
+    for task, again in (("outside", True), ("setup", False), ("outside", True)):
+        begin(env, task)
+        seen = env.step(run("cat /tmp/made.txt made.txt"))[0]
+        assert ("outside\n" in seen["output"], "made\n" in seen["output"]) == (again, not again)
+    env.close()
+
+
 @BOTH
 def test_commands_say_what_they_say_and_how_they_ended(env):
     begin(env)

@@ -358,6 +358,17 @@ async def test_snapshots_are_refused_where_there_are_none(backend):
                 await sandbox.snapshot()
 
 
+async def test_a_snapshot_outlives_the_sandbox_it_was_made_in(backend):
+    async with backend.open(Limits()) as sandbox:
+        if Capability.SNAPSHOT not in sandbox.capabilities:
+            return
+        await sandbox.write("a/b.txt", b"kept")
+        snapshot = await sandbox.snapshot()
+    forked = await sandbox.fork(snapshot)
+    assert await forked.read("a/b.txt") == b"kept"
+    await forked.aclose()
+
+
 async def test_a_closed_backend_refuses(make_backend):
     backend = make_backend()
     with pytest.raises(SandboxError, match="not open"):
