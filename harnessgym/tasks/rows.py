@@ -5,6 +5,7 @@ A row is a mapping and the place it was found at, for messages. A line that is n
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -22,7 +23,7 @@ except ModuleNotFoundError:  # the extra `proxy`: three times as fast
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".parquet", ".arrow")
 _NO_ROWS = frozenset({"dataset_info.json", "dataset_dict.json", "state.json", "dataset_infos.json", "package.json"})
-_HELD_OUT = ("test", "dev", "validation", "valid", "eval")
+_HELD_OUT = re.compile(r"(?:test|dev|validation|valid|val|eval)(?![a-z])")
 """How the name of a file or folder begins whose rows are not for training."""
 _HEAD = 1 << 20
 """Characters in which the first row of a JSON file is looked for, before all of it is read."""
@@ -88,8 +89,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def _split_of(file: Path, path: Path) -> Split:
-    names = [file.stem.lower(), *([file.parent.name.lower()] if file.parent != path else [])]
-    return "test" if any(name.startswith(_HELD_OUT) for name in names) else "train"
+    names = [file.stem.lower(), *([file.parent.name.lower()] if path.is_dir() and file.parent != path else [])]
+    return "test" if any(map(_HELD_OUT.match, names)) else "train"
 
 
 def _values(file: Path, problems: list[str]) -> Iterator[Any]:

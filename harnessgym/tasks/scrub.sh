@@ -17,7 +17,7 @@ elif [ "$(plain rev-parse "$base^{tree}")" = "$tree" ]; then
 else
     tip=$(plain commit-tree "$tree" -p "$base" -m 'Where the task begins')
 fi
-if [ -e .git/objects/info/alternates ]; then plain repack -q -a -d; fi
+if [ -e .git/objects/info/alternates ]; then plain repack -q -n -a -d; fi
 find .git -maxdepth 1 -name '*_HEAD' -exec rm -f {} +
 find .git/objects/pack -maxdepth 1 \( -name '*.keep' -o -name '*.promisor' -o -name '*.bitmap' -o -name '*.mtimes' -o -name 'tmp_*' \) \
     -exec rm -f {} +
@@ -40,6 +40,6 @@ done
 plain reset -q --soft main
 rm -f .git/ORIG_HEAD
 rm -rf .git/logs
-plain repack -q -a -d
+plain repack -q -n -a -d
 plain prune --expire=now
 rm -rf .git/logs

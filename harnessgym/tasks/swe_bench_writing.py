@@ -18,6 +18,8 @@ from harnessgym.tasks.writing import folder_name
 
 FILE = "tasks.jsonl"
 _COPIED = ("version", "base_commit", "test_patch", "eval_script", "log_parser", "eval_type")
+_LEFT_OUT = ("version", "base_commit", "eval_script", "image_assets")
+"""Columns that are not written when they are empty."""
 _LISTS = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
 _BASE_FILES = "base_files is a column of ours: other readers of SWE-bench rows want an image with the repository instead."
 
@@ -42,7 +44,7 @@ class SweBenchWriter:
         if task.files:
             row["base_files"] = dict(task.files)
             notes.append(_BASE_FILES)
-        row = {key: value for key, value in row.items() if value not in ("", None, {})}
+        row = {key: value for key, value in row.items() if value or key not in _LEFT_OUT}
         swe_bench_task(Row("The row", row), "")  # refuses what could not be read again
         with (folder / FILE).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -136,7 +136,7 @@ git commit -qm x
 
 
 async def test_the_change_is_taken_byte_for_byte(graded):
-    """Binary files, line ends, modes, links and spaces in names are carried; what git ignores is not, nor the agent's `.git`."""
+    """Binary files, line ends, modes, links and spaces in names are carried; what git ignores and `.git` are not."""
     patch = TEST_PATCH.split("+\n")[0].replace("+1,9", f"+1,{5 + LOOKS.count(chr(10))}") + "".join(
         f"+{line}" for line in LOOKS.splitlines(keepends=True)
     )
