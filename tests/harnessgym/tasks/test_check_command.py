@@ -20,6 +20,7 @@ pytestmark = pytest.mark.bubblewrap
 
 def by_name(done):
     """The JSON rows by the last part of the task's id."""
+    assert done.returncode in (0, 1), done.stderr
     return {row["id"].rpartition("/")[2]: row for row in json.loads(done.stdout)["tasks"]}
 
 
