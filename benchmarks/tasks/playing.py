@@ -23,7 +23,7 @@ def leavings(*, quick: bool) -> Iterator[tuple[str, Figures]]:
     for sandbox in SANDBOXES:
         _usable(sandbox)
         for name, tasks in _IDS[:1] if quick else _IDS:
-            for row in left_behind.rows(30 if quick else 1_000, ((name, tasks),), (sandbox,)):
+            for row in left_behind.rows(8 if quick else 1_000, ((name, tasks),), (sandbox,)):
                 what = f"{row.id}{f' on {tasks}' if tasks else ''}, {row.agent} ({row.sandbox})"
                 more = sum(max(0, row.after[each] - row.before[each]) for each in row.before)
                 yield what, {"left_behind": float(more), "steps": float(row.steps), "seconds": row.seconds}

@@ -120,7 +120,7 @@ class _Second:
 
     async def _trace(self, compared: Compared) -> AsyncIterator[Probe]:
         """Runs of the tests over the gold solution: the task's, then the developers' own, which come last."""
-        job = _tracing(compared.functions)
+        job = self._tracing(compared.functions)
         order = [path for path in self.hidden if is_collected(path)]
         if order and compared.functions:
             async with self.gold_place() as sandbox:
@@ -145,8 +145,7 @@ class _Second:
                 calls = [*calls, *_cases(self.task, function), *shown(function, sources)]
             calls = list({call.key: call for call in calls}.values())[:_SEEN] or annotated(function, draw, _SEEN)
             found += [(function, call) for call in (*calls, *mutated(calls, draw, _MADE))]
-        share = max(1, len(found) // _ALL)
-        return found[::share][:_ALL]
+        return found[:: max(1, -(-len(found) // _ALL))]
 
     async def _compared(self, inputs: Inputs, opinion: Opinion) -> Opinion:
         cases = [
@@ -167,10 +166,23 @@ class _Second:
         names = tuple(dict.fromkeys(function.place for function, _ in inputs if function.place not in found.unstable))
         return replace(opinion, differs=found.differs, inputs=found.inputs, functions=names, left_out=left_out)
 
+    def _tracing(self, functions: Sequence[Function]) -> dict[str, Any]:
+        """A job for `runners/tracing.py`, without tests."""
+        targets: dict[str, dict[str, str]] = {}
+        classes: dict[str, list[str]] = {}
+        for function in functions:
+            targets.setdefault(function.file, {})[str(function.line)] = function.name
+            owner = function.name.rpartition(".")[0]
+            if owner and owner not in classes.setdefault(function.file, []):
+                classes[function.file].append(owner)
+        roots = sorted({".", *(function.root for function in functions), *(["src"] * (self.gold / "src").is_dir())})
+        job = {"targets": targets, "classes": classes, "roots": roots, "most": _SEEN, "encoding": program("encoding")}
+        return {**job, "files": {}, "order": [], "own": []}
+
     async def _suite(self, runs: Sequence[Probe]) -> Suite | None:
         if not self.own:
             return None
-        job = {**_tracing(()), "own": self.own}
+        job = {**self._tracing(()), "own": self.own}
         return await run_suite(runs[-1], self.gold, self.candidate, self.place, self.gold_place, job, _RUN_S)
 
 
@@ -187,19 +199,6 @@ def _concluded(opinion: Opinion, *, same: bool) -> Opinion:
 async def _answers(place: Opener, job: Mapping[str, Any], cases: int) -> Answers:
     async with place() as sandbox:
         return read_answers(await probe(sandbox, program("comparing"), job, _RUN_S), cases)
-
-
-def _tracing(functions: Sequence[Function]) -> dict[str, Any]:
-    targets: dict[str, dict[str, str]] = {}
-    classes: dict[str, list[str]] = {}
-    for function in functions:
-        targets.setdefault(function.file, {})[str(function.line)] = function.name
-        owner = function.name.rpartition(".")[0]
-        if owner and owner not in classes.setdefault(function.file, []):
-            classes[function.file].append(owner)
-    roots = sorted({".", *(function.root for function in functions)})
-    job = {"targets": targets, "classes": classes, "roots": roots, "most": _SEEN, "encoding": program("encoding")}
-    return {**job, "files": {}, "order": [], "own": []}
 
 
 def _recorded(runs: Sequence[Probe]) -> dict[tuple[str, str], list[Call]]:

@@ -137,6 +137,7 @@ def main() -> None:
         tests = [os.path.join(folder, path) for path in job["order"]]
     else:
         tests = job["own"]
+        options += ["-o", "addopts="]  # they name plugins, none of which is loaded
     code = pytest.main([*options, *tests], plugins=[Reporter(say, recorder, pytest)])
     for (file, name), calls in recorder.seen.items():
         for call in calls.values():
