@@ -17,7 +17,7 @@ from harnessgym.grading.reward_files import MAX_BYTES, Found, Kind
 from harnessgym.grading.verifier_tools import BIN
 from harnessgym.sandbox import Capability, ExecResult, Sandbox
 from harnessgym.task import OUTSIDE, Task
-from harnessgym.tasks.packing import archive_of
+from harnessgym.tasks.packing import Bundle
 
 TESTS = "/tests"
 LOGS = "/logs"
@@ -61,12 +61,16 @@ _TAIL = 4_000
 
 
 class VerifierScript(Config):
-    """What a task's metadata says of its test script."""
+    """What a task's metadata says of its test script. Beside it, `test_files` holds the texts that are laid into `/tests`."""
 
     script: str = "test.sh"
     """Below `/tests`."""
-    tests: str = ""
-    """What is laid there (`harnessgym.tasks.packing`); empty if the image for grading has it."""
+    laid: bool = True
+    """Whether tests are laid; else the image for grading has them."""
+    rest: str = ""
+    """Tests that are no texts (`harnessgym.tasks.packing`)."""
+    executable: tuple[str, ...] = ()
+    """Tests that may be executed."""
     env: Mapping[str, str] = Field(default_factory=dict)
     timeout_s: float = Field(600.0, gt=0)
     root: bool = True
@@ -107,10 +111,11 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
     root = Capability.ROOT in sandbox.capabilities
     user = "root" if root else None
     where = f"Task {task.id!r}"
-    flags = ("yes" if test.tests else "", "" if test.root else "yes")
+    flags = ("yes" if test.laid else "", "" if test.root else "yes")
     collected = task.collect if task.verifier == "separate" else ()  # else it lies where the agent left it
     argv = ["sh", "-c", _LAY, "sh", test.script, _OWN, *flags, OUTSIDE, *collected]
-    laid = await sandbox.exec(argv, user=user, stdin=archive_of(test.tests) if test.tests else None, timeout_s=_STEP_S)
+    tests = Bundle(task.metadata.get("test_files", {}), test.rest, test.executable)
+    laid = await sandbox.exec(argv, user=user, stdin=tests.archive() if test.laid else None, timeout_s=_STEP_S)
     if not laid.ok:
         raise TaskError(f"{where}: the tests could not be laid into {TESTS}: {ending(laid)}.")
     missing = f"{_OWN}/missing"

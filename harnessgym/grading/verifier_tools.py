@@ -76,13 +76,13 @@ class Tools:
     """Whether what is installed must be there for plain `python3` too."""
 
 
-def tools_of(folders: Sequence[Mapping[str, bytes]]) -> Tools:
+def tools_of(folders: Sequence[Mapping[str, str]]) -> Tools:
     """What the shell scripts in folders of tests fetch, as far as their lines say it in plain words."""
     reader = _Reader()
     for folder in folders:
         reader.tests = folder
         for name in sorted(name for name in folder if name.endswith(".sh")):
-            for call in _calls(folder[name].decode(errors="replace")):
+            for call in _calls(folder[name]):
                 reader.read(call)
     return reader.tools()
 
@@ -101,7 +101,7 @@ class _Reader:
     """Collects what calls fetch."""
 
     def __init__(self) -> None:
-        self.tests: Mapping[str, bytes] = {}
+        self.tests: Mapping[str, str] = {}
         """Where files that scripts name lie."""
         self._pip: dict[str, str] = {}
         self._apt: dict[str, None] = {}
@@ -183,7 +183,7 @@ class _Reader:
     def _listed(self, path: str) -> list[str]:
         """The lines of a requirements file that is among the tests."""
         name = re.sub(r"^(/tests|\$\{?TEST_DIR\}?|\$\{?TESTS\}?)/", "", path)
-        lines = self.tests.get(name, b"").decode(errors="replace").splitlines()
+        lines = self.tests.get(name, "").splitlines()
         return [line.split("#")[0].split(";")[0].strip().replace(" ", "") for line in lines]
 
 

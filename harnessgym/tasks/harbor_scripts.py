@@ -4,19 +4,24 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harnessgym.errors import TaskError
-from harnessgym.task import Solution
+from harnessgym.task import Setup, Solution
 from harnessgym.tasks.harbor_table import Healthcheck
-from harnessgym.tasks.packing import packed
+from harnessgym.tasks.packing import Bundle, bundle
 
+_LAID = ".harnessgym-solution"
+"""Folder of the workspace that a solution comes in, until it is moved to `/solution`."""
 _PACKED = ".harnessgym-packed"
-"""File of the workspace that folders come in, until they are unpacked."""
-_UNPACK = f"""set -e
-mkdir -p "$1"
-base64 -d {_PACKED} | gzip -dc | tar -xf - -C "$1"
-rm -f {_PACKED}
+"""File that what is no text comes in, until it is unpacked."""
+_UNPACK = f"""if [ -f {_PACKED} ]; then base64 -d {_PACKED} | gzip -dc | tar -xf - && rm -f {_PACKED}; fi
 """
-_SOLVE = """script=/solution/$2
-shift 2
+_SOLVE = f"""set -e
+script=/solution/$1 executable=$2; shift 2
+mkdir -p /solution
+cp -R {_LAID}/. /solution/
+rm -rf {_LAID}
+( cd /solution
+{_UNPACK}printf %s "$executable" | while IFS= read -r path; do chmod +x "$path"; done
+)
 chmod +x "$script"
 if [ "$(head -c 2 "$script")" = '#!' ]; then exec env "$@" "$script"; else exec env "$@" sh "$script"; fi
 """
@@ -46,22 +51,26 @@ def instruction(folder: Path, *, needed: bool) -> str:
 
 def solution(folder: Path, env: Mapping[str, str]) -> Solution | None:
     """What a folder with a `solve.sh` does; None if there is none."""
-    return solved_by(packed(folder), "solve.sh", env) if (folder / "solve.sh").is_file() else None
+    return solved_by(bundle(folder), "solve.sh", env) if (folder / "solve.sh").is_file() else None
 
 
-def solved_by(files: str, script: str, env: Mapping[str, str]) -> Solution:
-    """Packed files, laid into `/solution`, and a script among them that is run in the working folder."""
+def solved_by(files: Bundle, script: str, env: Mapping[str, str]) -> Solution:
+    """Files that are laid into `/solution`, and a script among them that is run in the working folder."""
+    laid = {f"{_LAID}/{name}": text for name, text in _values(files).items()}
+    executable = "".join(f"{name}\n" for name in files.executable)
     values = [f"{key}={value}" for key, value in env.items()]
-    return Solution({_PACKED: files}, (("sh", "-c", _UNPACK + _SOLVE, "sh", "/solution", script, *values),))
+    return Solution(laid, (("sh", "-c", _SOLVE, "sh", script, executable, *values),))
 
 
-def working_files(folder: Path) -> tuple[dict[str, str], tuple[tuple[str, ...], ...]]:
-    """What is laid into the working folder before a step, and the commands that do it; its `setup.sh` is run."""
-    if not folder.is_dir():
-        return {}, ()
-    unpack = ("sh", "-c", _UNPACK, "sh", ".")
-    setup = (("sh", "-c", _SETUP),) if (folder / "setup.sh").is_file() else ()
-    return {_PACKED: packed(folder)}, (unpack, *setup)
+def working_files(folder: Path, *waits: tuple[str, ...]) -> tuple[dict[str, str], Setup]:
+    """What is laid into the working folder before a step, and the commands then: its `setup.sh` is run, then those given."""
+    files = bundle(folder)
+    run = [("chmod", "+x", "--", *files.executable)] if files.executable else []
+    if files.rest:
+        run.insert(0, ("sh", "-ec", _UNPACK))
+    if "setup.sh" in files.texts:
+        run.append(("sh", "-c", _SETUP))
+    return _values(files), Setup((*run, *waits))
 
 
 def waiting(check: Healthcheck | None) -> tuple[tuple[str, ...], ...]:
@@ -70,3 +79,8 @@ def waiting(check: Healthcheck | None) -> tuple[tuple[str, ...], ...]:
         return ()
     times = (check.timeout_sec, check.interval_sec, int(check.start_period_sec), check.start_interval_sec)
     return (("sh", "-c", _WAIT, "sh", *(f"{each:g}" for each in times), str(check.retries), check.command),)
+
+
+def _values(files: Bundle) -> dict[str, str]:
+    """All of a bundle as texts."""
+    return {**files.texts, **({_PACKED: files.rest} if files.rest else {})}

@@ -19,7 +19,7 @@ from harnessgym.tasks.harbor_place import Place, grading_place, place_of, refuse
 from harnessgym.tasks.harbor_scripts import instruction, solution, waiting, working_files
 from harnessgym.tasks.harbor_table import Collect, HarborTable, Step, Verifier, unknown
 from harnessgym.tasks.notes import Notes
-from harnessgym.tasks.packing import packed, unpacked
+from harnessgym.tasks.packing import bundle
 from harnessgym.tasks.substitution import substituted_all
 
 GRADER = "harnessgym.grading.harbor:verifier"
@@ -29,6 +29,8 @@ _SHARED = (
     "tests are run in a fresh container that holds what the agent left in its working folder and /logs/artifacts, where Harbor "
     "would use the agent's own; harbor_shared@PATH does as Harbor"
 )
+TESTS = "test_files"
+"""Where a task's metadata holds its tests."""
 _SCRIPT = "test.sh"
 _FOLDERS = ("mkdir", "-p", "/logs/agent", "/logs/verifier", "/logs/artifacts")
 
@@ -47,10 +49,10 @@ def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) 
         [*table.artifacts, *(each for step in table.steps for each in step.artifacts)], testing, where, notes, all_of=own
     )
     reading = _Reading(folder, where, table, testing, in_agents)
-    test = None if table.steps else reading.test(table.verifier)
+    judged = {} if table.steps else reading.judged(table.verifier)
     _tell(table, folder, notes, own=own and not in_agents)
     steps = tuple(reading.step(step) for step in table.steps)
-    tests = [test] if test is not None else [VerifierScript(**step.metadata[KEY]) for step in steps]
+    tests = [each[TESTS] for each in (judged, *(step.metadata for step in steps)) if each.get(TESTS)]
     kept = {"unknown": dict(unknown(table)), "task": table.task, "metadata": table.metadata, "source": table.source}
     return Task(
         id=f"{prefix}/{folder.resolve().name}".lstrip("/"),
@@ -67,10 +69,10 @@ def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) 
         verifier="shared" if in_agents else "separate",
         solution=None if steps else solution(folder / "solution", reading.solution_env),
         hooks=_hooks((*table.verifier.collect, *(each for step in table.steps for each in step.verifier.collect)), where),
-        grading=GradingImage(testing.image if testing.image != place.image else None, _install(tests)),
+        grading=GradingImage(testing.image if testing.image != place.image else None, install(tools_of(tests))),
         steps=steps,
         step_reward=table.multi_step_reward_strategy or "mean",
-        metadata={KEY: tests[0].model_dump(), "toml": _json({key: value for key, value in kept.items() if value})},
+        metadata={**(judged or steps[0].metadata), "toml": _json({key: value for key, value in kept.items() if value})},
     )
 
 
@@ -81,8 +83,8 @@ class _Reading:
         self.folder, self.where, self.table, self.testing, self.shared = folder, where, table, testing, shared
         self.solution_env = substituted_all(table.solution.env, os.environ, f"{where}: solution.env")
 
-    def test(self, verifier: Verifier, *more: Path) -> VerifierScript:
-        """The test script of the task, or of a step, whose tests are laid over the task's."""
+    def judged(self, verifier: Verifier, *more: Path) -> dict[str, Any]:
+        """The metadata that grade the task, or a step, whose tests are laid over the task's."""
         env = substituted_all(verifier.env, os.environ, f"{self.where}: verifier.env")
         spec = VerifierScript(
             env={**self.testing.env, **env},
@@ -90,11 +92,13 @@ class _Reading:
             root=verifier.user in (None, "root", 0, "0"),
         )
         if self.testing.has_tests:
-            return spec
+            return {KEY: spec.model_copy(update={"laid": False}).model_dump(mode="json")}
         folders = [self.folder / "tests", *more]
         if not any((each / _SCRIPT).is_file() for each in folders):
             raise TaskError(f"{folders[-1] / _SCRIPT} is not there. A Harbor task is graded by it.")
-        return spec.model_copy(update={"tests": packed(*folders)})
+        tests = bundle(*folders)
+        spec = spec.model_copy(update={"rest": tests.rest, "executable": tests.executable})
+        return {KEY: spec.model_dump(mode="json"), TESTS: dict(tests.texts)}
 
     def step(self, step: Step) -> TaskStep:
         """One of several steps, from `steps/NAME`."""
@@ -103,14 +107,14 @@ class _Reading:
             raise TaskError(f"{self.where}: steps: there is no folder {folder}. Every step has one.")
         verifier = step.verifier.model_copy(update=_inherited(self.table.verifier, step.verifier))
         least = step.min_reward
-        files, setup = working_files(folder / "workdir")
+        files, setup = working_files(folder / "workdir", *waiting(step.healthcheck))
         return TaskStep(
             name=step.name,
             instruction=instruction(folder, needed=True),
             files=files,
-            setup=Setup((*setup, *waiting(step.healthcheck))),
+            setup=setup,
             solution=solution(folder / "solution", self.solution_env) or solution(self.folder / "solution", self.solution_env),
-            metadata={KEY: self.test(verifier, folder / "tests").model_dump()},
+            metadata=self.judged(verifier, folder / "tests"),
             wall_s=step.agent.timeout_sec or self.table.agent.timeout_sec,
             min_reward={} if least is None else dict(least) if isinstance(least, Mapping) else {"reward": float(least)},
         )
@@ -163,11 +167,6 @@ def _hooks(collects: Sequence[Collect], where: Path) -> tuple[Hook, ...]:
         Hook(("sh", "-c", each.command), root=each.user in ("root", 0, "0"), timeout_s=each.timeout_sec) for each in collects
     ]
     return tuple(dict.fromkeys(hooks))
-
-
-def _install(tests: Sequence[VerifierScript]) -> tuple[tuple[str, ...], ...]:
-    """What all test scripts together fetch; nothing where the image has its own tests."""
-    return install(tools_of([unpacked(test.tests) for test in tests if test.tests]))
 
 
 def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:

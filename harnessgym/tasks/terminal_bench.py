@@ -10,6 +10,7 @@ Tests run in a fresh container that holds what the agent left in its working fol
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from harnessgym.tasks.harbor_place import WORKDIR
 from harnessgym.tasks.harbor_scripts import solved_by
 from harnessgym.tasks.harbor_table import Table, unknown
 from harnessgym.tasks.notes import Notes, joined
-from harnessgym.tasks.packing import packed, packed_files, unpacked
+from harnessgym.tasks.packing import Bundle, bundle, bundled
 
 GRADER = "harnessgym.grading.terminal_bench:verifier"
 _SCRIPT = "run-tests.sh"
@@ -119,8 +120,13 @@ def read_task(folder: Path, prefix: str, notes: Notes) -> Task:
         notes.say(f"task.yaml: {key} is not known; it is kept in the metadata and has no effect")
     notes.say("the agent reaches nothing but the model; tests run in a fresh container that holds its working folder")
     assert service.image is not None
+    tests = _tests(folder)
     test = VerifierScript(
-        script=_SCRIPT, tests=_tests(folder), env={"TEST_DIR": "/tests", **service.env}, timeout_s=table.max_test_timeout_sec
+        script=_SCRIPT,
+        rest=tests.rest,
+        executable=tests.executable,
+        env={"TEST_DIR": "/tests", **service.env},
+        timeout_s=table.max_test_timeout_sec,
     )
     return Task(
         id=f"{prefix}/{folder.resolve().name}".lstrip("/"),
@@ -133,9 +139,10 @@ def read_task(folder: Path, prefix: str, notes: Notes) -> Task:
         setup=Setup(),
         grader=GRADER,
         solution=_solution(folder),
-        grading=GradingImage(install=install(tools_of([unpacked(test.tests)]))),
+        grading=GradingImage(install=install(tools_of([tests.texts]))),
         metadata={
-            KEY: test.model_dump(),
+            KEY: test.model_dump(mode="json"),
+            "test_files": dict(tests.texts),
             "parser_name": table.parser_name,
             "yaml": table.model_dump(mode="json", exclude={"instruction"}, exclude_unset=True),
         },
@@ -176,13 +183,13 @@ def _service(folder: Path, notes: Notes) -> Service:
     return Service(found.image, workdir_of(Path(found.image.removeprefix(CONTEXT)) / "Dockerfile"), found.env, found.without)
 
 
-def _tests(folder: Path) -> str:
+def _tests(folder: Path) -> Bundle:
     """The script and what is in `tests/`, side by side."""
-    inside = unpacked(packed(folder / "tests"))
-    script = folder / _SCRIPT
+    inside, script = bundle(folder / "tests"), folder / _SCRIPT
     if not script.is_file():
         raise TaskError(f"{script} is not there. A terminal-bench task is graded by it.")
-    return packed_files({**inside, _SCRIPT: script.read_bytes()}, {name for name in (*inside, _SCRIPT) if name.endswith(".sh")})
+    text = script.read_text(encoding="utf-8", errors="replace")
+    return replace(inside, texts={**inside.texts, _SCRIPT: text}, executable=(*inside.executable, _SCRIPT))
 
 
 def _solution(folder: Path) -> Solution | None:
@@ -193,7 +200,7 @@ def _solution(folder: Path) -> Solution | None:
         script = _typed(folder / "solution.yaml").encode()
     else:
         return None
-    return solved_by(packed_files({"solution.sh": script}, {"solution.sh"}), "solution.sh", {})
+    return solved_by(bundled({"solution.sh": script}), "solution.sh", {})
 
 
 def _typed(path: Path) -> str:

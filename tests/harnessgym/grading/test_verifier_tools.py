@@ -30,7 +30,7 @@ uv run pytest $TEST_DIR/test_outputs.py -rA
 
 
 def read(script, **others):
-    return tools_of([{"test.sh": script.encode(), **{name: text.encode() for name, text in others.items()}}])
+    return tools_of([{"test.sh": script, **others}])
 
 
 def test_the_usual_template_needs_pytest_and_no_curl():

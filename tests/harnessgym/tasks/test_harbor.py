@@ -9,7 +9,6 @@ import pytest
 from harnessgym.grading.harbor import KEY
 from harnessgym.task import Hook
 from harnessgym.tasks.harbor import Harbor, HarborShared
-from harnessgym.tasks.packing import unpacked
 from harnessgym.tasks.payload import payload_of, task_of
 from harnessgym.tasks.source import recognised, task_format, task_set
 
@@ -94,7 +93,8 @@ def test_a_task_of_one_step(samples):
     assert task.grading.install == ()
     spec = task.metadata[KEY]
     assert (spec["timeout_s"], spec["env"], spec["root"]) == (60.0, {"LC_ALL": "C.UTF-8", "WORDS": "7"}, True)
-    assert set(unpacked(spec["tests"])) == {"test.sh"}
+    assert set(task.metadata["test_files"]) == {"test.sh"}
+    assert set(task.solution.files) == {".harnessgym-solution/solve.sh", ".harnessgym-solution/count.py"}
     assert task.metadata["toml"]["metadata"] == {"difficulty": "easy", "created": "2026-01-31"}
     assert task.solution.run[0][-1] == "ANSWER=answer.txt"
     assert "tests" not in str(task.files)
@@ -115,7 +115,8 @@ def test_a_verifier_of_its_own_gets_artifacts_alone_and_an_image_that_has_the_te
     assert task.artifacts == ("out",)
     assert task.grading.image == f"context:{SAMPLES / 'separate-verifier' / 'tests'}"
     assert "/tests" not in task.folders
-    assert task.metadata[KEY]["tests"] == ""
+    assert task.metadata[KEY]["laid"] is False
+    assert "test_files" not in task.metadata
     assert task.hooks == (Hook(("sh", "-c", "ls -a > /logs/artifacts/listing.txt"), timeout_s=20.0),)
 
 
@@ -126,11 +127,12 @@ def test_steps_have_their_own_tests_over_the_tasks(samples):
     assert [step.name for step in task.steps] == ["first", "second"]
     assert (first.min_reward, second.min_reward) == ({"reward": 1.0}, {"reward": 0.5, "kept": 1.0})
     assert (first.wall_s, second.wall_s) == (120.0, 60.0)
-    assert set(unpacked(first.metadata[KEY]["tests"])) == {"test.sh", "same.sh"}
-    assert b"sum.txt" in unpacked(first.metadata[KEY]["tests"])["test.sh"]
+    assert set(first.metadata["test_files"]) == {"test.sh", "same.sh"}
+    assert "sum.txt" in first.metadata["test_files"]["test.sh"]
     assert (first.metadata[KEY]["timeout_s"], second.metadata[KEY]["timeout_s"]) == (60.0, 30.0)
     assert second.metadata[KEY]["env"] == {"STEP": "second"}
-    assert [len(step.setup.run) for step in task.steps] == [1, 2]
+    assert first.files == {"numbers.txt": "4\n5\n"}
+    assert [len(step.setup.run) for step in task.steps] == [0, 2]
     assert all(step.solution is not None for step in task.steps)
     assert "9" not in first.instruction + str(first.setup)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from harnessgym.grading.terminal_bench import KEY
-from harnessgym.tasks.packing import unpacked
 from harnessgym.tasks.payload import payload_of, task_of
 from harnessgym.tasks.source import recognised
 from harnessgym.tasks.terminal_bench import TerminalBench
@@ -41,7 +40,7 @@ def test_every_part_has_its_place(samples):
     assert (task.home, task.limits.wall_s, task.env) == ("/app", 120.0, {"TEST_DIR": "/tests"})
     spec = task.metadata[KEY]
     assert (spec["script"], spec["timeout_s"], spec["env"]["TEST_DIR"]) == ("run-tests.sh", 90.0, "/tests")
-    assert set(unpacked(spec["tests"])) == {"run-tests.sh", "test_outputs.py"}
+    assert set(task.metadata["test_files"]) == {"run-tests.sh", "test_outputs.py"}
     assert task.grading.install[0][-1] == "pytest==8.4.1"
     assert task.metadata["yaml"]["tags"] == ["files"]
     assert task_of(payload_of(task)) == task
@@ -49,8 +48,8 @@ def test_every_part_has_its_place(samples):
 
 def test_a_solution_may_be_lines_that_are_typed(samples):
     task = samples["terminal_bench/typed-lines"]
-    (text,) = unpacked(task.solution.files[".harnessgym-packed"]).values()
-    assert text.decode() == "#!/bin/bash\nsort lines.txt > sorted.txt\ncat sorted.txt\n"
+    text = task.solution.files[".harnessgym-solution/solution.sh"]
+    assert text == "#!/bin/bash\nsort lines.txt > sorted.txt\ncat sorted.txt\n"
     assert task.grading.install == ()
     assert task.metadata["yaml"]["canary"] == "kept"
 
