@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from harnessgym.equipping import equipment_of
@@ -15,6 +14,7 @@ from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, Sand
 from harnessgym.grading.judging import judge
 from harnessgym.grading.verifier import Opener
 from harnessgym.rollout.furnishing import furnish
+from harnessgym.rollout.steps import step_task, through_steps
 from harnessgym.sandbox import Sandbox, SandboxBackend
 from harnessgym.task import Grade, Solution, Task
 
@@ -64,22 +64,33 @@ class StandIn:
         self._backend = backend
 
     async def gold(self, task: Task) -> Result:
-        """Does what the solution says."""
-        if task.solution is None:
-            return Result(task.id, GOLD, None, error="The task has no solution, so its zeros would mean nothing.")
-        return await self.act(task, GOLD, partial(_solve, task, task.solution))
+        """Does what the solution says, or that of each step."""
+        for asked in (step_task(task, step) for step in task.steps) if task.steps else (task,):
+            if asked.solution is None:
+                return Result(task.id, GOLD, None, error="The task has no solution, so its zeros would mean nothing.")
+        return await self._work(task, GOLD, _solve)
 
     async def nothing(self, task: Task) -> Result:
         """Ends at once."""
         return await self.act(task, NOTHING, _rest)
 
     async def act(self, task: Task, name: str, act: Callable[[Sandbox], Awaitable[None]]) -> Result:
-        """Does anything, and says under this name what came of it."""
+        """Does anything, in each step where there are several, and says under this name what came of it."""
+        return await self._work(task, name, lambda _, sandbox: act(sandbox))
+
+    async def grade(self, task: Task, sandbox: Sandbox, act: Callable[[Task, Sandbox], Awaitable[None]]) -> Grade:
+        """Acts in a furnished sandbox, in each of the task's steps if it has some, and grades it."""
+        if not task.steps:
+            await act(task, sandbox)
+            return await judge(task, sandbox, self.fresh(task))
+        fresh = self.fresh(task)
+        return await through_steps(task, sandbox, lambda asked: act(asked, sandbox), lambda asked: judge(asked, sandbox, fresh))
+
+    async def _work(self, task: Task, name: str, act: Callable[[Task, Sandbox], Awaitable[None]]) -> Result:
         began = time.monotonic()
         try:
             async with self.furnished(task) as sandbox:
-                await act(sandbox)
-                return judged(task, name, await judge(task, sandbox, self.fresh(task)), began)
+                return judged(task, name, await self.grade(task, sandbox, act), began)
         except (HarnessGymError, OSError, MemoryError) as error:
             return failed(task, name, error, began)
 
@@ -95,8 +106,9 @@ class StandIn:
         return lambda: self._backend.open(task.limits, equipment_of(task, grades=True))
 
 
-async def _solve(task: Task, solution: Solution, sandbox: Sandbox) -> None:
+async def _solve(task: Task, sandbox: Sandbox) -> None:
     """Raises TaskError when a command of the solution fails."""
+    solution = task.solution or Solution()
     for path, text in solution.files.items():
         await sandbox.write(path, text.encode())
     for command in solution.run:

@@ -15,7 +15,7 @@ from harnessgym.cheats.daemons import HEARTBEAT
 from harnessgym.cheats.stand_in import Result, StandIn, failed, judged
 from harnessgym.cheats.surroundings import Surroundings, surroundings
 from harnessgym.errors import HarnessGymError, SandboxError
-from harnessgym.grading.judging import judge
+from harnessgym.rollout.steps import all_solutions
 from harnessgym.sandbox import Capability, Sandbox, SandboxBackend, needs, require
 from harnessgym.task import Task
 
@@ -49,14 +49,18 @@ class Suite:
         """A cheat in the agent's place; None if it has nothing to try on this task."""
         began, loot, ending = time.monotonic(), "", ""
         async with self._around.listening() as ear:
-            target = await asyncio.to_thread(self._around.target, task, ear)
+            target = await asyncio.to_thread(self._around.target, replace(task, solution=all_solutions(task)), ear)
             if not cheat.applies(target):
                 return None
             try:
                 async with self._stand_in.furnished(task) as sandbox:
-                    ending = await _attack(sandbox, cheat.commands(target), task)
-                    loot = await _text(sandbox, LOOT)
-                    result = judged(task, cheat.name, await judge(task, sandbox, self._stand_in.fresh(task)), began)
+
+                    async def attack(asked: Task, sandbox: Sandbox) -> None:
+                        nonlocal loot, ending
+                        ending = await _attack(sandbox, cheat.commands(target), asked)
+                        loot = await _text(sandbox, LOOT)
+
+                    result = judged(task, cheat.name, await self._stand_in.grade(task, sandbox, attack), began)
                     loot += await _alive(sandbox)
             except (HarnessGymError, OSError, MemoryError) as error:
                 result = failed(task, cheat.name, error, began)

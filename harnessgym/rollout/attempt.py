@@ -26,6 +26,7 @@ from harnessgym.rollout.failure import CONSEQUENCES, Cause, Phase, RolloutFailed
 from harnessgym.rollout.furnishing import furnish
 from harnessgym.rollout.pressure import Pressure
 from harnessgym.rollout.stage import Stage, Stages
+from harnessgym.rollout.steps import laying, step_task, through_steps
 from harnessgym.rollout.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult, Sandbox, needs, require
 from harnessgym.store import events
@@ -50,7 +51,8 @@ class Attempt:
         self.line, self.stages, self.pressure, self.row = line, stages, pressure, row
         self.phase: Phase = "prepare"
         self.latencies: dict[str, float] = {}
-        """Seconds by stage; `wait.STAGE` in its queue. Parts of preparing: `wait.room`, `prepare.open`, `prepare.setup`."""
+        """Seconds by stage, over all steps; `wait.STAGE` in its queue. Parts of preparing: `wait.room`, `prepare.open`,
+        `prepare.setup`."""
         self._task: Task
         self._sandbox: Sandbox
         self._session: OpenedSession | None = None
@@ -75,7 +77,10 @@ class Attempt:
 
     async def _stages(self) -> RolloutOutcome:
         async with self._place(self.stages.prepare):
-            launch = await self._prepare()
+            await self._prepare()
+            launch = None if self._task.steps else await self._launch(self._task)
+        if launch is None:
+            return await self._steps()
         async with self._place(self.stages.run):
             self.phase = "run"
             result = await start(launch, replace(self._task, files={}), self._sandbox)
@@ -91,6 +96,35 @@ class Attempt:
             self.phase = "evaluate"
             return await self._evaluate(result, evidence)
 
+    async def _steps(self) -> RolloutOutcome:
+        """The harness once for each step of the task, in one session; each step is graded before the next."""
+        ended: list[ExecResult] = []
+
+        async def act(asked: Task) -> None:
+            async with laying(self._sandbox, first=not ended):
+                launch = await self._launch(asked)
+            async with self._place(self.stages.run):
+                self.phase = "run"
+                ended.append(await start(launch, replace(asked, files={}), self._sandbox))
+
+        async def grade(asked: Task) -> Grade:
+            async with self._place(self.stages.evaluate):
+                self.phase = "evaluate"
+                async with taken(asked, self._sandbox, self.line.backend.root) as evidence:
+                    found = await self._grade(asked, evidence)
+            self.phase = "prepare"
+            return found
+
+        plain = self._sandbox if self._faulty is None else self._faulty.sandbox
+        whole = await through_steps(self._task, plain, act, grade)
+        self.phase = "reconstruct"
+        calls = await self._seal()
+        async with self._place(self.stages.reconstruct):
+            await self._collect_faults()
+            await self._reconstruct(ended[-1], calls)
+        self.phase = "evaluate"
+        return await self._rewarded(ended[-1], whole)
+
     @asynccontextmanager
     async def _place(self, stage: Stage) -> AsyncIterator[None]:
         """A place of a stage, booked under its name."""
@@ -103,10 +137,10 @@ class Attempt:
                 self._book(stage.name, time.perf_counter() - with_it)
 
     def _book(self, name: str, seconds: float) -> None:
-        self.latencies[name] = round(seconds, 5)
+        self.latencies[name] = round(self.latencies.get(name, 0.0) + seconds, 5)
 
-    async def _prepare(self) -> Launch:
-        """A furnished sandbox and an open session; what is left is to start the harness."""
+    async def _prepare(self) -> None:
+        """A furnished sandbox and an open session; what is left is to launch the harness."""
         line, row = self.line, self.row
         task, harness = line.task_of(row), self._harness()
         require(line.backend.capabilities, needs(task))
@@ -114,7 +148,8 @@ class Attempt:
         await self._holding.enter_async_context(self.pressure.admitted(task.limits.memory_mb, f"rollout {row.id}"))
         self._book("wait.room", time.perf_counter() - began)
         self.phase, began = "open", time.perf_counter()
-        opened = line.backend.open(task.limits, equipment(harness, task, line.backend.capabilities))
+        asked = step_task(task, task.steps[0]) if task.steps else task
+        opened = line.backend.open(task.limits, equipment(harness, asked, line.backend.capabilities))
         self._task, self._sandbox = task, await self._holding.enter_async_context(opened)
         self.phase = "prepare"
         self._book("prepare.open", time.perf_counter() - began)
@@ -130,7 +165,11 @@ class Attempt:
             min_version=row.submitted_version,
             options=line.options.model_copy(update={"side_calls": (*line.options.side_calls, *harness.side_calls)}),
         )
-        launch = harness.launch(task, Endpoint(self._sandbox.proxy_url, self._session.key))
+
+    async def _launch(self, task: Task) -> Launch:
+        """How the harness is started on a task, or on a step as one; its files are laid."""
+        assert self._session is not None
+        launch = self._harness().launch(task, Endpoint(self._sandbox.proxy_url, self._session.key))
         for path, text in launch.files.items():
             await self._sandbox.write(path, text.encode())
         return replace(launch, files={})
@@ -157,13 +196,20 @@ class Attempt:
             raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
 
     async def _evaluate(self, result: ExecResult, evidence: Evidence) -> RolloutOutcome:
-        task, backend = self._task, self.line.backend
+        return await self._rewarded(result, await self._grade(self._task, evidence))
+
+    async def _grade(self, task: Task, evidence: Evidence) -> Grade:
+        """What the grader says of a task, or of a step as one, and a second opinion if the run wants one."""
+        backend = self.line.backend
         bare = equipment_of(task, grades=True)
         shared = self._sandbox if task.verifier == "shared" else None
         grade = await verdict(task, evidence, shared, lambda: backend.open(task.limits, bare))
         if self.line.second_opinion and grade.tampered is None and grade.rewards["reward"] >= 1.0:
             opinion = await opinion_on(task, evidence.folder, lambda: backend.open(task.limits, bare))
             grade = with_opinion(grade, opinion)
+        return grade
+
+    async def _rewarded(self, result: ExecResult, grade: Grade) -> RolloutOutcome:
         scores = await self._scores(grade)
         refused = await self.line.read(lambda conn: events.of_rollout(conn, self.row.id, "refused_request"))
         cause = cause_of_end(result, {event.attributes.get("limit") for event in refused})

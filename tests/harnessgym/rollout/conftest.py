@@ -17,6 +17,7 @@ from harnessgym.rollout.pipeline import Pipeline
 from harnessgym.rollout.plan import Plan
 from harnessgym.rollout.pressure import Pressure
 from harnessgym.run_config import RunConfig
+from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.process import Process, ProcessSettings
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
@@ -91,7 +92,7 @@ def make_config(tmp_path):
         raw = {
             "name": "test",
             "policy": {"path": str(POLICY)},
-            "tasks": {"set": f"{HERE}:{tasks}"},
+            "tasks": {"set": tasks if ":" in tasks else f"{HERE}:{tasks}"},
             "harnesses": write_harnesses(tmp_path, names),
             "sampling": {"max_tokens": 16},
             "session": session or {},
@@ -109,7 +110,8 @@ def make_config(tmp_path):
 @pytest.fixture
 def make_line(tmp_path, language, make_config):
     @asynccontextmanager
-    async def make(*names, status="training", upstream=None, **options):
+    async def make(*names, status="training", upstream=None, walls=False, **options):
+        """`walls` runs harnesses in bubblewrap."""
         config = make_config(*names, **options)
         answer = list(language.renderer.tokenizer.encode("Hello!<|im_end|>", add_special_tokens=False).ids)
         upstream = upstream or ScriptedUpstream([answer])
@@ -119,15 +121,28 @@ def make_line(tmp_path, language, make_config):
             first = PolicyVersion(0, None, "full", str(POLICY), 0, "", 0, committed=True, orphaned=False)
             store.write(lambda conn: policies.publish(conn, policy_id, first))
             store.write(lambda conn: workers.upsert(conn, WorkerRow("w0", run_id, "scripted", "w0", 0, "ready")))
+            (tmp_path / "proxy").mkdir()
             settings = ProxySettings(
-                store=store.url, run_id=run_id, policy=POLICY, control_key=KEY, port=0, control_port=0, max_length=4_000
+                store=store.url,
+                run_id=run_id,
+                policy=POLICY,
+                control_key=KEY,
+                port=0,
+                uds=tmp_path / "proxy" / "proxy.sock" if walls else None,
+                control_port=0,
+                max_length=4_000,
             )
             proxy = Proxy(settings, store, connect=lambda row: upstream, language=language)
             await proxy.start()
-            sandboxes = Process(ProcessSettings(proxy_url=proxy.url, workspace_root=tmp_path / "workspaces"))
+            root = tmp_path / "workspaces"
+            sandboxes = (
+                Bubblewrap(BubblewrapSettings(proxy_socket_dir=tmp_path / "proxy", workspace_root=root))
+                if walls
+                else Process(ProcessSettings(proxy_url=proxy.url, workspace_root=root))
+            )
             try:
                 async with ControlClient(proxy.control_address, KEY) as control, sandboxes as backend:
-                    plan = Plan(run_id, policy_id, config, "process")
+                    plan = Plan(run_id, policy_id, config, "bubblewrap" if walls else "process")
                     harnesses = {section.name: make_harness(section) for section in config.harnesses}
                     line = (store, control, backend, harnesses, config.session, plan.task)
                     yield Line(

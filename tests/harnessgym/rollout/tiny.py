@@ -31,6 +31,7 @@ HARNESSES = {
     "eats": "call(); bytearray(64 << 30)",
     "is_killed": "call(); os.kill(os.getpid(), 9)",
     "fills": "call(); raise OSError(28, 'No space left on device')",
+    "obeys": "call(); exec(open('instruction.txt').read().rpartition('---')[2])",
     "talks": "\nfor i in range(99):\n    try: call(str(i))\n    except urllib.error.HTTPError: break",
 }
 """Name to the program behind `call(text)`, which asks the proxy for a chat completion."""
