@@ -30,10 +30,10 @@ echo '{END}'
 _LAY = """\
 set -e
 rm -rf "./$3" ./r2e_tests
-for tests in "$2" /r2e_tests "$1/r2e_tests"; do
+for tests in "$2" "$1/r2e_tests"; do
     if [ -n "$(ls -A "$tests" 2>/dev/null)" ]; then cp -a "$tests/." ./r2e_tests; break; fi
 done
-if [ ! -d r2e_tests ]; then echo "The image has no /r2e_tests." >&2; exit 3; fi
+if [ ! -d r2e_tests ]; then echo "The image has no $2." >&2; exit 3; fi
 if [ ! -f "$1/$3" ]; then echo "The image has no $3 in the repository." >&2; exit 3; fi
 cp "$1/$3" "./$3"
 chown -hR "$(stat -c %u:%g .)" r2e_tests "./$3"

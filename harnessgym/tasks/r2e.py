@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import TaskError
-from harnessgym.task import GradingImage, Task
+from harnessgym.task import Task
 from harnessgym.tasks.format import Loaded
 from harnessgym.tasks.rows import Row, first_row
 from harnessgym.tasks.swe_bench import HOME
@@ -22,8 +22,7 @@ from harnessgym.tasks.swe_task import LIMITS, begun, read_set, rest, text
 
 GRADER = "harnessgym.grading.r2e:verifier"
 TESTS = "/r2e_tests"
-KEPT = "/.r2e_tests"
-"""Where the grading image has them, for root alone."""
+"""For root alone, in the agent's image too."""
 HIDDEN = (
     "run_tests.sh", "r2e_tests", "syn_issue.json", "expected_test_output.json", "execution_result.json", "parsed_commit.json",
     "modified_files.json", "modified_entities.json",
@@ -36,7 +35,7 @@ KNOWN = USED | {
 }  # fmt: skip
 _ISSUE = re.compile(r"\[ISSUE\](.*)\[/ISSUE\]", re.DOTALL)
 _HIDE = ("sh", "-c", 'rm -rf -- "$@"; find . -name "*.pyc" -not -path "./.venv/*" -delete', "hide", *HIDDEN)
-_KEEP = f"if [ -d {TESTS} ]; then cp -a {TESTS} {KEPT} && chmod 0700 {KEPT}; fi"
+_CLOSE = f"if [ -d {TESTS} ]; then chown root:root {TESTS} && chmod 0700 {TESTS}; fi"
 
 
 class R2e:
@@ -65,10 +64,9 @@ def r2e_task(row: Row, name: str) -> Task:
         limits=LIMITS,
         setup=begun(_HIDE, ("rm", "-rf", ".git")),
         grader=GRADER,
-        metadata={"r2e": {"repo_name": repo, "expected": _expected(row), "tests": KEPT}, "row": rest(row, USED)},
+        metadata={"r2e": {"repo_name": repo, "expected": _expected(row), "tests": TESTS}, "row": rest(row, USED)},
         home=HOME,
-        folders=(TESTS,),
-        grading=GradingImage(install=(("sh", "-c", _KEEP),)),
+        install=(("sh", "-c", _CLOSE),),
     )
 
 
