@@ -111,4 +111,5 @@ def test_every_written_line_is_shown(tmp_path_factory, written):
     for path, text in written.items():
         assert path in diff
         if "\0" not in text:
-            assert all(f"+{line}" in diff for line in text.encode(errors="replace").decode().split("\n"))
+            lines = text.encode(errors="replace").decode().split("\n")
+            assert all(f"+{line}" in diff for line in lines if line)

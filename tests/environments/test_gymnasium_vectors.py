@@ -29,9 +29,8 @@ def test_every_id_is_registered_with_gymnasium():
 
 
 @pytest.mark.bubblewrap
-@pytest.mark.parametrize("name", ["harnessgym/Code-v0", "harnessgym/SWE-v0"])
-def test_gymnasiums_checker_finds_nothing(name):
-    env = gymnasium.make(f"environments:{name}", tasks="shell")
+def test_gymnasiums_checker_finds_nothing():
+    env = gymnasium.make("environments:harnessgym/Code-v0", tasks="shell")
     check_env(env.unwrapped)
     env.close()
 
