@@ -186,6 +186,10 @@ def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
         (table.agent.user is not None, "agent.user has no effect: agents run as the sandbox's user, who is not root"),
         (environment.skills_dir, "environment.skills_dir is not given to the agent; it lies in the image"),
         (environment.mcp_servers, "environment.mcp_servers are not given to the agent"),
+        (
+            any(step.verifier.environment or step.verifier.environment_mode for step in table.steps),
+            "environment and environment_mode of a step's verifier have no effect: all steps are tested as the task says",
+        ),
         ((folder / "trajectory.json").is_file(), "trajectory.json is not laid before the agent: every rollout begins anew"),
     ):
         if present:

@@ -159,3 +159,12 @@ async def test_a_solution_that_is_no_script_of_a_shell_is_run_too(docker, folder
     task = read(where)
     assert isinstance(task.solution, Solution)
     assert (await StandIn(docker).gold(task)).reward == 1.0
+
+
+async def test_steps_are_each_graded_by_their_own_tests_and_the_last_is_the_tasks(docker):
+    task = sample("harbor/two-steps")
+    gold = await StandIn(docker).gold(task)
+    assert (gold.reward, gold.error) == (1.0, None), gold.evidence
+    only_first = await left_by(docker, task, "echo 9 > sum.txt")
+    assert (only_first.reward, only_first.error) == (0.0, None)
+    assert (await StandIn(docker).nothing(task)).reward == 0.0
