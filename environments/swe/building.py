@@ -1,6 +1,7 @@
 """From a manifest to tasks: the faulty package as the workspace, the tests of the pristine one as the judge."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -87,9 +88,10 @@ def _metadata(manifest: Manifest, entry: Entry, tree: Tree, files: Mapping[str, 
 
 
 def _command(tree: Tree) -> str:
+    """Runs the tests without the package's own settings, which name plugins that are not there."""
     paths = ":".join(source for source in tree.package.sources if source != ".")
     before = f"PYTHONPATH={paths} " if paths else ""
-    return f"{before}python3 -m pytest -q {tree.package.tests}"
+    return f"{before}python3 -m pytest -q -c {os.devnull} --rootdir=. {tree.package.tests}"
 
 
 def _digest(files: Mapping[str, str]) -> str:

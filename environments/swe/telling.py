@@ -7,6 +7,7 @@ import ast
 import builtins
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -52,7 +53,7 @@ class _Values(ast.NodeTransformer):
 
 def statement(tree: Tree, facts: Mapping[str, Fact], random: Random) -> str | None:
     """The problem as an issue would put it; None when not one failure can be told."""
-    told = _examples(facts)
+    told = _examples({test: {**fact, "shared": _shared(tree, test)} for test, fact in facts.items()})
     if not told:
         return None
     names = _subjects(tree, told, facts)
@@ -102,19 +103,45 @@ def _sentence(fact: Fact) -> str | None:
         return None
     if len(parsed) != 1:
         return None
-    node, made = parsed[0], _assigned(fact.get("code", ""))
-    if _needs(fact, node, made):
-        if not fact.get("code"):
-            return None
-        names = fact.get("names", {})
-        given = {name: said for name, said in names.items() if name in _read(fact["code"]) - made and len(said) <= _LONGEST}
-        fact = {**fact, "names": {name: said for name, said in names.items() if name not in made}}
-        said = _said(fact, node)
-        with_ = _listed([f"`{name} = {value}`" for name, value in sorted(given.items())])
-        head = f"In this, with {with_}:" if with_ else "In this:"
-        return f"{head}\n\n```python\n{fact['code']}\n```\n\n{said}" if said and len(said) <= 3 * _LONGEST else None
-    said = _said(fact, node)
-    return said if said and len(said) <= 3 * _LONGEST else None
+    node, made, code = parsed[0], _assigned(fact.get("code", "")), fact.get("code", "")
+    alone = not _needs(fact, node, made)
+    if not alone and not code:
+        return None
+    names = fact.get("names", {})
+    read = set() if alone else _read(code) - made
+    given = {name: said for name, said in names.items() if name in read and len(said) <= _LONGEST}
+    given |= {
+        name: said for name, said in fact["shared"].items() if re.search(rf"\b{name}\b", fact["statement"] if alone else code)
+    }
+    with_ = _listed([f"`{name} = {value}`" for name, value in sorted(given.items())])
+    said = _said(fact if alone else {**fact, "names": {name: said for name, said in names.items() if name not in made}}, node)
+    if not said or len(said) > 3 * _LONGEST:
+        return None
+    if alone:
+        return f"With {with_}, {said}" if with_ else said
+    head = f"In this, with {with_}:" if with_ else "In this:"
+    return f"{head}\n\n```python\n{code}\n```\n\n{said}"
+
+
+def _shared(tree: Tree, test: str) -> Mapping[str, str]:
+    """What the class of a test sets for all of its tests: `self.name` to its source."""
+    path, *names = test.partition("[")[0].split("::")
+    return _set_in_class(tree.tests.get(path, ""), tuple(names[:-1]))
+
+
+@cache
+def _set_in_class(text: str, classes: tuple[str, ...]) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    body: list[ast.stmt] = ast.parse(text).body if classes else []
+    for name in classes:
+        body = next((node.body for node in body if isinstance(node, ast.ClassDef) and node.name == name), [])
+    for node in body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if len(said := ast.unparse(value)) <= _LONGEST:
+                found[f"self.{name}"] = said
+            case _:
+                pass
+    return found
 
 
 def _needs(fact: Fact, node: ast.stmt, made: set[str]) -> bool:
@@ -188,7 +215,7 @@ def _checked(node: ast.stmt) -> ast.AST:
     match node:
         case ast.Assert(test=ast.UnaryOp(op=ast.Not(), operand=test)) | ast.Assert(test=test):
             return test
-        case ast.Expr(value=value) | ast.Assign(value=value):
+        case ast.Expr(value=value) | ast.Assign(targets=[ast.Name()], value=value):
             return value
         case _:
             return node

@@ -36,10 +36,18 @@ def tree(name: str) -> Tree:
     above = str(PurePosixPath(wanted.tests).parent)
     within = {path: text for path, text in found.items() if _below(path, (wanted.tests,))}
     laid = {path if above == "." else path.removeprefix(f"{above}/"): text for path, text in within.items()}
-    laid = {path: text for path, text in laid.items() if PurePosixPath(path).name != "conftest.py"}
-    files = {path: text for path, text in found.items() if path in within or _kept(path, text, wanted)}
+    graded = _graded(wanted, laid)
+    laid = {path: text for path, text in laid.items() if path in graded or not _is_test(path)}
+    shown = {path for path in within if (path if above == "." else path.removeprefix(f"{above}/")) in laid}
+    files = {path: text for path, text in found.items() if path in shown or (path not in within and _kept(path, text, wanted))}
     code = tuple(sorted(path for path in files if _is_code(path, wanted)))
-    return Tree(wanted, files, code, laid, _graded(wanted, laid))
+    return Tree(wanted, files, code, laid, graded)
+
+
+def _is_test(path: str) -> bool:
+    """Whether pytest would look into it."""
+    name = PurePosixPath(path).name
+    return name == "conftest.py" or (name.endswith(".py") and name.startswith("test_"))
 
 
 def _kept(path: str, text: str, package: Package) -> bool:
@@ -59,7 +67,7 @@ def _graded(package: Package, laid: Mapping[str, str]) -> tuple[str, ...]:
     root = PurePosixPath(package.tests).name
     if package.graded:
         return tuple(f"{root}/{path}" for path in package.graded)
-    return tuple(sorted(path for path in laid if PurePosixPath(path).name.startswith("test_") and path.endswith(".py")))
+    return tuple(sorted(path for path in laid if _is_test(path) and not path.endswith("conftest.py")))
 
 
 def _below(path: str, roots: tuple[str, ...]) -> bool:

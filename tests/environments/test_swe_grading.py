@@ -127,9 +127,9 @@ async def test_generating_again_gives_the_committed_tasks(bubblewrap, tmp_path):
     """From nothing: no proof of an earlier run is used."""
     committed = read(package("itsdangerous"))
     again = await generate(
-        bubblewrap, tree("itsdangerous"), seed=committed.seed, wanted=3, jobs=2, folder=tmp_path / "proofs",
+        bubblewrap, tree("itsdangerous"), seed=committed.seed, wanted=2, jobs=2, folder=tmp_path / "proofs",
         progress=lambda tasks, tried: None,
     )  # fmt: skip
     assert again.tests == committed.tests
     assert again.without == committed.without
-    assert again.entries == committed.entries[:3]
+    assert again.entries == committed.entries[:2]

@@ -81,6 +81,16 @@ def test_what_cannot_be_said_plainly_is_not_said(failure):
     assert told(failure) is None
 
 
+def test_what_the_class_of_a_test_sets_is_said_with_it():
+    cached = tree("cachetools")
+    facts = {
+        "tests/test_ttl.py::TTLTestCacheTest::test_x": fact("self.Cache(1).popitem()", "TypeError"),
+        "tests/test_lru.py::LRUCacheTest::test_x": fact("self.Cache[1] = 2", "TypeError"),
+    }
+    text = statement(cached, facts, Random(0))
+    assert "- With `self.Cache = LRUCache`, `self.Cache[1] = 2` raises `TypeError`." in text
+
+
 def test_a_few_examples_stand_for_many_and_the_subject_is_what_they_call():
     facts = {
         f"tests/test_a.py::test_a[{number}]": fact(f"assert Signer('k').sign({number}) == 1", op="==", left="0", right="1")
