@@ -9,13 +9,26 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 
 from harnessgym.cheats.cheat import Cheat, program
+from harnessgym.cheats.stand_in import StandIn
 from harnessgym.cheats.suite import suite
 from harnessgym.rollout.steps import Reached, all_solutions, joined, step_task
 from harnessgym.sandbox import Capability, needs
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.store.tables import calls, sessions
 from harnessgym.task import Grade, Setup, Solution, Task, TaskStep
-from tests.harnessgym.rollout.stepped import HERE, Blocked, Two, step
+from tests.harnessgym.rollout.stepped import (
+    HERE,
+    Blocked,
+    Enough,
+    FinalTooLittle,
+    LastCounts,
+    LinkedAway,
+    NoSuchChannel,
+    TakenAway,
+    TooLittle,
+    Two,
+    step,
+)
 
 pytestmark = pytest.mark.anyio
 WALLS = [pytest.param(False, id="process"), pytest.param(True, id="bubblewrap", marks=pytest.mark.bubblewrap)]
@@ -58,23 +71,50 @@ async def test_steps_share_sandbox_and_session_and_each_is_graded(make_line, wal
 @pytest.mark.parametrize(
     ("tasks", "reward", "reached", "stopped"),
     [
-        ("LastCounts", 1.0, 2, None),
-        ("TooLittle", 0.25, 1, "Step 'first' reached 0.5 of 'reward', which must be 0.6 at least."),
-        ("FinalTooLittle", 0.0, 1, "0.6 at least"),
-        ("Enough", 0.8, 2, "Step 'second' has no 'style', which must be -5 at least."),
-        ("NoSuchChannel", 0.5, 1, "Step 'first' has no 'style'"),
+        ("FinalTooLittle", 0.0, 1, "Step 'first' reached 0.5 of 'reward', which must be 0.6 at least."),
         ("Blocked", 1 / 3, 2, "Step 'second' could not be laid because of what was left: Cannot write 'second.txt'"),
-        ("LinkedAway", 0.5, 2, "Links are not followed"),
         ("InTheHarnessesWay", 0.5, 2, "Cannot write 'instruction.txt'"),
-        ("TakenAway", 0.5, 2, "step 'second' of task 'stepped/train/"),
     ],
 )
-async def test_what_steps_come_to_and_where_they_end(make_line, tasks, reward, reached, stopped):
+async def test_a_rollout_ends_with_a_step_that_is_not_enough_or_cannot_be_laid(make_line, tasks, reward, reached, stopped):
     row, found, _ = await rollout(make_line, tasks)
     assert (row["stop_reason"], row["verdict"]) == ("finished", "valid"), row
     assert found == pytest.approx(reward)
     assert len(names(row)) == reached
-    assert stopped is None or stopped in row["grading"]["stopped"]
+    assert stopped in row["grading"]["stopped"]
+
+
+async def obey(task, sandbox):
+    """Does what the instruction says, as the harness would."""
+    await sandbox.write("instruction.txt", task.instruction.encode())
+    done = await sandbox.exec(["python3", "-c", task.instruction.rpartition("---")[2]])
+    assert done.ok, done.stderr
+
+
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize(
+    ("tasks", "rewards", "reached", "stopped"),
+    [
+        (Two, {"reward": 0.75, "style": 0.5}, 2, None),
+        (LastCounts, {"reward": 1.0, "style": 0.0}, 2, None),
+        (TooLittle, {"reward": 0.25}, 1, "0.6 at least"),
+        (FinalTooLittle, {"reward": 0.0}, 1, "0.6 at least"),
+        (Enough, {"reward": 0.8}, 2, "Step 'second' has no 'style', which must be -5 at least."),
+        (NoSuchChannel, {"reward": 0.5}, 1, "Step 'first' has no 'style'"),
+        (LinkedAway, {"reward": 0.5}, 2, "Links are not followed"),
+        (TakenAway, {"reward": 0.5}, 2, "step 'second' of task 'stepped/train/"),
+    ],
+)
+async def test_what_steps_come_to_and_where_they_end(tmp_path, tasks, rewards, reached, stopped):
+    task = tasks().task()
+    async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:
+        stand_in = StandIn(backend)
+        async with stand_in.furnished(task) as sandbox:
+            grade = await stand_in.grade(task, sandbox, obey)
+    assert grade.rewards == pytest.approx(rewards)
+    assert len(grade.evidence["steps"]) == reached
+    assert ("stopped" in grade.evidence) == (stopped is not None)
+    assert stopped is None or stopped in grade.evidence["stopped"]
 
 
 async def test_tampering_with_one_is_tampering_with_all(make_line):
