@@ -28,20 +28,17 @@ _RAN = re.compile(
 
 Cause = Literal["environment", "ambiguous"]
 """environment: no patch of source code does that. ambiguous: a patch may have."""
-_SIGNATURES: tuple[tuple[str, Cause, re.Pattern[str]], ...] = tuple(
-    (name, cause, re.compile(pattern, re.MULTILINE))
-    for name, cause, pattern in (
-        ("a browser did not start", "environment", r"Failed to launch|Failed to connect to the bus"),
-        ("there is no display", "environment", r"cannot open display|Missing X server|unable to open X display"),
-        ("out of memory", "environment", r"Cannot allocate memory|OutOfMemoryError|^Killed$"),
-        ("the container engine is away", "environment", r"Error response from daemon|Cannot connect to the Docker daemon"),
-        ("names cannot be resolved", "environment", r"Could not resolve host|Temporary failure in name resolution"),
-        ("the disk is full", "environment", r"No space left on device"),
-        ("a module is missing", "ambiguous", r"Cannot find module|MODULE_NOT_FOUND|ModuleNotFoundError"),
-        ("no test was collected", "ambiguous", r"no tests ran|collected 0 items"),
-        ("the tests did not end", "ambiguous", r"Timeout error: \d+ seconds exceeded"),
-    )
-)  # fmt: skip
+_SIGNATURES: tuple[tuple[str, Cause, str], ...] = (
+    ("a browser did not start", "environment", r"Failed to launch|Failed to connect to the bus"),
+    ("there is no display", "environment", r"cannot open display|Missing X server|unable to open X display"),
+    ("out of memory", "environment", r"Cannot allocate memory|OutOfMemoryError|^Killed$"),
+    ("the container engine is away", "environment", r"Error response from daemon|Cannot connect to the Docker daemon"),
+    ("names cannot be resolved", "environment", r"Could not resolve host|Temporary failure in name resolution"),
+    ("the disk is full", "environment", r"No space left on device"),
+    ("a module is missing", "ambiguous", r"Cannot find module|MODULE_NOT_FOUND|ModuleNotFoundError"),
+    ("no test was collected", "ambiguous", r"no tests ran|collected 0 items"),
+    ("the tests did not end", "ambiguous", r"Timeout error: \d+ seconds exceeded"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ def _checked(log: str, part: str, parser: Parser, exit_code: int | None, no_resu
 
 def diagnosis(log: str) -> tuple[str, Cause] | None:
     """The first sign of trouble in a log that has no result: what, and whether a patch can be behind it."""
-    return next(((name, cause) for name, cause, pattern in _SIGNATURES if pattern.search(log)), None)
+    return next(((name, cause) for name, cause, sign in _SIGNATURES if re.search(sign, log, re.MULTILINE)), None)
 
 
 def instrumented(script: str, nonce: str = "") -> str:

@@ -148,7 +148,7 @@ def shown_patch(patch: bytes) -> dict[str, Any]:
 
 async def _lay_assets(task: Task, spec: Mapping[str, Any], sandbox: Sandbox) -> None:
     """Binary files that a patch needs and cannot carry, from a task repository on this machine."""
-    folder = spec.get("assets")
+    folder = str(spec.get("assets") or "")
     for entry in [each for entries in spec["image_assets"].values() for each in entries] if folder else ():
         file = Path(folder) / entry["path"]
         try:
