@@ -30,11 +30,10 @@ WORKSPACE = "/workspace"
 HOME = "/home/agent"
 SET_ASIDE = "/.harnessgym/home"
 """What an image had where its home leads to the workspace (`harnessgym.images.home`). For root alone."""
-HOME_LABEL = "harnessgym.home"
-"""Label of an image with a home: its path."""
 ROOT_LABEL = "harnessgym.root"
 NODE_LABEL = "harnessgym.node"
 LEASE_LABEL = "harnessgym.lease"
+HOME_LABEL = "harnessgym.home"
 _AGENT = "/run/harnessgym/agent"
 _DOOR = "/run/harnessgym/door"
 _KEPT = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETPCAP", "SETUID")
@@ -79,15 +78,13 @@ class Plan:
     user: int
     tmp_mb: int
     folders: tuple[str, ...] = ()
-    """Beside the workspace, writable and of its size."""
 
     @classmethod
     def of(
         cls, image: Image, limits: Limits, readable: tuple[str, ...], user: int, tmp_mb: int, folders: tuple[str, ...] = ()
     ) -> "Plan":
         """The plan for a sandbox of these limits. Raises OSError when something readable is not there."""
-        found = [os.stat(path) for path in readable]
-        inodes = tuple((each.st_dev, each.st_ino) for each in found)
+        inodes = tuple((found.st_dev, found.st_ino) for found in map(os.stat, readable))
         bounds = (limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus)
         return cls(image, *bounds, readable, inodes, user, tmp_mb, folders)
 
