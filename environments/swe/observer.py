@@ -81,11 +81,11 @@ class Observer:
         self._reporter, self._folder = reporter, folder
         self._compared: tuple[str, Any, Any] | None = None
 
-    def pytest_runtest_setup(self, item: Any) -> None:
+    def pytest_runtest_setup(self) -> None:
         """Forgets the last test."""
         self._compared = None
 
-    def pytest_assertrepr_compare(self, config: Any, op: str, left: Any, right: Any) -> None:
+    def pytest_assertrepr_compare(self, op: str, left: Any, right: Any) -> None:
         """Keeps the two sides of what did not hold."""
         self._compared = op, left, right
 
@@ -126,8 +126,8 @@ def main() -> None:
     exec(compile(sys.argv[1], "runner", "exec"), runner.__dict__)  # noqa: S102 - the runner is HarnessGym's own text
     import pytest
 
-    plain, kept = pytest.main, {}
-    lay = runner.__dict__["_lay"]
+    kept: dict[str, Any] = {}
+    plain, lay = pytest.main, runner.__dict__["_lay"]
 
     class Reporter(runner.Reporter):  # type: ignore[name-defined, misc]
         """Remembers itself."""

@@ -146,10 +146,15 @@ def _set_in_class(text: str, classes: tuple[str, ...]) -> Mapping[str, str]:
 
 def _needs(fact: Fact, node: ast.stmt, made: set[str]) -> bool:
     """Whether a statement says nothing without what the test did before: it reads what was made there."""
-    hidden = set(fact.get("locals", ())) - set(fact.get("names", {}))
     read = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} - {"self"}
-    sides = _sides(node)
-    return bool(read & hidden) or (sides is not None and all(_is_plain(fact, side) for side in sides) and bool(read & made))
+    hidden = set(fact.get("locals", ())) - set(fact.get("names", {}))
+    if read & hidden:
+        return True
+    if fact.get("code"):
+        return bool(read & made)
+    return bool(read & set(fact.get("names", {}))) and all(
+        name.startswith("assert") for name in _called(fact["statement"], package="")
+    )
 
 
 def _read(code: str) -> set[str]:
@@ -157,16 +162,20 @@ def _read(code: str) -> set[str]:
 
 
 def _assigned(code: str) -> set[str]:
-    """Names that a program makes."""
+    """Names that a program makes of more than literals."""
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except SyntaxError:
         return set()
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    literal = {id(node.targets[0]) for node in nodes if isinstance(node, ast.Assign) and _is_plain({}, node.value)}
+    stored = (node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    return {node.id for node in stored if id(node) not in literal}
 
 
 def _said(fact: Fact, node: ast.stmt) -> str | None:
     error, wanted = fact["error"], fact.get("wanted", "")
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return None
     if isinstance(node, ast.With) and wanted and error in ("Failed", "AssertionError"):
         body = "; ".join(_shown(fact, each) for each in node.body)
         return f"`{body}` raises nothing, where `{wanted}` is expected."
@@ -245,11 +254,27 @@ def _shown(fact: Fact, node: ast.AST) -> str:
     return filled if len(filled) <= _LONGEST else plain
 
 
-def _is_plain(fact: Fact, node: ast.expr) -> bool:
-    """Whether it is a value that the test says itself."""
-    names = fact.get("names", {})
-    inner = (ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.UnaryOp, ast.USub, ast.expr_context, ast.JoinedStr)
-    return all(isinstance(each, inner) or (isinstance(each, ast.Name) and each.id in names) for each in ast.walk(node))
+def _is_plain(fact: Fact, node: ast.AST) -> bool:
+    """Whether it is a value that the test says itself: of literals, plain names, and methods of literal texts."""
+    match node:
+        case ast.Name(id=name):
+            return name in fact.get("names", {})
+        case ast.Call(func=ast.Attribute(value=ast.Constant()), args=args, keywords=[]):
+            return all(_is_plain(fact, each) for each in args)
+        case (
+            ast.Constant()
+            | ast.Tuple()
+            | ast.List()
+            | ast.Dict()
+            | ast.Set()
+            | ast.UnaryOp()
+            | ast.JoinedStr()
+            | ast.FormattedValue()
+        ):
+            rest = (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr_context | ast.unaryop))
+            return all(_is_plain(fact, each) for each in rest)
+        case _:
+            return False
 
 
 def _subjects(tree: Tree, told: Mapping[str, str], facts: Mapping[str, Fact]) -> list[str]:
@@ -258,28 +283,35 @@ def _subjects(tree: Tree, told: Mapping[str, str], facts: Mapping[str, Fact]) ->
     counts: dict[str, int] = {}
     for test in told:
         for key, weight in (("statement", len(told) + 1), ("code", 1)):
-            for name in _called(facts[test].get(key) or "") & known:
+            for name in _called(facts[test].get(key) or "", tree.package.name) & known:
                 counts[name] = counts.get(name, 0) + weight
     most = max(counts.values(), default=0)
     failing = [name for name in counts if counts[name] > len(told) or most <= len(told)]
     return sorted(failing, key=lambda name: (-counts[name], name))[:_NAMED]
 
 
-def _called(code: str) -> set[str]:
-    """Names of the functions and methods that a program calls."""
+def _called(code: str, package: str) -> set[str]:
+    """Names of the functions and methods that a program calls, and that are not Python's own."""
     try:
         calls = [node.func for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     except SyntaxError:
         return set()
-    return {
-        call.id if isinstance(call, ast.Name) else call.attr for call in calls if isinstance(call, ast.Name | ast.Attribute)
-    }
+    found = set()
+    for call in calls:
+        match call:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if module == package:
+                found.add(name)
+            case ast.Attribute(attr=name) | ast.Name(id=name) if not hasattr(builtins, name):
+                found.add(name)
+            case _:
+                pass
+    return found
 
 
 def _public(tree: Tree) -> set[str]:
     kinds = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
     found = {node.name for path in tree.code for node in ast.walk(ast.parse(tree.files[path])) if isinstance(node, kinds)}
-    return {name for name in found if not name.startswith("_") and not hasattr(builtins, name)}
+    return {name for name in found if not name.startswith("_")}
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -60,6 +60,29 @@ def test_names_become_their_values_and_the_value_that_came_is_said_first():
             "In this, with `n = 7`:\n\n  ```python\n  r = f(n)\n  assert r == 2\n  ```\n\n  `r` is `1`, where `2` is expected.",
         ),
         (fact("assert not f(1)", "KeyError", "7"), "`f(1)` raises `KeyError` (7)."),
+        (
+            fact("assert f(n) == 2", op="==", left="1", right="2", names={"n": "7"}, before="n = 7\nassert f(n) == 2"),
+            "`f(7)` gives `1`, where `2` is expected.",
+        ),
+        (
+            fact("assert len(r) == 2", op="==", left="1", right="2", names={"r": "[1]"}, before="r = f(n)\nassert len(r) == 2"),
+            "In this:\n\n  ```python\n  r = f(n)\n  assert len(r) == 2\n  ```\n\n  `len(r)` gives `1`, where `2` is expected.",
+        ),
+        (
+            fact("assert '-'.join(['a', 'b']) == f(1)", op="==", left="'a-b'", right="'ab'"),
+            "`f(1)` gives `'ab'`, where `'a-b'` is expected.",
+        ),
+        (
+            fact(
+                "assert ''.join('a') == r",
+                op="==",
+                left="'a'",
+                right="'b'",
+                names={"r": "'b'"},
+                before="r = f(1)\nassert 'a' == r",
+            ),
+            "In this:\n\n  ```python\n  r = f(1)\n  assert 'a' == r\n  ```\n\n  `r` is `'b'`, where `'a'` is expected.",
+        ),
     ],
 )
 def test_every_way_to_fail_has_its_words(failure, wanted):
@@ -73,6 +96,7 @@ def test_every_way_to_fail_has_its_words(failure, wanted):
         fact("assert f(1) == ("),
         fact("raise AssertionError(text)"),
         fact("assert p.f == 2", op="==", left="1", right="2", locals=["p"], before=""),
+        fact("assert len(r) == 2", op="==", left="1", right="2", names={"r": "[1]"}, locals=["r"], before=""),
         fact("assert f(1) == 2", op="==", left="<f at 0x7f>", right="2"),
         fact("assert f(1) == 2", "OSError", "no file /root/x"),
     ],
