@@ -122,7 +122,7 @@ class Bubblewrap(LocalBackend):
         return replace(
             order,
             workspace=inside,
-            hidden=[_NODE, *task_folders(_prefixes(sys.executable))],
+            hidden=[_NODE, *task_folders(_prefixes(sys.executable)), *unused_packages()],
             exposed=exposed,
             tmp_bytes=self._own.tmp_mb << 20,
             port=port,
@@ -195,6 +195,19 @@ def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     patterns = [f"lib/python3*/site-packages/{name}" for name in _ANSWERS]
     found = (path for prefix in prefixes for pattern in patterns for path in Path(prefix).glob(pattern))
     return tuple(sorted(str(path) for path in found if path.is_dir()))
+
+
+@functools.cache
+def unused_packages() -> tuple[str, ...]:
+    """What is installed beside the interpreter that this environment was made from, if the environment does not use it.
+
+    Nothing runs with it, and it may hold the very package that a task is about.
+    """
+    settings = Path(sys.prefix) / "pyvenv.cfg"
+    if sys.prefix == sys.base_prefix or not settings.is_file() or "include-system-site-packages = true" in settings.read_text():
+        return ()
+    found = Path(sys.base_prefix).glob("lib/python3*/site-packages")
+    return tuple(sorted(str(path) for path in found if not path.is_relative_to("/usr")))
 
 
 @functools.cache

@@ -1,16 +1,18 @@
 """Source distributions: downloaded once and checked, from any index that pip knows; without one, an error says what to do."""
 
 import hashlib
-import importlib.util
 import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from environments.swe.package import package, packages
+from environments.swe.package import package
 from environments.swe.sdist import archive, texts
 from harnessgym.errors import TaskError
+from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
+from harnessgym.task import Limits
+from harnessgym.tasks.source import task_set
 
 NAME = "itsdangerous"
 
@@ -74,6 +76,33 @@ def test_texts_are_the_files_of_the_distribution():
     assert not [path for path in found if path.startswith("/") or ".." in path]
 
 
-def test_no_package_is_installed_where_agents_could_read_it():
-    """What is installed beside HarnessGym can be read in a bubblewrap sandbox."""
-    assert [name for name in packages() if importlib.util.find_spec(name) is not None] == []
+_SEARCH = """
+import hashlib, os, sys
+known = set(sys.stdin.read().split())
+for root in {sys.prefix, sys.base_prefix, "/usr", "/opt"}:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if name.endswith(".py"):
+                path = os.path.join(folder, name)
+                try:
+                    data = open(path, "rb").read()
+                except OSError:
+                    continue
+                if hashlib.sha256(data).hexdigest() in known:
+                    print(path)
+"""
+
+
+@pytest.mark.anyio
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_no_solution_lies_where_an_agent_could_read_it(tmp_path):
+    """Other versions of a package may: what is looked for is the text that a task's solution restores."""
+    golds = {
+        text for split in ("train", "test") for task in task_set("swe").tasks(split) for text in task.solution.files.values()
+    }
+    known = "\n".join(hashlib.sha256(text.encode()).hexdigest() for text in golds)
+    async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path)) as backend, backend.open(Limits(wall_s=200)) as sandbox:
+        found = await sandbox.exec(["python3", "-c", _SEARCH], stdin=known.encode(), timeout_s=200)
+    assert found.ok, found.stderr
+    assert found.stdout == b""
