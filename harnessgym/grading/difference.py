@@ -45,6 +45,8 @@ _HANGS = 2
 _RUN_S = 600.0
 """Seconds for one version's calls, or for a run of tests."""
 _MAX_BYTES, _MAX_FILES = 1 << 30, 100_000
+_FAILURES = (HarnessGymError, OSError, MemoryError, RecursionError)
+"""What means that there is no opinion, and never that there is no grade."""
 
 Inputs = Sequence[tuple[Function, Call]]
 
@@ -55,14 +57,14 @@ async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: floa
         async with gold_of(task, fresh) as gold:
             places = _holding(workspace, fresh), _holding(gold, fresh)
             return await second_opinion(task, workspace, *places, case_s=case_s)
-    except HarnessGymError as error:
-        return Opinion(None, f"The gold solution could not be made: {error}")
+    except _FAILURES as error:
+        return Opinion(None, f"The gold solution could not be made: {_said(error)}")
 
 
 async def second_opinion(task: Task, workspace: Path, place: Opener, gold_place: Opener, *, case_s: float = CASE_S) -> Opinion:
     """Compares what `place` opens, the exported `workspace`, with the gold solution that `gold_place` opens.
 
-    Sandboxes that fail, and answers that cannot be, are no opinion; nothing is raised for them.
+    What fails, answers that cannot be, and code nested too deep are no opinion; nothing is raised for them.
     """
     try:
         with tempfile.TemporaryDirectory(prefix="harnessgym-opinion-") as folder:
@@ -70,8 +72,8 @@ async def second_opinion(task: Task, workspace: Path, place: Opener, gold_place:
             async with gold_place() as sandbox:
                 await sandbox.export(gold, max_bytes=_MAX_BYTES, max_files=_MAX_FILES)
             return await _Second(task, gold, workspace, place, gold_place, case_s).opinion()
-    except HarnessGymError as error:
-        return Opinion(None, str(error))
+    except _FAILURES as error:
+        return Opinion(None, _said(error))
 
 
 @asynccontextmanager
@@ -184,6 +186,10 @@ class _Second:
             return None
         job = {**self._tracing(()), "own": self.own}
         return await run_suite(runs[-1], self.gold, self.candidate, self.place, self.gold_place, job, _RUN_S)
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
 
 
 def _concluded(opinion: Opinion, *, same: bool) -> Opinion:

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 _MAX_BYTES = 1 << 20
 _HIDDEN = (".", "__pycache__", "node_modules", "site-packages")
+_UNREADABLE = "the candidate's is no Python, or nested too deep"
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -56,12 +57,13 @@ def differing(gold: Path, candidate: Path) -> Compared:
         if ours is None or ours == theirs or is_test(file):
             continue
         module = _Module.read(ours)
-        if module is None:
-            continue
         other = _Module.read(theirs) if theirs is not None else None
         root, dotted = _imported_as(gold, file)
+        if module is None:
+            left_out[dotted] = "the gold solution's is no Python, or nested too deep"
+            continue
         if other is None:
-            left_out[dotted] = "the candidate does not have this file" if theirs is None else "the candidate's is no Python"
+            left_out[dotted] = "the candidate does not have this file" if theirs is None else _UNREADABLE
             continue
         changed = module.changed(other)
         for name in sorted(changed & module.functions.keys()):
@@ -99,13 +101,13 @@ class _Module:
 
     @classmethod
     def read(cls, source: bytes) -> "_Module | None":
-        try:
-            tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
+        """None for what is no Python, or nested too deep to be looked at."""
         bound: dict[str, str] = {}
         functions: dict[str, Definition] = {}
-        _bind(tree, "", bound, functions)
+        try:
+            _bind(ast.parse(source), "", bound, functions)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
         return cls(bound, functions)
 
     def changed(self, other: "_Module") -> set[str]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from harnessgym.errors import SandboxError
 from harnessgym.grading.difference import opinion_on, second_opinion
 from harnessgym.grading.opinion import KEY, Opinion, with_opinion
 from harnessgym.sandbox import Equipment
@@ -247,16 +248,26 @@ async def test_annotations_give_inputs_where_nothing_calls_a_function(ask):
     assert opinion.agrees is False
 
 
-async def test_a_sandbox_that_fails_is_no_opinion_and_no_error(bubblewrap, tmp_path):
-    from harnessgym.errors import SandboxError
-
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (SandboxError("The engine is away."), "The engine is away."),
+        (OSError(28, "No space left on device"), "OSError: [Errno 28] No space left on device"),
+        (MemoryError(), "MemoryError: "),
+        (RecursionError("too deep"), "RecursionError: too deep"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_what_fails_while_an_opinion_is_made_is_no_opinion_and_no_error(tmp_path, error, says):
     @asynccontextmanager
     async def broken():
-        raise SandboxError("The engine is away.")
+        raise error
         yield
 
     opinion = await second_opinion(task_of(), tmp_path, broken, broken)
-    assert (opinion.agrees, opinion.why) == (None, "The engine is away.")
+    assert (opinion.agrees, opinion.why) == (None, says)
+    opinion = await opinion_on(task_of(), tmp_path, broken)
+    assert (opinion.agrees, opinion.why) == (None, f"The gold solution could not be made: {says}")
 
 
 async def test_an_opinion_lies_beside_a_grade_and_changes_no_reward():

@@ -197,7 +197,7 @@ def test_what_cannot_be_compared_is_told(tmp_path):
     assert found == set()
     assert left_out == {
         "a.g": "the candidate has no function of this name",
-        "b": "the candidate's is no Python",
+        "b": "the candidate's is no Python, or nested too deep",
         "c": "the candidate does not have this file",
     }
     (tmp_path / "candidate" / "c.py").symlink_to("a.py")
@@ -225,3 +225,16 @@ def test_answers_that_no_honest_run_gives_are_named():
     assert "no form" in answers(began, {**good, "crash": 1}).forged
     assert "no form" in answers(began, {"case": 0, "raised": [1], "meant": True, "after": [], "printed": ""}).forged
     assert "did not start" in answers().forged
+
+
+def test_code_nested_too_deep_to_be_compared_is_left_out(tmp_path):
+    plain, deep = "def total():\n    return 1_500\n", f"def total():\n    return {' + '.join(['1'] * 1_500)}\n"
+    for folder, text in (("plain", plain), ("deep", deep)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "sums.py").write_text(text)
+    found = [differing(tmp_path / gold, tmp_path / other) for gold, other in (("plain", "deep"), ("deep", "plain"))]
+    assert [each.functions for each in found] == [(), ()]
+    assert [dict(each.left_out) for each in found] == [
+        {"sums": "the candidate's is no Python, or nested too deep"},
+        {"sums": "the gold solution's is no Python, or nested too deep"},
+    ]
