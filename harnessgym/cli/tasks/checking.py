@@ -19,7 +19,7 @@ _EPILOG = """The solution (gold) must score 1 each time, doing nothing 0, and ev
 found is kept in `baseline.json` beside the tasks, as it comes: the same command goes on where it was interrupted, and a
 task that has not changed is not run again. Training refuses tasks that failed.
 
-`--cheats quick` tries one cheat of each class, `all` every one.
+Cheats are one of each class; `--cheats all` tries every one, `--cheats none` none.
 
 Examples:
 
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
         spec: Spec,
         sandbox: Backend = "bubblewrap",
         repeats: Annotated[int, typer.Option(min=1, help="Times that the solution is run, to find flaky tasks.")] = 3,
-        cheats: Annotated[Literal["none", "quick", "all"], typer.Option(help="Which cheats are tried.")] = "none",
+        cheats: Annotated[Literal["none", "quick", "all"], typer.Option(help="Which cheats are tried.")] = "quick",
         jobs: Annotated[int | None, typer.Option(min=1, help="Tasks at one time; by default, as many as processors.")] = None,
         again: Annotated[bool, typer.Option("--again", help="Run also what was found out before.")] = False,
         only: Only = None,

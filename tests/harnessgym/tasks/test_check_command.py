@@ -59,14 +59,29 @@ def test_every_kind_of_fault_is_told_apart(harnessgym, mixed):
 
 
 def test_a_set_without_a_fault_passes_and_is_not_run_twice(harnessgym, tmp_path):
-    assert harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process").returncode == 0
+    assert harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none").returncode == 0
     assert (tmp_path / "counted-a").read_text() == "xxx"
-    second = harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--json")
+    second = harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--json")
     assert [row["ran"] for row in json.loads(second.stdout)["tasks"]] == [0, 0]
-    more = harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--repeats", "4", "--task", "a", "--json")
+    more = harnessgym(
+        "tasks",
+        "check",
+        f"{HERE}:Counted",
+        "--sandbox",
+        "process",
+        "--cheats",
+        "none",
+        "--repeats",
+        "4",
+        "--task",
+        "a",
+        "--json",
+    )
     assert by_name(more)["a"]["gold"] == [1.0] * 4
     assert (tmp_path / "counted-a").read_text() == "xxxx"
-    forced = harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--again", "--task", "a")
+    forced = harnessgym(
+        "tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--again", "--task", "a"
+    )
     assert forced.returncode == 0
     assert (tmp_path / "counted-a").read_text() == "xxxxxxx"
     assert (tmp_path / "counted-b").read_text() == "xxx"
@@ -76,11 +91,11 @@ def test_a_task_that_changed_is_unchecked(harnessgym, here, tmp_path):
     root = tmp_path / "set"
     where = write_task(root, "one")
     write_task(root, "two")
-    assert harnessgym("tasks", "check", root, "--sandbox", "process", "--repeats", "1").returncode == 0
+    assert harnessgym("tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1").returncode == 0
     (where / "task.toml").write_text(ONE.replace("1\\n", "2\\n"))
     listed = json.loads(here("tasks", "list", root, "--json").stdout)
     assert [row["baseline"] for row in listed["tasks"]] == ["changed", "passed"]
-    done = harnessgym("tasks", "check", root, "--sandbox", "process", "--repeats", "1", "--json")
+    done = harnessgym("tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--json")
     assert {name: (row["state"], row["ran"] > 0) for name, row in by_name(done).items()} == {
         "one": ("failed", True),
         "two": ("passed", False),
@@ -88,7 +103,7 @@ def test_a_task_that_changed_is_unchecked(harnessgym, here, tmp_path):
 
 
 def test_a_flaky_solution_fails_and_is_called_flaky(harnessgym):
-    done = harnessgym("tasks", "check", f"{HERE}:Flaky", "--sandbox", "process", "--json")
+    done = harnessgym("tasks", "check", f"{HERE}:Flaky", "--sandbox", "process", "--cheats", "none", "--json")
     row = by_name(done)["shaky"]
     assert done.returncode == 1
     assert (row["state"], row["gold"], row["expected_flaky"]) == ("failed", [1.0, 0.0, 1.0], True)
@@ -97,7 +112,9 @@ def test_a_flaky_solution_fails_and_is_called_flaky(harnessgym):
 
 
 def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(harnessgym, tmp_path):
-    done = harnessgym("tasks", "check", f"{HERE}:Losing", "--sandbox", "process", "--repeats", "1", "--json")
+    done = harnessgym(
+        "tasks", "check", f"{HERE}:Losing", "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--json"
+    )
     rows = by_name(done)
     assert done.returncode == 1
     assert rows["back"]["state"] == "passed"
@@ -107,7 +124,7 @@ def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(harnessgym, 
 
 
 def test_a_grader_with_a_bug_is_a_task_that_failed(harnessgym):
-    done = harnessgym("tasks", "check", f"{HERE}:Sulking", "--sandbox", "process", "--json")
+    done = harnessgym("tasks", "check", f"{HERE}:Sulking", "--sandbox", "process", "--cheats", "none", "--json")
     row = by_name(done)["sad"]
     assert (row["state"], row["gold"], row["nothing"]) == ("failed", ["error"] * 3, "error")
     assert "ZeroDivisionError" in row["why"][0]
@@ -117,7 +134,7 @@ def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_pa
     root = tmp_path / "set"
     write_task(root, "a-first")
     write_task(root, "b-slow", gold="sleep 600; echo 1 > a.txt\n")
-    words = ["tasks", "check", str(root), "--sandbox", "process", "--repeats", "1", "--jobs", "1"]
+    words = ["tasks", "check", str(root), "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--jobs", "1"]
     env = ENV | {FOLDER: str(tmp_path)}
     with subprocess.Popen([sys.executable, "-m", "harnessgym", *words], env=env, stderr=subprocess.PIPE, text=True) as running:
         deadline = time.monotonic() + 120
@@ -163,7 +180,7 @@ def test_a_task_whose_image_is_not_there_is_skipped(harnessgym, tmp_path):
     ensure(DockerSettings().image, ())
     write_task(tmp_path / "set", "one")
     write_task(tmp_path / "set", "two", toml='image = "harnessgym/no-such:1"\n' + ONE)
-    done = harnessgym("tasks", "check", tmp_path / "set", "--sandbox", "docker", "--repeats", "1", "--json")
+    done = harnessgym("tasks", "check", tmp_path / "set", "--sandbox", "docker", "--cheats", "none", "--repeats", "1", "--json")
     rows = by_name(done)
     assert done.returncode == 0, done.stderr
     assert {name: row["state"] for name, row in rows.items()} == {"one": "passed", "two": "skipped"}
