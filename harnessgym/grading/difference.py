@@ -52,7 +52,12 @@ Inputs = Sequence[tuple[Function, Call]]
 
 
 async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: float = CASE_S) -> Opinion:
-    """A second opinion on an exported workspace; `fresh` opens an empty sandbox of the task's image, without network."""
+    """A second opinion on an exported workspace; `fresh` opens an empty sandbox of the task's image, without network.
+
+    There is none on a task of several steps, nor on one step of it: what gold left in earlier steps would be needed.
+    """
+    if task.steps:
+        return Opinion(None, "The task has several steps, and what gold leaves after one of them is not known.")
     try:
         async with gold_of(task, fresh) as gold:
             places = _holding(workspace, fresh), _holding(gold, fresh)

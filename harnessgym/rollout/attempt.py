@@ -205,7 +205,7 @@ class Attempt:
         shared = self._sandbox if task.verifier == "shared" else None
         grade = await verdict(task, evidence, shared, lambda: backend.open(task.limits, bare))
         if self.line.second_opinion and grade.tampered is None and grade.rewards["reward"] >= 1.0:
-            opinion = await opinion_on(task, evidence.folder, lambda: backend.open(task.limits, bare))
+            opinion = await opinion_on(self._task, evidence.folder, lambda: backend.open(task.limits, bare))
             grade = with_opinion(grade, opinion)
         return grade
 

@@ -10,7 +10,7 @@ from harnessgym.errors import SandboxError
 from harnessgym.grading.difference import opinion_on, second_opinion
 from harnessgym.grading.opinion import KEY, Opinion, with_opinion
 from harnessgym.sandbox import Equipment
-from harnessgym.task import Grade, Limits, Solution, Task
+from harnessgym.task import Grade, Limits, Solution, Task, TaskStep
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
 LIMITS = Limits(wall_s=60.0, memory_mb=1_024, processes=64, disk_mb=64)
@@ -268,6 +268,12 @@ async def test_what_fails_while_an_opinion_is_made_is_no_opinion_and_no_error(tm
     assert (opinion.agrees, opinion.why) == (None, says)
     opinion = await opinion_on(task_of(), tmp_path, broken)
     assert (opinion.agrees, opinion.why) == (None, f"The gold solution could not be made: {says}")
+
+
+async def test_there_is_no_opinion_on_a_task_of_several_steps(ask):
+    opinion = await ask(task_of(steps=(TaskStep("one", "fix it"),)), OVERFITTED)
+    assert opinion.agrees is None
+    assert "several steps" in opinion.why
 
 
 async def test_an_opinion_lies_beside_a_grade_and_changes_no_reward():

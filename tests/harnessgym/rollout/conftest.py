@@ -150,7 +150,9 @@ def make_line(tmp_path, language, make_config):
                         Node(
                             store,
                             plan,
-                            Pipeline(*line, make_rewards(config.rewards), config.faults),
+                            Pipeline(
+                                *line, make_rewards(config.rewards), config.faults, second_opinion=config.node.second_opinion
+                            ),
                             config.node,
                             Pressure(tmp_path / "workspaces", config.node),
                         ),

@@ -68,6 +68,13 @@ async def test_steps_share_sandbox_and_session_and_each_is_graded(make_line, wal
     assert set(row["latencies"]) >= {"prepare", "run", "reconstruct", "evaluate"}
 
 
+async def test_on_a_step_there_is_no_second_opinion(make_line):
+    row, _, _ = await rollout(make_line, "Two", second_opinion=True)
+    opinion = row["grading"]["steps"][1]["evidence"]["second_opinion"]
+    assert opinion["agrees"] is None
+    assert "several steps" in opinion["why"]
+
+
 @pytest.mark.parametrize(
     ("tasks", "reward", "reached", "stopped"),
     [
