@@ -96,7 +96,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         task = self._chosen(options or {})
-        self._end_episode()
+        self._abandon()
         phase: Phase = "open"
         try:
             self._opened()
@@ -147,7 +147,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
             return
         with opened:
             self._open = opened
-            self._end_episode()
+            self._abandon()
             self._open = None
 
     def __del__(self) -> None:
@@ -195,6 +195,11 @@ class HarnessEnv(gymnasium.Env[str, str]):
         if episode is not None and self._open is not None and self._pid == os.getpid():
             self._portal.call(episode.aclose)
 
+    def _abandon(self) -> None:
+        """Ends the episode. A proxy or a sandbox that has ended by itself has nothing left to be ended."""
+        with contextlib.suppress(HarnessGymError, OSError):
+            self._end_episode()
+
     def _refused(self, problem: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         return self._went_on({"status": "misread", "detail": problem})
 
@@ -205,7 +210,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         if self._steps < self._max_steps and not late:
             return self._seen(), 0.0, False, False, info
         seen = self._seen()
-        self._end_episode()
+        self._abandon()
         return seen, 0.0, False, True, info | {"reason": "wall_clock" if late else "step_limit"}
 
     def _ended(self) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -213,14 +218,14 @@ class HarnessEnv(gymnasium.Env[str, str]):
         episode = self._episode
         if episode.timed_out:
             info = self._info(episode.task) | {"status": "ended", "reason": "wall_clock"}
-            self._end_episode()
+            self._abandon()
             return _NOTHING, 0.0, False, True, info
         grade, stop_reason = self._portal.call(episode.judged)
         verdict = "valid" if grade.tampered is None else "tampered"
         reward = float(grade.rewards["reward"]) if grade.tampered is None else 0.0
         info = self._info(episode.task) | {"status": "ended", "verdict": verdict, "stop_reason": stop_reason}
         info |= {"detail": grade.tampered or "", "rewards": dict(grade.rewards)}
-        self._end_episode()
+        self._abandon()
         self._shown += f"Ended: {stop_reason}, {verdict}, reward {reward:g}.\n"
         return _NOTHING, reward, True, False, info
 
@@ -230,9 +235,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         if self._episode is not None:
             with contextlib.suppress(HarnessGymError, OSError):
                 self._portal.call(self._episode.failed, Cause(cause), detail)
-        with contextlib.suppress(HarnessGymError, OSError):
-            self._end_episode()
-        self._running = False
+        self._abandon()
         return _NOTHING, 0.0, False, True, info | {"status": "ended", "reason": reason, "cause": cause, "detail": detail}
 
     def _seen(self) -> str:

@@ -162,14 +162,28 @@ def test_a_harness_that_never_asks_is_no_reward(tmp_path):
     env.close()
 
 
+def end_proxy(env):
+    child = env.unwrapped._desk.proxy._children.by_name["proxy"]
+    child.process.kill()
+    child.process.wait()
+
+
+@pytest.mark.bubblewrap
+def test_a_proxy_that_dies_while_the_agent_thinks_hinders_neither_reset_nor_close():
+    env = make()
+    env.reset(options=PLAIN)
+    end_proxy(env)
+    seen, _ = env.reset(options=PLAIN)
+    assert json.loads(seen)["messages"]
+    end_proxy(env)
+    env.close()
+
+
 @pytest.mark.bubblewrap
 def test_a_proxy_that_dies_truncates_and_is_there_again_for_the_next_episode():
     env = make()
     env.reset(options=PLAIN)
-    inner = env.unwrapped
-    child = inner._desk.proxy._children.by_name["proxy"]
-    child.process.kill()
-    child.process.wait()
+    end_proxy(env)
     _, reward, terminated, truncated, info = env.step("hello")
     assert (reward, terminated, truncated, info["reason"]) == (0.0, False, True, "infrastructure")
     assert info["cause"] == "proxy_error"
