@@ -26,6 +26,8 @@ _PORT = 8078
 _EPISODE_S = 7 * 86_400.0
 _SLACK_S = 10.0
 """How much later than its time is up a command's end may be heard of."""
+_START_S = 60.0
+"""How long a runner may take to be heard of, on a loaded machine too."""
 _HEADER = 4_096
 
 
@@ -85,8 +87,8 @@ class CommandShell:
 class ResidentShell:
     """Through a runner, which is started with the first command, and again when a command has killed it."""
 
-    def __init__(self, sandbox: Sandbox, env: Mapping[str, str]) -> None:
-        self._sandbox, self._env = sandbox, env
+    def __init__(self, sandbox: Sandbox, env: Mapping[str, str], start_s: float = _START_S) -> None:
+        self._sandbox, self._env, self._start_s = sandbox, env, start_s
         self._running: asyncio.Task[ExecResult] | None = None
         self._line: Line | None = None
 
@@ -108,10 +110,13 @@ class ResidentShell:
             )
         )
         connected = asyncio.create_task(self._line.connected())
-        await asyncio.wait({self._running, connected}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({self._running, connected}, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED)
         if connected.done():
             return
         connected.cancel()
+        if not self._running.done():
+            await self.aclose()
+            raise SandboxError(f"The runner of a sandbox's commands was not heard of within {self._start_s:g} s.")
         said = self._running.result().stderr.decode(errors="replace").strip()
         raise SandboxError(f"The runner of a sandbox's commands ended at once: {said or 'no word'}.")
 
