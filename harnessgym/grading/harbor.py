@@ -13,7 +13,7 @@ from pathlib import Path
 from harnessgym.errors import TaskError
 from harnessgym.grading.reward_files import result
 from harnessgym.grading.verifier import Opener
-from harnessgym.grading.verifier_script import LOGS, complete, look, run_script, script_of
+from harnessgym.grading.verifier_script import LOGS, clear, complete, look, run_script, script_of
 from harnessgym.task import Grade, Task
 
 KEY = "harbor"
@@ -28,10 +28,12 @@ class HarborVerifier:
         test, where = script_of(task, KEY), f"Task {task.id!r}"
         async with place() as sandbox:
             run = await run_script(sandbox, test, task)
-            if run.ended.timed_out:
-                return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})
-            complete(run, test, where)
             found = [await look(sandbox, f"{LOGS}/verifier/{name}") for name in ("reward.json", "reward.txt")]
+            if task.verifier == "shared":
+                await clear(sandbox, test, where)  # a further step's agent is nobody who may read them
+        if run.ended.timed_out:
+            return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})
+        complete(run, test, where)
         try:
             read = result(*found)
         except TaskError as error:

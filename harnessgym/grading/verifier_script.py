@@ -49,6 +49,13 @@ _RUN = f"""if [ -d {BIN} ]; then PATH="{BIN}:$PATH"; fi
 export PATH
 exec "{TESTS}/$1" </dev/null
 """
+_CLEAR = f"""rm -rf "$1"
+for folder in {LOGS}/verifier ${{2:+{TESTS}}}; do
+    [ -d "$folder" ] || continue
+    find "$folder" -mindepth 1 -delete 2>/dev/null || rm -rf "$folder"/*
+    if [ -n "$(ls -A "$folder")" ]; then echo "$folder cannot be emptied" >&2; exit 1; fi
+done
+"""
 _READ = """[ -L "$1" ] && exit 41
 [ -e "$1" ] || exit 40
 [ -d "$1" ] && exit 42
@@ -125,6 +132,15 @@ async def run_script(sandbox: Sandbox, test: VerifierScript, task: Task) -> Scri
     asked = await look(sandbox, missing)
     names = tuple(dict.fromkeys(asked.data.decode(errors="replace").splitlines()))
     return ScriptRun(ended, root and test.root, names)
+
+
+async def clear(sandbox: Sandbox, test: VerifierScript, where: str) -> None:
+    """Takes tests and results out of a sandbox that an agent may be in again. Raises TaskError if that cannot be done."""
+    user = "root" if Capability.ROOT in sandbox.capabilities else None
+    argv = ["sh", "-c", _CLEAR, "sh", _OWN, "yes" if test.laid else ""]
+    done = await sandbox.exec(argv, user=user, timeout_s=_STEP_S)
+    if not done.ok:
+        raise TaskError(f"{where}: tests and results could not be taken away: {ending(done)}.")
 
 
 async def look(sandbox: Sandbox, path: str) -> Found:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from environments.swe import SweTasks
 from harnessgym.cheats.stand_in import StandIn
 from harnessgym.task import Solution
 from harnessgym.tasks.harbor import Harbor
@@ -82,6 +83,59 @@ async def test_a_shipped_task_written_and_read_rewards_gold_and_not_nothing(dock
     assert (await StandIn(docker).nothing(task)).reward == 0.0
     gold = await StandIn(docker).gold(task)
     assert (gold.reward, gold.error) == (1.0, None), gold.evidence
+
+
+OVERWRITTEN = """
+find . -name 'test*.py' | while IFS= read -r path; do echo 'def test_it(): pass' > "$path"; done
+for folder in . tests src; do mkdir -p $folder; echo 'import os; os._exit(0)' > $folder/sitecustomize.py; done
+printf '%s\\n' 'import pytest' '@pytest.hookimpl(hookwrapper=True)' 'def pytest_runtest_makereport(item, call):' \
+    '    out = yield' '    out.get_result().outcome = "passed"' | tee conftest.py > tests/conftest.py
+printf '[pytest]\\naddopts = --collect-only\\n' > pytest.ini
+"""
+"""Everything that an agent could think a test run reads."""
+WRITES_THE_REWARD = """
+cat > forge.py <<'END'
+import os, subprocess, time
+loop = "while :; do echo 1 > /logs/verifier/reward.txt; echo '{\\"reward\\": 1}' > /logs/verifier/reward.json; sleep 0.05; done"
+quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+subprocess.Popen(["sh", "-c", loop], start_new_session=True, **quiet)
+time.sleep(1)
+END
+cat forge.py inflection.py > both.py && mv both.py inflection.py
+"""
+"""Code under test that starts what outlives it."""
+LEAVES = "echo 'import os; os._exit(0)' > inflection.py"
+LISTENS = """
+sed -i '1i import atexit, os\\natexit.register(os._exit, 0)' inflection.py
+"""
+
+
+@pytest.fixture
+def written_swe(tmp_path):
+    """A shipped SWE task, written and read back."""
+
+    def write(name):
+        (before,) = [task for split in ("train", "test") for task in SweTasks().tasks(split) if task.id == f"swe/{name}"]
+        HarborWriter().write(before, tmp_path)
+        return read(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["inflection-004", "semver-001"])
+async def test_a_shipped_swe_task_written_and_read_rewards_gold_and_not_nothing(docker, written_swe, name):
+    task = written_swe(name)
+    nothing = await StandIn(docker).nothing(task)
+    assert (nothing.reward, nothing.error) == (0.0, None), nothing.evidence
+    assert "of" in nothing.evidence["output"]
+    gold = await StandIn(docker).gold(task)
+    assert (gold.reward, gold.error) == (1.0, None), gold.evidence
+
+
+@pytest.mark.parametrize("script", [OVERWRITTEN, WRITES_THE_REWARD, LEAVES, LISTENS])
+async def test_a_written_swe_task_is_not_solved_by_what_is_no_repair(docker, written_swe, script):
+    result = await left_by(docker, written_swe("inflection-004"), script)
+    assert (result.reward, result.error) == (0.0, None), result.evidence
 
 
 async def test_what_the_agent_leaves_as_a_result_is_gone(docker, folder):
@@ -168,3 +222,18 @@ async def test_steps_are_each_graded_by_their_own_tests_and_the_last_is_the_task
     only_first = await left_by(docker, task, "echo 9 > sum.txt")
     assert (only_first.reward, only_first.error) == (0.0, None)
     assert (await StandIn(docker).nothing(task)).reward == 0.0
+
+
+async def test_an_agent_finds_neither_tests_nor_results_of_earlier_steps_where_it_is_graded(docker):
+    task, seen = sample("harbor/two-steps", "harbor_shared"), []
+
+    async def act(sandbox):
+        looked = await sandbox.exec(
+            ["find", "/tests", "/logs/verifier", "/tmp/harnessgym-tests", "-mindepth", "1"], timeout_s=60
+        )
+        seen.append(looked.stdout.decode())
+        assert (await sandbox.exec(["sh", "-c", "echo $((9 + 6 * $1)) > sum.txt", "sh", str(len(seen) - 1)], timeout_s=60)).ok
+
+    result = await StandIn(docker).act(task, "agent", act)
+    assert (result.reward, result.error, result.evidence["steps"][0]["evidence"]["mode"]) == (1.0, None, "shared")
+    assert seen == ["", ""]
