@@ -1,18 +1,43 @@
 """Patches as text: the paths they touch, read from their headers, and their bytes."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from harnessgym.errors import TaskError
 
 _HUNK = re.compile(r"@@ -\d+(?:,(\d{1,9}))? \+\d+(?:,(\d{1,9}))? @@")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPE = re.compile(r"\\([0-7]{3}|.)")
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
+_PLAIN = re.compile(r"(?!/)[^\x00-\x1f\x7f\"\\]+\Z")
+"""Paths that git writes as they are, if it is not to quote what is beyond ASCII."""
 _RENAMED = ("rename from ", "rename to ", "copy to ")
 
 
 def patch_bytes(patch: str) -> bytes:
     """A patch as a file: data sets drop the end of its last line, which `git apply` wants."""
     return (patch if patch.endswith("\n") else f"{patch}\n").encode()
+
+
+def new_files(files: Mapping[str, str]) -> str:
+    """A git diff that makes files, of path to text, byte for byte. Raises TaskError for a path that it cannot name."""
+    return "".join(_new_file(path, files[path]) for path in sorted(files))
+
+
+def _new_file(path: str, text: str) -> str:
+    if _PLAIN.match(path) is None or ".." in path.split("/"):
+        raise TaskError(f"{path!r} is no path that a patch can make. Use a relative one without quotes and control characters.")
+    head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n"
+    if not text:
+        return head
+    lines = text.split("\n")
+    ended = not lines[-1]
+    lines = lines[:-1] if ended else lines
+    count = "" if len(lines) == 1 else f",{len(lines)}"
+    tab = "\t" if " " in path else ""
+    body = "".join(f"+{line}\n" for line in lines)
+    end = "" if ended else "\\ No newline at end of file\n"
+    return f"{head}--- /dev/null\n+++ b/{path}{tab}\n@@ -0,0 +1{count} @@\n{body}{end}"
 
 
 def patched_paths(patch: str) -> tuple[str, ...]:

@@ -2,15 +2,20 @@
 
 For tasks of that format, and for others whose metadata says what a row says: `fail_to_pass`, `pass_to_pass`, `test_patch`,
 `gold_patch`, and, where they are known, `repo`, `version`, `base_commit`, `test_cmd`, `eval_script`, `log_parser`.
+
+Tests that judge must be of the test patch, for what the agent does to all others stands. Where there is none, the files in
+`test_files` become it: the row's repository is without them, and grading lays them. Other rows of that kind are refused.
 """
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.eval_script import eval_script
+from harnessgym.grading.patches import new_files, patched_paths
 from harnessgym.task import Task
 from harnessgym.tasks.rows import Row
 from harnessgym.tasks.swe_bench import swe_bench_task
@@ -21,6 +26,8 @@ _COPIED = ("version", "base_commit", "test_patch", "eval_script", "log_parser", 
 _LEFT_OUT = ("version", "base_commit", "eval_script", "image_assets")
 """Columns that are not written when they are empty."""
 _LISTS = {"fail_to_pass": "FAIL_TO_PASS", "pass_to_pass": "PASS_TO_PASS"}
+_SPACED = "parse_log_pytest_v2"
+"""Reads ids that hold spaces."""
 _BASE_FILES = "base_files is a column of ours: other readers of SWE-bench rows want an image with the repository instead."
 
 
@@ -42,7 +49,7 @@ class SweBenchWriter:
         if task.image is not None:
             row["image"] = task.image
         if task.files:
-            row["base_files"] = dict(task.files)
+            row.setdefault("base_files", dict(task.files))
             notes.append(_BASE_FILES)
         row = {key: value for key, value in row.items() if value or key not in _LEFT_OUT}
         swe_bench_task(Row("The row", row), "")  # refuses what could not be read again
@@ -74,10 +81,52 @@ def _made_row(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
     row |= {key: metadata[key] for key in _COPIED if metadata.get(key)}
     row |= {column: list(metadata[key]) for key, column in _LISTS.items()}
-    row.setdefault("test_patch", "")
-    if "eval_script" not in row and (metadata.get("test_cmd") or not row["test_patch"]):
-        files = list(dict.fromkeys(test.split("::")[0] for column in _LISTS.values() for test in row[column]))
-        command = metadata.get("test_cmd") or "python3 -m pytest -rA"
-        command = command if isinstance(command, str) else " ".join(command)
-        row["eval_script"] = eval_script(row["repo"], row["test_patch"], "", files, command)
+    files = list(dict.fromkeys(test.split("::")[0] for column in _LISTS.values() for test in row[column] if "::" in test))
+    if not row.get("test_patch"):
+        row |= _with_tests_of(task, metadata)
+    _check_owned(row, files)
+    if "eval_script" not in row and (metadata.get("test_cmd") or "base_files" in row):
+        row["eval_script"] = eval_script(row["repo"], row["test_patch"], "", files, _command(metadata))
+        if "log_parser" not in row and any(" " in test for column in _LISTS.values() for test in row[column]):
+            row |= {column: [" ".join(test.split()) for test in row[column]] for column in _LISTS.values()}
+            row["log_parser"] = _SPACED
     return row
+
+
+def _with_tests_of(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a task whose judging tests are its `test_files`: a patch that makes them, and the files without them."""
+    tests = metadata.get("test_files") or {}
+    if task.image is not None or not isinstance(tests, Mapping) or not tests:
+        return {"test_patch": ""}
+    solved = sorted(set(patched_paths(metadata["gold_patch"])) & set(tests))
+    if solved:
+        raise TaskError(f"Its gold_patch changes {solved[0]}, which is one of the tests that judge it.")
+    left = {path: text for path, text in task.files.items() if path not in tests}
+    if not left:
+        raise TaskError("Its files are the tests that judge it and nothing else, so there is no repository.")
+    columns: dict[str, Any] = {"test_patch": new_files(tests), "base_files": left}
+    return columns | ({"problem_statement": metadata["problem_statement"]} if metadata.get("problem_statement") else {})
+
+
+def _check_owned(row: Mapping[str, Any], files: Sequence[str]) -> None:
+    """Raises TaskError when an agent could get the reward by editing the tests that judge."""
+    owned = set(patched_paths(row["test_patch"]))
+    free = sorted(set(files) - owned) if owned else [*files, "the tests"]
+    if free:
+        raise TaskError(
+            f"No test patch has {free[0]}, so whoever edits it is rewarded. Give metadata['test_patch'], or the pristine tests "
+            "as metadata['test_files']."
+        )
+
+
+def _command(metadata: Mapping[str, Any]) -> str:
+    """What runs tests. Those of a `pytest` check run without settings and fixtures of the workspace, as it runs them."""
+    given = metadata.get("test_cmd")
+    if given:
+        return given if isinstance(given, str) else " ".join(given)
+    check = next((check for check in metadata.get("tests") or () if check.get("kind") == "pytest"), None)
+    if check is None:
+        return "python3 -m pytest -rA"
+    sources = ":".join(check.get("sources") or ())
+    before = f"PYTHONPATH={shlex.quote(sources)} " if sources else ""
+    return f"{before}python3 -m pytest -rA -c /dev/null --rootdir=. --noconftest"

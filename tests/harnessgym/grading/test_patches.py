@@ -2,10 +2,12 @@
 
 import subprocess
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harnessgym.grading.patches import patch_bytes, patched_paths
+from harnessgym.errors import TaskError
+from harnessgym.grading.patches import new_files, patch_bytes, patched_paths
 
 PATCH = """\
 diff --git a/old name.py b/new.py
@@ -83,3 +85,24 @@ def test_what_git_writes_is_read(tmp_path_factory, changes):
         path for path in git("-c", "core.quotePath=false", "diff", "-z", "--name-only", "--no-renames").split("\0") if path
     ]
     assert sorted(patched_paths(git("diff", "--no-renames"))) == sorted(expected)
+
+
+TEXTS = st.text(st.sampled_from("a \t\r\n\x0c\x85\u2028é+-@"), max_size=12)
+NEW = st.dictionaries(st.from_regex(r"[a-c é]{0,2}[a-z]/[a-zé -]{0,3}[.]py", fullmatch=True), TEXTS, min_size=1, max_size=4)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(NEW)
+def test_git_makes_the_files_of_a_patch_byte_for_byte(tmp_path_factory, files):
+    folder = tmp_path_factory.mktemp("new")
+    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    done = subprocess.run(["git", "apply", "-"], input=new_files(files).encode(), cwd=folder, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert {path: (folder / path).read_bytes().decode() for path in files} == files
+    assert set(patched_paths(new_files(files))) == set(files)
+
+
+@pytest.mark.parametrize("path", ["", "/a", "../a", "a/../b", "a\nb", 'a"b', "a\\b"])
+def test_paths_that_no_patch_can_make_are_refused(path):
+    with pytest.raises(TaskError, match="no path"):
+        new_files({path: ""})

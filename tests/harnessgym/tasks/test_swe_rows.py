@@ -10,6 +10,8 @@ import yaml
 from harnessgym.errors import TaskError
 from harnessgym.grading.eval_log import END, START
 from harnessgym.grading.eval_script import eval_script
+from harnessgym.grading.log import parser_named
+from harnessgym.grading.patches import new_files
 from harnessgym.task import Task
 from harnessgym.tasks.payload import payload_of, task_of
 from harnessgym.tasks.source import notes_of, problems_of, recognised, task_set
@@ -203,24 +205,47 @@ MADE = {
     "pass_to_pass": [],
     "gold_patch": "--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-a\n+b\n",
 }
+TEST_A = "def test_a():\n    assert True\n"
+OWNED = {**MADE, "test_patch": new_files({"test_a.py": TEST_A})}
 
 
 def test_a_task_of_another_kind_is_written_if_its_metadata_says_what_a_row_must(tmp_path):
-    task = Task("mine/one", "Repair a.", "test", files={"a.py": "a\n"}, metadata={**MADE, "repo": "me/mine", "version": "1"})
+    tests = {"test_a.py": TEST_A, "data.txt": "no end"}
+    metadata = {**MADE, "test_files": tests, "repo": "me/mine", "version": "1"}
+    task = Task("mine/one", "Repair a.", "test", files={"a.py": "a\n", **tests, "test_a.py": ""}, metadata=metadata)
     (written,) = convert([task], task_writer("swe_bench"), tmp_path / "out")
     assert "base_files is a column of ours" in written.notes[0]
     (again,) = task_set(str(tmp_path / "out")).tasks("test")
     assert (again.id, again.files, again.home, again.image) == ("out/one", {"a.py": "a\n"}, "", None)
     assert "python3 -m pytest -rA test_a.py" in again.metadata["swe_bench"]["eval_script"]
+    assert again.metadata["swe_bench"]["test_patch"] == new_files(tests)
     assert again.metadata["swe_bench"]["repo"] == "me/mine"
+
+
+def test_ids_with_spaces_are_written_as_the_log_of_their_parser_gives_them(tmp_path):
+    metadata = {**MADE, "test_files": {"test_a.py": TEST_A}, "fail_to_pass": ["test_a.py::test_a[b  c]"]}
+    list(convert([Task("a", "x", files={"a.py": "a\n"}, metadata=metadata)], task_writer("swe_bench"), tmp_path / "out"))
+    (again,) = task_set(str(tmp_path / "out")).tasks("train")
+    spec = again.metadata["swe_bench"]
+    assert list(parser_named(spec["log_parser"])("PASSED test_a.py::test_a[b  c]")) == spec["fail_to_pass"]
 
 
 @pytest.mark.parametrize(
     ("task", "said"),
     [
+        (Task("a", "x", files={"a": "", "test_a.py": TEST_A}, metadata=MADE), "No test patch has test_a.py"),
+        (Task("a", "x", image="i", metadata={**MADE, "eval_script": "x"}), "No test patch has test_a.py"),
+        (
+            Task("a", "x", files={"a": ""}, metadata={**MADE, "test_patch": new_files({"b": "b"})}),
+            "No test patch has test_a.py",
+        ),
+        (Task("a", "x", files={"a": ""}, metadata={**MADE, "fail_to_pass": ["TestA"]}), "No test patch has the tests"),
+        (Task("a", "x", files={"a": ""}, metadata={**MADE, "test_files": {"a.py": ""}}), "gold_patch changes a.py"),
+        (Task("a", "x", files={"t": ""}, metadata={**MADE, "test_files": {"t": ""}}), "no repository"),
+        (Task("a", "x", files={"a": ""}, metadata={**MADE, "test_files": {"/t": ""}}), "no path that a patch can make"),
         (Task("a", "x", files={"a": ""}, metadata={}), "no fail_to_pass, pass_to_pass, gold_patch"),
         (Task("a", "x", metadata=MADE), "neither files nor an image"),
-        (Task("a", "x", files={"a": ""}, metadata={**MADE, "fail_to_pass": []}), "FAIL_TO_PASS names no test"),
+        (Task("a", "x", files={"a": ""}, metadata={**OWNED, "fail_to_pass": []}), "FAIL_TO_PASS names no test"),
     ],
 )
 def test_what_would_be_no_row_is_refused(tmp_path, task, said):
