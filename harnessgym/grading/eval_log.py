@@ -1,7 +1,7 @@
 """What an evaluation script printed: where the tests' output begins and ends, how they ended, and whether they ran at all.
 
 A log without a result is not a result: an empty one counts only with evidence that a suite ran, and one that reports no failure
-although the tests' command failed describes another run (somebody printed `PASSED` lines). What broke around the tests is told
+although the tests' command failed describes another run (somebody printed `PASSED` lines), or one that broke off. What broke around the tests is told
 from what a patch broke, so that a full disk is no reward of zero.
 
 `instrumented` puts a nonce behind the markers of a script, so that code under test cannot end the log, or name an exit code, by
@@ -76,7 +76,7 @@ def _checked(log: str, part: str, parser: Parser, exit_code: int | None, no_resu
     if not statuses and not _RAN.search(log):
         return no_result("no test reported anything")
     failed = any(status in (Status.FAILED, Status.ERROR) for status in statuses.values())
-    if statuses and exit_code not in (None, 0) and not failed:
+    if exit_code not in (None, 0) and not failed:
         return no_result(f"the tests' command ended with exit code {exit_code}, and no test is reported to have failed")
     return Reading(statuses, exit_code=exit_code)
 

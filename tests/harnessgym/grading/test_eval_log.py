@@ -74,6 +74,12 @@ def test_an_empty_log_needs_evidence_that_a_suite_ran(said, ran):
     assert (read_log(log(said), KARMA).problem == "") == ran
 
 
+def test_a_run_that_broke_off_is_no_result_where_failures_alone_are_named():
+    found = read_log(log("Executed 3 of 12\nDisconnected", 1), KARMA)
+    assert "exit code 1" in found.problem
+    assert read_log(log("Executed 12 of 12 SUCCESS"), KARMA).problem == ""
+
+
 @pytest.mark.parametrize(
     ("said", "cause"),
     [

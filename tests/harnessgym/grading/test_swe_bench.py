@@ -197,6 +197,16 @@ async def test_tests_that_gave_no_result_score_nothing(graded):
     assert found.rewards == ZERO
 
 
+async def test_where_failures_alone_are_named_a_run_that_broke_off_resolves_nothing(graded):
+    karma = {"eval_type": "fail_only", "log_parser": "parse_log_chart_js"}
+    breaks = "(echo 'Executed 3 of 12'; exit 1)"
+    found = await graded(task_of(**karma, eval_script=script(breaks)), gold=True)
+    assert found.rewards == ZERO
+    assert "exit code 1" in found.evidence["problem"]
+    found = await graded(task_of(**karma, eval_script=script("echo 'Executed 12 of 12 SUCCESS'")), gold=True)
+    assert found.rewards == ONE
+
+
 async def test_a_task_that_cannot_work_is_its_own_fault(graded):
     with pytest.raises(TaskError, match="does not mark its tests' output"):
         await graded(task_of(eval_script="true\n"), gold=True)
