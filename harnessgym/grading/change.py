@@ -2,13 +2,15 @@
 
 The agent's files come into the sandbox as data. They are read by git with a repository of our own, whatever their `.git`,
 their attributes or their settings say; then they are removed, the task's first files are laid out again, and the difference of
-the two is the patch, byte for byte: binary files, line ends and modes too. What git is told to ignore is no part of it.
+the two is the patch, byte for byte: binary files, line ends and modes too. What git is told to ignore is no part of it, unless
+the task's repository tracks it.
 """
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import PurePosixPath
 
 from harnessgym.errors import SandboxError, TaskError
 from harnessgym.rollout.failure import RolloutFailed
@@ -28,6 +30,8 @@ _STEP_S = 900.0
 _MOST = 64 << 20
 """Bytes of a patch."""
 _NOT_APPLIED = 3
+_EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+"""What git calls the content of an empty file."""
 _TAIL = 800
 
 
@@ -47,7 +51,7 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
     """
     user = "root" if task.home and Capability.ROOT in sandbox.capabilities else None
     own = f".harnessgym-{secrets.token_hex(8)}"
-    taken = await _run(sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], user=user)
+    taken = await _run(sandbox, "git_take.sh", [own, SET_ASIDE if user else ""], stdin=_laid(task), user=user)
     if taken.timed_out:
         return Change(b"", f"what was left could not be read within {_STEP_S:.0f} s")
     _check(task, taken, "What was left could not be read")
@@ -57,6 +61,13 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
         return Change(b"", f"what was changed is more than a patch may be ({_MOST >> 20} MiB)")
     _check(task, compared, "What was changed could not be told")
     return Change(compared.stdout)
+
+
+def _laid(task: Task) -> bytes:
+    """The files that the task lays itself, as `git update-index -z --index-info` reads them; their contents are not asked."""
+    paths = (PurePosixPath(path) for path in task.files)
+    kept = (path for path in paths if not {".git", ".."} & set(map(str.lower, path.parts)))
+    return "".join(f"100644 {_EMPTY} 0\t{path}\0" for path in kept).encode()
 
 
 async def begin(task: Task, sandbox: Sandbox) -> None:

@@ -1,8 +1,8 @@
 """What an evaluation script printed: where the tests' output begins and ends, how they ended, and whether they ran at all.
 
 A log without a result is not a result: an empty one counts only with evidence that a suite ran, and one that reports no failure
-although the tests' command failed describes another run (somebody printed `PASSED` lines), or one that broke off. What broke around the tests is told
-from what a patch broke, so that a full disk is no reward of zero.
+although the tests' command failed describes another run (somebody printed `PASSED` lines), or one that broke off. What broke
+around the tests is told from what a patch broke, so that a full disk is no reward of zero.
 
 `instrumented` puts a nonce behind the markers of a script, so that code under test cannot end the log, or name an exit code, by
 printing a marker. It is no secret from code that reads the processes above it.

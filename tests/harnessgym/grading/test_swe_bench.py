@@ -12,7 +12,7 @@ from harnessgym.grading.verifier import Verifier
 from harnessgym.registry import load
 from harnessgym.rollout.furnishing import furnish
 from harnessgym.task import Limits
-from tests.harnessgym.grading.shapes import AREA, FIXED, GOLD, SCRIPT, TEST_PATCH, TESTS, task_of
+from tests.harnessgym.grading.shapes import AREA, FILES, FIXED, GOLD, SCRIPT, TEST_PATCH, TESTS, task_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.bubblewrap]
 LIMITS = Limits(wall_s=120.0, memory_mb=1_024, processes=128, disk_mb=256)
@@ -146,6 +146,34 @@ async def test_the_change_is_taken_byte_for_byte(graded):
     )
     assert found.rewards == ONE, found.evidence
     assert "seen.log" not in found.evidence["patch"]
+
+
+async def test_tracked_files_that_git_ignores_are_part_of_the_change(graded):
+    """A repaired file that the task's own ignore patterns name, and one that the agent's do; deleting one is a change too."""
+    ignored = {**FILES, ".gitignore": "*.log\narea.py\nlogo.txt\n", "kept.log": "kept", "odd*[a]\\\n -n.log": "odd"}
+    found = await graded(task_of(base_files=ignored), {"shapes/area.py": FIXED, "new.log": "x"}, run=["rm logo.txt"])
+    assert found.rewards == ONE, found.evidence
+    assert "new.log" not in found.evidence["patch"]
+    assert "kept.log" not in found.evidence["patch"]
+    assert "odd" not in found.evidence["patch"]
+    assert "deleted file" in found.evidence["patch"]
+    ignores = {"shapes/area.py": FIXED, ".gitignore": "tests/\n*.py\n", "logo.py": "new"}
+    found = await graded(task_of(), ignores, run=["git config core.excludesFile /workspace/.gitignore"])
+    assert found.rewards == ONE, found.evidence
+    assert "deleted file" not in found.evidence["patch"]
+    assert "logo.py" not in found.evidence["patch"]
+
+
+async def test_what_became_of_the_places_of_tracked_files_is_told(graded):
+    """Ignored tracked files whose folder is a link, a file, or a repository, and which are folders."""
+    base = {**FILES, ".gitignore": "*.log\n", "a/x.log": "1", "b/x.log": "2", "c/x.log": "3", "d.log": "4", "e.log": ""}
+    run = ["rm -r a b d.log", "mv c a; ln -s a c; touch b; mkdir d.log; echo x >d.log/x; chmod +x e.log; git init -q shapes"]
+    looks = "import os\nassert os.readlink('c') == 'a' and open('c/x.log').read() == '3'\n"
+    looks += "assert os.path.isfile('b') and os.access('e.log', os.X_OK) and os.path.isdir('shapes')\n"
+    look = script(f'python3 -c "{looks}"; python3 -m pytest -rA -p no:cacheprovider tests')
+    found = await graded(task_of(base_files=base, eval_script=look), {"shapes/area.py": FIXED}, run=run)
+    assert found.rewards == ONE, found.evidence
+    assert "Error" not in found.evidence["log"]
 
 
 async def test_a_patch_of_somebody_elses_is_graded(bubblewrap):

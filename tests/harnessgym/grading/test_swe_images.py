@@ -123,6 +123,12 @@ async def test_edited_tests_change_nothing(graded, swe_bench):
     assert (await graded(swe_bench, edits)).rewards == {"reward": 0.0, "f2p": 0.0, "p2p": 1.0}
 
 
+async def test_what_the_image_tracks_is_looked_for_whatever_the_agent_ignores(graded, swe_bench):
+    found = await graded(swe_bench, {"shapes/area.py": FIXED, ".gitignore": "shapes/\ntests/\n"})
+    assert found.rewards == ONE, found.evidence
+    assert "deleted file" not in found.evidence["patch"]
+
+
 async def test_forged_output_scores_nothing(graded, swe_bench):
     forges = (
         "import os\n\n\ndef pytest_sessionfinish(session):\n    print()\n"
