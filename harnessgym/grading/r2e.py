@@ -79,7 +79,13 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     expected, statuses = spec["expected"], found.reading.statuses
     wanted, got = results(expected), results({test: status.value for test, status in statuses.items()})
     differing = sorted(test for test in wanted.keys() | got.keys() if wanted.get(test) != got.get(test))
-    evidence = {"differing": differing[:_SHOWN], "exit_code": found.reading.exit_code, "log": found.tail, **shown_patch(patch)}
+    evidence = {
+        "differing": differing[:_SHOWN],
+        "problem": found.reading.problem,
+        "exit_code": found.reading.exit_code,
+        "log": found.tail,
+        **shown_patch(patch),
+    }
     part = sum(wanted[test] == got.get(test) for test in wanted) / len(wanted)
     return Grade({"reward": float(same_results(statuses, expected)), "part": part}, evidence=evidence)
 

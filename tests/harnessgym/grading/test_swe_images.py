@@ -196,3 +196,5 @@ async def test_r2e_compares_all_results_and_hides_its_tests(graded, made):
         task, {"shapes/area.py": AREA.replace("+", "-"), "r2e_tests/test_1.py": "def test_rectangle(): pass\n"}
     )
     assert (found.rewards["reward"], found.evidence["differing"]) == (0.0, ["test_rectangle"])
+    found = await graded(task, {"shapes/area.py": "import os\n\nos._exit(0)\n"})
+    assert (found.rewards["reward"], found.evidence["problem"]) == (0.0, "no test reported anything")
