@@ -93,6 +93,8 @@ class TaskStep:
     """Instead of the task's limit."""
     min_reward: Mapping[str, float] = field(default_factory=dict)
     """Reward channel to the least that this step must reach, or no later step is run."""
+    hooks: tuple[Hook, ...] = ()
+    """Run in order, after the task's own, before what the agent left in this step is taken out."""
 
 
 OUTSIDE = ".outside"

@@ -61,7 +61,9 @@ async def through_steps(
 
 
 def step_task(task: Task, step: TaskStep) -> Task:
-    """One step as a task: what it is asked, what is laid, by what it is graded. Files and setup are the step's alone."""
+    """One step as a task: what it is asked, what is laid, by what it is graded. Files and setup are the step's alone, and a
+    hook that a step repeats is run once.
+    """
     return replace(
         task,
         instruction="\n\n".join(filter(None, (task.instruction, step.instruction))),
@@ -69,6 +71,7 @@ def step_task(task: Task, step: TaskStep) -> Task:
         setup=step.setup,
         solution=step.solution,
         metadata={**task.metadata, **step.metadata},
+        hooks=tuple(dict.fromkeys((*task.hooks, *step.hooks))),
         limits=task.limits if step.wall_s is None else replace(task.limits, wall_s=step.wall_s),
         steps=(),
     )

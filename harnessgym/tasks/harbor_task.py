@@ -68,7 +68,7 @@ def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) 
         grader=GRADER,
         verifier="shared" if in_agents else "separate",
         solution=None if steps else solution(folder / "solution", reading.solution_env),
-        hooks=_hooks((*table.verifier.collect, *(each for step in table.steps for each in step.verifier.collect)), where),
+        hooks=_hooks(table.verifier.collect, where),
         grading=GradingImage(testing.image if testing.image != place.image else None, install(tools_of(tests))),
         steps=steps,
         step_reward=table.multi_step_reward_strategy or "mean",
@@ -117,6 +117,7 @@ class _Reading:
             metadata=self.judged(verifier, folder / "tests"),
             wall_s=step.agent.timeout_sec or self.table.agent.timeout_sec,
             min_reward={} if least is None else dict(least) if isinstance(least, Mapping) else {"reward": float(least)},
+            hooks=_hooks(step.verifier.collect, self.where),
         )
 
 
@@ -159,7 +160,7 @@ def _limits(table: HarborTable) -> Limits:
 
 
 def _hooks(collects: Sequence[Collect], where: Path) -> tuple[Hook, ...]:
-    """Each once: steps often repeat their task's."""
+    """Each once."""
     for collect in collects:
         if collect.service != "main":
             raise TaskError(f"{where}: verifier.collect: there is no service {collect.service!r} here, only main. Take it out.")

@@ -128,8 +128,9 @@ def _judged(task: "Task", entry: "Entry | None") -> Iterator[Line]:
     if task.verifier == "shared":
         yield "graded in", "the agent's own sandbox (shared)"
     yield "artifacts", " ".join(task.artifacts)
-    for hook in task.hooks:
-        yield "run before that", shlex.join(hook.argv)
+    for name, hooks in (("", task.hooks), *((f", step {step.name}", step.hooks) for step in task.steps)):
+        for hook in hooks:
+            yield f"run before that{name}", shlex.join(hook.argv)
     if task.grading != GradingImage():
         yield "graded in the image", f"{task.grading.image or task.image or ''} {_text(task.grading.install)}"
     if task.collect:

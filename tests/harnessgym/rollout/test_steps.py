@@ -15,7 +15,7 @@ from harnessgym.rollout.steps import Reached, all_solutions, joined, step_task
 from harnessgym.sandbox import Capability, needs
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.store.tables import calls, sessions
-from harnessgym.task import Grade, Setup, Solution, Task, TaskStep
+from harnessgym.task import Grade, Hook, Setup, Solution, Task, TaskStep
 from tests.harnessgym.rollout.stepped import (
     HERE,
     Blocked,
@@ -27,6 +27,7 @@ from tests.harnessgym.rollout.stepped import (
     TakenAway,
     TooLittle,
     Two,
+    rewarded,
     step,
 )
 
@@ -122,6 +123,22 @@ async def test_what_steps_come_to_and_where_they_end(tmp_path, tasks, rewards, r
     assert len(grade.evidence["steps"]) == reached
     assert ("stopped" in grade.evidence) == (stopped is not None)
     assert stopped is None or stopped in grade.evidence["stopped"]
+
+
+@pytest.mark.bubblewrap
+async def test_hooks_of_a_step_are_run_in_that_step_alone_after_the_tasks(tmp_path):
+    def hook(name):
+        return Hook(("sh", "-c", f"echo {name} >> ran.txt"))
+
+    steps = tuple(step(name, rewarded(name, reward=1.0), hooks=(hook(name),)) for name in ("first", "second"))
+    task = replace(Two().task(), steps=steps, hooks=(hook("all"),))
+    async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:
+        stand_in = StandIn(backend)
+        async with stand_in.furnished(task) as sandbox:
+            grade = await stand_in.grade(task, sandbox, obey)
+            ran = await sandbox.exec(["cat", "ran.txt"])
+    assert grade.rewards == {"reward": 1.0}
+    assert ran.stdout.split() == [b"all", b"first", b"all", b"second"]
 
 
 async def test_tampering_with_one_is_tampering_with_all(make_line):

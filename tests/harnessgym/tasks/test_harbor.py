@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harnessgym.grading.harbor import KEY
+from harnessgym.rollout.steps import step_task
 from harnessgym.task import Hook
 from harnessgym.tasks.harbor import Harbor, HarborShared
 from harnessgym.tasks.payload import payload_of, task_of
@@ -118,6 +119,19 @@ def test_a_verifier_of_its_own_gets_artifacts_alone_and_an_image_that_has_the_te
     assert task.metadata[KEY]["laid"] is False
     assert "test_files" not in task.metadata
     assert task.hooks == (Hook(("sh", "-c", "ls -a > /logs/artifacts/listing.txt"), timeout_s=20.0),)
+
+
+def test_what_a_step_collects_is_run_for_that_step_alone(tmp_path):
+    folder = tmp_path / "two-steps"
+    shutil.copytree(SAMPLES / "two-steps", folder)
+    (folder / "task.toml").write_text(
+        '[[verifier.collect]]\ncommand = "all"\n[[steps]]\nname = "first"\n[[steps.verifier.collect]]\ncommand = "one"\n'
+        '[[steps]]\nname = "second"\n[[steps.verifier.collect]]\ncommand = "all"\n'
+    )
+    (task,) = Harbor().read(folder).tasks
+    assert [hook.argv[-1] for hook in task.hooks] == ["all"]
+    run = [[hook.argv[-1] for hook in step_task(task, step).hooks] for step in task.steps]
+    assert run == [["all", "one"], ["all"]]
 
 
 def test_steps_have_their_own_tests_over_the_tasks(samples):
