@@ -117,7 +117,7 @@ def baseline_path(tasks: TaskSet) -> Path:
 
 
 def digest_of(task: Task) -> str:
-    """16 hex digits of everything that a rollout of the task depends on, the content of image folders among it.
+    """16 hex digits of everything that a rollout of the task depends on, the content of folders that it names among it.
 
     What is as it is by default does not count, so that a field more in `Task` leaves old digests as they are.
     """
@@ -137,14 +137,24 @@ def _beside(payload: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, A
 
 
 def _portable(payload: Any) -> Any:
-    """With image folders named by what they hold, not by where they are."""
+    """With folders of images and assets named by what they hold, not by where they are."""
     if isinstance(payload, dict):
         return {
             key: _context(value) if key == "image" and isinstance(value, str) else _portable(value)
             for key, value in payload.items()
             if key not in ("files", "metadata")
-        } | {key: payload[key] for key in ("files", "metadata") if key in payload}
+        } | {
+            key: _assets(payload[key]) if key == "metadata" else payload[key] for key in ("files", "metadata") if key in payload
+        }
     return [_portable(each) for each in payload] if isinstance(payload, list) else payload
+
+
+def _assets(metadata: dict[str, Any]) -> dict[str, Any]:
+    """With a folder of binary files that tests need (`harnessgym.tasks.swe_bench_repo`) named by what it holds."""
+    spec = metadata.get("swe_bench")
+    if not isinstance(spec, dict) or not spec.get("assets"):
+        return metadata
+    return {**metadata, "swe_bench": {**spec, "assets": _context(f"{CONTEXT}{spec['assets']}")}}
 
 
 def _context(image: str) -> str:

@@ -56,6 +56,16 @@ def test_an_image_folder_counts_by_what_it_holds(tmp_path):
     assert digests[0] != digests[2]
 
 
+def test_the_assets_of_a_repository_of_tasks_count_by_what_they_hold(tmp_path):
+    digests = []
+    for name, text in (("a", "x"), ("b", "x"), ("c", "y")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "expected.png").write_text(text)
+        digests.append(digest_of(replace(TASK, metadata={"swe_bench": {"assets": str(tmp_path / name)}})))
+    assert digests[0] == digests[1]
+    assert digests[0] != digests[2]
+
+
 def test_what_several_write_is_merged(tmp_path):
     path = tmp_path / "baseline.json"
 
