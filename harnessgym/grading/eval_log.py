@@ -54,8 +54,11 @@ class Reading:
     """The tests' own, where the script tells it."""
 
 
-def read_log(log: str, parser: Parser, nonce: str = "") -> Reading:
-    """Reads a log; with a nonce, markers count only with it behind them. Parsers may raise nothing."""
+def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bool = True) -> Reading:
+    """Reads a log; with a nonce, markers count only with it behind them. Parsers may raise nothing.
+
+    Unless `exit_code_decides`, a command that failed without a failure in the log is a result all the same.
+    """
     exit_code = _exit_code(log, nonce)
 
     def no_result(problem: str) -> Reading:
@@ -68,13 +71,14 @@ def read_log(log: str, parser: Parser, nonce: str = "") -> Reading:
         return no_result(f"the log says `{said.removeprefix('>>>>> ')}`")
     if start not in log or end not in log:
         return no_result("the tests' output has no beginning or no end")
-    return _checked(log, log.split(start)[1].split(end, maxsplit=1)[0], parser, exit_code, no_result)
-
-
-def _checked(log: str, part: str, parser: Parser, exit_code: int | None, no_result: Callable[[str], Reading]) -> Reading:
-    statuses = parser(part) or parser(log)  # some runners write past the markers
+    statuses = parser(log.split(start)[1].split(end, maxsplit=1)[0]) or parser(log)  # some runners write past the markers
     if not statuses and not _RAN.search(log):
         return no_result("no test reported anything")
+    return _checked(statuses, exit_code, no_result) if exit_code_decides else Reading(statuses, exit_code=exit_code)
+
+
+def _checked(statuses: Statuses, exit_code: int | None, no_result: Callable[[str], Reading]) -> Reading:
+    """The statuses, unless the exit code says that they are of another run."""
     failed = any(status in (Status.FAILED, Status.ERROR) for status in statuses.values())
     if exit_code not in (None, 0) and not failed:
         return no_result(f"the tests' command ended with exit code {exit_code}, and no test is reported to have failed")

@@ -28,8 +28,16 @@ class Evaluation:
     wall_s: float
 
 
-async def evaluate(task: Task, sandbox: Sandbox, script: str, parser: Parser, timeout_s: float = EVAL_S) -> Evaluation:
-    """Runs `script` with bash in the workspace, as the agent's user.
+async def evaluate(
+    task: Task,
+    sandbox: Sandbox,
+    script: str,
+    parser: Parser,
+    timeout_s: float = EVAL_S,
+    *,
+    exit_code_decides: bool = True,
+) -> Evaluation:
+    """Runs `script` with bash in the workspace, as the agent's user; what `exit_code_decides` is, `read_log` says.
 
     Raises TaskError for a script or an image that cannot work, SandboxError when something broke that no patch breaks.
     """
@@ -49,7 +57,7 @@ async def evaluate(task: Task, sandbox: Sandbox, script: str, parser: Parser, ti
         raise TaskError(
             f"The evaluation script of task {task.id!r} could not be run: {tail.strip() or 'no word'}. It needs bash."
         )
-    reading = read_log(log, parser, nonce)
+    reading = read_log(log, parser, nonce, exit_code_decides=exit_code_decides)
     if reading.problem and reading.cause == "environment":
         raise SandboxError(f"The tests of task {task.id!r} gave no result: {reading.problem}. The end of the log:\n{tail}")
     return Evaluation(reading, tail, result.wall_s)

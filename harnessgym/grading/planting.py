@@ -28,13 +28,13 @@ class Planted:
     test: str
     """What its id ends with."""
 
-    def missed(self, reading: Reading) -> str | None:
+    def missed(self, reading: Reading, *, exit_code_decides: bool = True) -> str | None:
         """What no honest run could have reported, if there is something."""
         if reading.problem:
             return f"With a test that must fail, {reading.problem}"
         if not any(test.endswith(self.test) and status is Status.FAILED for test, status in reading.statuses.items()):
             return "A test that must fail was not reported to have failed"
-        if reading.exit_code == 0:
+        if exit_code_decides and reading.exit_code == 0:
             return "A test that must fail did, and the tests' command ended with exit code 0"
         return None
 

@@ -99,8 +99,13 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     return await doubted(task, sandbox, grade, script, spec) if grade.rewards["reward"] else grade
 
 
-async def doubted(task: Task, sandbox: Sandbox, grade: Grade, script: str, spec: Mapping[str, Any]) -> Grade:
-    """A grade of success, unless a test that must fail does not. `spec` has `fail_to_pass` and `log_parser`."""
+async def doubted(
+    task: Task, sandbox: Sandbox, grade: Grade, script: str, spec: Mapping[str, Any], *, exit_code_decides: bool = True
+) -> Grade:
+    """A grade of success, unless a test that must fail does not.
+
+    `spec` has `test_patch`, `fail_to_pass` and `log_parser`; what `exit_code_decides` is, `read_log` says.
+    """
     owned = set(patched_paths(spec["test_patch"]))
     tests = tuple(test for test in spec["fail_to_pass"] if test.split("::")[0] in owned)
     again = planted(script, spec["log_parser"], tests)
@@ -110,8 +115,9 @@ async def doubted(task: Task, sandbox: Sandbox, grade: Grade, script: str, spec:
         await sandbox.read(again.path)
     except FileNotFoundError:
         return grade
-    found = await evaluate(task, sandbox, again.script, parser_named(spec["log_parser"]), EVAL_S)
-    missed = again.missed(found.reading)
+    parser = parser_named(spec["log_parser"])
+    found = await evaluate(task, sandbox, again.script, parser, EVAL_S, exit_code_decides=exit_code_decides)
+    missed = again.missed(found.reading, exit_code_decides=exit_code_decides)
     return replace(
         grade, tampered=missed and f"{missed}.", evidence={**grade.evidence, "failing_test_planted": missed or "failed"}
     )

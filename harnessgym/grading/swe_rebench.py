@@ -78,10 +78,10 @@ async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
     if await apply(task, sandbox, patch_bytes(spec["test_patch"]), (_RECOUNTED, *ATTEMPTS)) is None:
         return no_grade("the task's tests do not apply over what was changed", patch)
     script = script_of(spec["test_cmd"])
-    found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]))
+    found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), exit_code_decides=False)
     problem, code = found.reading.problem, found.reading.exit_code
     grade = _grade(spec, found.reading.statuses, patch, problem=problem, exit_code=code, log=found.tail)
-    return await doubted(task, sandbox, grade, script, spec) if grade.rewards["reward"] else grade
+    return await doubted(task, sandbox, grade, script, spec, exit_code_decides=False) if grade.rewards["reward"] else grade
 
 
 def _grade(spec: Mapping[str, Any], statuses: Statuses, patch: bytes, **more: Any) -> Grade:

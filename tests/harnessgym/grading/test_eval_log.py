@@ -47,6 +47,13 @@ def test_passed_lines_over_a_failed_command_are_forged():
     assert read_log(f"{START}\nPASSED a\n{END}\n", PYTEST).statuses  # a script that tells no exit code
 
 
+def test_where_the_exit_code_does_not_decide_it_is_told_and_nothing_else():
+    for text in ("PASSED a", "Executed 3 of 12"):
+        found = read_log(log(text, 1), PYTEST, exit_code_decides=False)
+        assert (found.problem, found.exit_code, found.statuses) == ("", 1, PYTEST(text))
+    assert read_log(log("", 1), PYTEST, exit_code_decides=False).problem
+
+
 @given(st.dictionaries(st.from_regex(r"t\.py::test_[a-z]{1,9}", fullmatch=True), st.sampled_from(list(Status)), min_size=1))
 def test_no_mixture_of_good_statuses_hides_a_failed_command(statuses):
     text = log("\n".join(f"{status} {test}" for test, status in statuses.items()), 1)

@@ -63,5 +63,6 @@ def test_who_does_not_report_it_is_found():
     assert "was not reported" in found.missed(Reading({"t.py::test_a": Status.PASSED}, exit_code=0))
     assert "was not reported" in found.missed(Reading({f"t.py{found.test}": Status.PASSED}, exit_code=1))
     assert "exit code 0" in found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=0))
+    assert found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=0), exit_code_decides=False) is None
     assert "no end" in found.missed(Reading(problem="the log has no end"))
     assert found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=1)) is None

@@ -176,6 +176,13 @@ async def test_swe_rebench_wants_the_very_tests_to_pass(graded, swe_rebench):
     assert (await graded(swe_rebench)).rewards == ZERO
 
 
+async def test_swe_rebench_does_not_ask_for_an_exit_code(graded, swe_rebench):
+    spec = swe_rebench.metadata["swe_rebench"]
+    spec = {**spec, "test_cmd": [*spec["test_cmd"], "false"]}
+    found = await graded(replace(swe_rebench, metadata={**swe_rebench.metadata, "swe_rebench": spec}), gold=True)
+    assert (found.rewards, found.tampered, found.evidence["exit_code"]) == (ONE, None, 1), found.evidence
+
+
 async def test_r2e_compares_all_results_and_hides_its_tests(graded, made):
     base, image = made
     row = {
