@@ -89,9 +89,6 @@ def register(root: typer.Typer) -> None:
 
         Evaluates a policy, collects data from any model, or lets a trainer of yours drive the agents (`--serve`).
         """
-        from harnessgym.config import validate
-        from harnessgym.rollout.campaign import Campaign, CampaignSettings
-
         if keep_above is not None and export is None:
             raise typer.BadParameter(
                 "--keep-above chooses what --export writes: give `--export FORMAT FILE`, e.g. sft good.jsonl"
@@ -99,19 +96,27 @@ def register(root: typer.Typer) -> None:
         given: dict[str, Any] = {
             "folder": folder, "tasks": tasks, "harness": harness, "harness_settings": _pairs(settings or []),
             "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples, "split": split, "limit": limit,
-            "task": tuple(task or ()), "unfit": unfit,
-            "seed": seed, "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length, "timeout_s": timeout,
-            "retries": retry, "policy": policy, "model": model, "serve": serve,
+            "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature, "max_tokens": max_tokens,
+            "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy, "model": model, "serve": serve,
             "second_opinion": second_opinion,
         }  # fmt: skip
-        campaign = Campaign(validate(CampaignSettings, given, "the command line"))
-        for line in campaign.remarks:
-            typer.echo(line, err=True)
+        campaign = _campaign(given)
         summary = _run(campaign)
         if export is not None:
             _export(campaign, export[0], export[1], keep_above)
         if summary["not_graded"]:
             raise typer.Exit(1)
+
+
+def _campaign(given: dict[str, Any]) -> "Campaign":
+    """What is to be run; says what there is to remark on it."""
+    from harnessgym.config import validate
+    from harnessgym.rollout.campaign import Campaign, CampaignSettings
+
+    campaign = Campaign(validate(CampaignSettings, given, "the command line"))
+    for line in campaign.remarks:
+        typer.echo(line, err=True)
+    return campaign
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:
