@@ -5,7 +5,7 @@ sandboxes. What it expects stays on this machine wherever that is possible: what
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from pydantic import Field
 
 from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError, TaskError
+from harnessgym.grading.outcome import Outcome
 from harnessgym.grading.verifier import Opener
 from harnessgym.registry import load, names
 from harnessgym.sandbox import ExecResult
 
+__all__ = ["Bench", "Check", "Outcome", "ending", "read_checks"]
 _TAIL = 1_000
 """Bytes of a command's output that evidence keeps."""
 
@@ -33,21 +35,6 @@ class Bench:
     """The task's test files: relative path to text."""
     where: str
     """Which task's which test this is, for messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a check found."""
-
-    passed: bool
-    detail: str = ""
-    """Why not, or what was counted."""
-    tampered: str | None = None
-    """Why what was measured cannot be trusted, if it cannot."""
-    part: float | None = None
-    """How much of it was right, 0 to 1, where a check can tell; None is all or nothing."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Further evidence, as JSON values."""
 
 
 class Check(Config):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harnessgym.grading.check import Outcome
+from harnessgym.grading.outcome import Outcome
 
 _PHASES = ("setup", "call", "teardown")
 _FAILED = "1"

@@ -1,7 +1,7 @@
 """Tasks as Harbor directories: what `harnessgym.tasks.harbor` reads, and Harbor itself, written from a `Task`.
 
-For tasks that are judged by checks which need nothing of ours while they run: `io`, `files` and `command`. They become a test
-script with a program of the standard library, so the image must have python3.
+For tasks that are judged by checks which need nothing of ours while they run: `io`, `files`, `command` and `pytest`. They
+become a test script with a program of the standard library, so the image must have python3, and pytest for the last.
 """
 
 import json
@@ -19,6 +19,7 @@ from harnessgym.grading.check import Check, read_checks
 from harnessgym.grading.checks.command import Command
 from harnessgym.grading.checks.files import Files
 from harnessgym.grading.checks.io import Io
+from harnessgym.grading.checks.pytests import Pytests
 from harnessgym.sandbox import CONTEXT
 from harnessgym.task import Solution, Task
 from harnessgym.tasks.native import GRADER
@@ -31,9 +32,11 @@ _SAID = frozenset({
     "solution", "metadata", "verifier", "env",
 })  # fmt: skip
 """Fields of a task that a Harbor directory has a place for. Without one of the others it would be another task."""
-_WRITABLE = {"io": Io, "files": Files, "command": Command}
+_WRITABLE = {"io": Io, "files": Files, "command": Command, "pytest": Pytests}
 _PROGRAM = "check.py"
-_TAKEN = ("test.sh", _PROGRAM, "checks.json", "matching.py", "file_rules.py", "Dockerfile", "docker-compose.yaml")
+_JUDGE = ("pytests.py", "testing.py", "counting.py", "outcome.py")
+"""What `pytest` checks need beside the program."""
+_TAKEN = ("test.sh", _PROGRAM, "checks.json", "matching.py", "file_rules.py", *_JUDGE, "Dockerfile", "docker-compose.yaml")
 _TEST = f"""#!/bin/sh
 exec python3 -I -B "$(dirname "$0")/{_PROGRAM}"
 """
@@ -46,7 +49,7 @@ class HarborWriter:
     def write(self, task: Task, folder: Path) -> Sequence[str]:
         """See `harnessgym.tasks.writing.TaskWriter`."""
         checks = _checks(task)
-        notes = list(_notes(task))
+        notes = list(_notes(task, checks))
         _lay(folder, {"instruction.md": task.instruction.strip() + "\n", "task.toml": tomli_w.dumps(_table(task, checks))})
         _lay(folder / "environment", {"Dockerfile": _dockerfile(task)})
         _lay(folder / "environment" / "files", task.files)
@@ -85,14 +88,17 @@ def _checks(task: Task) -> Sequence[Check]:
     return checks
 
 
-def _notes(task: Task) -> Sequence[str]:
+def _notes(task: Task, checks: Sequence[Check]) -> Sequence[str]:
     """What the format cannot say, or says otherwise."""
+    pytest = any(isinstance(check, Pytests) for check in checks)
+    needed = "python3 of 3.10 or later with pytest, which users other than root can run" if pytest else "python3"
     said = (
         (task.split != "train", f"split: Harbor has none; {task.split!r} is kept in the metadata."),
         (task.needs, "needs: Harbor has no capabilities; they are kept in the metadata."),
         (task.setup.hosts, "setup.hosts: the commands become lines of the Dockerfile, where builds reach the whole network."),
         (task.verifier == "separate", "verifier: Harbor tests in the agent's container, where what is expected can be read."),
-        (task.image, f"image: {task.image} must have python3, which the tests are run with."),
+        (task.image, f"image: {task.image} must have {needed}: the tests are run with it."),
+        (pytest, "pytest: tests run in the agent's container, as a user of their own only if the script is run as root."),
     )
     return [note for applies, note in said if applies]
 
@@ -133,16 +139,22 @@ def _program(task: Task, checks: Sequence[Check]) -> Mapping[str, str]:
         "score": task.metadata.get("score", "all"),
         "artifacts": task.artifacts,
         "checks": [check.model_dump(mode="json") for check in checks],
+        "test_files": sorted(task.metadata.get("test_files", {})),
     }
-    grading = resources("harnessgym.grading")
-    rules = (grading / "file_rules.py").read_text().replace("from harnessgym.grading.matching", "from matching")
-    return {
-        "test.sh": _TEST,
-        _PROGRAM: (grading / "runners" / "contained.py").read_text(),
-        "checks.json": json.dumps(plan, indent=1) + "\n",
-        "matching.py": (grading / "matching.py").read_text(),
-        "file_rules.py": rules,
+    modules = {
+        _PROGRAM: _text("runners/contained.py"),
+        "matching.py": _text("matching.py"),
+        "file_rules.py": _text("file_rules.py"),
     }
+    if any(isinstance(check, Pytests) for check in checks):
+        runners = {"pytests.py", "testing.py"}
+        modules |= {name: _text(f"runners/{name}" if name in runners else name) for name in _JUDGE}
+    return {"test.sh": _TEST, "checks.json": json.dumps(plan, indent=1) + "\n", **modules}
+
+
+def _text(path: str) -> str:
+    """A module of the grading, as one that lies in the folder of those it imports."""
+    return (resources("harnessgym.grading") / path).read_text(encoding="utf-8").replace("from harnessgym.grading.", "from ")
 
 
 def _solve(solution: Solution) -> str:

@@ -1,7 +1,8 @@
 """Judges a workspace by checks from inside the container that tests are run in, for tasks that were written as Harbor's.
 
 Runs as `/tests/check.py` in the working folder, beside `checks.json`, `matching.py` and `file_rules.py`, with nothing but the
-standard library. What is expected is read and its file removed before anything of the agent's is started.
+standard library; `pytests.py` and what it needs are there for tasks with such a check. What is expected is read and its file
+removed before anything of the agent's is started.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Callable, Dict, Tuple  # noqa: UP035 - for older Pythons
 
 HERE = Path(__file__).resolve().parent
 REWARDS = Path("/logs/verifier")
+Judge = Callable[[Dict[str, Any], Path], Tuple[str, float]]  # noqa: UP006 - for older Pythons
+"""A check and a copy of the working folder -> what is wrong, and the part that is right."""
 
 
 def main(rewards: Path) -> None:
@@ -30,18 +33,31 @@ def main(rewards: Path) -> None:
         (HERE / "checks.json").unlink()
     except OSError as error:
         sys.stdout.write(f"checks.json stays: {error}\n")
+    rewards.mkdir(parents=True, exist_ok=True)
+    kinds = dict(KINDS)
+    if any(check["kind"] == "pytest" for check in plan["checks"]):
+        kinds["pytest"] = pytest_judge(plan["test_files"], rewards)
     parts = []
     for number, check in enumerate(plan["checks"]):
         with tempfile.TemporaryDirectory() as place:
             lay(plan["artifacts"], Path(place))
-            problem, part = KINDS[check["kind"]](check, Path(place))
+            problem, part = kinds[check["kind"]](check, Path(place))
         parts.append(part)
         sys.stdout.write(f"{check['name'] or number}: {problem or 'passed'}\n")
     weights = [check["weight"] for check in plan["checks"]]
     weighted = sum(weight * part for weight, part in zip(weights, parts)) / sum(weights)  # noqa: B905 - for older Pythons
     reward = float(all(part == 1.0 for part in parts)) if plan["score"] == "all" else weighted
-    rewards.mkdir(parents=True, exist_ok=True)
     (rewards / "reward.txt").write_text(f"{reward!r}\n", encoding="utf-8")
+
+
+def pytest_judge(names: list[str], rewards: Path) -> Judge:
+    """See `harnessgym.grading.runners.pytests`. As root, nobody else writes into the folder of rewards from here on."""
+    from pytests import Pytests  # type: ignore[import-not-found,unused-ignore]
+
+    if os.geteuid() == 0:
+        rewards.chmod(0o755)
+    judge: Judge = Pytests(HERE, names, run).judge
+    return judge
 
 
 def lay(artifacts: list[str], place: Path) -> None:
@@ -55,8 +71,11 @@ def lay(artifacts: list[str], place: Path) -> None:
             shutil.copy2(source, target, follow_symlinks=False)
 
 
-def run(argv: list[str], place: Path, stdin: bytes, timeout_s: float, **env: str) -> tuple[int | None, bytes]:
-    """Exit code, None if it did not end in its time or a signal ended it, and what it printed."""
+def run(
+    argv: list[str], place: Path, stdin: bytes, timeout_s: float, user: int | None = None, **env: str
+) -> tuple[int | None, bytes]:
+    """Exit code, None if it did not end in its time or a signal ended it, and what it printed. Root may run it as a user."""
+    owner: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     command = subprocess.Popen(
         argv,
         cwd=place,
@@ -65,6 +84,7 @@ def run(argv: list[str], place: Path, stdin: bytes, timeout_s: float, **env: str
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        **owner,
     )
     try:
         output, _ = command.communicate(stdin, timeout=timeout_s)
@@ -128,7 +148,7 @@ def command(check: dict[str, Any], place: Path) -> tuple[str, float]:
     return "" if reward == 1 else f"reward {reward}", float(reward)
 
 
-KINDS = {"io": io, "files": files, "command": command}
+KINDS: dict[str, Judge] = {"io": io, "files": files, "command": command}
 
 if __name__ == "__main__":
     main(Path(*sys.argv[1:]) if sys.argv[1:] else REWARDS)

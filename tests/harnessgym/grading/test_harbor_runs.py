@@ -101,13 +101,18 @@ quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
 subprocess.Popen(["sh", "-c", loop], start_new_session=True, **quiet)
 time.sleep(1)
 END
-cat forge.py inflection.py > both.py && mv both.py inflection.py
+cat inflection/__init__.py >> forge.py && mv forge.py inflection/__init__.py
 """
 """Code under test that starts what outlives it."""
-LEAVES = "echo 'import os; os._exit(0)' > inflection.py"
-LISTENS = """
-sed -i '1i import atexit, os\\natexit.register(os._exit, 0)' inflection.py
+LEAVES = "echo 'import os; os._exit(0)' > inflection/__init__.py"
+BREAKS_PYTEST = """
+cat >> inflection/__init__.py <<'END'
+import sys
+sys.modules["_pytest.runner"].check_interactive_exception = None
+sys.modules["_pytest.reports"].TestReport.from_item_and_call = None
+END
 """
+"""Code under test that breaks pytest itself."""
 
 
 @pytest.fixture
@@ -132,7 +137,9 @@ async def test_a_shipped_swe_task_written_and_read_rewards_gold_and_not_nothing(
     assert (gold.reward, gold.error) == (1.0, None), gold.evidence
 
 
-@pytest.mark.parametrize("script", [OVERWRITTEN, WRITES_THE_REWARD, LEAVES, LISTENS])
+@pytest.mark.parametrize(
+    "script", [OVERWRITTEN, WRITES_THE_REWARD, LEAVES, BREAKS_PYTEST], ids=["overwritten", "writes", "leaves", "breaks"]
+)
 async def test_a_written_swe_task_is_not_solved_by_what_is_no_repair(docker, written_swe, script):
     result = await left_by(docker, written_swe("inflection-004"), script)
     assert (result.reward, result.error) == (0.0, None), result.evidence

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from environments.shell_tasks import ShellTasks
+from environments.swe import SweTasks
 from harnessgym.errors import TaskError
 from harnessgym.task import Limits, Setup, Solution, Task
 from harnessgym.tasks.harbor import Harbor
@@ -20,7 +21,12 @@ from harnessgym.tasks.source import task_format
 from harnessgym.tasks.writing import convert, task_writer
 
 SHIPPED = {task.id.partition("/")[2]: task for split in ("train", "test") for task in ShellTasks().tasks(split)}
+SWE = tuple(task for split in ("train", "test") for task in SweTasks().tasks(split))
+ONE_A_PACKAGE = {task.metadata["repo"]: task for task in SWE}
 WRITABLE = ["log-pipeline", "merge-contacts", "rotate-backups", "sales-summary", "service-config", "tidy-scans", "top-words"]
+
+
+PYTEST = {"kind": "pytest", "files": ["test_it.py"], "expect": ["test_it.py::test_it"]}
 
 
 def task(*checks, **fields):
@@ -91,6 +97,29 @@ def test_what_is_written_is_read_as_the_same_task(tmp_path, name):
     assert (found.home, found.solution is not None) == ("/app", True)
 
 
+@pytest.mark.parametrize("package", sorted(ONE_A_PACKAGE))
+def test_swe_tasks_are_written_with_their_pristine_tests_and_read_back(tmp_path, package):
+    before = ONE_A_PACKAGE[package]
+    (written,) = convert([before], task_writer("harbor"), tmp_path / "out")
+    assert written.refused == ""
+    assert any("run as root" in note for note in written.notes)
+    loaded = Harbor().read(tmp_path / "out")
+    assert loaded.problems == ()
+    (found,) = loaded.tasks
+    assert found.instruction == before.instruction
+    assert before.metadata["test_files"].items() <= found.metadata["test_files"].items()
+    plan = json.loads(found.metadata["test_files"]["checks.json"])
+    assert plan["test_files"] == sorted(before.metadata["test_files"])
+    assert plan["checks"][0]["expect"] == list(before.metadata["tests"][0]["expect"])
+
+
+def test_what_is_copied_needs_no_other_module_of_ours(written):
+    folder, _ = written(task(PYTEST, test_files={"test_it.py": "def test_it(): pass\n"}))
+    for module in (folder / "tests").glob("*.py"):
+        imports = [line for line in module.read_text().splitlines() if line.lstrip().startswith(("from ", "import "))]
+        assert not [line for line in imports if "harnessgym" in line]
+
+
 def test_parts_and_weights_are_the_checks_own(written, reward, tmp_path):
     half = {"kind": "command", "script": "half.sh", "result": "json", "weight": 1.0}
     right = {"kind": "files", "rules": [{"path": "a/b.txt", "pattern": "^x$"}], "weight": 3.0}
@@ -148,11 +177,12 @@ def test_setup_and_limits_are_kept(written):
     ("given", "named"),
     [
         (SHIPPED["free-slots"], r"tests\[0\] is of the kind 'call'"),
-        (SHIPPED["running-median"], r"tests\[0\] is of the kind 'pytest'"),
+        (SHIPPED["running-median"], r"tests\[1\] is of the kind 'call'"),
         (task({"kind": "files", "rules": [{"path": "a"}]}, grader="other:grade"), "other:grade"),
         (task({"kind": "files", "rules": [{"path": "a"}]}, image="context:/x"), "context:/x"),
         (task({"kind": "files", "rules": [{"path": "a"}]}, image="x", home="/testbed"), "home"),
         (task({"kind": "command", "script": "check.py"}, test_files={"check.py": ""}), r"check\.py"),
+        (task(PYTEST, test_files={"test_it.py": "", "counting.py": ""}), r"counting\.py"),
     ],
 )
 def test_what_would_be_another_task_is_refused(tmp_path, given, named):
