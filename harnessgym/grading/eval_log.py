@@ -10,7 +10,7 @@ printing a marker. It is no secret from code that reads the processes above it.
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harnessgym.grading.log import Parser, Status, Statuses
@@ -48,6 +48,8 @@ class Reading:
     statuses: Statuses = field(default_factory=dict)
     problem: str = ""
     """Why it is no result, if it is none; then there are no statuses."""
+    contradicted: bool = False
+    """Whether it is none because tests are reported, none of them to have failed, and the tests' command failed."""
     cause: Cause | None = None
     """What a log without a result points to, if it points anywhere."""
     exit_code: int | None = None
@@ -63,7 +65,7 @@ def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bo
 
     def no_result(problem: str) -> Reading:
         name, cause = diagnosis(log) or ("", None)
-        return Reading({}, f"{problem} ({name})" if name else problem, cause, exit_code)
+        return Reading({}, f"{problem} ({name})" if name else problem, cause=cause, exit_code=exit_code)
 
     start, end = _marker(START, nonce), _marker(END, nonce)
     said = next((marker for marker in _BAD if marker in log), None) if not nonce else None
@@ -81,7 +83,8 @@ def _checked(statuses: Statuses, exit_code: int | None, no_result: Callable[[str
     """The statuses, unless the exit code says that they are of another run."""
     failed = any(status in (Status.FAILED, Status.ERROR) for status in statuses.values())
     if exit_code not in (None, 0) and not failed:
-        return no_result(f"the tests' command ended with exit code {exit_code}, and no test is reported to have failed")
+        found = no_result(f"the tests' command ended with exit code {exit_code}, and no test is reported to have failed")
+        return replace(found, contradicted=bool(statuses))
     return Reading(statuses, exit_code=exit_code)
 
 

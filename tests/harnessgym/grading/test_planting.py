@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from harnessgym.errors import SandboxError
 from harnessgym.grading.eval_log import END, START, Reading, instrumented, read_log
 from harnessgym.grading.log import Status, parser_named
 from harnessgym.grading.planting import planted
@@ -64,5 +65,40 @@ def test_who_does_not_report_it_is_found():
     assert "was not reported" in found.missed(Reading({f"t.py{found.test}": Status.PASSED}, exit_code=1))
     assert "exit code 0" in found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=0))
     assert found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=0), exit_code_decides=False) is None
-    assert "no end" in found.missed(Reading(problem="the log has no end"))
     assert found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=1)) is None
+
+
+def test_a_second_run_that_broke_off_is_no_verdict():
+    found = planted(HONEST, "parse_log_pytest", TESTS)
+    broken = [
+        Reading(problem="the tests did not end within 1800 s"),
+        Reading(problem="no test reported anything", exit_code=1),
+        Reading(problem="exit code 137", contradicted=True, exit_code=137),
+        Reading({"t.py::test_a": Status.PASSED}, exit_code=137),
+    ]
+    for reading in broken:
+        with pytest.raises(SandboxError, match="broke off"):
+            found.missed(reading)
+    assert "was not reported" in found.missed(Reading(problem="exit code 1", contradicted=True, exit_code=1))
+    assert found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("run", "tells"),
+    [
+        (RUN, True),
+        (f"cd . && {RUN}", True),
+        (f"{RUN} \\\n  -v", True),
+        (f"(\nset -e\ncd .\n{RUN}\n)", True),
+        (f"{RUN} >log 2>&1", True),
+        (f"{RUN} || true", False),
+        (f"{RUN} | tee log", False),
+        (f"{RUN}; true", False),
+        (f"{RUN}\necho done", False),
+        (f"(\nset -e\n{RUN} || :\n)", False),
+    ],
+)
+def test_the_exit_code_counts_only_where_the_command_can_fail(run, tells):
+    found = planted(SCRIPT.format(run=run), "parse_log_pytest", TESTS)
+    missed = found.missed(Reading({f"t.py{found.test}": Status.FAILED}, exit_code=0))
+    assert (missed is not None) == tells

@@ -112,6 +112,22 @@ async def test_forged_results_with_a_good_exit_code_are_tampering(graded, confte
     assert "must fail" in found.tampered
 
 
+BREAKS = "if ls tests/.ran; then exit 3; fi; touch tests/.ran; "
+PIPED = "python3 -m pytest -rA -p no:cacheprovider tests"
+
+
+async def test_a_second_run_that_breaks_off_is_no_verdict(graded):
+    with pytest.raises(SandboxError, match="broke off: the tests' output has no beginning or no end"):
+        await graded(task_of(eval_script=script(f"{BREAKS}{PIPED}")), gold=True)
+
+
+@pytest.mark.parametrize("swallows", [" || true", " | cat; true", "\necho done"])
+async def test_commands_that_cannot_fail_are_no_tampering(graded, swallows):
+    found = await graded(task_of(eval_script=script(f"{PIPED}{swallows}")), gold=True)
+    assert (found.rewards, found.tampered) == (ONE, None), found.evidence
+    assert found.evidence["failing_test_planted"] == "failed"
+
+
 LOOKS = """\
 
 def test_rectangle():
