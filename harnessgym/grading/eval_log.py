@@ -2,7 +2,7 @@
 
 A log without a result is not a result: an empty one counts only with evidence that a suite ran, and one that reports no failure
 although the tests' command failed describes another run (somebody printed `PASSED` lines), or one that broke off. What broke
-around the tests is told from what a patch broke, so that a full disk is no reward of zero.
+around the tests is told from what a patch broke, so that a browser that does not start is no reward of zero.
 
 `instrumented` puts a nonce behind the markers of a script, so that code under test cannot end the log, or name an exit code, by
 printing a marker. It is no secret from code that reads the processes above it.
@@ -27,7 +27,9 @@ _RAN = re.compile(
 """Summaries of runners with a count that is not 0: Karma, Mocha, Jest, TAP, Jasmine, OpenLayers."""
 
 Cause = Literal["environment", "ambiguous"]
-"""environment: no patch of source code does that. ambiguous: a patch may have."""
+"""environment: what is around the tests broke, and the run says nothing of a patch. ambiguous: a patch may have done it."""
+_USED_UP = frozenset({"out of memory", "the disk is full"})
+"""What tests can do too: the environment's fault only where it is told before they began."""
 _SIGNATURES: tuple[tuple[str, Cause, str], ...] = (
     ("a browser did not start", "environment", r"Failed to launch|Failed to connect to the bus"),
     ("there is no display", "environment", r"cannot open display|Missing X server|unable to open X display"),
@@ -62,12 +64,12 @@ def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bo
     Unless `exit_code_decides`, a command that failed without a failure in the log is a result all the same.
     """
     exit_code = _exit_code(log, nonce)
+    start, end = _marker(START, nonce), _marker(END, nonce)
 
     def no_result(problem: str) -> Reading:
-        name, cause = diagnosis(log) or ("", None)
+        name, cause = diagnosis(log, start) or ("", None)
         return Reading({}, f"{problem} ({name})" if name else problem, cause=cause, exit_code=exit_code)
 
-    start, end = _marker(START, nonce), _marker(END, nonce)
     said = next((marker for marker in _BAD if marker in log), None) if not nonce else None
     if said is not None:
         return no_result(f"the log says `{said.removeprefix('>>>>> ')}`")
@@ -88,9 +90,17 @@ def _checked(statuses: Statuses, exit_code: int | None, no_result: Callable[[str
     return Reading(statuses, exit_code=exit_code)
 
 
-def diagnosis(log: str) -> tuple[str, Cause] | None:
-    """The first sign of trouble in a log that has no result: what, and whether a patch can be behind it."""
-    return next(((name, cause) for name, cause, sign in _SIGNATURES if re.search(sign, log, re.MULTILINE)), None)
+def diagnosis(log: str, start: str = START) -> tuple[str, Cause] | None:
+    """The first sign of trouble in a log that has no result: what, and whether a patch can be behind it.
+
+    `start` is what marks the beginning of the tests' output.
+    """
+    before = log.partition(start)[0]
+    for name, cause, sign in _SIGNATURES:
+        if re.search(sign, log, re.MULTILINE):
+            theirs = name in _USED_UP and re.search(sign, before, re.MULTILINE) is None
+            return name, "ambiguous" if theirs else cause
+    return None
 
 
 def instrumented(script: str, nonce: str = "") -> str:

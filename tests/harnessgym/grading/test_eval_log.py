@@ -91,10 +91,7 @@ def test_a_run_that_broke_off_is_no_result_where_failures_alone_are_named():
     ("said", "cause"),
     [
         ("Failed to launch the browser", "environment"),
-        ("java.lang.OutOfMemoryError", "environment"),
-        ("Killed", "environment"),
         ("fatal: Could not resolve host: x", "environment"),
-        ("cp: No space left on device", "environment"),
         ("ModuleNotFoundError: No module named 'x'", "ambiguous"),
         ("collected 0 items", "ambiguous"),
         ("all is well", None),
@@ -103,6 +100,15 @@ def test_a_run_that_broke_off_is_no_result_where_failures_alone_are_named():
 def test_who_is_behind_a_log_without_a_result(said, cause):
     assert read_log(log(said), PYTEST).cause == cause
     assert (diagnosis(said) or ("", None))[1] == cause
+
+
+@pytest.mark.parametrize(
+    "said", ["Killed", "java.lang.OutOfMemoryError", "fork: Cannot allocate memory", "cp: No space left on device"]
+)
+def test_memory_and_disk_that_the_tests_used_up_are_their_own_fault(said):
+    assert read_log(log(said, 1), PYTEST).cause == "ambiguous"
+    assert read_log(log("", 1, before=f"{said}\n"), PYTEST).cause == "environment"
+    assert read_log(f"{said}\n", PYTEST).cause == "environment"
 
 
 def test_trouble_in_a_log_with_results_is_the_tests_own():

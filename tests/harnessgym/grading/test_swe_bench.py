@@ -230,8 +230,16 @@ def script(command):
     ],
 )
 async def test_what_no_patch_breaks_is_no_reward(graded, command, error, said):
+    broken = script("false").replace(": '>>>>> Start", f"echo '{command}'\n: '>>>>> Start")
     with pytest.raises(error, match=said):
-        await graded(task_of(eval_script=script(f"echo '{command}'")), gold=True)
+        await graded(task_of(eval_script=broken), gold=True)
+
+
+async def test_tests_that_use_up_memory_or_disk_have_failed(graded):
+    for said in ("Killed", "cat: x: No space left on device"):
+        found = await graded(task_of(eval_script=script(f"(echo '{said}'; exit 137)")), gold=True)
+        assert (found.rewards, found.tampered) == (ZERO, None)
+        assert "no test reported anything" in found.evidence["problem"]
 
 
 async def test_tests_that_gave_no_result_score_nothing(graded):
