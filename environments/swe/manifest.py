@@ -70,7 +70,7 @@ def read(package: Package, folder: Path = FOLDER) -> Manifest:
     path = folder / f"{package.name}.jsonl"
     remedy = f"Make it: `python -m environments.swe.generate --package {package.name}`."
     try:
-        head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        head, *rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
         tests = tuple(head["tests"])
         entries = tuple(_entry(row, tests) for row in rows)
         found = Manifest(**{**head, "tests": tests, "without": tuple(head["without"]), "entries": entries})

@@ -67,7 +67,7 @@ def read_predictions(path: Path) -> dict[str, Prediction]:
     """Instance id to prediction, from JSON lines, a JSON list, or a JSON object by id. Raises TaskError."""
     try:
         raw = path.read_text(encoding="utf-8")
-        rows = [json.loads(line) for line in raw.splitlines() if line.strip()] if path.suffix == ".jsonl" else json.loads(raw)
+        rows = [json.loads(line) for line in raw.split("\n") if line.strip()] if path.suffix == ".jsonl" else json.loads(raw)
     except (OSError, ValueError) as error:
         raise TaskError(f"{path} cannot be read as predictions: {error}.") from error
     rows = [{"instance_id": id_, **row} for id_, row in rows.items()] if isinstance(rows, dict) else rows

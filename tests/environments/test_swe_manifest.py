@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -110,6 +111,9 @@ def test_a_manifest_survives_its_file_and_a_wrong_one_says_what_to_do(tmp_path):
     manifest = read(wanted)
     write(manifest, tmp_path)
     assert read(wanted, tmp_path) == manifest
+    told = replace(manifest, entries=(replace(manifest.entries[0], statement="a\u2028b\x85c\x0cd"),))
+    write(told, tmp_path)
+    assert read(wanted, tmp_path) == told
     path = write(Manifest(**{**{key: getattr(manifest, key) for key in Manifest.__slots__}, "version": "0"}), tmp_path)
     with pytest.raises(TaskError, match=r"is of inflection 0, and packages\.toml pins"):
         read(wanted, tmp_path)

@@ -1,5 +1,6 @@
 """SWE-bench tasks from an agent's sandbox to a grade: the change alone counts, and nothing that was done to its judges."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -281,6 +282,13 @@ def test_predictions_are_read_from_lines_lists_and_objects(tmp_path):
     assert read_predictions(tmp_path / "l.json") == expected
     (tmp_path / "o.json").write_text('{"a": {"model_patch": "x", "model_name_or_path": "m"}, "b": {"model_patch": null}}')
     assert read_predictions(tmp_path / "o.json") == expected
+
+
+def test_signs_that_end_a_line_elsewhere_end_no_prediction(tmp_path):
+    patch = "+a\u2028b\x85c\x0c\n"
+    line, other = (json.dumps({"instance_id": id_, "model_patch": patch}, ensure_ascii=False) for id_ in "ab")
+    (tmp_path / "p.jsonl").write_text(f"{line}\r\n{other}\n", encoding="utf-8")
+    assert [each.model_patch for each in read_predictions(tmp_path / "p.jsonl").values()] == [patch, patch]
 
 
 @pytest.mark.parametrize(
