@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -394,12 +393,3 @@ async def test_arguments_hold_no_secret_and_results_no_path_of_ours(backend):
         argv, cwd, first = json.loads(result.stdout)
         assert argv == ["p.py"]
         assert cwd == first
-
-
-async def test_the_process_backend_says_that_it_isolates_nothing(make_backend, caplog):
-    backend = make_backend()
-    with caplog.at_level(logging.WARNING):
-        async with backend:
-            pass
-    warnings = [record for record in caplog.records if "isolates nothing" in record.message]
-    assert len(warnings) == (0 if Capability.FILES in backend.capabilities else 1)

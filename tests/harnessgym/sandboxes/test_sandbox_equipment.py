@@ -1,6 +1,7 @@
 """What a sandbox is opened with, and what it can then reach and read."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -106,3 +107,12 @@ async def test_nothing_else_is_reached_where_hosts_are_not_offered(backend):
     async with backend.open(Limits()) as sandbox:
         with pytest.raises(CapabilityError, match="hosts"):
             await sandbox.exec(["true"], outside=Answer())
+
+
+async def test_the_process_backend_says_that_it_isolates_nothing(make_backend, caplog):
+    backend = make_backend()
+    with caplog.at_level(logging.WARNING):
+        async with backend:
+            pass
+    warnings = [record for record in caplog.records if "isolates nothing" in record.message]
+    assert len(warnings) == (0 if Capability.FILES in backend.capabilities else 1)
