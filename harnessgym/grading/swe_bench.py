@@ -153,9 +153,12 @@ def shown_patch(patch: bytes) -> dict[str, Any]:
 
 
 async def _lay_assets(task: Task, spec: Mapping[str, Any], sandbox: Sandbox) -> None:
-    """Binary files that a patch needs and cannot carry, from a task repository on this machine."""
+    """Binary files that the test patch needs and cannot carry, from a task repository on this machine.
+
+    Those of the row's own patch are part of the solution.
+    """
     folder = str(spec.get("assets") or "")
-    for entry in [each for entries in spec["image_assets"].values() for each in entries] if folder else ():
+    for entry in spec["image_assets"].get("test_patch", ()) if folder else ():
         file = Path(folder) / entry["path"]
         try:
             data = file.read_bytes()

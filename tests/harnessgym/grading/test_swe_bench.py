@@ -273,6 +273,17 @@ async def test_scripts_that_lay_the_tests_themselves_are_left_to_it(graded):
     assert found.rewards == ONE, found.evidence
 
 
+async def test_binary_files_of_the_tests_are_laid_and_those_of_the_solution_are_not(graded, tmp_path):
+    for name in ("of_tests.bin", "of_gold.bin"):
+        (tmp_path / name).write_bytes(b"\xff")
+    assets = {"test_patch": [{"path": "of_tests.bin"}], "patch": [{"path": "of_gold.bin"}]}
+    there = script("[ -f of_tests.bin ] && [ ! -f of_gold.bin ] && " + PIPED)
+    task = task_of(image_assets=assets, eval_script=there)
+    spec = {**task.metadata["swe_bench"], "assets": str(tmp_path)}
+    found = await graded(replace(task, metadata={**task.metadata, "swe_bench": spec}), gold=True)
+    assert found.rewards == ONE, found.evidence
+
+
 def test_predictions_are_read_from_lines_lists_and_objects(tmp_path):
     lines = '{"instance_id": "a", "model_name_or_path": "m", "model_patch": "x"}\n\n{"instance_id": "b", "model_patch": null}\n'
     expected = {"a": Prediction("a", "x", "m"), "b": Prediction("b", None)}
