@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.equipping import equipment_of
-from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError, TaskError
+from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError
 from harnessgym.grading.judging import judge
 from harnessgym.grading.verifier import Opener
 from harnessgym.rollout.furnishing import furnish
+from harnessgym.rollout.solving import solve
 from harnessgym.rollout.steps import step_task, through_steps
 from harnessgym.sandbox import Sandbox, SandboxBackend
-from harnessgym.task import Grade, Solution, Task
+from harnessgym.task import Grade, Task
 
 GOLD = "(gold)"
 NOTHING = "(nothing)"
-_GOLD_S = 120.0
-"""Seconds that each command of a solution has at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,7 @@ class StandIn:
         for asked in (step_task(task, step) for step in task.steps) if task.steps else (task,):
             if asked.solution is None:
                 return Result(task.id, GOLD, None, error="The task has no solution, so its zeros would mean nothing.")
-        return await self._work(task, GOLD, _solve)
+        return await self._work(task, GOLD, solve)
 
     async def nothing(self, task: Task) -> Result:
         """Ends at once."""
@@ -104,17 +103,6 @@ class StandIn:
     def fresh(self, task: Task) -> Opener:
         """Opens what it is graded in."""
         return lambda: self._backend.open(task.limits, equipment_of(task, grades=True))
-
-
-async def _solve(task: Task, sandbox: Sandbox) -> None:
-    """Raises TaskError when a command of the solution fails."""
-    solution = task.solution or Solution()
-    for path, text in solution.files.items():
-        await sandbox.write(path, text.encode())
-    for command in solution.run:
-        done = await sandbox.exec(command, timeout_s=max(_GOLD_S, task.limits.wall_s))
-        if not done.ok:
-            raise TaskError(f"The gold command {' '.join(command)[:200]!r} failed: {done.stderr[-500:]!r}")
 
 
 async def _rest(sandbox: Sandbox) -> None:

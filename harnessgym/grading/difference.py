@@ -23,13 +23,13 @@ from harnessgym.grading.comparing import NOT_TWICE, Answers, compare, read_answe
 from harnessgym.grading.functions import Compared, Function, differing, python_files
 from harnessgym.grading.inputs import Call, annotated, mutated, shown
 from harnessgym.grading.judging import taken
-from harnessgym.grading.laying import lay
+from harnessgym.grading.laying import holding
 from harnessgym.grading.opinion import Opinion
 from harnessgym.grading.probe import Probe, probe, program
 from harnessgym.grading.suite import Suite, is_collected, own_tests, run_suite
 from harnessgym.grading.verifier import Opener
 from harnessgym.rollout.furnishing import furnish
-from harnessgym.sandbox import Sandbox
+from harnessgym.rollout.solving import solve
 from harnessgym.task import Task
 
 _SEEN = 32
@@ -60,7 +60,7 @@ async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: floa
         return Opinion(None, "The task has several steps, and what gold leaves after one of them is not known.")
     try:
         async with gold_of(task, fresh) as gold:
-            places = _holding(workspace, fresh), _holding(gold, fresh)
+            places = holding(workspace, fresh), holding(gold, fresh)
             return await second_opinion(task, workspace, *places, case_s=case_s)
     except _FAILURES as error:
         return Opinion(None, f"The gold solution could not be made: {_said(error)}")
@@ -88,13 +88,7 @@ async def gold_of(task: Task, fresh: Opener) -> AsyncIterator[Path]:
         raise TaskError(f"Task {task.id!r} has no solution to compare with.")
     async with fresh() as sandbox:
         await furnish(task, sandbox)
-        for path, text in task.solution.files.items():
-            await sandbox.write(path, text.encode())
-        for command in task.solution.run:
-            done = await sandbox.exec(command, timeout_s=max(_RUN_S, task.limits.wall_s))
-            if not done.ok:
-                said = done.stderr[-500:].decode(errors="replace").strip()
-                raise TaskError(f"The solution of task {task.id!r} failed: {said or done.exit_code}.")
+        await solve(task, sandbox)
         async with taken(task, sandbox) as evidence:
             yield evidence.folder
 
@@ -245,13 +239,3 @@ def _patched_tests(task: Task) -> tuple[str, list[str]]:
 def _unbound(function: Function) -> bool:
     """Whether it is a method that needs no object."""
     return any(getattr(node, "id", "") in ("staticmethod", "classmethod") for node in function.node.decorator_list)
-
-
-def _holding(folder: Path, fresh: Opener) -> Opener:
-    @asynccontextmanager
-    async def place() -> AsyncIterator[Sandbox]:
-        async with fresh() as sandbox:
-            await lay(folder, sandbox)
-            yield sandbox
-
-    return place

@@ -20,7 +20,7 @@ from typing import Any
 
 from harnessgym.errors import HarnessGymError, SandboxError, TaskError
 from harnessgym.grading.check import ending
-from harnessgym.grading.laying import lay, lay_links
+from harnessgym.grading.laying import holding
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
 from harnessgym.sandbox import Capability, Export, Sandbox
@@ -82,7 +82,8 @@ async def verdict(task: Task, evidence: Evidence, shared: Sandbox | None, fresh:
         basis["failed_hooks"] = list(evidence.failed_hooks)
     if evidence.tampered is not None:
         return Grade({"reward": 0.0}, evidence.tampered, basis)
-    grade = await _ask(task, evidence.folder, _laid(task, evidence, fresh) if shared is None else _again(shared))
+    links = evidence.export.left_out if task.home else ()
+    grade = await _ask(task, evidence.folder, holding(evidence.folder, fresh, links) if shared is None else _again(shared))
     return replace(grade, rewards=checked_rewards(grade, _named(task)), evidence={**grade.evidence, **basis})
 
 
@@ -137,18 +138,6 @@ async def _ask(task: Task, folder: Path, place: Opener) -> Grade:
 
 def _named(task: Task) -> str:
     return f"The grader {task.grader!r} of task {task.id!r}"
-
-
-def _laid(task: Task, evidence: Evidence, fresh: Opener) -> Opener:
-    @asynccontextmanager
-    async def place() -> AsyncIterator[Sandbox]:
-        async with fresh() as sandbox:
-            if task.home and evidence.export.left_out:
-                await lay_links(evidence.export.left_out, sandbox)
-            await lay(evidence.folder, sandbox)
-            yield sandbox
-
-    return place
 
 
 def _again(sandbox: Sandbox) -> Opener:

@@ -8,10 +8,12 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from harnessgym.errors import SandboxError
+from harnessgym.grading.verifier import Opener
 from harnessgym.sandbox import Sandbox
 from harnessgym.sandboxes.containers import SET_ASIDE
 
@@ -45,6 +47,20 @@ async def lay(folder: Path, sandbox: Sandbox) -> None:
         raise SandboxError(
             f"Links and empty folders could not be made in the grading sandbox: {said or 'no word'}. The image needs tar."
         )
+
+
+def holding(folder: Path, fresh: Opener, left_out: Sequence[str] = ()) -> Opener:
+    """Opens what `fresh` opens with everything in `folder` in it, and before that the links that an export left out."""
+
+    @asynccontextmanager
+    async def place() -> AsyncIterator[Sandbox]:
+        async with fresh() as sandbox:
+            if left_out:
+                await lay_links(left_out, sandbox)
+            await lay(folder, sandbox)
+            yield sandbox
+
+    return place
 
 
 async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
