@@ -12,6 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
+from harnessgym.grading.runners.offline import _INSTALLER as _UV_INSTALLER
+from harnessgym.grading.runners.offline import _TAKES_VALUE  # what an image was made with is its text, which stays as it is
+
 FOLDER = "/opt/harnessgym/verifier"
 BIN = f"{FOLDER}/bin"
 """What comes first on the `PATH` of test scripts."""
@@ -21,14 +24,6 @@ _SHIMMED = frozenset({"curl", "wget", "ca-certificates"})
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9._,-]+\])?\s*((===?|~=|!=|<=?|>=?)[A-Za-z0-9.*+!_,<>=~-]+)?")
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]+(=[A-Za-z0-9.+~:-]+)?")
 _WITH = frozenset({"-w", "--with"})
-_TAKES_VALUE = frozenset(
-    {
-        "-p", "--python", "-i", "--index-url", "--extra-index-url", "--index", "--default-index", "-t", "--target", "--prefix",
-        "--root", "-c", "--constraint", "-f", "--find-links", "--directory", "--project", "-o", "--option", "--cache-dir",
-        "--with-editable", "--env-file",
-    }
-)  # fmt: skip
-_UV_INSTALLER = re.compile(r"astral\.sh/uv|/uv/")
 _INSTALL = """\
 set -e
 folder=$1 program=$2 shims=$3 python=$4; shift 4
