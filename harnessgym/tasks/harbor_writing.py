@@ -23,7 +23,7 @@ from harnessgym.grading.checks.pytests import Pytests
 from harnessgym.sandbox import CONTEXT
 from harnessgym.task import Solution, Task
 from harnessgym.tasks.native import GRADER
-from harnessgym.tasks.writing import folder_name
+from harnessgym.tasks.writing import folder_name, lay_texts
 
 _IMAGE = "harnessgym/python"
 _WORKDIR = "/app"
@@ -50,13 +50,13 @@ class HarborWriter:
         """See `harnessgym.tasks.writing.TaskWriter`."""
         checks = _checks(task)
         notes = list(_notes(task, checks))
-        _lay(folder, {"instruction.md": task.instruction.strip() + "\n", "task.toml": tomli_w.dumps(_table(task, checks))})
-        _lay(folder / "environment", {"Dockerfile": _dockerfile(task)})
-        _lay(folder / "environment" / "files", task.files)
-        _lay(folder / "tests", {**task.metadata.get("test_files", {}), **_program(task, checks)}, {"test.sh"})
+        lay_texts(folder, {"instruction.md": task.instruction.strip() + "\n", "task.toml": tomli_w.dumps(_table(task, checks))})
+        lay_texts(folder / "environment", {"Dockerfile": _dockerfile(task)})
+        lay_texts(folder / "environment" / "files", task.files)
+        lay_texts(folder / "tests", {**task.metadata.get("test_files", {}), **_program(task, checks)}, {"test.sh"})
         if task.solution is not None:
-            _lay(folder / "solution", {"solve.sh": _solve(task.solution)}, {"solve.sh"})
-            _lay(folder / "solution" / "files", task.solution.files)
+            lay_texts(folder / "solution", {"solve.sh": _solve(task.solution)}, {"solve.sh"})
+            lay_texts(folder / "solution" / "files", task.solution.files)
         return notes
 
 
@@ -160,11 +160,3 @@ def _text(path: str) -> str:
 def _solve(solution: Solution) -> str:
     lay = ['cp -R "$(dirname "$0")/files/." .'] if solution.files else []
     return "\n".join(["#!/bin/sh", "set -e", *lay, *(shlex.join(command) for command in solution.run)]) + "\n"
-
-
-def _lay(folder: Path, texts: Mapping[str, str], executable: frozenset[str] | set[str] = frozenset()) -> None:
-    for path, text in texts.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(text.encode())
-        place.chmod(0o755 if path in executable else 0o644)

@@ -15,7 +15,7 @@ from harnessgym.errors import TaskError
 from harnessgym.task import Limits, Setup, Solution, Task
 from harnessgym.tasks.history import SETUP, STREAM
 from harnessgym.tasks.native import GRADER
-from harnessgym.tasks.writing import folder_name
+from harnessgym.tasks.writing import folder_name, lay_texts
 
 _OWN = ("tests", "test_files", "score", "base")
 """Keys of the metadata that the format has other places for."""
@@ -42,8 +42,8 @@ class NativeWriter:
             table["repo"] = {"base": task.metadata.get("base", "main")}
             setup = Setup(tuple(each for each in setup.run if each != ("sh", "-c", SETUP)), setup.hosts, setup.timeout_s)
         marked, rest = _executables(setup.run, files)
-        _lay(folder / "files", files, marked)
-        _lay(folder / "tests", task.metadata.get("test_files", {}))
+        lay_texts(folder / "files", files, marked)
+        lay_texts(folder / "tests", task.metadata.get("test_files", {}))
         if task.solution is not None:
             notes += _write_solution(task.solution, folder)
         table |= _setup(Setup(rest, setup.hosts, setup.timeout_s))
@@ -113,7 +113,7 @@ def _executables(
 
 def _write_solution(solution: Solution, folder: Path) -> list[str]:
     marked, rest = _executables(solution.run, solution.files)
-    _lay(folder / "gold", solution.files, marked)
+    lay_texts(folder / "gold", solution.files, marked)
     if not rest:
         return []
     script = folder / "gold.sh"
@@ -122,14 +122,6 @@ def _write_solution(solution: Solution, folder: Path) -> list[str]:
         return []
     script.write_text("".join(f"{shlex.join(command)}\n" for command in rest), encoding="utf-8")
     return ["solution: its commands became the lines of one script."]
-
-
-def _lay(folder: Path, files: Mapping[str, str], executable: frozenset[str] = frozenset()) -> None:
-    for path, text in files.items():
-        place = folder / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(text.encode())
-        place.chmod(0o755 if path in executable else 0o644)
 
 
 def _sayable(value: Any, where: str, notes: list[str]) -> Any:

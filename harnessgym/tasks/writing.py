@@ -6,7 +6,7 @@ would be another task once it is written down.
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -61,6 +61,15 @@ def folder_name(task_id: str) -> str:
     """The last part of an id, of letters, digits, dots, dashes and underscores alone."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", task_id.rstrip("/").rpartition("/")[2]).lstrip("._-")
     return name or "task"
+
+
+def lay_texts(folder: Path, texts: Mapping[str, str], executable: Collection[str] = ()) -> None:
+    """Writes texts to relative paths below a folder."""
+    for path, text in texts.items():
+        place = folder / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(text.encode())
+        place.chmod(0o755 if path in executable else 0o644)
 
 
 def _own(task: Task, out: Path, taken: set[str]) -> Path:
