@@ -141,6 +141,7 @@ async def test_the_server_keeps_no_descriptor_and_no_child(backend):
         await sandbox.write("p.py", b"print(1)")
         await sandbox.exec(["python", "p.py"], prewarm=Prewarm())
         server = await backend.server(Prewarm(), ())
+        await asyncio.sleep(1.0)  # for the last of the command before to be reaped
         pid = (descendants(server.pid) or [server.pid])[-1]
         before = os.listdir(f"/proc/{pid}/fd")
         await asyncio.gather(*(sandbox.exec(["python", "p.py"], prewarm=Prewarm()) for _ in range(20)))
