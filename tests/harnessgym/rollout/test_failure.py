@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import errno
 
 import psutil
@@ -211,6 +212,7 @@ async def test_a_plugins_bug_is_written_down_and_ends_one_attempt_only(make_line
                 raise KeyError("argv")
 
         line.node.pipeline.harnesses["good"] = Broken()
-        await line.run(lambda line: len(line.rollouts()) >= 2)
+        with contextlib.suppress(SandboxError):  # a fast node has given up by then: all of its rollouts failed
+            await line.run(lambda line: len(line.rollouts()) >= 2)
         assert {(row["cause"], row["verdict"]) for row in line.rollouts()} == {("unknown", "infrastructure_error")}
         assert "KeyError: 'argv'" in line.rollouts()[0]["detail"]
