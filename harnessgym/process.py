@@ -54,6 +54,15 @@ def die_with_parent(parent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def hear_interruptions() -> None:
+    """Take SIGINT and SIGTERM as an interruption: KeyboardInterrupt in the main thread.
+
+    A shell that starts a command in the background leaves it deaf to SIGINT, and SIGTERM would end it without cleaning up.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Ignore SIGINT and SIGTERM in a block that must be gone through. In other threads than the main one, does nothing."""

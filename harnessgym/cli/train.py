@@ -57,20 +57,16 @@ def register(root: typer.Typer) -> None:
 
 
 def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
-    """Run to the end. SIGTERM is an interruption like Ctrl-C: every process of the run ends, and the run can go on later.
-
-    Both are set here, because a shell that starts this in the background leaves it deaf to Ctrl-C.
-    """
-    import signal
+    """Run to the end. After an interruption every process of the run ends, and the run can go on later."""
     from functools import partial
 
     from rich.console import Console
 
     from harnessgym.cli.dashboard import Dashboard
+    from harnessgym.process import hear_interruptions
     from harnessgym.supervisor import Supervisor, claim_folder, prepare
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    hear_interruptions()
     console = Console()
     folder = prepare(config, root, partial(console.print, markup=False, highlight=False, soft_wrap=True))
     claim_folder(folder)

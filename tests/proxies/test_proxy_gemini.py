@@ -190,12 +190,15 @@ async def test_signs_of_life_are_skipped(make_world: MakeWorld, query: str) -> N
         assert isinstance(upstream, ScriptedUpstream)
         upstream.gate.clear()
         url = f"{world.proxy.url}/s/{session.key}/v1beta/models/m:streamGenerateContent{query}"
-        raw = asyncio.create_task(world.http.post(url, json={"contents": [USER]}))
         parsed = asyncio.create_task(ask(client, ["Hi"], stream=True))
-        await asyncio.sleep(0.4)
-        upstream.gate.set()
-        answer = (await raw).text
-        assert answer.startswith("\n\n")
+        async with world.http.stream("POST", url, json={"contents": [USER]}) as raw:
+            chunks = raw.aiter_text()
+            answer = ""
+            while len(answer) < 2:
+                answer += await anext(chunks)
+            assert not answer.strip()
+            upstream.gate.set()
+            answer += "".join([chunk async for chunk in chunks])
         assert text_of(await parsed) == "It is 5."
         if not query:
             assert "".join(chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in json.loads(answer)) == "It is 5."

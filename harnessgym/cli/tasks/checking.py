@@ -81,8 +81,10 @@ def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "Wanted", jobs: int)
     import tempfile
 
     from harnessgym.cli.tasks.check_progress import CheckProgress
+    from harnessgym.process import hear_interruptions
     from harnessgym.tasks.checking import Check
 
+    hear_interruptions()
     try:
         with tempfile.TemporaryDirectory(prefix="harnessgym-check-") as folder, CheckProgress() as observe:
             return asyncio.run(Check(backend(wanted.sandbox, Path(folder)), book, wanted, observe).run(tasks, jobs))

@@ -130,13 +130,14 @@ def test_a_grader_with_a_bug_is_a_task_that_failed(harnessgym):
     assert "ZeroDivisionError" in row["why"][0]
 
 
-def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_path):
+@pytest.mark.parametrize("deaf", [False, True], ids=["foreground", "background"])
+def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_path, deaf):
     root = tmp_path / "set"
     write_task(root, "a-first")
     write_task(root, "b-slow", gold="sleep 600; echo 1 > a.txt\n")
     words = ["tasks", "check", str(root), "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--jobs", "1"]
-    env = ENV | {FOLDER: str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-m", "harnessgym", *words], env=env, stderr=subprocess.PIPE, text=True) as running:
+    command = ["env", f"--{'ignore' if deaf else 'default'}-signal=INT", sys.executable, "-m", "harnessgym", *words]
+    with subprocess.Popen(command, env=ENV | {FOLDER: str(tmp_path)}, stderr=subprocess.PIPE, text=True) as running:
         deadline = time.monotonic() + 120
         while not (root / "baseline.json").exists() and time.monotonic() < deadline and running.poll() is None:
             time.sleep(0.05)
