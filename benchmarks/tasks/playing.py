@@ -7,7 +7,14 @@ from benchmarks.tasks import envs, left_behind
 from harnessgym.registry import load
 
 SANDBOXES = ("bubblewrap", "docker")
-_IDS = (("harnessgym/SWE-v0", ""), ("harnessgym/SWE-v0", "shell"))
+_PLAYED = (
+    ("bubblewrap", "harnessgym/SWE-v0", ""),
+    ("bubblewrap", "harnessgym/Code-v0", ""),
+    ("bubblewrap", "harnessgym/Harness-v0", ""),
+    ("docker", "harnessgym/SWE-v0", "shell"),
+    ("docker", "harnessgym/Code-v0", ""),
+)
+"""Sandbox, id, and other tasks than the id's own."""
 
 
 def costs(*, quick: bool) -> Iterator[tuple[str, Figures]]:
@@ -20,13 +27,12 @@ def costs(*, quick: bool) -> Iterator[tuple[str, Figures]]:
 
 def leavings(*, quick: bool) -> Iterator[tuple[str, Figures]]:
     """What there is more of after than before, by environment, agent and sandbox."""
-    for sandbox in SANDBOXES:
+    for sandbox, name, tasks in _PLAYED:
         _usable(sandbox)
-        for name, tasks in _IDS[:1] if quick else _IDS:
-            for row in left_behind.rows(8 if quick else 1_000, ((name, tasks),), (sandbox,)):
-                what = f"{row.id}{f' on {tasks}' if tasks else ''}, {row.agent} ({row.sandbox})"
-                more = sum(max(0, row.after[each] - row.before[each]) for each in row.before)
-                yield what, {"left_behind": float(more), "steps": float(row.steps), "seconds": row.seconds}
+        for row in left_behind.rows(8 if quick else 1_000, ((name, tasks),), (sandbox,)):
+            what = f"{row.id}{f' on {tasks}' if tasks else ''}, {row.agent} ({row.sandbox})"
+            more = sum(max(0, row.after[each] - row.before[each]) for each in row.before)
+            yield what, {"left_behind": float(more), "steps": float(row.steps), "seconds": row.seconds}
 
 
 def _usable(sandbox: str) -> None:

@@ -18,7 +18,7 @@ _SETUP = """command -v git >/dev/null || exit 0
 git init -q -b main . && git config user.name agent && git config user.email agent@localhost && git add -A -f
 export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
 git commit -q -m "The package as it is" && rm -rf .git/logs .git/hooks"""
-"""One commit, so that `git diff` says what was done; without git, none. Its date is fixed: every reset gives the same commit."""
+"""One commit, so that `git diff` says what was done, and of a fixed date, the same each time; without git, none."""
 _FRAME = """{statement}
 
 The source of `{package}` {version} is in the current folder. Find what causes this and repair it there, so that the package \
