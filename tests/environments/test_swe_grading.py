@@ -59,6 +59,16 @@ async def reward(backend, task, sandbox):
     return grade.rewards["reward"]
 
 
+@pytest.mark.bubblewrap
+async def test_every_reset_makes_the_same_commit(bubblewrap):
+    commits = set()
+    for _ in range(2):
+        async with furnished(bubblewrap, TASKS["swe/inflection-004"]) as sandbox:
+            commits.add((await sandbox.exec(("git", "log", "--format=%H %cI"))).stdout)
+    assert len(commits) == 1
+    assert b"2000-01-01T00:00:00" in commits.pop()
+
+
 async def solved(backend, task):
     """The rewards of the solution and of doing nothing."""
     async with furnished(backend, task) as sandbox:

@@ -37,7 +37,7 @@ def test_of_long_output_both_ends_are_shown(agent):
 def test_an_edit_replaces_the_one_place(agent, tmp_path):
     file = tmp_path / "new" / "a.txt"
     assert agent.edit(str(file), "", "one two one").startswith("wrote")
-    assert agent.edit(str(file), "two", "2").startswith("edited")
+    assert agent.edit(str(file), "two", "2").startswith("wrote")
     assert file.read_text() == "one 2 one"
     assert "2 times" in agent.edit(str(file), "one", "1")
     assert file.read_text() == "one 2 one"
