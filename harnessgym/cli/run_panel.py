@@ -21,6 +21,7 @@ _SPARKS = "▁▂▃▄▅▆▇█"
 _BAR = 10
 _WIDE = 90
 _WIDEST = 110
+_HALF = 50
 _ENGINES = 4
 """Engines with a row of their own; the others share one."""
 _FRAME = 2
@@ -30,7 +31,7 @@ def panel(progress: Progress, width: int, height: int) -> Panel:
     """All of it, or where that is too high, what matters most."""
     wide, room = width >= _WIDE, height - _FRAME - 1
     sections = [  # from the most to the least important
-        (0, _facts(progress, wide, min(width, _WIDEST) - 2 * _FRAME)),
+        (0, _facts(progress, wide, min(width, _WIDEST) - 2 * _FRAME, room)),
         (2, _processes(progress, wide)),
         (3, _staleness(progress, wide)),
         (5, _more(progress)),
@@ -39,13 +40,15 @@ def panel(progress: Progress, width: int, height: int) -> Panel:
     ]
     shown: list[tuple[int, RenderableType]] = []
     for place, (renderable, lines) in sections:
-        if lines and (lines <= room or not shown):
+        if lines and lines <= room:
             shown.append((place, renderable))
             room -= lines
     title = f"HarnessGym {progress.name}: {TITLES.get(progress.status, progress.status)}"
     if not progress.processors and progress.status not in ("done", "failed"):
         title += " (no process of it runs here)"
-    return Panel(Group(*(each for _, each in sorted(shown, key=lambda item: item[0]))), title=title, width=min(width, _WIDEST))
+    return Panel(
+        Group(*(each for _, each in sorted(shown, key=lambda item: item[0]))), title=Text(title), width=min(width, _WIDEST)
+    )
 
 
 def line(progress: Progress) -> str:
@@ -87,7 +90,7 @@ def size(number: float) -> str:
     raise AssertionError
 
 
-def _facts(progress: Progress, wide: bool, width: int) -> tuple[RenderableType, int]:
+def _facts(progress: Progress, wide: bool, width: int, room: int) -> tuple[RenderableType, int]:
     """How far it is, what it learnt, how fast it goes."""
     unit = "groups" if progress.status.startswith("evaluating") else "steps"
     left = "" if progress.left_s is None else f", {clock(progress.left_s)} left"
@@ -103,15 +106,16 @@ def _facts(progress: Progress, wide: bool, width: int) -> tuple[RenderableType, 
     ]
     if progress.status == "training" and "time" in m:
         facts.append(f"last step {clock(max(0.0, time.time() - m['time']))} ago")
-    columns = 3 if wide else 2
+    columns = 3 if wide else 2 if width >= _HALF else 1
     table = Table.grid(padding=(0, 3))
     for _ in range(columns):
         table.add_column(no_wrap=True)
-    for start in range(0, len(facts), columns):
-        table.add_row(*facts[start : start + columns])
+    rows = [facts[start : start + columns] for start in range(0, len(facts), columns)][: max(0, room - 1)]
+    for row in rows:
+        table.add_row(*row)
     filled = width * min(progress.done, progress.total) // max(progress.total, 1)
     bar = Text.assemble(("━" * filled, "bar.complete"), ("─" * (width - filled), "bar.back"), no_wrap=True, overflow="crop")
-    return Group(bar, table), 1 + -(-len(facts) // columns)
+    return Group(bar, table), 1 + len(rows)
 
 
 def _curve(progress: Progress, width: int) -> tuple[RenderableType, int]:
