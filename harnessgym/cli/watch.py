@@ -1,9 +1,12 @@
 """`harnessgym watch`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _EPILOG = """It only reads: whoever serves the run does not notice. `--once` prints the whole panel once, also where there is no
 terminal.
@@ -31,28 +34,38 @@ def register(root: typer.Typer) -> None:
     ) -> None:
         """Watch a run that another process serves, or look at one that has ended: the dashboard of `harnessgym train`."""
         import contextlib
-        import time
 
         from rich.console import Console
 
-        from harnessgym.cli.dashboard import Dashboard
-        from harnessgym.cli.run_panel import panel
-        from harnessgym.run_folder import RunFolder
-        from harnessgym.store import TraceStore
-        from harnessgym.supervisor.progress import Observer
+        from harnessgym.process import hear_interruptions
 
-        folder, console = RunFolder(run.resolve()), Console()
-        with TraceStore.open(folder.store_url()) as store:
-            observer = Observer(folder, store)
-            if once:
-                if observer.look().processors:  # what they take shows between two looks
-                    time.sleep(_BETWEEN_S)
-                console.print(panel(observer.look(), console.width, _WHOLE))
-                return
-            with contextlib.suppress(KeyboardInterrupt), Dashboard(console, observer.look) as dashboard:
-                while True:
-                    progress = observer.look()
-                    dashboard.draw(progress)
-                    if progress.status in ("done", "failed"):
-                        return
-                    time.sleep(1.0)
+        hear_interruptions()
+        with contextlib.suppress(KeyboardInterrupt):
+            _watch(run, Console(), once=once)
+
+
+def _watch(run: Path, console: "Console", *, once: bool) -> None:
+    import time
+
+    from harnessgym.cli.dashboard import Dashboard
+    from harnessgym.cli.run_panel import panel
+    from harnessgym.run_folder import RunFolder
+    from harnessgym.store import TraceStore
+    from harnessgym.supervisor.progress import Observer
+
+    folder = RunFolder(run.resolve())
+    with TraceStore.open(folder.store_url()) as store:
+        observer = Observer(folder, store)
+        progress = observer.look()
+        if once:
+            if progress.processors:  # what they take shows between two looks
+                time.sleep(_BETWEEN_S)
+                progress = observer.look()
+            console.print(panel(progress, console.width, _WHOLE))
+            return
+        with Dashboard(console, observer.look) as dashboard:
+            dashboard.draw(progress)
+            while progress.status not in ("done", "failed"):
+                time.sleep(1.0)
+                progress = observer.look()
+                dashboard.draw(progress)

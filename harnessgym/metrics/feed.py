@@ -6,6 +6,7 @@ that knows what it holds is asked, for others the folder's `sinks.json` remember
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,9 +117,12 @@ def merged(
 
 @contextlib.contextmanager
 def feeding(
-    sinks: Mapping[str, Callable[[SinkPlace], Sink]], place: SinkPlace, notify: Callable[[str], None]
+    sinks: Mapping[str, Callable[[SinkPlace], Sink]],
+    place: SinkPlace,
+    notify: Callable[[str], None],
+    end_s: float = _END_S,
 ) -> Iterator[Sequence[Feed]]:
-    """Feed sinks as long as the block lasts, and then what is left."""
+    """Feed sinks as long as the block lasts, and then what is left; sinks that hang are waited for at most `end_s`."""
     folder = RunFolder(place.folder)
     known = Standings(folder.sinks_path)
     feeds = [Feed(name, partial(factory, place), folder, notify, known) for name, factory in sinks.items()]
@@ -127,6 +131,7 @@ def feeding(
     finally:
         for feed in feeds:
             feed.end()
+        deadline = time.monotonic() + end_s
         for feed in feeds:
-            if not feed.join(_END_S):
-                notify(f"The metrics sink {feed.name!r} had not finished after {_END_S:.0f} s, and is left behind.")
+            if not feed.join(max(0.0, deadline - time.monotonic())):
+                notify(f"The metrics sink {feed.name!r} had not finished after {end_s:.0f} s, and is left behind.")
