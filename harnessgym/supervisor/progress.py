@@ -59,7 +59,7 @@ class Progress:
     left_s: float | None
     """Seconds that this phase still takes at its present pace; None where that is unknown."""
     steps: int
-    total_steps: int
+    """Training steps that were taken."""
     metrics: Entry
     """Of the last training step."""
     rewards: tuple[float, ...]
@@ -93,8 +93,6 @@ class Progress:
     """How the metrics sinks stand, by name."""
     restarts: int | None
     """Processes that were started again; None where only the supervisor knows."""
-    look_s: float
-    """What this look took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,6 @@ class Observer:
 
     def look(self) -> Progress:
         """The run as it is now. Raises `StoreError` if its store has no run yet."""
-        began = time.perf_counter()
         seen = self.store.read(self._read)
         self._follow(seen)
         lines, config = self._lines.read(), self._config
@@ -161,7 +158,6 @@ class Observer:
             total=total,
             left_s=self._left_s(seen, trainer, total - done),
             steps=steps,
-            total_steps=config.trainer.steps,
             metrics=lines[-1] if lines else {},
             rewards=tuple(line["reward"] for line in lines if "reward" in line),
             trainer=trainer,
@@ -182,7 +178,6 @@ class Observer:
             rollouts_per_s=self._window.rollouts_per_s,
             sinks=standings(self.folder.sinks_path),
             restarts=self.restarts() if self.restarts else None,
-            look_s=time.perf_counter() - began,
         )
 
     def _stages(self) -> dict[str, tuple[int, StageUse]]:

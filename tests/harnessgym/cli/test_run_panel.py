@@ -27,7 +27,6 @@ PROGRESS = Progress(
     total=24,
     left_s=95.0,
     steps=6,
-    total_steps=24,
     metrics={"step": 6, "reward": 0.625, "staleness": 1, "time": 1000.0},
     rewards=(0.1, 0.3, 0.2, 0.5, 0.55, 0.625),
     trainer=TrainerUse(0.25, 1.0, 3.0, 5.0),
@@ -53,7 +52,6 @@ PROGRESS = Progress(
     tokens_per_s=2468.0,
     rollouts_per_s=4.5,
     restarts=0,
-    look_s=0.005,
 )
 
 

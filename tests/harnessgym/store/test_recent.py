@@ -3,8 +3,9 @@ import time
 import pytest
 from sqlalchemy import event, text
 
-from benchmarks.look import filled
+from benchmarks.look import fill, filled
 from benchmarks.store.bulk import write_rollout
+from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, calls, new_id, policies, recent, rollouts, runs, sessions
 from harnessgym.store.calls import CallIntent, Segment
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
@@ -19,8 +20,8 @@ SMALL = {"runs", "workers"}
 
 
 @pytest.fixture
-def store(tmp_path):
-    with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as opened:
+def store(make_url):
+    with TraceStore.open(make_url()) as opened:
         yield opened
 
 
@@ -136,6 +137,23 @@ def test_no_look_scans_a_table(tmp_path):
     assert len(plans) > 8
     scans = [(step, statement) for statement, plan in plans.items() for step in plan if step.startswith("SCAN")]
     assert [scan for scan in scans if scan[0].split()[1] not in SMALL] == []
+
+
+def test_a_look_sees_the_same_on_either_database(store, tmp_path):
+    config = filled(tmp_path / "run", 4).config()
+    elsewhere = config.model_copy(update={"store": config.store.model_copy(update={"url": store.url})})
+    folder = RunFolder(tmp_path / "elsewhere")
+    write_json(folder.config_path, elsewhere.model_dump(mode="json"))
+    run = store.write(lambda conn: runs.add(conn, "look", {}, "0", "training"))
+    policy = store.write(lambda conn: policies.register(conn, run, "policy"))
+    store.write(lambda conn: fill(conn, run, policy, 40))
+    observer = Observer(folder, store)
+    seen = observer.look()
+    assert (seen.running, seen.failed, seen.groups) == (16, 0, {"open": 4, "complete": 0, "dropped": 0})
+    assert dict(seen.staleness) == {0: 40 * 36}
+    assert seen.rollouts_per_s > 0
+    assert seen.tokens_per_s > 0
+    assert dict(observer.look().staleness) == {0: 40 * 36}
 
 
 def test_the_filled_store_is_one_that_this_code_would_write(tmp_path):
