@@ -12,7 +12,7 @@ from harnessgym.errors import ConfigError
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
-    "task_format", "task_writer",
+    "task_format", "task_writer", "sink",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -34,6 +34,11 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "swe_bench_repo": "harnessgym.tasks.swe_bench_repo:SweBenchRepo",
         "swe_rebench": "harnessgym.tasks.swe_rebench:SweRebench",
         "terminal_bench": "harnessgym.tasks.terminal_bench:TerminalBench",
+    },
+    "sink": {
+        "tensorboard": "harnessgym.metrics.sinks.tensorboard:TensorBoard",
+        "trackio": "harnessgym.metrics.sinks.trackio:Trackio",
+        "wandb": "harnessgym.metrics.sinks.wandb:Wandb",
     },
     "task_writer": {
         "harbor": "harnessgym.tasks.harbor_writing:HarborWriter",

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.faults.fault import FaultsSection
+from harnessgym.metrics.sink import MetricsSection
 from harnessgym.session_options import SessionOptions
 
 
@@ -191,6 +192,7 @@ class RunConfig(Config):
     engine: EngineSection = EngineSection()
     trainer: TrainerSection = TrainerSection()
     evaluation: EvaluationSection = EvaluationSection()
+    metrics: MetricsSection = MetricsSection()
     store: StoreSection = StoreSection()
     supervisor: SupervisorSection = SupervisorSection()
 

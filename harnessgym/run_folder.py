@@ -49,6 +49,16 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def observed_path(self) -> Path:
+        """One JSON line per training step: how the run's processes did when it was seen."""
+        return self.root / "observed.jsonl"
+
+    @property
+    def sinks_path(self) -> Path:
+        """How the metrics sinks stand."""
+        return self.root / "sinks.json"
+
+    @property
     def summary_path(self) -> Path:
         """The result of a finished run."""
         return self.root / "summary.json"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from harnessgym.run_config import RunConfig
+    from harnessgym.supervisor import Supervisor
 
 
 _EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all.
@@ -62,7 +63,6 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
 
     from rich.console import Console
 
-    from harnessgym.cli.dashboard import Dashboard
     from harnessgym.process import hear_interruptions
     from harnessgym.supervisor import Supervisor, claim_folder, prepare
 
@@ -72,12 +72,30 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
     claim_folder(folder)
     supervisor = Supervisor(folder)
     try:
-        with Dashboard(console) as dashboard:
-            supervisor.notify = dashboard.say
-            supervisor.serve(dashboard)
+        _serve(supervisor, console)
         return _conclude(supervisor, console)
     finally:
         supervisor.close()
+
+
+def _serve(supervisor: "Supervisor", console: "Console") -> None:
+    """Serve the run, show it, keep what is shown, and feed its sinks."""
+    from harnessgym.cli.dashboard import Dashboard
+    from harnessgym.metrics.feed import feeding
+    from harnessgym.metrics.sink import SinkPlace
+    from harnessgym.registry import load
+    from harnessgym.supervisor.journal import Journal
+    from harnessgym.supervisor.progress import Observer
+
+    folder, config = supervisor.folder, supervisor.config
+    observer = Observer(folder, supervisor.store, supervisor.children.restarts)
+    dashboard = Dashboard(console, Journal(folder.observed_path).kept(observer.look))
+    place = SinkPlace(folder.root, supervisor.run_id, config.name, config.metrics.project, config.model_dump(mode="json"))
+    sinks = {name: load("sink", name) for name in config.metrics.sinks}
+    with dashboard, feeding(sinks, place, dashboard.say):
+        supervisor.notify = dashboard.say
+        supervisor.serve(dashboard)
+        dashboard.finish()
 
 
 def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:

@@ -25,6 +25,7 @@ class RunRow:
     code_version: str
     status: RunStatus
     created_at: float
+    ended_at: float | None
 
 
 def add(conn: Connection, name: str, config: dict[str, Any], code_version: str, status: RunStatus) -> str:

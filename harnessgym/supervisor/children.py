@@ -87,6 +87,10 @@ class Children:
             child.process = self._spawn(child.spec)
             self._record()
 
+    def restarts(self) -> int:
+        """How often processes that still run were started again."""
+        return sum(child.restarts for child in self.by_name.values())
+
     def forget(self, name: str) -> None:
         """A process has done its work."""
         del self.by_name[name]

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,12 +45,21 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
             write_json(folder.config_path, config.model_dump(mode="json"))
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise ConfigError(f"The run folder {root} cannot be written ({error.strerror}). Give another --folder.") from error
-    elif changed := _differences(_recorded(folder).model_dump(mode="json"), config.model_dump(mode="json")):
+        return folder
+    recorded = _recorded(folder)
+    if changed := _differences(_essence(recorded), _essence(config)):
         raise ConfigError(
             f"{root} holds a run with another configuration: {'; '.join(changed)}. "
             "Give another --folder, or remove that one first."
         )
+    if recorded.metrics != config.metrics:
+        write_json(folder.config_path, config.model_dump(mode="json"))
     return folder
+
+
+def _essence(config: RunConfig) -> dict[str, Any]:
+    """What makes a run the run it is: all but where its numbers go."""
+    return config.model_dump(mode="json", exclude={"metrics"})
 
 
 def _recorded(folder: RunFolder) -> RunConfig:
@@ -106,6 +116,8 @@ def _check_names(config: RunConfig) -> None:
     _load("sandbox.backend", "sandbox", config.sandbox.backend)
     if config.sandbox.fallback:
         _load("sandbox.fallback", "sandbox", config.sandbox.fallback)
+    for name in config.metrics.sinks:
+        _check_sink(name)
     trainer = config.trainer
     if trainer.algorithm not in names("algorithm"):
         _load("trainer.algorithm", "algorithm", trainer.algorithm)
@@ -113,6 +125,15 @@ def _check_names(config: RunConfig) -> None:
         validate(load("settings", _UPDATE_SETTINGS), dict(trainer.update), "[trainer.update]")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
+
+
+def _check_sink(name: str) -> None:
+    """Raises `ConfigError` if a sink is not known, or what it needs is not installed."""
+    needed = _load("metrics.sinks", "sink", name).needs
+    found = find_spec(needed)
+    if found is None or found.origin is None:  # a folder of that name is no package
+        hint = "pip install 'harnessgym-rl[metrics]'" if needed == "tensorboard" else f"pip install {needed}"
+        raise ConfigError(f"metrics.sinks: {name!r} needs {needed}, which is not installed: {hint}.")
 
 
 def _check_tasks(config: RunConfig, notify: Notify) -> None:

@@ -1,83 +1,282 @@
-"""What a run looks like from outside: the numbers of the live dashboard, read from its store and folder."""
+"""What a run looks like from outside: the numbers of the live dashboard, read from its folder and its store.
 
-import contextlib
-import json
+Nothing here belongs to the process that serves the run: `harnessgym watch` looks at one that another serves, or that has ended.
+A look costs what is new since the last one, not what the store holds.
+"""
+
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy import Connection
 
+from harnessgym.errors import StoreError
+from harnessgym.metrics.lines import Entry, StepLines
+from harnessgym.metrics.processors import Processors
+from harnessgym.metrics.staleness_counts import StalenessCounts
+from harnessgym.metrics.standing import Standing, standings
+from harnessgym.metrics.window import StageUse, Window, WorkerUse
+from harnessgym.rollout.plan import EVALUATIONS
+from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import counts, rollouts, workers
+from harnessgym.store import TraceStore, recent, rollouts, runs, workers
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
+from harnessgym.store.runs import RunRow
 from harnessgym.store.workers import WorkerRow
-from harnessgym.supervisor.supervisor import Supervisor
+
+_WINDOW_S = 60.0
+_LATE_S = 2.0
+"""A row may become visible so long after its id was made."""
+_LEDGER_S = 3_600.0
+_STEPS = 8
+"""Steps that the trainer's shares and the time left are means of."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerUse:
+    """How the trainer spent its last few steps."""
+
+    idle: float
+    """Share of the time in which it waited for rollouts, 0 to 1."""
+    wait_s: float
+    """Seconds it waited per step."""
+    step_s: float
+    """Seconds it worked per step."""
+    interval_s: float
+    """Seconds from step to step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One look at a run."""
+    """One look at a run. Rates and shares are those of the last minute."""
 
+    name: str
     status: str
+    done: int
+    """Of this phase: training steps, or groups that were evaluated."""
+    total: int
+    left_s: float | None
+    """Seconds that this phase still takes at its present pace; None where that is unknown."""
     steps: int
-    total_steps: int
-    groups: dict[str, dict[str, int]]
-    """Purpose to state to count."""
-    rollouts: dict[str, int]
-    metrics: dict[str, float]
+    """Training steps that were taken."""
+    metrics: Entry
     """Of the last training step."""
     rewards: tuple[float, ...]
     """Mean reward per step."""
-    workers: tuple[WorkerRow, ...]
+    trainer: TrainerUse | None
+    engines: tuple[tuple[WorkerRow, WorkerUse], ...]
+    stages: Mapping[str, tuple[int, StageUse]]
+    """By name: its places, and how they were used."""
+    processors: Mapping[str, float | None]
+    """Cores that each process keeps busy."""
+    running: int
+    pending: int
+    failed: int
+    """Attempts at rollouts that infrastructure errors ended, since the run began."""
+    failures: Mapping[str, int]
+    """Those of the last minute, by cause."""
+    groups: Mapping[str, int]
+    """Groups to train on, by state: open, complete, dropped."""
+    eta: int
+    staleness: Mapping[int, int]
+    """Trained tokens of the last hour by their rollout's staleness (of its oldest token)."""
+    staleness_of_step: Mapping[int, int]
+    """The same, of the newest step."""
+    versions: tuple[PolicyVersion, ...]
+    """The newest, oldest first."""
+    counters: Mapping[str, float]
+    """What the trainer dropped or put back, as far as its metrics say; the sums over all steps."""
     tokens_per_s: float
     rollouts_per_s: float
-    restarts: int
+    sinks: Mapping[str, Standing]
+    """How the metrics sinks stand, by name."""
+    restarts: int | None
+    """Processes that were started again; None where only the supervisor knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one read of the store says. Reading changes nothing: a read may run twice."""
+
+    run: RunRow
+    engines: Sequence[WorkerRow]
+    running: Sequence[str]
+    pending: int
+    failed: int
+    groups: Mapping[str, int]
+    evaluated: tuple[int, int]
+    """Groups of the present evaluation that are judged, and all."""
+    versions: Sequence[PolicyVersion]
+    calls: Sequence[RecentCall]
+    """Those that are new, and those that were open at the last look."""
+    rollouts: Sequence[RecentRollout]
+    """Those that run, or may have ended since the last look; of other runs too."""
+    trained: Sequence[TrainedTokens]
+    """What is new in the ledger."""
 
 
 @dataclass
 class Observer:
-    """Looks at a run again and again, and knows rates from the difference."""
+    """Looks at a run again and again. `restarts` counts processes that were started again, for those who know."""
 
-    supervisor: Supervisor
-    _seen: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=12))
+    folder: RunFolder
+    store: TraceStore
+    restarts: Callable[[], int] | None = None
+    _config: RunConfig = field(init=False)
+    _lines: StepLines = field(init=False)
+    _processors: Processors = field(init=False)
+    _window: Window = field(default_factory=lambda: Window(_WINDOW_S))
+    _known: set[str] = field(default_factory=set)
+    """Rollouts of this run that were seen running and not yet seen ended."""
+    _foreign: set[str] = field(default_factory=set)
+    """Rollouts of other runs in the same database, seen of late."""
+    _trained: StalenessCounts = field(default_factory=StalenessCounts)
+    _from: float = 0.0
+    """When the first call was made that is known; 0.0 before there is one."""
+    _looked: float = 0.0
+    _evaluated: tuple[str, float, int] = ("", 0.0, 0)
+    """An evaluation, when it was first looked at, and its judged groups then."""
+
+    def __post_init__(self) -> None:
+        self._config = self.folder.config()
+        self._lines = StepLines(self.folder.metrics_path)
+        self._processors = Processors(self.folder.processes_path)
 
     def look(self) -> Progress:
-        """The run as it is now."""
-        run, config = self.supervisor.run_id, self.supervisor.config
-        purposes = ("before_sampled", "before_greedy", "train", "after_sampled", "after_greedy")
-
-        def work(conn: Connection) -> tuple[dict[str, dict[str, int]], dict[str, int], list[WorkerRow], int, int]:
-            states = {purpose: rollouts.group_states(conn, run, purpose) for purpose in purposes}
-            tokens, done = counts.tokens_sampled(conn, run), counts.finished_rollouts(conn, run)
-            return states, rollouts.rollout_states(conn, run), workers.engines_of(conn, run), tokens, done
-
-        groups, states, serving, tokens, done = self.supervisor.store.read(work)
-        now = time.monotonic()
-        first = self._seen[0] if self._seen else (now - 1e9, tokens, done)
-        self._seen.append((now, tokens, done))
-        lines = read_metrics(self.supervisor.folder)
+        """The run as it is now. Raises `StoreError` if its store has no run yet."""
+        seen = self.store.read(self._read)
+        self._follow(seen)
+        lines, config = self._lines.read(), self._config
+        trainer = trainer_use(lines[-_STEPS:])
+        steps = int(lines[-1]["step"]) if lines else 0
+        done, total = seen.evaluated if seen.run.status in EVALUATIONS else (steps, config.trainer.steps)
         return Progress(
-            status=self.supervisor.status,
-            steps=int(lines[-1]["step"]) if lines else 0,
-            total_steps=config.trainer.steps,
-            groups=groups,
-            rollouts=states,
+            name=config.name,
+            status=seen.run.status,
+            done=done,
+            total=total,
+            left_s=self._left_s(seen, trainer, total - done),
+            steps=steps,
             metrics=lines[-1] if lines else {},
-            rewards=tuple(line["reward"] for line in lines),
-            workers=tuple(serving),
-            tokens_per_s=(tokens - first[1]) / (now - first[0]),
-            rollouts_per_s=(done - first[2]) / (now - first[0]),
-            restarts=sum(child.restarts for child in self.supervisor.children.by_name.values()),
+            rewards=tuple(line["reward"] for line in lines if "reward" in line),
+            trainer=trainer,
+            engines=tuple((row, self._window.worker(row.id)) for row in seen.engines),
+            stages=self._stages(),
+            processors=self._processors.look(),
+            running=len(seen.running),
+            pending=seen.pending,
+            failed=seen.failed,
+            failures=self._window.failures,
+            groups=seen.groups,
+            eta=config.trainer.max_staleness,
+            staleness=self._trained.all,
+            staleness_of_step=self._trained.newest,
+            versions=tuple(seen.versions),
+            counters=counters(lines),
+            tokens_per_s=self._window.tokens_per_s,
+            rollouts_per_s=self._window.rollouts_per_s,
+            sinks=standings(self.folder.sinks_path),
+            restarts=self.restarts() if self.restarts else None,
         )
 
+    def _stages(self) -> dict[str, tuple[int, StageUse]]:
+        """Places and use of each stage. Estimates from few rollouts may exceed the places, which nothing else can."""
+        node, used = self._config.node, self._window.stages()
+        places = {
+            "prepare": node.prepare_at_once,
+            "run": node.max_running,
+            "reconstruct": node.reconstruct_at_once,
+            "evaluate": node.evaluate_at_once,
+        }
+        return {name: (most, replace(used[name], running=min(most, used[name].running))) for name, most in places.items()}
 
-def read_metrics(folder: RunFolder) -> list[dict[str, float]]:
+    def _read(self, conn: Connection) -> _Seen:
+        run = runs.only(conn)
+        if run is None:
+            raise StoreError(f"{self.folder.root} has no run in its store; `harnessgym train` starts one.")
+        now = _now(run)
+        since = self._looked - _LATE_S if self._looked else now - _WINDOW_S
+        calls = recent.calls_since(conn, since) + recent.calls_of(conn, self._window.open_calls)
+        running = recent.running(conn, run.id)
+        # A rollout that ends was running at an earlier look, or has made a call of late.
+        asked = {call.rollout_id for call in calls} - self._foreign | self._known | set(running)
+        policy = recent.policy_of(conn, run.id, self._config.policy.name)
+        after = self._trained.last_id or recent.id_at(now - _LEDGER_S)
+        return _Seen(
+            run=run,
+            engines=workers.engines_of(conn, run.id),
+            running=running,
+            pending=recent.with_status(conn, run.id, "pending"),
+            failed=recent.with_status(conn, run.id, "failed"),
+            groups=recent.groups_in(conn, run.id, "train", ("open", "complete", "dropped")),
+            evaluated=_evaluated(conn, run),
+            versions=recent.newest_versions(conn, policy, _STEPS) if policy else (),
+            calls=calls,
+            rollouts=recent.rollouts_of(conn, asked),
+            trained=recent.trained_since(conn, policy, after) if policy else (),
+        )
+
+    def _follow(self, seen: _Seen) -> None:
+        """Move the window and the ledger's counts on."""
+        now, called = _now(seen.run), {call.rollout_id for call in seen.calls}
+        own = [rollout for rollout in seen.rollouts if rollout.run_id == seen.run.id]
+        others = {rollout.id for rollout in seen.rollouts} - {rollout.id for rollout in own}
+        self._foreign = self._foreign & called | others
+        self._known = {rollout.id for rollout in own if rollout.ended_at is None}
+        self._window.add_calls(call for call in seen.calls if call.rollout_id not in self._foreign)
+        self._window.add_ended(rollout for rollout in own if rollout.ended_at is not None)
+        self._from = self._from or min((call.created_at for call in seen.calls), default=0.0)
+        self._looked = now
+        self._window.move(now, self._from or now - _WINDOW_S)
+        self._trained.add(seen.trained)
+        self._trained.forget_before(recent.id_at(now - _LEDGER_S))
+
+    def _left_s(self, seen: _Seen, trainer: TrainerUse | None, left: int) -> float | None:
+        status, now = seen.run.status, time.time()
+        if status == "training":
+            return left * trainer.interval_s if trainer else None
+        if status not in EVALUATIONS:
+            return None
+        done = seen.evaluated[0]
+        if self._evaluated[0] != status:
+            self._evaluated = (status, now, done)
+        rate = (done - self._evaluated[2]) / max(now - self._evaluated[1], 1e-9)
+        return left / rate if rate > 0 else None
+
+
+def trainer_use(lines: Sequence[Entry]) -> TrainerUse | None:
+    """How the trainer spent the steps of some lines; None if they do not say."""
+    told = [line for line in lines if "wait_s" in line and "step_s" in line]
+    if not told:
+        return None
+    wait, step = (sum(line[name] for line in told) / len(told) for name in ("wait_s", "step_s"))
+    times = [line["time"] for line in lines if "time" in line]
+    interval = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else wait + step
+    return TrainerUse(wait / max(wait + step, 1e-9), wait, step, interval)
+
+
+def counters(lines: Sequence[Entry]) -> dict[str, float]:
+    """Sums of what trainers count per step: every number whose name begins with dropped or requeued."""
+    out: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith(("dropped", "requeued")):
+                out[name] = out.get(name, 0) + value
+    return out
+
+
+def read_metrics(folder: RunFolder) -> list[Entry]:
     """One entry per training step in order. A step logged twice around a crash counts once, a line cut off not at all."""
-    if not folder.metrics_path.exists():
-        return []
-    by_step: dict[float, dict[str, float]] = {}
-    for line in folder.metrics_path.read_text().splitlines():
-        with contextlib.suppress(ValueError):
-            entry = json.loads(line)
-            by_step[entry["step"]] = entry
-    return [by_step[step] for step in sorted(by_step)]
+    return StepLines(folder.metrics_path).read()
+
+
+def _now(run: RunRow) -> float:
+    """The moment to look at: of a run that has ended, its end."""
+    return time.time() if run.ended_at is None else run.ended_at
+
+
+def _evaluated(conn: Connection, run: RunRow) -> tuple[int, int]:
+    found = [rollouts.group_states(conn, run.id, purpose) for purpose in EVALUATIONS.get(run.status, ())]
+    total = sum(sum(states.values()) for states in found)
+    return total - sum(states.get("open", 0) for states in found), total

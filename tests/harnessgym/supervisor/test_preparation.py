@@ -35,6 +35,34 @@ def test_another_configuration_names_what_differs(tmp_path):
         prepare(config(seed=1), tmp_path)
 
 
+def test_where_the_numbers_go_may_change_when_a_run_is_taken_up_again(tmp_path):
+    sink = "tests.harnessgym.supervisor.test_preparation:Available"
+    prepare(config(), tmp_path)
+    folder = prepare(config(metrics={"sinks": [sink], "project": "mine"}), tmp_path)
+    assert folder.config().metrics.sinks == (sink,)
+    assert folder.config().metrics.project == "mine"
+    with pytest.raises(ConfigError, match="seed was 0 and is 1"):
+        prepare(config(seed=1, metrics={"sinks": [sink]}), tmp_path)
+
+
+def test_a_sink_that_cannot_be_used_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"metrics.sinks: There is no sink named 'tensorbord'. Did you mean 'tensorboard'"):
+        prepare(config(metrics={"sinks": ["tensorbord"]}), tmp_path)
+    lacking = "tests.harnessgym.supervisor.test_preparation:LackingSink"
+    (tmp_path / "no_such_tracker").mkdir()  # trackers leave folders of their own name behind
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="needs no_such_tracker, which is not installed: pip install no_such_tracker"):
+        prepare(config(metrics={"sinks": [lacking]}), tmp_path)
+
+
+class Available:
+    needs = "json"
+
+
+class LackingSink:
+    needs = "no_such_tracker"
+
+
 def test_names_are_checked_without_loading_torch():
     code = (
         "import sys, tempfile, pathlib\nfrom harnessgym.config import load_config\n"

@@ -1,0 +1,137 @@
+"""Feeds a run's numbers to its sinks, each on a thread of its own, from the lines in its folder.
+
+Whatever a sink does, the run goes on: a failure is said once, counted, and tried again later. A step is written once: a sink
+that knows what it holds is asked, for others the folder's `sinks.json` remembers.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from harnessgym.metrics.lines import Entry, StepLines
+from harnessgym.metrics.sink import Sink, SinkPlace
+from harnessgym.metrics.standing import Standing, Standings
+from harnessgym.run_folder import RunFolder
+
+_LOOK_S = 2.0
+_RETRY_S = 60.0
+_END_S = 20.0
+"""How long the end of a run waits for its sinks."""
+_ABOUT = ("step", "time")
+
+
+@dataclass
+class Feed:
+    """One sink's thread."""
+
+    name: str
+    make: Callable[[], Sink]
+    folder: RunFolder
+    notify: Callable[[str], None]
+    standings: Standings
+    look_s: float = _LOOK_S
+    retry_s: float = _RETRY_S
+    failures: int = 0
+    step: int = -1
+    """The last step that the sink has."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.step = self.standings.of(self.name).step
+        self._metrics, self._observed = StepLines(self.folder.metrics_path), StepLines(self.folder.observed_path)
+        self._thread = threading.Thread(target=self._run, name=f"sink-{self.name}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Have it write what is left, and stop."""
+        self._stop.set()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end. Whether it has ended."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._serve()
+            except Exception as error:  # noqa: BLE001 - other people's code: whatever it does, the run goes on
+                self.failures += 1
+                self.standings.note(self.name, Standing(self.step, self.failures))
+                if self.failures == 1:
+                    self.notify(
+                        f"The metrics sink {self.name!r} failed: {type(error).__name__}: {error}. The run goes on; it is tried "
+                        f"again every {self.retry_s:.0f} s, and {self.folder.sinks_path} counts how often in vain."
+                    )
+            else:
+                return
+            if self._stop.wait(self.retry_s):
+                return
+
+    def _serve(self) -> None:
+        """Feed the sink until told to end. Raises whatever it raises."""
+        sink = self.make()
+        try:
+            held = sink.last_step()
+            self.step = self.step if held is None else held
+            while not self._stop.wait(self.look_s):
+                self._feed(sink, final=False)
+            self._feed(sink, final=True)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                sink.close()
+            raise
+        sink.close()
+
+    def _feed(self, sink: Sink, *, final: bool) -> None:
+        fed = False
+        for step, at, values in merged(self._metrics.read(), self._observed.read(), self.step, final=final):
+            sink.write(step, at, values)
+            self.step, fed = step, True
+        if fed:
+            sink.flush()
+            self.standings.note(self.name, Standing(self.step, self.failures))
+
+
+def merged(
+    metrics: Sequence[Entry], observed: Sequence[Entry], after: int, *, final: bool
+) -> Iterator[tuple[int, float, Mapping[str, float]]]:
+    """Step, time and numbers of the steps above `after`, the trainer's under `trainer/`, what was observed as it is named.
+
+    A step waits until it, or a later one, has been observed; the last ones do not wait if this is `final`.
+    """
+    seen = {int(entry["step"]): entry for entry in observed}
+    newest = max(seen, default=-1)
+    for entry in metrics:
+        step = int(entry["step"])
+        if step <= after or (step > newest and not final):
+            continue
+        values = {f"trainer/{name}": value for name, value in entry.items() if name not in _ABOUT}
+        values |= {name: value for name, value in seen.get(step, {}).items() if name not in _ABOUT}
+        yield step, float(entry.get("time", 0.0)), {k: float(v) for k, v in values.items() if isinstance(v, (int, float))}
+
+
+@contextlib.contextmanager
+def feeding(
+    sinks: Mapping[str, Callable[[SinkPlace], Sink]],
+    place: SinkPlace,
+    notify: Callable[[str], None],
+    end_s: float = _END_S,
+) -> Iterator[Sequence[Feed]]:
+    """Feed sinks as long as the block lasts, and then what is left; sinks that hang are waited for at most `end_s`."""
+    folder = RunFolder(place.folder)
+    known = Standings(folder.sinks_path)
+    feeds = [Feed(name, partial(factory, place), folder, notify, known) for name, factory in sinks.items()]
+    try:
+        yield feeds
+    finally:
+        for feed in feeds:
+            feed.end()
+        deadline = time.monotonic() + end_s
+        for feed in feeds:
+            if not feed.join(max(0.0, deadline - time.monotonic())):
+                notify(f"The metrics sink {feed.name!r} had not finished after {end_s:.0f} s, and is left behind.")

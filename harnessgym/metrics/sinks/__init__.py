@@ -1,0 +1,1 @@
+"""Sinks by name; see `harnessgym.metrics.sink`."""

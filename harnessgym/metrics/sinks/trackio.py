@@ -1,0 +1,45 @@
+"""Trackio's local database. It is sent on only where `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` says so.
+
+`trackio show` draws it. Where it lies is Trackio's own setting (`TRACKIO_DIR`).
+"""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from harnessgym.metrics.sink import SinkPlace
+
+
+class Trackio:
+    """One Trackio run, taken up again by its name."""
+
+    needs: ClassVar[str] = "trackio"
+
+    def __init__(self, place: SinkPlace) -> None:
+        import trackio
+
+        name = f"{place.name}-{place.run_id[-8:]}"
+        self._run = trackio.init(
+            place.project,
+            name=name,
+            config=dict(place.config),
+            resume="allow",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+        self._last = int(getattr(self._run, "_next_step", 0)) - 1  # it reads this from its database, and tells nobody
+
+    def last_step(self) -> int | None:
+        """See `Sink`."""
+        return self._last
+
+    def write(self, step: int, at: float, values: Mapping[str, float]) -> None:
+        """See `Sink`. Trackio dates entries itself."""
+        self._run.log({**values, "time": at}, step=step)
+
+    def flush(self) -> None:
+        """See `Sink`. A thread of Trackio's writes within half a second."""
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._run.finish()
