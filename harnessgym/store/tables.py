@@ -111,7 +111,12 @@ groups = Table(
     Column("submitted_version", Integer, nullable=False),
     Column("state", String, nullable=False),
     _created(),
+    Column("min_members", Integer, nullable=False, server_default="2"),
+    Column("given_up", String),
+    Column("given_up_version", Integer),
+    Column("replaces", Integer),
     UniqueConstraint("run_id", "purpose", "ordinal"),
+    UniqueConstraint("run_id", "purpose", "replaces", name="uq_groups_replaces"),
     Index("ix_groups_state", "run_id", "purpose", "state"),
 )  # fmt: skip
 
