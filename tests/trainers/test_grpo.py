@@ -111,6 +111,7 @@ def weights_after(folder, stops):
             learner = learner_of(folder, store)
             while learner.step < stop:
                 learner.train_step(learner.next_groups())
+            learner.settle()
             found = published_weights(learner.policy)
     return found
 
@@ -128,6 +129,7 @@ def test_a_step_makes_a_version_a_ledger_entry_and_consumed_groups(folder):
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
         metrics = learner.train_step(learner.next_groups())
+        learner.settle()
         assert (metrics["version"], metrics["staleness"]) == (1, 0)
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1]
         assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"consumed": 2}
@@ -141,6 +143,7 @@ def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
         learner = learner_of(folder, store)
         groups = learner.next_groups()
         learner.train_step(groups)
+        learner.settle()
         expected = {
             member.rollout_id: float(value)
             for item in groups
@@ -167,6 +170,7 @@ def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp
     with TraceStore.open(twin.store_url()) as store:
         learner = learner_of(twin, store)
         learner.train_step(learner.next_groups())
+        learner.settle()
         done = checkpoint.load_newest(twin.checkpoints)
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
@@ -195,6 +199,7 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
         assert (learner.step, learner.version) == (1, 1)
         assert all(torch.equal(value, before[name]) for name, value in published_weights(learner.policy).items())
         assert learner.train_step(learner.next_groups())["version"] == 2
+        learner.settle()
 
 
 def test_going_back_a_checkpoint_orphans_later_versions_and_gives_their_groups_back(tmp_path, model):
@@ -220,6 +225,7 @@ def test_a_group_that_is_too_stale_is_dropped_and_counted(folder):
         learner = learner_of(folder, store)
         learner.train_step(learner.next_groups())
         learner.train_step(learner.next_groups())  # the same tokens, one version later: within η = 1
+        learner.settle()
         stale = learner.store.read(lambda conn: rollouts.complete_groups(conn, learner.run.id, "train", 2))
         assert len(stale) == 2
         record_groups(folder, range(6, 8), version=2)
