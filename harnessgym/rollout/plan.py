@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from harnessgym.admission import Admission
 from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
+from harnessgym.staleness import VersionChain
 from harnessgym.store import backlog, policies, rollouts, runs, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Split, Task
@@ -69,7 +70,7 @@ class Plan:
 
     def _submit_training(self, conn: Connection) -> int:
         options = self.config.trainer
-        steps = {item.version: item.step for item in policies.versions(conn, self.policy_id)}
+        chain = VersionChain(policies.versions(conn, self.policy_id))
         serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
         if not serving:
             return 0
@@ -78,7 +79,7 @@ class Plan:
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
-            serving_step=steps.get(min(serving), 0),
+            serving_step=max(0, min(chain.between(version, 0) for version in serving)),
             submitted=submitted,
             running=states.get("open", 0),
             max_running=1 + -(-self.config.node.in_flight // options.group_size),
