@@ -13,7 +13,7 @@ from harnessgym.store import TraceStore
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
-from harnessgym.tokens import FloatArray, IdArray
+from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row, rows_of
 
 Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
@@ -59,14 +59,9 @@ class LoadedGroup:
         """Whether its rewards differ: equal ones teach nothing."""
         return bool(self.rewards.std() > 0)
 
-    def sampled_by(self) -> IdArray:
-        """The distinct versions that sampled its tokens."""
-        found = {int(version) for rows in self.rows for row in rows for version in np.unique(row.versions)}
-        return np.array(sorted(found), dtype=np.int32)
-
     def staleness(self, version: int, chain: VersionChain) -> int:
         """Of its oldest token, if trained in a step from `version`."""
-        return chain.oldest(version, [self.sampled_by()])
+        return chain.oldest(version, (row.versions for rows in self.rows for row in rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ there at once, one transaction a group. So a trainer that is killed while it gat
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 from harnessgym.consumption import Candidate, Choice, choose
@@ -27,13 +27,15 @@ class Gathering:
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self._loaded: dict[str, LoadedGroup] = {}
+        self._ages: dict[str, int] = {}
+        """Staleness of what is loaded, in the step that is gathered for."""
 
     def groups(self, version: int, chain: VersionChain, busy: frozenset[str]) -> Iterator[LoadedGroup]:
         """The batch that is trained from `version`, group by group: with `stream` each as soon as it is sure to be in it.
 
         `busy` are groups whose step is taken, though the store may not know yet.
         """
-        self.waited_s = 0.0
+        self.waited_s, self._ages = 0.0, {}
         wanted, taken = self.options.groups_per_step, set(busy)
         refills = self._refills(version)
         with self.store.watch(_POLL_S) as watch:
@@ -68,14 +70,16 @@ class Gathering:
     def _candidates(self, version: int, chain: VersionChain, taken: set[str]) -> list[Candidate]:
         standing = self.store.read(lambda conn: backlog.standing(conn, self.run_id))
         free = [item for item in standing if item.id not in taken]
-        self._load([item for item in free if item.complete and item.id not in self._loaded])
-        ages = {item.id: self._loaded[item.id].staleness(version, chain) for item in free if item.complete}
-        return [Candidate(item.id, item.ordinal, item.complete, ages.get(item.id, 0)) for item in free]
+        for item in free:
+            if item.complete and item.id not in self._ages:
+                self._ages[item.id] = self._load(item).staleness(version, chain)
+        return [Candidate(item.id, item.ordinal, item.complete, self._ages.get(item.id, 0)) for item in free]
 
-    def _load(self, groups: Sequence[Standing]) -> None:
-        for item in groups:
+    def _load(self, item: Standing) -> LoadedGroup:
+        if item.id not in self._loaded:
             found = self.store.read(partial(rollouts.group, group_id=item.id))
             self._loaded[item.id] = load_group(self.store, found)
+        return self._loaded[item.id]
 
     def _give_up(self, found: Choice, version: int) -> None:
         for group_id in found.drop:

@@ -50,6 +50,7 @@ def record_groups(folder, ordinals, version=0, rewards=None, unfinished=()):
     `rewards` gives a group's rewards by its ordinal, where they should be others; `unfinished` ordinals go on running.
     """
     config = folder.config()
+    policy = load_policy(Path(config.policy.path))
     with TraceStore.open(folder.store_url()) as store:
         run = store.read(runs.only)
         policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
@@ -61,19 +62,19 @@ def record_groups(folder, ordinals, version=0, rewards=None, unfinished=()):
             if ordinal in unfinished:
                 continue
             for row in claimed:
-                reward = record_rollout(store, config, row, ordinal, version)
+                reward = record_rollout(store, policy, row, ordinal, version)
                 if rewards and ordinal in rewards:
                     reward = rewards[ordinal][row.slot]
                 outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
                 store.write(partial(rollouts.finish, outcome=outcome))
 
 
-def record_rollout(store, config, row, ordinal, version):
+def record_rollout(store, policy, row, ordinal, version):
     draw = torch.Generator().manual_seed(100 * ordinal + row.slot)
     completion = torch.randint(0, 32, (6,), generator=draw).tolist()
     with torch.no_grad():
         ids = torch.tensor([PROMPT + completion])
-        logprobs = token_logprobs(load_policy(Path(config.policy.path))(ids), ids)[0, len(PROMPT) :].tolist()
+        logprobs = token_logprobs(policy(ids), ids)[0, len(PROMPT) :].tolist()
     session = store.write(lambda conn: sessions.add(conn, row.id, new_id(), sampling={"temperature": 1.0}))
     forest, call_id = Forest(session.id), new_id()
     chain = chain_digests(context_digest(()), (Message("user", "hi"),))[-1]
