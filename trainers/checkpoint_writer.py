@@ -39,7 +39,7 @@ class CheckpointWriter:
         return found
 
     def submit(self, state: Checkpoint) -> None:
-        """Commit a checkpoint. Lazily: errors are raised by the next `stage` or `settle`."""
+        """Commit a checkpoint. Lazily: errors are raised by the next `stage`, `check` or `settle`."""
         if self.lazy:
             self._pending = self._thread.submit(self._commit, state)
         else:
@@ -50,6 +50,11 @@ class CheckpointWriter:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+
+    def check(self) -> None:
+        """Raise what has stopped the last checkpoint, if anything has: nobody will sample from a version that never comes."""
+        if self._pending is not None and self._pending.done():
+            self.settle()
 
     def close(self) -> None:
         """Wait for the thread; what stopped a checkpoint is passed over. Raises nothing."""

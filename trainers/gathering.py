@@ -5,7 +5,7 @@ there at once, one transaction a group. So a trainer that is killed while it gat
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from harnessgym.consumption import Candidate, Choice, choose
@@ -30,16 +30,20 @@ class Gathering:
         self._ages: dict[str, int] = {}
         """Staleness of what is loaded, in the step that is gathered for."""
 
-    def groups(self, version: int, chain: VersionChain, busy: frozenset[str]) -> Iterator[LoadedGroup]:
+    def groups(
+        self, version: int, chain: VersionChain, busy: frozenset[str], looking: Callable[[], None] = lambda: None
+    ) -> Iterator[LoadedGroup]:
         """The batch that is trained from `version`, group by group: with `stream` each as soon as it is sure to be in it.
 
-        `busy` are groups whose step is taken, though the store may not know yet.
+        `busy` are groups whose step is taken, though the store may not know yet. `looking` is called before every look at the
+        store; what it raises ends the waiting.
         """
         self.waited_s, self._ages = 0.0, {}
         wanted, taken = self.options.groups_per_step, set(busy)
         refills = self._refills(version)
         with self.store.watch(_POLL_S) as watch:
             while wanted:
+                looking()
                 candidates = self._candidates(version, chain, taken)
                 found = choose(
                     candidates, 1 if self.options.stream else wanted, self.options.max_staleness, self.options.when_stale

@@ -107,7 +107,7 @@ class Learner:
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
         busy = frozenset(self._last.group_ids if self._last else ())
-        return self.gathering.groups(self.version, self._chain(), busy)
+        return self.gathering.groups(self.version, self._chain(), busy, self.writer.check)
 
     def next_groups(self) -> list[LoadedGroup]:
         """Wait for all groups of the next batch."""

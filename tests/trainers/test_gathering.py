@@ -35,10 +35,6 @@ def ordinals(gathering, version=0, busy=()):
     return [item.group.ordinal for item in gathering.groups(version, CHAIN, frozenset(busy))]
 
 
-def given_up(gathering, version):
-    return gathering.given_up(version)
-
-
 def test_whatever_is_complete_is_taken_where_order_does_not_count(make):
     for policy in ("drop", "requeue"):
         folder, _, gathering = make(when_stale=policy)
@@ -71,9 +67,9 @@ def test_what_is_too_stale_is_given_up_once_and_its_tokens_are_excluded(make, po
     record_groups(folder, [0], version=0)
     record_groups(folder, [1, 2], version=2)
     assert ordinals(gathering, version=2) == [1, 2]
-    assert given_up(gathering, 2) == {reason: 1}
+    assert gathering.given_up(2) == {reason: 1}
     assert ordinals(again(folder, store), version=2) == [1, 2]
-    assert given_up(gathering, 2) == {reason: 1}
+    assert gathering.given_up(2) == {reason: 1}
     run = store.read(runs.only).id
     assert len(store.read(lambda conn: backlog.requeued(conn, run, 9))) == (policy == "requeue")
     query = "SELECT DISTINCT reason FROM exclusions"
@@ -85,7 +81,7 @@ def test_groups_without_a_signal_count_unless_they_are_refilled(make):
         folder, _, gathering = make(zero_signal=zero_signal)
         record_groups(folder, range(4), rewards={1: SAME, 2: SAME})
         assert ordinals(gathering) == expected
-        assert given_up(gathering, 0) == ({} if zero_signal == "leave_out" else {"no_signal": 2})
+        assert gathering.given_up(0) == ({} if zero_signal == "leave_out" else {"no_signal": 2})
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -95,4 +91,4 @@ def test_refills_are_bounded_and_the_bound_outlives_a_kill(make, stream):
     assert next(gathering.groups(0, CHAIN, frozenset())).group.ordinal == 2
     for _ in range(2):
         assert ordinals(again(folder, store)) == [2, 3]
-    assert given_up(gathering, 0) == {"no_signal": 2}
+    assert gathering.given_up(0) == {"no_signal": 2}

@@ -232,6 +232,17 @@ def test_a_version_is_published_only_behind_its_checkpoint_and_what_stops_that_i
         assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"complete": 2}
 
 
+def test_who_waits_for_groups_hears_that_the_version_they_need_cannot_be_written(folder):
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        shutil.rmtree(folder.checkpoints)
+        folder.checkpoints.write_text("in the way")
+        learner.train_step(learner.next_groups())
+        with pytest.raises(OSError, match="checkpoints"):
+            learner.next_groups()
+
+
 def test_the_next_batch_has_no_group_of_a_step_that_is_not_published_yet(tmp_path, model):
     folder = make_run(tmp_path / "run", model, max_staleness=STEPS)
     record_groups(folder, range(4))
