@@ -4,7 +4,8 @@
 
 The trainer's own parts on a random policy: one update on random rows, a checkpoint synced to disk, a version published in full;
 no store and no rollouts. `--wait` is how long the trainer would wait for the next groups, which is time to write in. Blocking
-and lazy steps of one size follow each other in the same process. Prints a table and writes `benchmarks/out/checkpoint.json`.
+and lazy steps of one size follow each other in the same process; they write to the folder for temporary files. Prints a table
+and writes `benchmarks/out/checkpoint.json`.
 """
 
 import argparse
@@ -61,7 +62,7 @@ def main() -> None:
     found = []
     for size in map(int, options.sizes.split(",")):
         for lazy in (False, True):
-            with tempfile.TemporaryDirectory(dir=".") as folder:
+            with tempfile.TemporaryDirectory() as folder:
                 found.append(measure(Path(folder), size, options.steps, options.wait, lazy))
     _report(found, options.steps, options.wait)
 

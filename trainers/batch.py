@@ -96,8 +96,9 @@ def make_batch(
     estimator: Estimator,
     shuffle: np.random.Generator | None,
 ) -> Batch:
-    """Join groups for a step from `version`. `shuffle` permutes the rewards over all rollouts first: the control in which
-    nothing can be learnt.
+    """Join groups for a step from `version`.
+
+    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt.
     """
     rewards = np.concatenate([item.rewards for item in groups])
     if shuffle is not None:

@@ -85,22 +85,23 @@ class GradientAccumulation:
         optimizer.zero_grad(set_to_none=True)
 
     def add(self, rows: Sequence[Row], advantages: Sequence[float | FloatArray]) -> None:
-        """Add the gradients of some rollouts, all rows of each.
+        """Add the gradients of some rollouts, all rows of each; without trained tokens they count in denominators alone.
 
         Raises `TrainerError` as `policy_update` does, and for rows of a rollout that was added before.
         """
         again = self._rollouts & {row.rollout_id for row in rows}
         if again:
             raise TrainerError(f"Rollout {min(again)} is in two parts of a batch: its rows must be added together.")
-        part = _checked(rows, advantages, self.settings, None, total=1)
-        self._seen += _backward_all(self.policy, part, self.settings)
+        if any(row.mask.any() for row in rows):
+            part = _checked(rows, advantages, self.settings, None, total=1)
+            self._seen += _backward_all(self.policy, part, self.settings)
         self._rollouts |= {row.rollout_id for row in rows}
         self._denominator += denominator(rows, self.settings.normalisation)
 
     def step(self) -> UpdateMetrics:
         """Step on what was added. Raises `TrainerError` if that is nothing, or its gradient is not finite."""
         if not self._seen:
-            raise TrainerError("Nothing was added to the batch: there is no step to take.")
+            raise TrainerError("The batch has no trained token: there is no step to take.")
         for parameter in self.policy.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(self._denominator)

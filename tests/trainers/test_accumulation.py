@@ -1,7 +1,9 @@
 """A batch that arrives in parts makes the step of the whole batch."""
 
+from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -50,6 +52,18 @@ def test_any_split_into_parts_gives_the_step_and_metrics_of_the_whole(seed, cuts
         assert getattr(streamed, name) == pytest.approx(getattr(at_once, name), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("normalisation", ["token", "rollout"])
+def test_a_part_without_trained_tokens_counts_as_it_does_in_the_whole(normalisation):
+    options = SETTINGS.model_copy(update={"normalisation": normalisation})
+    rows = make_rows(5, 3)
+    rows[1] = replace(rows[1], mask=np.zeros_like(rows[1].mask), logprobs=np.zeros_like(rows[1].logprobs))
+    advantages = [1.0, -0.5, 0.25]
+    expected, _, at_once = whole(rows, advantages, options)
+    found, _, streamed = in_parts([rows[:1], rows[1:2], rows[2:]], [[1.0], [-0.5], [0.25]], options)
+    assert all(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6) for ours, theirs in zip(found, expected, strict=True))
+    assert (streamed.tokens, streamed.rollouts) == (at_once.tokens, at_once.rollouts)
+
+
 def test_equal_parts_give_equal_bits():
     rows = make_rows(5, 4)
     parts, advantages = [rows[:1], rows[1:]], [[1.0], [-0.5, 0.25, 2.0]]
@@ -72,7 +86,7 @@ def test_an_accumulation_that_was_cut_off_leaves_nothing_behind():
 def test_a_rollout_in_two_parts_and_an_empty_batch_are_refused():
     policy = make_policy()
     update = GradientAccumulation(policy, make_optimizer(policy, SETTINGS), SETTINGS)
-    with pytest.raises(TrainerError, match="Nothing was added"):
+    with pytest.raises(TrainerError, match="no trained token"):
         update.step()
     rows = make_rows(5, 1)
     halves = split_row(rows[0], [index % 2 == 0 for index in range(len(rows[0].ids))])

@@ -25,7 +25,7 @@ def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int 
     `total` is the batch's `denominator` where `rows` are a part of it; a rollout's rows must be in one part.
     """
     trained = _trained(rows)
-    whole = denominator(rows, normalisation) if total is None else total
+    whole = max(denominator(rows, normalisation), 1) if total is None else total
 
     def share(row: Row) -> float:
         return 1 / whole if normalisation == "token" else 1 / (whole * max(trained[row.rollout_id], 1))
@@ -34,12 +34,12 @@ def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int 
 
 
 def denominator(rows: Sequence[Row], normalisation: Normalisation) -> int:
-    """What the sums over these rows are divided by: their trained tokens or their rollouts, 1 if there are none.
+    """What the sums over these rows are divided by: how many trained tokens, or rollouts, they have.
 
-    Of disjoint parts it adds up to that of the batch, where each part has some.
+    Those of a batch's parts add up to the batch's.
     """
     trained = _trained(rows)
-    return max(sum(trained.values()) if normalisation == "token" else len(trained), 1)
+    return sum(trained.values()) if normalisation == "token" else len(trained)
 
 
 def _trained(rows: Sequence[Row]) -> Counter[str]:
