@@ -116,8 +116,8 @@ groups = Table(
     Column("given_up_version", Integer),
     Column("replaces", Integer),
     UniqueConstraint("run_id", "purpose", "ordinal"),
-    UniqueConstraint("run_id", "purpose", "replaces", name="uq_groups_replaces"),
     Index("ix_groups_state", "run_id", "purpose", "state"),
+    Index("ix_groups_replaces", "run_id", "purpose", "replaces", unique=True),
 )  # fmt: skip
 
 rollouts = Table(

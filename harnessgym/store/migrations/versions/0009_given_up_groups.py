@@ -13,4 +13,4 @@ def upgrade() -> None:
         batch.add_column(sa.Column("given_up", sa.String(), nullable=True))
         batch.add_column(sa.Column("given_up_version", sa.Integer(), nullable=True))
         batch.add_column(sa.Column("replaces", sa.Integer(), nullable=True))
-        batch.create_unique_constraint(op.f("uq_groups_replaces"), ["run_id", "purpose", "replaces"])
+        batch.create_index("ix_groups_replaces", ["run_id", "purpose", "replaces"], unique=True)
