@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
+from harnessgym.consumption import WhenStale
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.metrics.sink import MetricsSection
 from harnessgym.session_options import SessionOptions
@@ -136,12 +137,35 @@ class TrainerSection(Config):
     """Rollouts of one task in a group."""
     max_staleness: int = Field(1, ge=0)
     """η: how many versions old a token may be when it is trained. 0 is synchronous training."""
+    when_stale: WhenStale = "wait"
+    """wait: batches keep the order of submission, and slow groups are waited for. drop: whatever is complete is taken, oldest
+    first, and what gets older than η is given up. requeue: likewise, and its tasks are submitted again before others."""
+    min_group: int = Field(2, ge=2)
+    """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it is given up."""
+    zero_signal: Literal["leave_out", "refill"] = "leave_out"
+    """Groups whose rewards are all equal. leave_out: they count in the batch, their rows do not. refill: they are given up, and
+    further groups fill the batch (DAPO's dynamic sampling)."""
+    refill_batches: int = Field(3, ge=1)
+    """With refill: how many batches' worth of groups one step may give up; beyond, they count in the batch."""
+    stream: bool = False
+    """Whether gradients of a batch accumulate group by group as these complete, instead of when the last one has. Equal up to
+    rounding."""
+    checkpoints: Literal["lazy", "blocking"] = "lazy"
+    """lazy: written and published by a thread, from copies, while the trainer gathers and computes the next step."""
     advantage: str = "grpo"
     """Advantage estimator."""
     reward_shuffle: bool = False
     """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of the update: lr, proximal, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "TrainerSection":
+        if self.min_group > self.group_size:
+            raise ValueError(f"min_group is {self.min_group}, and a group has only {self.group_size} rollouts (group_size)")
+        if self.stream and self.reward_shuffle:
+            raise ValueError("reward_shuffle permutes rewards over the whole batch: set stream = false")
+        return self
 
 
 class EvaluationSection(Config):

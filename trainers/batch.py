@@ -34,6 +34,8 @@ class Batch:
     """Oldest token's."""
     signal: float
     """Share of groups whose rewards differ."""
+    reduced: int
+    """Groups of which not every rollout was graded."""
     trained: tuple[TrainedRollout, ...]
     excluded: tuple[ExcludedTokens, ...]
 
@@ -47,9 +49,33 @@ class LoadedGroup:
     """Per member."""
     excluded: tuple[ExcludedTokens, ...]
 
+    @property
+    def rewards(self) -> npt.NDArray[np.float64]:
+        """One per member, float64 [G]."""
+        return np.array([member.reward for member in self.group.members], dtype=np.float64)
+
+    @property
+    def signal(self) -> bool:
+        """Whether its rewards differ: equal ones teach nothing."""
+        return bool(self.rewards.std() > 0)
+
     def staleness(self, version: int, chain: VersionChain) -> int:
         """Of its oldest token, if trained in a step from `version`."""
         return chain.oldest(version, (row.versions for rows in self.rows for row in rows))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one group brings to a batch."""
+
+    group: LoadedGroup
+    rewards: tuple[float, ...]
+    signal: bool
+    rows: tuple[Row, ...]
+    """None without a signal."""
+    advantages: tuple[float, ...]
+    """One per row."""
+    trained: tuple[TrainedRollout, ...]
 
 
 def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
@@ -72,39 +98,52 @@ def make_batch(
 ) -> Batch:
     """Join groups for a step from `version`.
 
-    Groups whose rewards are all equal teach nothing: their rows are left out of the step and of its means (as in DAPO,
-    arXiv 2503.14476), and the ledger counts them as trained with advantage zero. `shuffle` permutes the rewards over all
-    rollouts first: the control in which nothing can be learnt.
+    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt.
     """
-    rewards = np.array([member.reward for item in groups for member in item.group.members])
+    rewards = np.concatenate([item.rewards for item in groups])
     if shuffle is not None:
         rewards = shuffle.permutation(rewards)
+    ends = np.cumsum([len(item.group.members) for item in groups])[:-1]
+    parts = zip(groups, np.split(rewards, ends), strict=True)
+    return join([share_of(item, own, version, chain, estimator) for item, own in parts])
+
+
+def share_of(
+    group: LoadedGroup, rewards: npt.NDArray[np.float64], version: int, chain: VersionChain, estimator: Estimator
+) -> Share:
+    """A group's part in a step from `version`, with these rewards, float64 [G].
+
+    If they are all equal it teaches nothing: its rows are left out of the step and of its means (as in DAPO, arXiv 2503.14476),
+    and the ledger counts them as trained with advantage zero.
+    """
+    teaches = bool(rewards.std() > 0)
     rows: list[Row] = []
     advantages: list[float] = []
     trained: list[TrainedRollout] = []
-    at, signal = 0, 0
-    for item in groups:
-        own = rewards[at : at + len(item.group.members)]
-        at += len(own)
-        teaches = bool(own.std() > 0)
-        signal += teaches
-        for member, member_rows, advantage in zip(item.group.members, item.rows, estimator(own), strict=True):
-            tokens = sum(int(row.mask.sum()) for row in member_rows)
-            oldest = chain.oldest(version, (row.versions for row in member_rows))
-            value = float(advantage) if teaches else 0.0
-            trained.append(TrainedRollout(member.rollout_id, tokens, oldest, ranges_of(member_rows, value)))
-            if teaches:
-                rows.extend(member_rows)
-                advantages.extend([value] * len(member_rows))
+    for member, member_rows, advantage in zip(group.group.members, group.rows, estimator(rewards), strict=True):
+        tokens = sum(int(row.mask.sum()) for row in member_rows)
+        oldest = chain.oldest(version, (row.versions for row in member_rows))
+        value = float(advantage) if teaches else 0.0
+        trained.append(TrainedRollout(member.rollout_id, tokens, oldest, ranges_of(member_rows, value)))
+        if teaches:
+            rows.extend(member_rows)
+            advantages.extend([value] * len(member_rows))
+    return Share(group, tuple(map(float, rewards)), teaches, tuple(rows), tuple(advantages), tuple(trained))
+
+
+def join(shares: Sequence[Share]) -> Batch:
+    """The batch that these groups make up, in their order."""
+    trained = tuple(entry for share in shares for entry in share.trained)
     return Batch(
-        group_ids=tuple(item.group.id for item in groups),
-        rows=tuple(rows),
-        advantages=tuple(advantages),
-        rewards=tuple(float(reward) for reward in rewards),
-        staleness=max((share.max_staleness for share in trained), default=0),
-        signal=signal / len(groups),
-        trained=tuple(trained),
-        excluded=tuple(entry for item in groups for entry in item.excluded),
+        group_ids=tuple(share.group.group.id for share in shares),
+        rows=tuple(row for share in shares for row in share.rows),
+        advantages=tuple(value for share in shares for value in share.advantages),
+        rewards=tuple(value for share in shares for value in share.rewards),
+        staleness=max((entry.max_staleness for entry in trained), default=0),
+        signal=sum(share.signal for share in shares) / len(shares),
+        reduced=sum(len(share.rewards) < share.group.group.size for share in shares),
+        trained=trained,
+        excluded=tuple(entry for share in shares for entry in share.group.excluded),
     )
 
 

@@ -2,17 +2,19 @@
 
 A checkpoint holds the weights, optimizer and random state after a step, and the record of that step for the store. It is
 written before the version is published, so whatever is published can be reproduced; a trainer that resumes first replays the
-record.
+record. Which groups are next, and which were given up, is in the store alone and is written there at once.
 """
 
 import os
 import pickle
+import random
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from harnessgym.errors import TrainerError
@@ -20,6 +22,26 @@ from harnessgym.store.ledger import StepRecord
 
 _KEPT = 2
 """Checkpoints left behind: the newest, and one in case its disk sectors rot."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """Every global generator of a process that a step, or a plugin in it, may draw from."""
+
+    torch: torch.Tensor
+    numpy: dict[str, Any]
+    python: tuple[Any, ...]
+
+    @classmethod
+    def here(cls) -> "RandomState":
+        """Those of this process, copied."""
+        return cls(torch.get_rng_state(), dict(np.random.get_state(legacy=False)), random.getstate())
+
+    def restore(self) -> None:
+        """Set this process's generators to these."""
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +53,7 @@ class Checkpoint:
     weights: dict[str, torch.Tensor]
     """Hugging Face names, as published."""
     optimizer: dict[str, Any]
-    random: torch.Tensor
-    """Torch's generator state."""
+    random: RandomState
     record: StepRecord | None
     """What the store must learn from the last step; None for the start."""
     metrics: dict[str, float]

@@ -1,17 +1,18 @@
 """Asynchronous GRPO (arXiv 2402.03300) in plain torch, top to bottom.
 
-Take the next complete groups in order of submission, give each rollout its group-relative advantage, take one step on the
-clipped surrogate with truncated importance weights, checkpoint, publish the weights as a new policy version. Rollouts go on
-meanwhile under older versions; η bounds how much older.
+Take the next complete groups, give each rollout its group-relative advantage, take one step on the clipped surrogate with
+truncated importance weights, checkpoint, publish the weights as a new policy version. Rollouts go on meanwhile under older
+versions; η bounds how much older. Checkpoint and publication of a step may lag behind the gathering and computing of the next.
 
 Left out: a KL penalty to a reference policy, several steps per batch, gradient accumulation over processes.
 """
 
 import json
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -22,17 +23,17 @@ from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.staleness import VersionChain
-from harnessgym.store import TraceStore, ledger, policies, rollouts, runs
+from harnessgym.store import TraceStore, ledger, policies, runs
 from harnessgym.store.ledger import StepRecord, commit_step
 from harnessgym.store.policies import PolicyVersion
 from trainers import checkpoint
-from trainers.batch import Batch, Estimator, LoadedGroup, load_group, make_batch
-from trainers.checkpoint import Checkpoint
+from trainers.batch import Batch, Estimator, LoadedGroup, join, make_batch, share_of
+from trainers.checkpoint import Checkpoint, RandomState
+from trainers.checkpoint_writer import CheckpointWriter
+from trainers.gathering import Gathering
 from trainers.policy import Policy, load_policy, load_weights, published_weights
-from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
 from trainers.weights.publish import newest_version, publish_full, read_published, read_version, version_path
-
-_POLL_S = 0.05
 
 
 class TrainerSettings(Config):
@@ -47,19 +48,16 @@ def train(settings: TrainerSettings) -> None:
     folder = RunFolder(settings.run)
     config = folder.config()
     torch.set_num_threads(config.supervisor.threads)
-    with TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store:
-        learner = Learner(folder, config, store)
+    synchronous = config.store.synchronous
+    with TraceStore.open(folder.store_url(), synchronous=synchronous) as store, Learner(folder, config, store) as learner:
         learner.resume()
         while learner.step < config.trainer.steps:
-            waited = time.perf_counter()
-            groups = learner.next_groups()
-            started = time.perf_counter()
-            metrics = learner.train_step(groups)
-            learner.log(metrics | {"wait_s": started - waited, "step_s": time.perf_counter() - started})
+            learner.train_step(learner.arriving())
+        learner.settle()
 
 
 class Learner:
-    """Policy, optimizer and their place in the run."""
+    """Policy, optimizer and their place in the run. As a context manager it waits for its checkpoints before it is left."""
 
     def __init__(self, folder: RunFolder, config: RunConfig, store: TraceStore) -> None:
         run = store.read(runs.only)
@@ -74,6 +72,16 @@ class Learner:
         self.policy: Policy = load_policy(Path(config.policy.path))
         self.optimizer = make_optimizer(self.policy, self.settings)
         self.step = self.version = 0
+        self.gathering = Gathering(store, run.id, config.trainer)
+        self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
+        self._last: StepRecord | None = None
+        """Of the newest step; the store may not have it yet."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.writer.close()
 
     def resume(self) -> None:
         """Load the newest checkpoint and make the store agree with it; without one, publish the starting weights."""
@@ -82,8 +90,8 @@ class Learner:
         if found is not None:
             load_weights(self.policy, found.weights)
             self.optimizer.load_state_dict(found.optimizer)
-            torch.set_rng_state(found.random)
-            self.step, self.version = found.step, found.version
+            found.random.restore()
+            self.step, self.version, self._last = found.step, found.version, found.record
             self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
             if found.metrics:
@@ -93,53 +101,72 @@ class Learner:
             load_weights(self.policy, weights)
             self.step, self.version = newest.step, newest.version
         else:
-            optimizer = self.optimizer.state_dict()
-            self._commit(Checkpoint(0, 0, published_weights(self.policy), optimizer, torch.get_rng_state(), None, {}))
+            state = self.optimizer.state_dict()
+            self._commit(Checkpoint(0, 0, published_weights(self.policy), state, RandomState.here(), None, {}))
+
+    def arriving(self) -> Iterator[LoadedGroup]:
+        """The groups of the next batch, as they come; see `trainers.gathering`."""
+        busy = frozenset(self._last.group_ids if self._last else ())
+        return self.gathering.groups(self.version, self._chain(), busy, self.writer.check)
 
     def next_groups(self) -> list[LoadedGroup]:
-        """Wait for the next batch: complete groups without a gap, none of them too stale."""
-        loaded: dict[str, LoadedGroup] = {}
-        wanted, chain = self.config.trainer.groups_per_step, self._chain()
-        with self.store.watch(_POLL_S) as watch:
-            while True:
-                ready = self.store.read(lambda conn: rollouts.complete_groups(conn, self.run.id, "train", wanted))
-                for group in ready:
-                    if group.id not in loaded:
-                        loaded[group.id] = load_group(self.store, group)
-                allowed = self.config.trainer.max_staleness
-                stale = [item for item in loaded.values() if item.staleness(self.version, chain) > allowed]
-                for item in stale:
-                    self._drop(loaded.pop(item.group.id))
-                if len(ready) == wanted and not stale:
-                    return [loaded[group.id] for group in ready]
-                watch.wait()
+        """Wait for all groups of the next batch."""
+        return list(self.arriving())
 
-    def train_step(self, groups: list[LoadedGroup]) -> dict[str, float]:
-        """One optimizer step on a batch, checkpointed, published and entered in the ledger."""
-        options = self.config.trainer
-        shuffle = np.random.default_rng([self.config.seed, self.step]) if options.reward_shuffle else None
-        batch = make_batch(groups, self.version, self._chain(), self.estimator, shuffle)
-        update = self._update(batch)
-        metrics = update | {
+    def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
+        """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged: see `settle`."""
+        began = time.perf_counter()
+        batch, update = self._streamed(groups) if self.config.trainer.stream else self._at_once(groups)
+        made = {} if update is None else {name: float(getattr(update, name)) for name in update.__dataclass_fields__}
+        given_up = self.gathering.given_up(self.version)
+        held = time.perf_counter()
+        optimizer = self.writer.stage(self.optimizer)
+        weights = published_weights(self.policy)
+        metrics = made | {
             "step": self.step + 1,
             "reward": float(np.mean(batch.rewards)),
             "signal": batch.signal,
             "staleness": batch.staleness,
+            "reduced": batch.reduced,
+            "dropped": given_up.get("too_stale", 0),
+            "requeued": given_up.get("requeued", 0),
+            "no_signal": given_up.get("no_signal", 0),
+            "wait_s": self.gathering.waited_s,
+            "step_s": held - began - self.gathering.waited_s,
+            "held_s": time.perf_counter() - held,
         }
         parent = self.version
         self.step += 1
         unused = self.store.read(lambda conn: policies.next_version(conn, self.policy_id))
         self.version = max(unused, newest_version(self.folder.versions) + 1)
         metrics["version"] = self.version
-        self._commit(self._checkpoint(batch, parent, metrics))
+        self._last = self._record(batch, parent)
+        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, RandomState.here(), self._last, metrics))
         return metrics
 
-    def _update(self, batch: Batch) -> dict[str, float]:
-        """Step on the batch; one without any signal changes nothing, and still makes a version."""
+    def settle(self) -> None:
+        """Wait until the last step's checkpoint is written and its version published. Raises what stopped that."""
+        self.writer.settle()
+
+    def _at_once(self, groups: Iterable[LoadedGroup]) -> tuple[Batch, UpdateMetrics | None]:
+        """Step on the whole batch; one without any signal changes nothing, and still makes a version."""
+        shuffled = self.config.trainer.reward_shuffle
+        shuffle = np.random.default_rng([self.config.seed, self.step]) if shuffled else None
+        batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle)
         if not batch.rows:
-            return {}
-        update = policy_update(self.policy, self.optimizer, batch.rows, batch.advantages, self.settings)
-        return {name: float(getattr(update, name)) for name in update.__dataclass_fields__}
+            return batch, None
+        return batch, policy_update(self.policy, self.optimizer, batch.rows, batch.advantages, self.settings)
+
+    def _streamed(self, groups: Iterable[LoadedGroup]) -> tuple[Batch, UpdateMetrics | None]:
+        """The same, group by group as they arrive."""
+        chain, shares = self._chain(), []
+        update = GradientAccumulation(self.policy, self.optimizer, self.settings)
+        for group in groups:
+            shares.append(share_of(group, group.rewards, self.version, chain, self.estimator))
+            if shares[-1].rows:
+                update.add(shares[-1].rows, shares[-1].advantages)
+        batch = join(shares)
+        return batch, update.step() if batch.rows else None
 
     def log(self, metrics: dict[str, float]) -> None:
         """Append a line to the run's metrics."""
@@ -147,9 +174,13 @@ class Learner:
             file.write(json.dumps(metrics | {"time": time.time()}) + "\n")
 
     def _chain(self) -> VersionChain:
-        return VersionChain(self.store.read(lambda conn: policies.versions(conn, self.policy_id)))
+        """All versions, with the newest step's, which may not be published yet."""
+        known = self.store.read(lambda conn: policies.versions(conn, self.policy_id))
+        if self._last is not None and self.version not in {item.version for item in known}:
+            known.append(self._last.version)
+        return VersionChain(known)
 
-    def _checkpoint(self, batch: Batch, parent: int, metrics: dict[str, float]) -> Checkpoint:
+    def _record(self, batch: Batch, parent: int) -> StepRecord:
         version = PolicyVersion(
             version=self.version,
             parent_version=parent,
@@ -161,14 +192,16 @@ class Learner:
             committed=True,
             orphaned=False,
         )
-        record = StepRecord(version, batch.group_ids, batch.trained, batch.excluded)
-        state = self.optimizer.state_dict()
-        weights = published_weights(self.policy)
-        return Checkpoint(self.step, self.version, weights, state, torch.get_rng_state(), record, metrics)
+        return StepRecord(version, batch.group_ids, batch.trained, batch.excluded)
 
     def _commit(self, state: Checkpoint) -> None:
+        """Checkpoint, then publish; lazily this runs beside the next step."""
+        began = time.perf_counter()
         checkpoint.save(self.folder.checkpoints, state)
+        saved = time.perf_counter()
         self._publish(state)
+        if state.metrics:
+            self.log(state.metrics | {"checkpoint_s": saved - began, "publish_s": time.perf_counter() - saved})
 
     def _publish(self, state: Checkpoint) -> None:
         """Write a checkpoint's version and its record in the store, as far as that has not been done."""
@@ -184,13 +217,3 @@ class Learner:
             return
         record = replace(state.record, version=replace(state.record.version, **known))
         self.store.write(lambda conn: commit_step(conn, self.policy_id, record))
-
-    def _drop(self, group: LoadedGroup) -> None:
-        """Give up a group that is too stale; the node submits another."""
-
-        def work(conn: Any) -> None:
-            rollouts.set_group_state(conn, group.group.id, "dropped")
-            for member in group.group.members:
-                rollouts.exclude(conn, member.rollout_id, "too_stale")
-
-        self.store.write(work)

@@ -5,7 +5,7 @@ truncated ratio between that policy and the one that sampled. Given equal inputs
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,11 +16,11 @@ from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
 from trainers.corrections.importance_sampling import effective_sample_size, truncated
 from trainers.losses.clipped import clipped_surrogate, clipped_tokens
-from trainers.losses.normalisation import token_weights
+from trainers.losses.normalisation import denominator, token_weights
 from trainers.policy import Policy, token_logprobs
 from trainers.update_settings import UpdateSettings
 
-__all__ = ["UpdateMetrics", "UpdateSettings", "make_optimizer", "micro_batches", "policy_update"]
+__all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_optimizer", "micro_batches", "policy_update"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +64,50 @@ def policy_update(
     are then unchanged).
     """
     batch = _checked(rows, advantages, settings, proximal)
-    for group in optimizer.param_groups:
-        group["lr"] = settings.lr
     optimizer.zero_grad(set_to_none=True)
-    micro = micro_batches([len(item.row.ids) for item in batch], settings.micro_batch_tokens)
-    seen = [_backward(policy, [batch[index] for index in indices], settings) for indices in micro]
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
-    if not np.isfinite(norm):
-        optimizer.zero_grad(set_to_none=True)
-        raise TrainerError(f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs.")
-    optimizer.step()
+    seen = _backward_all(policy, batch, settings)
+    norm = _clip_and_step(policy, optimizer, settings)
     return _metrics(seen, norm, len({row.rollout_id for row in rows}))
+
+
+class GradientAccumulation:
+    """One optimizer step whose batch arrives in parts; the same as `policy_update` on all of them, up to rounding.
+
+    Sums of gradients are divided by the batch's denominator once it is known. Equal parts in an equal order give equal bits,
+    whenever each of them came. Until `step` nothing else may touch the gradients; begun again, it starts from none.
+    """
+
+    def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
+        self.policy, self.optimizer, self.settings = policy, optimizer, settings
+        self._seen: list[_Seen] = []
+        self._rollouts: set[str] = set()
+        self._denominator = 0
+        optimizer.zero_grad(set_to_none=True)
+
+    def add(self, rows: Sequence[Row], advantages: Sequence[float | FloatArray]) -> None:
+        """Add the gradients of some rollouts, all rows of each; without trained tokens they count in denominators alone.
+
+        Raises `TrainerError` as `policy_update` does, and for rows of a rollout that was added before.
+        """
+        again = self._rollouts & {row.rollout_id for row in rows}
+        if again:
+            raise TrainerError(f"Rollout {min(again)} is in two parts of a batch: its rows must be added together.")
+        if any(row.mask.any() for row in rows):
+            part = _checked(rows, advantages, self.settings, None, total=1)
+            self._seen += _backward_all(self.policy, part, self.settings)
+        self._rollouts |= {row.rollout_id for row in rows}
+        self._denominator += denominator(rows, self.settings.normalisation)
+
+    def step(self) -> UpdateMetrics:
+        """Step on what was added. Raises `TrainerError` if that is nothing, or its gradient is not finite."""
+        if not self._seen:
+            raise TrainerError("The batch has no trained token: there is no step to take.")
+        for parameter in self.policy.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(self._denominator)
+        norm = _clip_and_step(self.policy, self.optimizer, self.settings)
+        found = _metrics(self._seen, norm, len(self._rollouts))
+        return replace(found, loss=found.loss / self._denominator)
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
@@ -114,6 +147,7 @@ def _checked(
     advantages: Sequence[float | FloatArray],
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None,
+    total: int | None = None,
 ) -> list[_Item]:
     if len(rows) != len(advantages) or (proximal is not None and len(proximal) != len(rows)):
         raise TrainerError(
@@ -122,7 +156,7 @@ def _checked(
     if not any(row.mask.any() for row in rows):
         raise TrainerError("The batch has no trained token; drop groups of equal reward only while others remain.")
     items = []
-    for index, (row, weights) in enumerate(zip(rows, token_weights(rows, settings.normalisation), strict=True)):
+    for index, (row, weights) in enumerate(zip(rows, token_weights(rows, settings.normalisation, total), strict=True)):
         advantage = np.asarray(advantages[index], dtype=np.float32)
         old = None if proximal is None else np.asarray(proximal[index], dtype=np.float32)
         if advantage.shape not in ((), row.ids.shape) or (old is not None and old.shape != row.ids.shape):
@@ -133,8 +167,26 @@ def _checked(
     return items
 
 
+def _backward_all(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) -> list[_Seen]:
+    """Add the gradients of all items, micro-batch by micro-batch."""
+    micro = micro_batches([len(item.row.ids) for item in items], settings.micro_batch_tokens)
+    return [_backward(policy, [items[index] for index in indices], settings) for indices in micro]
+
+
+def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> float:
+    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is not finite."""
+    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
+    if not np.isfinite(norm):
+        optimizer.zero_grad(set_to_none=True)
+        raise TrainerError(f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs.")
+    for group in optimizer.param_groups:
+        group["lr"] = settings.lr
+    optimizer.step()
+    return norm
+
+
 def _backward(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) -> _Seen:
-    """Add the micro-batch's gradient; its loss is already divided by the whole batch's denominators."""
+    """Add the micro-batch's gradient; its loss is already divided by the whole batch's denominator, or by 1."""
     longest = max(len(item.row.ids) for item in items)
     ids_BT = _padded([item.row.ids for item in items], longest).long()
     mask_BT = _padded([item.row.mask for item in items], longest) != 0

@@ -30,7 +30,7 @@ from harnessgym.rollout.stage import Stages
 from harnessgym.run_config import NodeSection
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandbox import SandboxBackend
-from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.store import TraceStore, backlog, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 from harnessgym.store.watch import Watch
 
@@ -226,7 +226,7 @@ class Node:
         _LOG.warning("rollout %s (%s): %s: %s", row.id, row.harness, outcome.cause, outcome.detail)
         if await self._fail(outcome, row.attempt):
             self.patience.failed(row, outcome)
-            self.patience.groups(self.store.read(lambda conn: rollouts.group_states(conn, self.plan.run_id, "train")))
+            self.patience.groups(self.store.read(partial(_group_states, run_id=self.plan.run_id)))
 
     async def _requeue_lost(self) -> None:
         """Rollouts whose node went silent run again."""
@@ -241,3 +241,8 @@ class Node:
         attempts = {"never": 0, "bounded": self.options.max_attempts, "always": sys.maxsize}[found.retry]
         wait_s = found.wait_s(attempt)
         return await self.store.awrite(lambda conn: rollouts.fail(conn, outcome, attempts, wait_s))
+
+
+def _group_states(conn: Connection, run_id: str) -> dict[str, int]:
+    """Training groups by state; of the dropped ones only those that failures of their rollouts ended."""
+    return rollouts.group_states(conn, run_id, "train") | {"dropped": backlog.too_few(conn, run_id)}

@@ -33,12 +33,15 @@ class Patience:
             )
 
     def groups(self, states: Mapping[str, int]) -> None:
-        """Look at the training groups by state. Raises `SandboxError` if more and more are dropped and none completes."""
+        """Look at the training groups by state, those that the trainer gave up apart.
+
+        Raises `SandboxError` if more and more are dropped and none completes.
+        """
         useful, dropped = states.get("complete", 0) + states.get("consumed", 0), states.get("dropped", 0)
         if self._seen is None or useful > self._seen[0]:
             self._seen = useful, dropped
         elif dropped - self._seen[1] >= self.limit:
             raise SandboxError(
-                f"{dropped - self._seen[1]} groups in a row were dropped, because fewer than two rollouts of each had a "
+                f"{dropped - self._seen[1]} groups in a row were dropped, because too few rollouts of each had a "
                 f"verdict: the trainer gets nothing. The last failure, {self._last}\n{_REMEDY}"
             )

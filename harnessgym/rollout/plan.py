@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 from harnessgym.admission import Admission
 from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
-from harnessgym.store import policies, rollouts, runs, workers
+from harnessgym.staleness import VersionChain
+from harnessgym.store import backlog, policies, rollouts, runs, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
@@ -25,7 +26,7 @@ _SERVING = ("ready", "draining", "updating")
 
 @dataclass
 class Plan:
-    """Turns a run's configuration into groups. Deterministic: group n of a purpose is the same in every process."""
+    """Turns a run's configuration into groups. Deterministic: the next group follows from the seed and the store alone."""
 
     run_id: str
     policy_id: str
@@ -69,7 +70,7 @@ class Plan:
 
     def _submit_training(self, conn: Connection) -> int:
         options = self.config.trainer
-        steps = {item.version: item.step for item in policies.versions(conn, self.policy_id)}
+        chain = VersionChain(policies.versions(conn, self.policy_id))
         serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
         if not serving:
             return 0
@@ -78,20 +79,32 @@ class Plan:
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
-            serving_step=steps.get(min(serving), 0),
+            serving_step=max(0, min(chain.between(version, 0) for version in serving)),
             submitted=submitted,
             running=states.get("open", 0),
             max_running=1 + -(-self.config.node.in_flight // options.group_size),
             total=options.steps * options.groups_per_step,
         )
-        first, tasks = sum(states.values()), self._tasks["train"]
-        for ordinal in range(first, first + admission.capacity()):
-            epoch, place = divmod(ordinal, len(tasks))
-            order = random.Random(f"{self.config.seed} epoch {epoch}").sample(range(len(tasks)), len(tasks))
-            self._add(conn, "train", ordinal, tasks[order[place]], options.group_size, min(serving))
+        first, again = sum(states.values()), backlog.requeued(conn, self.run_id, admission.capacity())
+        fresh = first - backlog.replacements(conn, self.run_id)
+        for place in range(admission.capacity()):
+            if place < len(again):
+                task, replaces = self.task(again[place].task_key), again[place].ordinal
+            else:
+                task, replaces = self._in_turn(fresh + place - len(again)), None
+            self._add(conn, "train", first + place, task, options.group_size, min(serving), replaces)
         return admission.capacity()
 
-    def _add(self, conn: Connection, purpose: str, ordinal: int, task: Task, size: int, version: int) -> None:
+    def _in_turn(self, number: int) -> Task:
+        """The training task that comes after `number` others: each once an epoch, in an order of the epoch's own."""
+        tasks = self._tasks["train"]
+        epoch, place = divmod(number, len(tasks))
+        order = random.Random(f"{self.config.seed} epoch {epoch}").sample(range(len(tasks)), len(tasks))
+        return tasks[order[place]]
+
+    def _add(
+        self, conn: Connection, purpose: str, ordinal: int, task: Task, size: int, version: int, replaces: int | None = None
+    ) -> None:
         sampling = {
             "temperature": 0.0 if purpose.endswith("greedy") else self.config.sampling.temperature,
             "max_tokens": self.config.sampling.max_tokens,
@@ -108,6 +121,8 @@ class Plan:
             harnesses=tuple(names[(ordinal + slot) % len(names)] for slot in range(size)),
             sandbox=self.sandbox,
             seeds=tuple(self._seed(purpose, ordinal, slot) for slot in range(size)),
+            min_members=self.config.trainer.min_group,
+            replaces=replaces,
         )
         rollouts.submit(conn, spec)
 

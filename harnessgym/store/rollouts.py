@@ -2,8 +2,8 @@
 
 A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the policy's keeps its
 row (verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot. A group is complete when every
-slot has a valid or tampered rollout, or was given up; with fewer than two left it is dropped. A rollout that is cancelled
-gives its slot up, whatever its node may still say of it.
+slot has a valid or tampered rollout, or was given up; with fewer than the group's `min_members` left it is dropped. A rollout
+that is cancelled gives its slot up, whatever its node may still say of it.
 """
 
 import time
@@ -41,6 +41,10 @@ class GroupSpec:
     harnesses: tuple[str, ...]
     sandbox: str
     seeds: tuple[int, ...]
+    min_members: int = 2
+    """Graded rollouts below which it is given up; one is always enough for a group of one."""
+    replaces: int | None = None
+    """Ordinal of the group that was given up and this one is in place of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class GroupRow:
     ordinal: int
     task_id: str
     submitted_version: int
+    size: int
+    """Rollouts that were submitted; with fewer members it is reduced."""
     members: tuple[Member, ...]
 
 
@@ -119,6 +125,8 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
             sampling=spec.sampling,
             submitted_version=spec.submitted_version,
             state="open",
+            min_members=spec.min_members,
+            replaces=spec.replaces,
             **shared,
         )
     )
@@ -264,8 +272,13 @@ def complete_groups(conn: Connection, run_id: str, purpose: str, limit: int) -> 
     for row in conn.execute(query.order_by(groups.c.ordinal).limit(limit)).mappings():
         if row["state"] != "complete":
             break
-        out.append(GroupRow(row["id"], row["ordinal"], row["task_id"], row["submitted_version"], _members(conn, row["id"])))
+        out.append(_group(conn, row))
     return out
+
+
+def group(conn: Connection, group_id: str) -> GroupRow:
+    """One group, which must be complete."""
+    return _group(conn, conn.execute(select(groups).where(groups.c.id == group_id)).mappings().one())
 
 
 def set_group_state(conn: Connection, group_id: str, state: GroupState) -> None:
@@ -336,12 +349,18 @@ def _complete(conn: Connection, group_id: str) -> None:
     counts = select(func.count()).select_from(rollouts).where(rollouts.c.group_id == group_id)
     if conn.execute(counts.where(unfinished)).scalar_one() == 0:
         valid = conn.execute(counts.where(rollouts.c.status == "finished")).scalar_one()
-        size = conn.execute(select(groups.c.size).where(groups.c.id == group_id)).scalar_one()
-        enough = valid >= min(2, size)
+        size, wanted = conn.execute(select(groups.c.size, groups.c.min_members).where(groups.c.id == group_id)).one()
+        enough = valid >= min(wanted, size)
         set_group_state(conn, group_id, "complete" if enough else "dropped")
         if not enough:
+            conn.execute(update(groups).where(groups.c.id == group_id).values(given_up="too_few"))
             for rollout_id in conn.execute(select(rollouts.c.id).where(rollouts.c.group_id == group_id)).scalars().all():
                 exclude(conn, rollout_id, "group_dropped")
+
+
+def _group(conn: Connection, row: Any) -> GroupRow:
+    kept = {name: row[name] for name in ("id", "ordinal", "task_id", "submitted_version", "size")}
+    return GroupRow(**kept, members=_members(conn, row["id"]))
 
 
 def _members(conn: Connection, group_id: str) -> tuple[Member, ...]:

@@ -111,8 +111,13 @@ groups = Table(
     Column("submitted_version", Integer, nullable=False),
     Column("state", String, nullable=False),
     _created(),
+    Column("min_members", Integer, nullable=False, server_default="2"),
+    Column("given_up", String),
+    Column("given_up_version", Integer),
+    Column("replaces", Integer),
     UniqueConstraint("run_id", "purpose", "ordinal"),
     Index("ix_groups_state", "run_id", "purpose", "state"),
+    Index("ix_groups_replaces", "run_id", "purpose", "replaces", unique=True),
 )  # fmt: skip
 
 rollouts = Table(

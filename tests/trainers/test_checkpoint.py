@@ -1,15 +1,16 @@
+import random
+
+import numpy as np
 import pytest
 import torch
 
 from harnessgym.errors import TrainerError
 from trainers import checkpoint
-from trainers.checkpoint import Checkpoint
+from trainers.checkpoint import Checkpoint, RandomState
 
 
 def state(step):
-    return Checkpoint(
-        step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, torch.get_rng_state(), None, {"reward": 0.5}
-    )
+    return Checkpoint(step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, RandomState.here(), None, {"reward": 0.5})
 
 
 def test_the_newest_is_loaded_whole(tmp_path):
@@ -18,7 +19,18 @@ def test_the_newest_is_loaded_whole(tmp_path):
     found = checkpoint.load_newest(tmp_path)
     assert (found.step, found.version, found.metrics) == (3, 3, {"reward": 0.5})
     assert torch.equal(found.weights["w"], torch.full((3,), 3.0))
-    assert torch.equal(found.random, torch.get_rng_state())
+
+
+def test_every_generator_goes_on_where_it_was(tmp_path):
+    checkpoint.save(tmp_path, state(0))
+
+    def draw():
+        return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+
+    drawn = draw()
+    assert draw() != drawn
+    checkpoint.load_newest(tmp_path).random.restore()
+    assert draw() == drawn
 
 
 def test_only_the_newest_two_are_kept(tmp_path):

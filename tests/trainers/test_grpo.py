@@ -1,107 +1,34 @@
 """The trainer on a real store: exact resume, replay of a step that was cut off, staleness, control."""
 
 import json
+import multiprocessing
+import random
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 
-from harnessgym.config import validate
-from harnessgym.message import Message, chain_digests, context_digest
-from harnessgym.run_config import RunConfig
-from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.store import TraceStore, advantages, calls, ledger, policies, rollouts, runs, sessions
-from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
-from harnessgym.store.tables import new_id
-from harnessgym.task import Task
-from harnessgym.tokens import VersionSpan, hash_ids
-from harnessgym.traces.forest import Forest
+from harnessgym.errors import HarnessGymError
+from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts, runs
 from harnessgym.traces.verify import verify
+from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from trainers import checkpoint
-from trainers.grpo import Learner, TrainerSettings, train
-from trainers.policy import Policy, PolicyConfig, load_policy, published_weights, save_policy, token_logprobs
-
-PROMPT = [3, 1, 4, 1, 5]
-STEPS = 4
+from trainers.grpo import TrainerSettings, train
+from trainers.policy import published_weights
+from trainers.weights.publish import read_version, version_path
 
 
 @pytest.fixture
 def model(tmp_path):
-    torch.manual_seed(0)
-    save_policy(Policy(PolicyConfig(32, 16, 32, 1, 2, 1, 8, max_position_embeddings=64)), tmp_path / "model")
-    return tmp_path / "model"
+    return save_model(tmp_path / "model")
 
 
 @pytest.fixture
 def folder(tmp_path, model):
     return make_run(tmp_path / "run", model)
-
-
-def make_run(root, model, **trainer):
-    config = {
-        "name": "t",
-        "policy": {"path": str(model)},
-        "tasks": {"set": "lookup"},
-        "harnesses": [{"name": "h"}],
-        "trainer": {"steps": STEPS, "groups_per_step": 2, "group_size": 3, "update": {"lr": 0.01}} | trainer,
-    }
-    folder = RunFolder(root)
-    write_json(folder.config_path, validate(RunConfig, config, "test").model_dump(mode="json"))
-    with TraceStore.create(folder.store_url()) as store:
-        store.write(lambda conn: runs.add(conn, "t", config, "0", "training"))
-    return folder
-
-
-def record_groups(folder, ordinals, version=0, weights=None):
-    """Finished groups whose completions are random, with the policy's own logprobs; rewards depend on the tokens."""
-    config = folder.config()
-    with TraceStore.open(folder.store_url()) as store:
-        run = store.read(runs.only)
-        policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
-        task_id = store.write(lambda conn: runs.add_task(conn, "lookup", Task("t", "do")))
-        for ordinal in ordinals:
-            spec = GroupSpec(run.id, task_id, policy_id, "train", ordinal, version, {}, ("h",) * 3, "process", (1, 2, 3))
-            store.write(partial(rollouts.submit, spec=spec))
-            claimed = store.write(lambda conn: rollouts.claim(conn, run.id, "node", 60.0, 3))
-            for row in claimed:
-                reward = record_rollout(store, config, row, ordinal, version)
-                outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
-                store.write(partial(rollouts.finish, outcome=outcome))
-
-
-def record_rollout(store, config, row, ordinal, version):
-    draw = torch.Generator().manual_seed(100 * ordinal + row.slot)
-    completion = torch.randint(0, 32, (6,), generator=draw).tolist()
-    with torch.no_grad():
-        ids = torch.tensor([PROMPT + completion])
-        logprobs = token_logprobs(load_policy(Path(config.policy.path))(ids), ids)[0, len(PROMPT) :].tolist()
-    session = store.write(lambda conn: sessions.add(conn, row.id, new_id(), sampling={"temperature": 1.0}))
-    forest, call_id = Forest(session.id), new_id()
-    chain = chain_digests(context_digest(()), (Message("user", "hi"),))[-1]
-    prompt, _ = forest.add_prompt(PROMPT, None)
-    intent = calls.CallIntent(
-        call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain,
-        len(PROMPT), hash_ids(PROMPT), prompt.id, "engine",
-        sampling_applied={"temperature": 1.0, "top_p": 1.0, "top_k": 0},
-    )  # fmt: skip
-    store.write(lambda conn: calls.intend(conn, intent, prompt))
-    segment = forest.add_completion(call_id, prompt.id, completion, logprobs, "a" + call_id)
-    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(completion)}
-    outcome = calls.CallOutcome(
-        call_id, segment, (VersionSpan(0, 6, version),), "a" + call_id, "stop", None, "engine", usage, {}, "delivered"
-    )
-    store.write(partial(calls.finish, outcome=outcome))
-    store.write(lambda conn: sessions.seal(conn, session.id))
-    return float(sum(completion) % 2)
-
-
-def learner_of(folder, store):
-    learner = Learner(folder, folder.config(), store)
-    learner.resume()
-    return learner
 
 
 def weights_after(folder, stops):
@@ -111,6 +38,7 @@ def weights_after(folder, stops):
             learner = learner_of(folder, store)
             while learner.step < stop:
                 learner.train_step(learner.next_groups())
+            learner.settle()
             found = published_weights(learner.policy)
     return found
 
@@ -128,6 +56,7 @@ def test_a_step_makes_a_version_a_ledger_entry_and_consumed_groups(folder):
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
         metrics = learner.train_step(learner.next_groups())
+        learner.settle()
         assert (metrics["version"], metrics["staleness"]) == (1, 0)
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1]
         assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"consumed": 2}
@@ -141,6 +70,7 @@ def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
         learner = learner_of(folder, store)
         groups = learner.next_groups()
         learner.train_step(groups)
+        learner.settle()
         expected = {
             member.rollout_id: float(value)
             for item in groups
@@ -167,6 +97,7 @@ def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp
     with TraceStore.open(twin.store_url()) as store:
         learner = learner_of(twin, store)
         learner.train_step(learner.next_groups())
+        learner.settle()
         done = checkpoint.load_newest(twin.checkpoints)
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
@@ -195,6 +126,7 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
         assert (learner.step, learner.version) == (1, 1)
         assert all(torch.equal(value, before[name]) for name, value in published_weights(learner.policy).items())
         assert learner.train_step(learner.next_groups())["version"] == 2
+        learner.settle()
 
 
 def test_going_back_a_checkpoint_orphans_later_versions_and_gives_their_groups_back(tmp_path, model):
@@ -220,6 +152,7 @@ def test_a_group_that_is_too_stale_is_dropped_and_counted(folder):
         learner = learner_of(folder, store)
         learner.train_step(learner.next_groups())
         learner.train_step(learner.next_groups())  # the same tokens, one version later: within η = 1
+        learner.settle()
         stale = learner.store.read(lambda conn: rollouts.complete_groups(conn, learner.run.id, "train", 2))
         assert len(stale) == 2
         record_groups(folder, range(6, 8), version=2)
@@ -243,3 +176,117 @@ def test_train_runs_to_its_last_step_and_logs_each(tmp_path, model):
     lines = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["staleness"] for line in lines] == [0, 1, 2, 3]
+
+
+def final_weights(folder):
+    """Of the newest version that the store has."""
+    with TraceStore.open(folder.store_url()) as store:
+        run = store.read(runs.only)
+        policy_id = store.write(lambda conn: policies.register(conn, run.id, "policy"))
+        newest = store.read(lambda conn: policies.latest(conn, policy_id))
+        assert verify(store, run.id).findings == ()
+    return newest.step, read_version(version_path(folder.versions, newest.version))[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"stream": True}], ids=str)
+def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
+    steps, draw = 8, random.Random(3)
+    runs_ = [make_run(tmp_path / name, model, steps=steps, max_staleness=steps, **options) for name in ("straight", "killed")]
+    for run in runs_:
+        record_groups(run, range(2 * steps))
+    train(TrainerSettings(run=runs_[0].root))
+    fork, kills = multiprocessing.get_context("fork"), 0
+    while True:
+        child = fork.Process(target=train, args=(TrainerSettings(run=runs_[1].root),))
+        before = checkpoint.steps(runs_[1].checkpoints)
+        child.start()
+        while child.is_alive() and kills < 4 and checkpoint.steps(runs_[1].checkpoints) == before:
+            time.sleep(0.001)
+        child.join(draw.uniform(0.0, 0.05) if kills < 4 else None)
+        if child.exitcode is not None:
+            assert child.exitcode == 0
+            break
+        child.kill()
+        child.join()
+        kills += 1
+    assert kills
+    (step, straight), (same, killed) = (final_weights(run) for run in runs_)
+    assert step == same == steps
+    assert all(torch.equal(straight[name], killed[name]) for name in straight)
+    with TraceStore.open(runs_[1].store_url()) as store:
+        run = store.read(runs.only)
+        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": 2 * steps}
+
+
+def test_a_version_is_published_only_behind_its_checkpoint_and_what_stops_that_is_told(folder):
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        shutil.rmtree(folder.checkpoints)
+        folder.checkpoints.write_text("in the way")
+        learner.train_step(learner.next_groups())
+        with pytest.raises(OSError, match="checkpoints"):
+            learner.settle()
+        assert store.read(lambda conn: policies.latest(conn, learner.policy_id)).version == 0
+        assert not version_path(folder.versions, 1).exists()
+        assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"complete": 2}
+
+
+def test_who_waits_for_groups_hears_that_the_version_they_need_cannot_be_written(folder):
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        shutil.rmtree(folder.checkpoints)
+        folder.checkpoints.write_text("in the way")
+        learner.train_step(learner.next_groups())
+        with pytest.raises(OSError, match="checkpoints"):
+            learner.next_groups()
+
+
+def test_the_next_batch_has_no_group_of_a_step_that_is_not_published_yet(tmp_path, model):
+    folder = make_run(tmp_path / "run", model, max_staleness=STEPS)
+    record_groups(folder, range(4))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        learner.train_step(learner.next_groups())
+        assert [item.group.ordinal for item in learner.next_groups()] == [2, 3]
+        learner.settle()
+
+
+def test_streamed_gradients_train_the_same_policy_up_to_rounding(tmp_path, model):
+    runs_ = [make_run(tmp_path / str(stream), model, max_staleness=STEPS, stream=stream) for stream in (False, True)]
+    for run in runs_:
+        record_groups(run, range(2 * STEPS))
+    whole, streamed = (weights_after(run, [STEPS]) for run in runs_)
+    assert all(torch.allclose(whole[name], streamed[name], atol=2e-4) for name in whole)
+    assert any(not torch.equal(whole[name], value) for name, value in learner_weights(tmp_path, model).items())
+
+
+def learner_weights(tmp_path, model):
+    """Those that training starts from."""
+    folder = make_run(tmp_path / "untrained", model)
+    with TraceStore.open(folder.store_url()) as store:
+        return published_weights(learner_of(folder, store).policy)
+
+
+def test_metrics_count_what_was_given_up_and_where_time_went(tmp_path, model):
+    folder = make_run(tmp_path / "run", model, when_stale="requeue", max_staleness=0, zero_signal="refill")
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        learner.train_step(learner.next_groups())
+        learner.settle()
+        record_groups(folder, [2], version=0)
+        record_groups(folder, range(3, 6), version=1, rewards={3: [1.0, 1.0, 1.0]})
+        learner.train_step(learner.next_groups())
+        learner.settle()
+    line = json.loads(folder.metrics_path.read_text().splitlines()[-1])
+    assert (line["requeued"], line["no_signal"], line["dropped"], line["reduced"]) == (1, 1, 0, 0)
+    assert {"wait_s", "step_s", "held_s", "checkpoint_s", "publish_s"} <= set(line)
+
+
+def test_settings_that_contradict_each_other_are_refused(tmp_path, model):
+    with pytest.raises(HarnessGymError, match="min_group is 4, and a group has only 3"):
+        make_run(tmp_path / "a", model, min_group=4)
+    with pytest.raises(HarnessGymError, match="set stream = false"):
+        make_run(tmp_path / "b", model, stream=True, reward_shuffle=True)

@@ -16,18 +16,35 @@ from harnessgym.traces.trajectories import Row
 Normalisation = Literal["token", "rollout"]
 
 
-def token_weights(rows: Sequence[Row], normalisation: Normalisation) -> list[FloatArray]:
+def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int | None = None) -> list[FloatArray]:
     """Weight of each token, float32 [T] per row, 0 where the mask is 0.
 
     "token": one over the batch's trained tokens (DAPO): long rollouts weigh more.
     "rollout": one over (rollouts in the batch x trained tokens of its rollout) (GRPO): each rollout weighs the same.
+
+    `total` is the batch's `denominator` where `rows` are a part of it; a rollout's rows must be in one part.
     """
+    trained = _trained(rows)
+    whole = max(denominator(rows, normalisation), 1) if total is None else total
+
+    def share(row: Row) -> float:
+        return 1 / whole if normalisation == "token" else 1 / (whole * max(trained[row.rollout_id], 1))
+
+    return [(row.mask != 0).astype(np.float32) * np.float32(share(row)) for row in rows]
+
+
+def denominator(rows: Sequence[Row], normalisation: Normalisation) -> int:
+    """What the sums over these rows are divided by: how many trained tokens, or rollouts, they have.
+
+    Those of a batch's parts add up to the batch's.
+    """
+    trained = _trained(rows)
+    return sum(trained.values()) if normalisation == "token" else len(trained)
+
+
+def _trained(rows: Sequence[Row]) -> Counter[str]:
+    """Trained tokens by rollout."""
     trained: Counter[str] = Counter()
     for row in rows:
         trained[row.rollout_id] += int(np.count_nonzero(row.mask))
-    total = max(sum(trained.values()), 1)
-
-    def share(row: Row) -> float:
-        return 1 / total if normalisation == "token" else 1 / (len(trained) * max(trained[row.rollout_id], 1))
-
-    return [(row.mask != 0).astype(np.float32) * np.float32(share(row)) for row in rows]
+    return trained

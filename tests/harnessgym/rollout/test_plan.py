@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from harnessgym.rollout.plan import Plan
-from harnessgym.store import TraceStore, policies, rollouts, runs, workers
+from harnessgym.store import TraceStore, backlog, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import groups, tasks
 from harnessgym.store.tables import rollouts as rollout_table
@@ -149,6 +149,80 @@ def test_a_dropped_group_is_replaced_by_one_of_a_new_ordinal(make_plan):
     assert submit(store, plan) == 1
     assert submit(store, plan) == 0
     assert sorted({ordinal for _, ordinal, *_ in submitted(store)}) == [0, 1, 2]
+
+
+def tasks_in_order(store, first=0):
+    return [key for purpose, ordinal, key, slot, *_ in submitted(store) if (purpose, slot) == ("train", 0) and ordinal >= first]
+
+
+def requeue(store, plan, number, version=0):
+    """Give up the first complete groups, as the trainer does; their tasks."""
+    names = [item for item in store.read(lambda conn: backlog.standing(conn, plan.run_id)) if item.complete][:number]
+    keys = tasks_in_order(store)
+    for item in names:
+        assert store.write(lambda conn, name=item.id: backlog.give_up(conn, name, "requeued", version))
+    return [keys[item.ordinal] for item in names]
+
+
+def test_requeued_tasks_come_again_first_and_once_also_from_another_process(make_plan):
+    store, plan = make_plan(steps=5, groups_per_step=2)
+    publish(store, plan, 0)
+    submit(store, plan)
+    move(store, plan, "open", "complete", 2)
+    again = requeue(store, plan, 2)
+    first = len(tasks_in_order(store))
+    assert store.read(lambda conn: len(backlog.requeued(conn, plan.run_id, 9))) == 2
+    assert store.write(lambda conn: plan.submit(conn, "training")) >= 2
+    other = Plan(plan.run_id, plan.policy_id, plan.config, "process")
+    publish(store, plan, 1)
+    store.write(lambda conn: other.submit(conn, "training"))
+    assert tasks_in_order(store, first)[:2] == again
+    assert store.read(lambda conn: backlog.requeued(conn, plan.run_id, 9)) == []
+    replaced = store.read(lambda conn: conn.execute(select(groups.c.replaces).order_by(groups.c.ordinal)).scalars().all())
+    assert [ordinal for ordinal in replaced if ordinal is not None] == [0, 1]
+
+
+def test_tasks_that_come_again_take_no_other_tasks_turn(make_plan):
+    (store, plan), (plain, untouched) = (make_plan(steps=5, groups_per_step=2) for _ in range(2))
+    for version in range(5):
+        for each, run in ((store, plan), (plain, untouched)):
+            publish(each, run, version)
+            submit(each, run)
+            move(each, run, "open", "complete", 2)
+        if version == 1:
+            requeue(store, plan, 1, version)
+            submit(store, plan)
+            move(store, plan, "open", "complete", 1)
+        for each, run in ((store, plan), (plain, untouched)):
+            move(each, run, "complete", "consumed", 2)
+    query = select(tasks.c.key).join(groups, groups.c.task_id == tasks.c.id).where(groups.c.replaces.is_(None))
+    turns = [each.read(lambda conn: conn.execute(query.order_by(groups.c.ordinal)).scalars().all()) for each in (store, plain)]
+    shorter = min(map(len, turns))
+    assert shorter >= 9
+    assert turns[0][:shorter] == turns[1][:shorter]
+
+
+def test_a_version_that_was_orphaned_counts_as_the_one_it_forked_from(make_plan):
+    store, plan = make_plan(steps=9, groups_per_step=2)
+    for version in range(3):
+        publish(store, plan, version)
+        submit(store, plan)
+        move(store, plan, "open", "consumed", 2)
+    store.write(lambda conn: policies.orphan_after(conn, plan.policy_id, 1))
+    move(store, plan, "consumed", "complete", 2)  # two of the three steps survive: six groups stand, of eight at η = 2
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": 2})
+    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    kept = sum(store.read(lambda conn: rollouts.group_states(conn, plan.run_id, "train")).values())
+    assert submit(store, plan) == (2 + 1 + 1) * 2 - kept
+
+
+def test_groups_are_told_how_few_graded_members_are_enough(make_plan):
+    store, plan = make_plan(steps=2, group_size=4)
+    trainer = plan.config.trainer.model_copy(update={"min_group": 3})
+    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    publish(store, plan, 0)
+    submit(store, plan)
+    assert set(store.read(lambda conn: conn.execute(select(groups.c.min_members)).scalars())) == {3}
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

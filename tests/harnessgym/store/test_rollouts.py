@@ -22,10 +22,10 @@ class World:
         self.task = self.store.write(lambda conn: runs.add_task(conn, "set", Task("task", "Do it.")))
         self.ordinal = 0
 
-    def submit(self, size, purpose="train"):
+    def submit(self, size, purpose="train", **more):
         names, seeds = ("pi",) * size, tuple(range(size))
         spec = GroupSpec(
-            self.run, self.task, self.policy, purpose, self.ordinal, 3, {"temperature": 1.0}, names, "process", seeds
+            self.run, self.task, self.policy, purpose, self.ordinal, 3, {"temperature": 1.0}, names, "process", seeds, **more
         )
         self.ordinal += 1
         return self.store.write(lambda conn: rollouts.submit(conn, spec))
@@ -251,3 +251,16 @@ def test_a_group_always_ends_and_is_complete_exactly_with_two_or_more(make_world
         assert count <= attempts
         assert count == attempts or slot in {row["slot"] for row in finished}
     world.store.close()
+
+
+@pytest.mark.parametrize(("finished", "expected"), [(3, ("complete", None)), (2, ("dropped", "too_few"))])
+def test_a_group_with_fewer_graded_members_than_it_was_told_is_given_up(world, finished, expected):
+    group = world.submit(4, min_members=3)
+    for place, row in enumerate(world.claim()):
+        if place < finished:
+            world.finish(row)
+        else:
+            world.fail(row, max_attempts=1)
+    query = select(groups.c.state, groups.c.given_up).where(groups.c.id == group)
+    assert world.store.read(lambda conn: tuple(conn.execute(query).one())) == expected
+    assert [(row.size, len(row.members)) for row in world.complete()] == ([(4, 3)] if finished == 3 else [])

@@ -216,8 +216,14 @@ def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, prox
     with closing(sqlite3.connect(file)) as raw:
         for (view,) in raw.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchall():
             raw.execute(f"DROP VIEW {view}")
-        for column in ("rollouts.cause", "rollouts.grading", "rollouts.started_at", "rollouts.not_before", "tasks.payload"):
-            raw.execute("ALTER TABLE {} DROP COLUMN {}".format(*column.split(".")))
+        raw.execute("DROP INDEX ix_groups_replaces")
+        for table, columns in (
+            ("rollouts", ("cause", "grading", "started_at", "not_before")),
+            ("tasks", ("payload",)),
+            ("groups", ("min_members", "given_up", "given_up_version", "replaces")),
+        ):
+            for column in columns:
+                raw.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         raw.execute("UPDATE alembic_version SET version_num = '0005'")
         raw.commit()
     before, url = file.read_bytes(), make_url()

@@ -1,0 +1,87 @@
+"""The training groups that a run has submitted and not consumed: which stand, which were given up, which must come again.
+
+A group that the trainer gives up keeps its rows; its tokens are excluded with the reason. One that is requeued is replaced by
+another group of the same task, exactly once: the replacement names the ordinal that it is in place of, which is unique.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlalchemy import ColumnElement, Connection, func, select, update
+
+from harnessgym.store import rollouts
+from harnessgym.store.tables import groups, tasks
+from harnessgym.store.tables import rollouts as rollouts_table
+
+GivenUp = Literal["too_stale", "requeued", "no_signal", "too_few"]
+"""Why a group was given up. requeued: it was too stale, and its task comes again. no_signal: its rewards were all equal, and
+another takes its place in the batch. too_few: of its rollouts too few were graded (`GroupSpec.min_members`)."""
+_PURPOSE = "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A group that is open or complete."""
+
+    id: str
+    ordinal: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A group whose task must be submitted again."""
+
+    ordinal: int
+    task_key: str
+
+
+def standing(conn: Connection, run_id: str) -> list[Standing]:
+    """All groups that are neither consumed nor given up, in order of submission."""
+    state = groups.c.state.in_(("open", "complete"))
+    query = select(groups.c.id, groups.c.ordinal, groups.c.state).where(_mine(run_id), state).order_by(groups.c.ordinal)
+    return [Standing(row.id, row.ordinal, row.state == "complete") for row in conn.execute(query)]
+
+
+def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
+    """Drop a complete group that the step from `version` does not want. False if it is not complete (any more)."""
+    ours = (groups.c.id == group_id) & (groups.c.state == "complete")
+    values = {"state": "dropped", "given_up": reason, "given_up_version": version}
+    if not conn.execute(update(groups).where(ours).values(values)).rowcount:
+        return False
+    said = "too_stale" if reason == "requeued" else reason
+    members = select(rollouts_table.c.id).where(rollouts_table.c.group_id == group_id)
+    for rollout_id in conn.execute(members).scalars().all():
+        rollouts.exclude(conn, rollout_id, said)
+    return True
+
+
+def given_up(conn: Connection, run_id: str, version: int) -> dict[GivenUp, int]:
+    """How many groups the steps from `version` gave up, by reason."""
+    query = select(groups.c.given_up, func.count()).where(_mine(run_id), groups.c.given_up_version == version)
+    return dict(conn.execute(query.group_by(groups.c.given_up)).all())
+
+
+def too_few(conn: Connection, run_id: str) -> int:
+    """Groups dropped because too few of their rollouts were graded."""
+    query = select(func.count()).select_from(groups).where(_mine(run_id), groups.c.given_up == "too_few")
+    return int(conn.execute(query).scalar_one())
+
+
+def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:
+    """The oldest groups whose tasks must be submitted again and have not been."""
+    done = select(groups.c.replaces).where(_mine(run_id), groups.c.replaces.is_not(None))
+    due = (groups.c.given_up == "requeued") & groups.c.ordinal.not_in(done)
+    query = select(groups.c.ordinal, tasks.c.key).join(tasks, tasks.c.id == groups.c.task_id).where(_mine(run_id), due)
+    return [Requeued(*row) for row in conn.execute(query.order_by(groups.c.ordinal).limit(limit)).all()]
+
+
+def replacements(conn: Connection, run_id: str) -> int:
+    """Groups that were submitted in place of others."""
+    query = select(func.count()).select_from(groups).where(_mine(run_id), groups.c.replaces.is_not(None))
+    return int(conn.execute(query).scalar_one())
+
+
+def _mine(run_id: str) -> ColumnElement[bool]:
+    return (groups.c.run_id == run_id) & (groups.c.purpose == _PURPOSE)

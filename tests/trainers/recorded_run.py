@@ -1,0 +1,101 @@
+"""A run whose rollouts were recorded by nobody: what a trainer finds in a store, made without proxy, node and engines."""
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from harnessgym.config import validate
+from harnessgym.message import Message, chain_digests, context_digest
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions
+from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
+from harnessgym.store.tables import new_id
+from harnessgym.task import Task
+from harnessgym.tokens import VersionSpan, hash_ids
+from harnessgym.traces.forest import Forest
+from trainers.grpo import Learner
+from trainers.policy import Policy, PolicyConfig, load_policy, save_policy, token_logprobs
+
+PROMPT = [3, 1, 4, 1, 5]
+STEPS = 4
+
+
+def save_model(folder):
+    """A tiny policy's folder."""
+    torch.manual_seed(0)
+    save_policy(Policy(PolicyConfig(32, 16, 32, 1, 2, 1, 8, max_position_embeddings=64)), folder)
+    return folder
+
+
+def make_run(root, model, **trainer):
+    config = {
+        "name": "t",
+        "policy": {"path": str(model)},
+        "tasks": {"set": "lookup"},
+        "harnesses": [{"name": "h"}],
+        "trainer": {"steps": STEPS, "groups_per_step": 2, "group_size": 3, "update": {"lr": 0.01}} | trainer,
+    }
+    folder = RunFolder(root)
+    write_json(folder.config_path, validate(RunConfig, config, "test").model_dump(mode="json"))
+    with TraceStore.create(folder.store_url()) as store:
+        store.write(lambda conn: runs.add(conn, "t", config, "0", "training"))
+    return folder
+
+
+def record_groups(folder, ordinals, version=0, rewards=None, unfinished=()):
+    """Finished groups whose completions are random, with the policy's own logprobs; rewards depend on the tokens.
+
+    `rewards` gives a group's rewards by its ordinal, where they should be others; `unfinished` ordinals go on running.
+    """
+    config = folder.config()
+    policy = load_policy(Path(config.policy.path))
+    with TraceStore.open(folder.store_url()) as store:
+        run = store.read(runs.only)
+        policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
+        task_id = store.write(lambda conn: runs.add_task(conn, "lookup", Task("t", "do")))
+        for ordinal in ordinals:
+            spec = GroupSpec(run.id, task_id, policy_id, "train", ordinal, version, {}, ("h",) * 3, "process", (1, 2, 3))
+            store.write(partial(rollouts.submit, spec=spec))
+            claimed = store.write(lambda conn: rollouts.claim(conn, run.id, "node", 60.0, 3))
+            if ordinal in unfinished:
+                continue
+            for row in claimed:
+                reward = record_rollout(store, policy, row, ordinal, version)
+                if rewards and ordinal in rewards:
+                    reward = rewards[ordinal][row.slot]
+                outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
+                store.write(partial(rollouts.finish, outcome=outcome))
+
+
+def record_rollout(store, policy, row, ordinal, version):
+    draw = torch.Generator().manual_seed(100 * ordinal + row.slot)
+    completion = torch.randint(0, 32, (6,), generator=draw).tolist()
+    with torch.no_grad():
+        ids = torch.tensor([PROMPT + completion])
+        logprobs = token_logprobs(policy(ids), ids)[0, len(PROMPT) :].tolist()
+    session = store.write(lambda conn: sessions.add(conn, row.id, new_id(), sampling={"temperature": 1.0}))
+    forest, call_id = Forest(session.id), new_id()
+    chain = chain_digests(context_digest(()), (Message("user", "hi"),))[-1]
+    prompt, _ = forest.add_prompt(PROMPT, None)
+    intent = calls.CallIntent(
+        call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain,
+        len(PROMPT), hash_ids(PROMPT), prompt.id, "engine",
+        sampling_applied={"temperature": 1.0, "top_p": 1.0, "top_k": 0},
+    )  # fmt: skip
+    store.write(lambda conn: calls.intend(conn, intent, prompt))
+    segment = forest.add_completion(call_id, prompt.id, completion, logprobs, "a" + call_id)
+    usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(completion)}
+    outcome = calls.CallOutcome(
+        call_id, segment, (VersionSpan(0, 6, version),), "a" + call_id, "stop", None, "engine", usage, {}, "delivered"
+    )
+    store.write(partial(calls.finish, outcome=outcome))
+    store.write(lambda conn: sessions.seal(conn, session.id))
+    return float(sum(completion) % 2)
+
+
+def learner_of(folder, store):
+    learner = Learner(folder, folder.config(), store)
+    learner.resume()
+    return learner

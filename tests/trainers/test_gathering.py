@@ -1,0 +1,94 @@
+"""Batches from a real store: order, age, groups without a signal, and what a killed trainer finds again."""
+
+import pytest
+
+from harnessgym.staleness import VersionChain
+from harnessgym.store import TraceStore, backlog, rollouts, runs
+from tests.trainers.recorded_run import make_run, record_groups, save_model
+from trainers.gathering import Gathering
+
+SAME = [1.0, 1.0, 1.0]
+CHAIN = VersionChain(())
+
+
+@pytest.fixture
+def make(tmp_path):
+    """`make(**trainer)`: a run's folder, its store and a `Gathering` on it; batches have two groups."""
+    model, stores = save_model(tmp_path / "model"), []
+
+    def make(**trainer):
+        folder = make_run(tmp_path / f"run-{len(stores)}", model, **trainer)
+        stores.append(TraceStore.open(folder.store_url()))
+        return folder, stores[-1], again(folder, stores[-1])
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+def again(folder, store):
+    """A `Gathering` that knows nothing yet, as in a new process."""
+    return Gathering(store, store.read(runs.only).id, folder.config().trainer)
+
+
+def ordinals(gathering, version=0, busy=()):
+    return [item.group.ordinal for item in gathering.groups(version, CHAIN, frozenset(busy))]
+
+
+def test_whatever_is_complete_is_taken_where_order_does_not_count(make):
+    for policy in ("drop", "requeue"):
+        folder, _, gathering = make(when_stale=policy)
+        record_groups(folder, range(4), unfinished=(0, 2))
+        assert ordinals(gathering) == [1, 3]
+
+
+def test_waiting_streams_the_groups_before_a_gap_and_the_rest_behind_it(make):
+    folder, store, gathering = make(stream=True)
+    record_groups(folder, range(3), unfinished=(1,))
+    arriving = gathering.groups(0, CHAIN, frozenset())
+    assert next(arriving).group.ordinal == 0
+    run = store.read(runs.only).id
+    gap = store.read(lambda conn: backlog.standing(conn, run))[1]
+    store.write(lambda conn: rollouts.set_group_state(conn, gap.id, "dropped"))
+    assert [item.group.ordinal for item in arriving] == [2]
+
+
+def test_groups_of_a_step_on_its_way_are_left_alone(make):
+    folder, store, gathering = make()
+    record_groups(folder, range(4))
+    run = store.read(runs.only).id
+    busy = [item.id for item in store.read(lambda conn: backlog.standing(conn, run))][:2]
+    assert ordinals(gathering, busy=busy) == [2, 3]
+
+
+@pytest.mark.parametrize(("policy", "reason"), [("wait", "too_stale"), ("drop", "too_stale"), ("requeue", "requeued")])
+def test_what_is_too_stale_is_given_up_once_and_its_tokens_are_excluded(make, policy, reason):
+    folder, store, gathering = make(when_stale=policy, max_staleness=1)
+    record_groups(folder, [0], version=0)
+    record_groups(folder, [1, 2], version=2)
+    assert ordinals(gathering, version=2) == [1, 2]
+    assert gathering.given_up(2) == {reason: 1}
+    assert ordinals(again(folder, store), version=2) == [1, 2]
+    assert gathering.given_up(2) == {reason: 1}
+    run = store.read(runs.only).id
+    assert len(store.read(lambda conn: backlog.requeued(conn, run, 9))) == (policy == "requeue")
+    query = "SELECT DISTINCT reason FROM exclusions"
+    assert store.read(lambda conn: conn.exec_driver_sql(query).scalars().all()) == ["too_stale"]
+
+
+def test_groups_without_a_signal_count_unless_they_are_refilled(make):
+    for zero_signal, expected in (("leave_out", [0, 1]), ("refill", [0, 3])):
+        folder, _, gathering = make(zero_signal=zero_signal)
+        record_groups(folder, range(4), rewards={1: SAME, 2: SAME})
+        assert ordinals(gathering) == expected
+        assert gathering.given_up(0) == ({} if zero_signal == "leave_out" else {"no_signal": 2})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_refills_are_bounded_and_the_bound_outlives_a_kill(make, stream):
+    folder, store, gathering = make(zero_signal="refill", refill_batches=1, stream=stream)
+    record_groups(folder, range(5), rewards=dict.fromkeys(range(5), SAME))
+    assert next(gathering.groups(0, CHAIN, frozenset())).group.ordinal == 2
+    for _ in range(2):
+        assert ordinals(again(folder, store)) == [2, 3]
+    assert gathering.given_up(0) == {"no_signal": 2}

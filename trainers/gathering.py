@@ -1,0 +1,101 @@
+"""Gathering a batch: which complete groups the next step takes, and which it gives up, as the run's settings say.
+
+What is decided is `harnessgym.consumption.choose`; here it is asked with what the store has, and what it gives up is written
+there at once, one transaction a group. So a trainer that is killed while it gathers begins again and comes to the same batch.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from harnessgym.consumption import Candidate, Choice, choose
+from harnessgym.run_config import TrainerSection
+from harnessgym.staleness import VersionChain
+from harnessgym.store import TraceStore, backlog, rollouts
+from harnessgym.store.backlog import GivenUp, Standing
+from harnessgym.store.watch import Watch
+from trainers.batch import LoadedGroup, load_group
+
+_POLL_S = 0.05
+
+
+class Gathering:
+    """Takes groups of one run from the store. Those read and not taken yet are kept for later batches."""
+
+    def __init__(self, store: TraceStore, run_id: str, options: TrainerSection) -> None:
+        self.store, self.run_id, self.options = store, run_id, options
+        self.waited_s = 0.0
+        """Seconds spent waiting for groups since the last batch began."""
+        self._loaded: dict[str, LoadedGroup] = {}
+        self._ages: dict[str, int] = {}
+        """Staleness of what is loaded, in the step that is gathered for."""
+
+    def groups(
+        self, version: int, chain: VersionChain, busy: frozenset[str], looking: Callable[[], None] = lambda: None
+    ) -> Iterator[LoadedGroup]:
+        """The batch that is trained from `version`, group by group: with `stream` each as soon as it is sure to be in it.
+
+        `busy` are groups whose step is taken, though the store may not know yet. `looking` is called before every look at the
+        store; what it raises ends the waiting.
+        """
+        self.waited_s, self._ages = 0.0, {}
+        wanted, taken = self.options.groups_per_step, set(busy)
+        refills = self._refills(version)
+        with self.store.watch(_POLL_S) as watch:
+            while wanted:
+                looking()
+                candidates = self._candidates(version, chain, taken)
+                found = choose(
+                    candidates, 1 if self.options.stream else wanted, self.options.max_staleness, self.options.when_stale
+                )
+                self._give_up(found, version)
+                for group_id in found.take:
+                    group = self._loaded.pop(group_id)
+                    if refills and not group.signal:
+                        refills -= self._drop(group_id, "no_signal", version)
+                        continue
+                    taken.add(group_id)
+                    wanted -= 1
+                    yield group
+                if not found.take:
+                    self._wait(watch)
+
+    def given_up(self, version: int) -> dict[GivenUp, int]:
+        """Groups given up for the step from `version`, by reason."""
+        return self.store.read(lambda conn: backlog.given_up(conn, self.run_id, version))
+
+    def _refills(self, version: int) -> int:
+        """How many groups without a signal this batch may still give up."""
+        if self.options.zero_signal == "leave_out":
+            return 0
+        allowed = self.options.refill_batches * self.options.groups_per_step
+        return max(0, allowed - self.given_up(version).get("no_signal", 0))
+
+    def _candidates(self, version: int, chain: VersionChain, taken: set[str]) -> list[Candidate]:
+        standing = self.store.read(lambda conn: backlog.standing(conn, self.run_id))
+        free = [item for item in standing if item.id not in taken]
+        for item in free:
+            if item.complete and item.id not in self._ages:
+                self._ages[item.id] = self._load(item).staleness(version, chain)
+        return [Candidate(item.id, item.ordinal, item.complete, self._ages.get(item.id, 0)) for item in free]
+
+    def _load(self, item: Standing) -> LoadedGroup:
+        if item.id not in self._loaded:
+            found = self.store.read(partial(rollouts.group, group_id=item.id))
+            self._loaded[item.id] = load_group(self.store, found)
+        return self._loaded[item.id]
+
+    def _give_up(self, found: Choice, version: int) -> None:
+        for group_id in found.drop:
+            self._drop(group_id, "too_stale", version)
+        for group_id in found.requeue:
+            self._drop(group_id, "requeued", version)
+
+    def _drop(self, group_id: str, reason: GivenUp, version: int) -> bool:
+        self._loaded.pop(group_id, None)
+        return self.store.write(lambda conn: backlog.give_up(conn, group_id, reason, version))
+
+    def _wait(self, watch: Watch) -> None:
+        began = time.perf_counter()
+        watch.wait()
+        self.waited_s += time.perf_counter() - began
