@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 from torch import Tensor
@@ -23,12 +23,14 @@ from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.watch import Watch
 from harnessgym.store.workers import WorkerRow, WorkerState
-from trainers.weights.publish import read_version
+from trainers.weights.chain import read_from, read_version
 from trainers.weights.settings import AgentSettings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Held: TypeAlias = tuple[int, dict[str, Tensor]]
+"""A version and its weights."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
@@ -60,9 +62,13 @@ def read_newest(store: TraceStore, policy_id: str) -> tuple[PolicyVersion, dict[
     return None if found is None else (found, read_verified(found))
 
 
-def read_verified(version: PolicyVersion) -> dict[str, Tensor]:
-    """Weights of a version. Raises `PolicyError` if they are not those that the store recorded."""
-    manifest, weights = read_version(Path(version.path))
+def read_verified(version: PolicyVersion, held: Held | None = None) -> dict[str, Tensor]:
+    """Weights of a version; of a delta, with the weights `held` only what came after those is read.
+
+    Raises `PolicyError` if they are not those that the store recorded.
+    """
+    path = Path(version.path)
+    manifest, weights = read_version(path) if held is None else read_from(*held, path)
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
             f"{version.path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
@@ -127,7 +133,8 @@ class WeightAgent:
 
     async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
         try:
-            weights = await self._off_loop(lambda: read_verified(version))
+            held = (self.engine.version, await self.engine.snapshot()) if version.kind == "delta" else None
+            weights = await self._off_loop(lambda: read_verified(version, held))
         except PolicyError as error:
             if await self._wanted(store) != version:  # removed because it was overtaken
                 return
