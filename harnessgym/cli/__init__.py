@@ -26,6 +26,7 @@ def app() -> typer.Typer:
         traces,
         train,
         train_worker,
+        weights,
         wrap,
     )
 
@@ -41,6 +42,7 @@ def app() -> typer.Typer:
     root.add_typer(tasks.app, name="tasks")
     root.add_typer(traces.app, name="traces")
     root.add_typer(images.app, name="images")
+    root.add_typer(weights.app, name="weights")
     return root
 
 

@@ -24,7 +24,8 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.watch import Watch
 from harnessgym.store.workers import WorkerRow, WorkerState
 from trainers.weights.chain import read_from, read_version
-from trainers.weights.settings import AgentSettings
+from trainers.weights.mirror import fetched
+from trainers.weights.settings import AgentSettings, MirrorSettings
 
 log = logging.getLogger(__name__)
 
@@ -56,18 +57,21 @@ class Installer(Protocol):
         ...
 
 
-def read_newest(store: TraceStore, policy_id: str) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
-    """The newest committed version and its verified weights; None if there is none. Raises `PolicyError`."""
+def read_newest(
+    store: TraceStore, policy_id: str, mirror: MirrorSettings | None = None
+) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
+    """The newest committed version and its verified weights; None if there is none. Raises as `read_verified` does."""
     found = store.read(lambda conn: policies.latest(conn, policy_id))
-    return None if found is None else (found, read_verified(found))
+    return None if found is None else (found, read_verified(found, mirror=mirror))
 
 
-def read_verified(version: PolicyVersion, held: Held | None = None) -> dict[str, Tensor]:
-    """Weights of a version; of a delta, with the weights `held` only what came after those is read.
+def read_verified(version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None) -> dict[str, Tensor]:
+    """Weights of a version, from its own path or through a mirror.
 
-    Raises `PolicyError` if they are not those that the store recorded.
+    With the weights `held` of an earlier one only the deltas since are read, if they lead there. Raises `PolicyError` if the
+    weights are not those that the store recorded, `TransferError` if they could not be fetched for now.
     """
-    path = Path(version.path)
+    path = Path(version.path) if mirror is None else fetched(mirror, version.version)
     manifest, weights = read_version(path) if held is None else read_from(*held, path)
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
@@ -88,6 +92,7 @@ class WeightAgent:
         self._store: TraceStore | None = None
         self._watch: Watch | None = None
         self._announced = False
+        self._held: Held | None = None  # what the next delta overwrites
 
     async def run(self) -> None:
         """Register the worker, then install every version that becomes the newest, until cancelled.
@@ -133,8 +138,7 @@ class WeightAgent:
 
     async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
         try:
-            held = (self.engine.version, await self.engine.snapshot()) if version.kind == "delta" else None
-            weights = await self._off_loop(lambda: read_verified(version, held))
+            weights = await self._off_loop(lambda: read_verified(version, self._held, self.settings.mirror))
         except PolicyError as error:
             if await self._wanted(store) != version:  # removed because it was overtaken
                 return
@@ -147,6 +151,7 @@ class WeightAgent:
                 raise StoreError(f"Update lease {lease} was lost before version {version.version} was installed.")
             await self._report(store, "updating")
             await self._install(weights, version)
+            self._held = version.version, weights
         except PolicyError:
             raise
         except Exception:  # the old weights serve on
