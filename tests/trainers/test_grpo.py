@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from harnessgym.config import validate
+from harnessgym.errors import PolicyError
 from harnessgym.message import Message, chain_digests, context_digest
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.store import TraceStore, advantages, calls, ledger, policies, rollouts, runs, sessions
+from harnessgym.store import TraceStore, advantages, calls, ledger, policies, rollouts, runs, sessions, workers
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import new_id
 from harnessgym.task import Task
@@ -23,6 +24,7 @@ from harnessgym.traces.verify import verify
 from trainers import checkpoint
 from trainers.grpo import Learner, TrainerSettings, train
 from trainers.policy import Policy, PolicyConfig, load_policy, published_weights, save_policy, token_logprobs
+from trainers.weights.chain import read_version
 
 PROMPT = [3, 1, 4, 1, 5]
 STEPS = 4
@@ -243,3 +245,71 @@ def test_train_runs_to_its_last_step_and_logs_each(tmp_path, model):
     lines = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["staleness"] for line in lines] == [0, 1, 2, 3]
+
+
+def published(folder, count):
+    """Versions of a run that are on disk, as the store and the manifests describe them."""
+    with TraceStore.open(folder.store_url()) as store:
+        run = store.read(runs.only)
+        policy_id = store.write(lambda conn: policies.register(conn, run.id, "policy"))
+        rows = store.read(lambda conn: policies.versions(conn, policy_id))
+        assert verify(store).findings == ()
+    assert len(rows) == count
+    return {row.version: (row, *read_version(Path(row.path))) for row in rows if Path(row.path).exists()}
+
+
+def test_versions_are_published_as_deltas_and_a_resumed_run_publishes_the_same_tensors(tmp_path, model):
+    publish = {"kind": "delta", "dtype": "bfloat16", "full_every": 3}
+    update = {"lr": 1e-5}
+    runs_ = {
+        "straight": make_run(tmp_path / "a", model, max_staleness=STEPS, publish=publish, update=update),
+        "resumed": make_run(tmp_path / "b", model, max_staleness=STEPS, publish=publish, update=update),
+        "full": make_run(tmp_path / "c", model, max_staleness=STEPS, publish=publish | {"kind": "full"}, update=update),
+    }
+    stops = {"straight": [STEPS], "resumed": [1, 3, STEPS], "full": [STEPS]}
+    for name, run in runs_.items():
+        record_groups(run, range(2 * STEPS))
+        weights_after(run, stops[name])
+    found = {name: published(run, STEPS + 1) for name, run in runs_.items()}
+    assert [row.kind for row, *_ in found["straight"].values()] == ["full", "delta", "delta", "full", "delta"]
+    assert {row.kind for row, *_ in found["full"].values()} == {"full"}
+    for version, (row, manifest, weights) in found["straight"].items():
+        assert manifest.kind == row.kind
+        assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+        for other in ("resumed", "full"):
+            assert found[other][version][0].checksum == row.checksum
+
+
+def test_a_version_lost_after_its_checkpoint_comes_back_bit_by_bit_in_another_kind(tmp_path, model):
+    run = make_run(tmp_path / "run", model, publish={"dtype": "bfloat16"}, update={"lr": 1e-5})
+    record_groups(run, range(2))
+    weights_after(run, [1])
+    before = published(run, 2)
+    assert before[1][0].kind == "delta"
+    for path in run.versions.iterdir():
+        shutil.rmtree(path)
+    weights_after(run, [1])
+    _, manifest, weights = published(run, 2)[1]
+    assert manifest.kind == "full"
+    assert all(tensor.equal(before[1][2][name]) for name, tensor in weights.items())
+
+
+def test_other_weights_under_a_published_number_stop_the_trainer(tmp_path, model):
+    run = make_run(tmp_path / "run", model, publish={"dtype": "bfloat16"})
+    weights_after(run, [0])
+    config = json.loads(run.config_path.read_text())
+    config["trainer"]["publish"]["dtype"] = "float16"
+    write_json(run.config_path, config)
+    with pytest.raises(PolicyError, match="holds other weights than the checkpoint"):
+        weights_after(run, [0])
+
+
+def test_old_versions_leave_the_disk_but_those_that_a_worker_serves(tmp_path, model):
+    run = make_run(tmp_path / "run", model, max_staleness=STEPS, publish={"kind": "full", "keep": 2})
+    record_groups(run, range(2 * STEPS))
+    with TraceStore.open(run.store_url()) as store:
+        only = store.read(runs.only)
+        row = workers.WorkerRow("w", only.id, "embedded", "http://w", 1, "ready")
+        store.write(lambda conn: workers.upsert(conn, row))
+    weights_after(run, [STEPS])
+    assert sorted(published(run, STEPS + 1)) == [1, STEPS - 1, STEPS]
