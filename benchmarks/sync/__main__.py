@@ -33,24 +33,20 @@ def main() -> None:
     """Measure, print, write. Ends with an error if any delta does not make the very bits that were published."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--quick", action="store_true", help="the shipped policy only, few steps; times are no verdict")
+    parser.add_argument("--steps", type=int, default=8, help="steps of each run")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    console, out = Console(width=160), []
+    console, out = Console(width=160), list[dict[str, Any]]()
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
     for model in models(quick=options.quick):
         for lr in _RATES:
             with tempfile.TemporaryDirectory() as folder:
-                found = _train(model, lr, 3 if options.quick else 8, Path(folder))
-            out.append(found)
+                found = _train(model, lr, min(options.steps, 3) if options.quick else options.steps, Path(folder))
+            out.append(found | {"load": os.getloadavg()[0]})
+            write_json(_OUT, {"machine": machine, "quick": options.quick, "runs": out})
             console.print(_table(found))
             if found["transfer"]:
                 console.print(_transfers(found))
-    machine = {
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "load": os.getloadavg()[0],
-    }
-    write_json(_OUT, {"machine": machine, "quick": options.quick, "runs": out})
     console.print(f"Machine: {machine}. Every delta gave the published bits. Written to {_OUT}.")
 
 

@@ -15,6 +15,8 @@ from trainers.update_settings import UpdateSettings
 _SMOL = Path.home() / ".cache/harnessgym/smollm2-135m"
 _SHIPPED = Path("environments/lookup/policy")
 _TEXT = Path("README.md")
+_WINDOW = 32
+"""Tokens of a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,9 @@ def models(*, quick: bool) -> list[Model]:
     if quick:
         return [small]
     if (_SMOL / "model.safetensors").is_file():
-        return [small, Model("SmolLM2-135M, pretrained", _SMOL)]
+        return [Model("SmolLM2-135M, pretrained", _SMOL), small]
     shape = PolicyConfig(49152, 576, 1536, 30, 9, 3, 64, rope_theta=100_000.0, rms_norm_eps=1e-5, qk_norm=False)
-    return [small, Model("135M of SmolLM2's shape, random", _SMOL, shape)]
+    return [Model("135M of SmolLM2's shape, random", _SHIPPED, shape), small]
 
 
 def steps(model: Model, lr: float, count: int) -> Iterator[dict[str, Tensor]]:
@@ -55,8 +57,8 @@ def steps(model: Model, lr: float, count: int) -> Iterator[dict[str, Tensor]]:
     draw = torch.Generator().manual_seed(1)
     yield _rounded(policy)
     for _ in range(count):
-        starts = torch.randint(0, len(ids) - 48, (2,), generator=draw)
-        batch_BT = torch.stack([ids[start : start + 48] for start in starts.tolist()]) % policy.config.vocab_size
+        starts = torch.randint(0, len(ids) - _WINDOW, (2,), generator=draw)
+        batch_BT = torch.stack([ids[start : start + _WINDOW] for start in starts.tolist()]) % policy.config.vocab_size
         advantage_B1 = torch.tensor([[1.0], [-1.0]])
         optimizer.zero_grad(set_to_none=True)
         loss = -(advantage_B1 * token_logprobs(policy(batch_BT), batch_BT)).mean()

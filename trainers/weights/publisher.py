@@ -9,7 +9,7 @@ from harnessgym.errors import PolicyError
 from harnessgym.run_config import PublishSection
 from harnessgym.store import TraceStore, policies, workers
 from trainers.weights.chain import read_version
-from trainers.weights.manifest import newest_version, version_path
+from trainers.weights.manifest import version_path
 from trainers.weights.publish import Base, PublishedVersion, directory_bytes, publish
 from trainers.weights.retention import collect
 
@@ -72,7 +72,7 @@ class Publisher:
 
     def _base(self, parent: int | None) -> Base | None:
         """The parent's weights, from memory or, after a restart, from disk."""
-        if parent is None or self.settings.kind == "full" or newest_version(self.root) < 0:
+        if parent is None or self.settings.kind == "full":
             return None
         if self._last is not None and self._last.version == parent:
             return self._last

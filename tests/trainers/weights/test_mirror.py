@@ -233,6 +233,16 @@ def test_a_restarted_mirror_and_a_server_that_comes_back_go_on_too(tmp_path):
             assert mirror.fetched_bytes == (version_path(tmp_path / "there", 0) / FULL).stat().st_size - got
 
 
+def test_what_is_here_can_be_read_without_the_server(tmp_path):
+    made = publish_chain(tmp_path / "there", 2)
+    with relayed(tmp_path / "there") as relay, mirror_of(relay.url, tmp_path / "here") as mirror:
+        mirror.fetch(0)
+    with mirror_of(relay.url, tmp_path / "here", patience_s=0.1) as mirror:
+        assert same(read_version(mirror.fetch(0))[1], made[0])
+        with pytest.raises(TransferError):
+            mirror.fetch(1)
+
+
 def test_wrong_bytes_in_a_partial_file_are_thrown_away(tmp_path):
     made = publish_chain(tmp_path / "there", 1)
     partial = tmp_path / "here" / ".v00000000.partial"
