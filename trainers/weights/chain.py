@@ -55,11 +55,12 @@ def read_from(version: int, weights: Mapping[str, Tensor], path: Path) -> tuple[
     If those do not lead to the wanted version (one is missing or damaged, or the weights are not that version's), the version
     is read whole. `weights` stay as they are; unchanged tensors of the result are theirs.
     """
-    if read_manifest(path).base is None and version != read_manifest(path).version:
+    manifest = read_manifest(path)
+    if manifest.base is None and manifest.version != version:
         return read_version(path)
     try:
         links = links_after(version, path)
-        return _overwritten(weights, links, links[-1] if links else Link(path, read_manifest(path)))
+        return _overwritten(weights, links, Link(path, manifest))
     except PolicyError as error:
         log.warning("Version %d cannot be made into that at %s, which is therefore read whole. %s", version, path, error)
         return read_version(path)

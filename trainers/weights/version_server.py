@@ -56,6 +56,7 @@ class VersionFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._known: dict[int, Offer] = {}
+        self._told: set[str] = set()
 
     def offers(self) -> list[Offer]:
         """The committed versions in order; damaged ones are left out, with a warning."""
@@ -64,7 +65,9 @@ class VersionFolder:
             try:
                 found[number] = self._known.get(number) or self._offer(number)
             except (PolicyError, OSError) as error:  # an OSError: it was removed meanwhile
-                log.warning("Version %d is not offered: %s", number, error)
+                if str(error) not in self._told:
+                    log.warning("Version %d is not offered: %s", number, error)
+                self._told.add(str(error))
         self._known = found
         return list(found.values())
 
