@@ -105,8 +105,10 @@ def _transfers(found: dict[str, Any]) -> Table:
             gain = f"{full['total_s'] / delta['total_s']:.1f}x" if row is delta else ""
             times = (f"{row[key]:.2f}" for key in ("publish_s", "fetch_s", "install_s", "total_s"))
             table.add_row(f"{row['mbit_s']:,}", row["kind"], f"{row['bytes'] / 1e6:.2f}", *times, gain)
-    known = [rate for rate in found["break_even_mbit_s"] if rate is not None]
-    table.caption = f"Break-even, from publishing and installing: {f'{median(known):,.0f} Mbit/s' if known else 'none'}"
+    rates = ("none" if rate is None else f"{rate:,.0f} Mbit/s" for rate in found["break_even_mbit_s"])
+    table.caption = (
+        f"Break-even of each pair, from publishing and installing (none: a delta is sooner at any rate): {', '.join(rates)}"
+    )
     return table
 
 
