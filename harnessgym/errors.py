@@ -16,6 +16,7 @@
     ├── HarnessError         a harness cannot be described or launched
     ├── TaskError            a task or task set is malformed
     ├── RewardError          a reward could not be computed: never a reward of zero
+    ├── TransferError        weights could not be fetched from another machine; later the same may succeed
     └── TrainerError         training cannot go on
 
 A message says what happened, where, and what to do.
@@ -84,6 +85,10 @@ class TaskError(HarnessGymError):
 
 class RewardError(HarnessGymError):
     """A reward could not be computed: such a rollout has no result, which is not a reward of zero."""
+
+
+class TransferError(HarnessGymError):
+    """Weights could not be fetched from another machine. Later the same may succeed."""
 
 
 class TrainerError(HarnessGymError):

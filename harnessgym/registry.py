@@ -109,6 +109,8 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "engine": "trainers.engine:serve",
         "node": "harnessgym.rollout.node:run",
         "train-worker": "trainers.grpo:train",
+        "weights-mirror": "trainers.weights.mirror:follow",
+        "weights-server": "trainers.weights.version_server:serve",
     },
     "export": {
         "areal": "harnessgym.traces.exports.areal:Areal",
@@ -133,6 +135,8 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "node": "harnessgym.rollout.node:NodeSettings",
         "train-worker": "trainers.grpo:TrainerSettings",
         "train": "harnessgym.run_config:RunConfig",
+        "weights-mirror": "trainers.weights.settings:MirrorSettings",
+        "weights-server": "trainers.weights.settings:VersionServerSettings",
     },
 }
 

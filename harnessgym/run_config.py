@@ -124,6 +124,20 @@ class EngineSection(Config):
     """How long a worker's calls in flight may finish on the old weights; then they go on under the new ones."""
 
 
+class PublishSection(Config):
+    """How the trainer publishes policy versions."""
+
+    kind: Literal["delta", "full"] = "delta"
+    """`delta` writes what changed since the version before, where that is smaller; `full` writes every tensor every time."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type that weights are rounded to; as they are trained if not given. A step changes few bfloat16 weights, but nearly every
+    float32 one, so deltas of those are rarely worth writing."""
+    full_every: int = Field(16, gt=0)
+    """A full version after so many, at the latest."""
+    keep: int = Field(8, ge=0)
+    """Newest versions that stay on disk, besides those that a worker serves and those that they build on; 0 keeps all."""
+
+
 class TrainerSection(Config):
     """How the policy learns."""
 
@@ -156,6 +170,8 @@ class TrainerSection(Config):
     """Advantage estimator."""
     reward_shuffle: bool = False
     """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
+    publish: PublishSection = PublishSection()
+    """How policy versions are written."""
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of the update: lr, proximal, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
 

@@ -33,7 +33,8 @@ from trainers.checkpoint_writer import CheckpointWriter
 from trainers.gathering import Gathering
 from trainers.policy import Policy, load_policy, load_weights, published_weights
 from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
-from trainers.weights.publish import newest_version, publish_full, read_published, read_version, version_path
+from trainers.weights.publish import newest_version, read_version, version_path
+from trainers.weights.publisher import Publisher
 
 
 class TrainerSettings(Config):
@@ -71,6 +72,7 @@ class Learner:
         torch.manual_seed(config.seed)
         self.policy: Policy = load_policy(Path(config.policy.path))
         self.optimizer = make_optimizer(self.policy, self.settings)
+        self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
         self.gathering = Gathering(store, run.id, config.trainer)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
@@ -205,15 +207,13 @@ class Learner:
 
     def _publish(self, state: Checkpoint) -> None:
         """Write a checkpoint's version and its record in the store, as far as that has not been done."""
-        root, parent = self.folder.versions, state.record.version.parent_version if state.record else None
-        if version_path(root, state.version).exists():
-            found = read_published(version_path(root, state.version))
-        else:
-            found = publish_full(root, state.version, parent, state.weights, step=state.step, run=self.run.id)
-        known: dict[str, Any] = {"path": str(found.path), "checksum": found.checksum, "bytes": found.bytes}
+        parent = state.record.version.parent_version if state.record else None
+        found = self.publisher.publish(state.version, parent, state.weights, state.step)
+        known: dict[str, Any] = {"path": str(found.path), "kind": found.kind, "checksum": found.checksum, "bytes": found.bytes}
         if state.record is None:
-            start = PolicyVersion(state.version, None, "full", step=0, committed=True, orphaned=False, **known)
+            start = PolicyVersion(state.version, None, step=0, committed=True, orphaned=False, **known)
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, start))
-            return
-        record = replace(state.record, version=replace(state.record.version, **known))
-        self.store.write(lambda conn: commit_step(conn, self.policy_id, record))
+        else:
+            record = replace(state.record, version=replace(state.record.version, **known))
+            self.store.write(lambda conn: commit_step(conn, self.policy_id, record))
+        self.publisher.collect()

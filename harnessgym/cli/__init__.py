@@ -27,6 +27,7 @@ def app() -> typer.Typer:
         train,
         train_worker,
         watch,
+        weights,
         wrap,
     )
 
@@ -42,6 +43,7 @@ def app() -> typer.Typer:
     root.add_typer(tasks.app, name="tasks")
     root.add_typer(traces.app, name="traces")
     root.add_typer(images.app, name="images")
+    root.add_typer(weights.app, name="weights")
     return root
 
 

@@ -60,7 +60,7 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "staleness_histogram": {str(lag): count for lag, count in sorted(tokens.staleness.items())},
         "versions_published": len(published),
         "bytes_full": sum(item.bytes for item in published if item.kind == "full"),
-        "bytes_delta": None,
+        "bytes_delta": sum(item.bytes for item in published if item.kind == "delta") or None,
         "wall_s": {name: round(seconds, 2) for name, seconds in stages.items()},
         "sandbox": sandbox,
         "evaluation": {

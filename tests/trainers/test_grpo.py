@@ -7,18 +7,21 @@ import shutil
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
-from harnessgym.errors import HarnessGymError
-from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts, runs
+from harnessgym.errors import HarnessGymError, PolicyError
+from harnessgym.run_folder import write_json
+from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts, runs, workers
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from trainers import checkpoint
 from trainers.grpo import TrainerSettings, train
 from trainers.policy import published_weights
-from trainers.weights.publish import read_version, version_path
+from trainers.weights.chain import read_version
+from trainers.weights.publish import version_path
 
 
 @pytest.fixture
@@ -290,3 +293,71 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, model):
         make_run(tmp_path / "a", model, min_group=4)
     with pytest.raises(HarnessGymError, match="set stream = false"):
         make_run(tmp_path / "b", model, stream=True, reward_shuffle=True)
+
+
+def published(folder, count):
+    """Versions of a run that are on disk, as the store and the manifests describe them."""
+    with TraceStore.open(folder.store_url()) as store:
+        run = store.read(runs.only)
+        policy_id = store.write(lambda conn: policies.register(conn, run.id, "policy"))
+        rows = store.read(lambda conn: policies.versions(conn, policy_id))
+        assert verify(store).findings == ()
+    assert len(rows) == count
+    return {row.version: (row, *read_version(Path(row.path))) for row in rows if Path(row.path).exists()}
+
+
+def test_versions_are_published_as_deltas_and_a_resumed_run_publishes_the_same_tensors(tmp_path, model):
+    publish = {"kind": "delta", "dtype": "bfloat16", "full_every": 3}
+    update = {"lr": 1e-5}
+    runs_ = {
+        "straight": make_run(tmp_path / "a", model, max_staleness=STEPS, publish=publish, update=update),
+        "resumed": make_run(tmp_path / "b", model, max_staleness=STEPS, publish=publish, update=update),
+        "full": make_run(tmp_path / "c", model, max_staleness=STEPS, publish=publish | {"kind": "full"}, update=update),
+    }
+    stops = {"straight": [STEPS], "resumed": [1, 3, STEPS], "full": [STEPS]}
+    for name, run in runs_.items():
+        record_groups(run, range(2 * STEPS))
+        weights_after(run, stops[name])
+    found = {name: published(run, STEPS + 1) for name, run in runs_.items()}
+    assert [row.kind for row, *_ in found["straight"].values()] == ["full", "delta", "delta", "full", "delta"]
+    assert {row.kind for row, *_ in found["full"].values()} == {"full"}
+    for version, (row, manifest, weights) in found["straight"].items():
+        assert manifest.kind == row.kind
+        assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+        for other in ("resumed", "full"):
+            assert found[other][version][0].checksum == row.checksum
+
+
+def test_a_version_lost_after_its_checkpoint_comes_back_bit_by_bit_in_another_kind(tmp_path, model):
+    run = make_run(tmp_path / "run", model, publish={"dtype": "bfloat16"}, update={"lr": 1e-5})
+    record_groups(run, range(2))
+    weights_after(run, [1])
+    before = published(run, 2)
+    assert before[1][0].kind == "delta"
+    for path in run.versions.iterdir():
+        shutil.rmtree(path)
+    weights_after(run, [1])
+    _, manifest, weights = published(run, 2)[1]
+    assert manifest.kind == "full"
+    assert all(tensor.equal(before[1][2][name]) for name, tensor in weights.items())
+
+
+def test_other_weights_under_a_published_number_stop_the_trainer(tmp_path, model):
+    run = make_run(tmp_path / "run", model, publish={"dtype": "bfloat16"})
+    weights_after(run, [0])
+    config = json.loads(run.config_path.read_text())
+    config["trainer"]["publish"]["dtype"] = "float16"
+    write_json(run.config_path, config)
+    with pytest.raises(PolicyError, match="holds other weights than the checkpoint"):
+        weights_after(run, [0])
+
+
+def test_old_versions_leave_the_disk_but_those_that_a_worker_serves(tmp_path, model):
+    run = make_run(tmp_path / "run", model, max_staleness=STEPS, publish={"kind": "full", "keep": 2})
+    record_groups(run, range(2 * STEPS))
+    with TraceStore.open(run.store_url()) as store:
+        only = store.read(runs.only)
+        row = workers.WorkerRow("w", only.id, "embedded", "http://w", 1, "ready")
+        store.write(lambda conn: workers.upsert(conn, row))
+    weights_after(run, [STEPS])
+    assert sorted(published(run, STEPS + 1)) == [1, STEPS - 1, STEPS]

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,10 +23,11 @@ from harnessgym.store.policies import PolicyVersion
 from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import follow, load_engine
-from trainers.policy import Policy, PolicyConfig, published_weights, save_policy
-from trainers.weights.agent import read_newest
-from trainers.weights.publish import publish_full
-from trainers.weights.settings import AgentSettings
+from trainers.policy import Policy, PolicyConfig, load_policy, load_weights, published_weights, save_policy
+from trainers.weights.agent import read_newest, read_verified
+from trainers.weights.publish import Base, publish, publish_full
+from trainers.weights.settings import AgentSettings, MirrorSettings
+from trainers.weights.version_server import build_app
 
 CONFIG = PolicyConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -324,3 +326,78 @@ def test_reading_the_newest_version(site):
     data.write_bytes(data.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(PolicyError, match="is not the one that was published"):
         read_newest(site.store, site.policy_id)
+
+
+def save_policy_weights(folder, weights):
+    policy = load_policy(folder)
+    load_weights(policy, weights)
+    save_policy(policy, folder)
+
+
+def publish_deltas(site, count):
+    """Versions 1..count, each of which changes a few weights of the one before; all weights."""
+    made = {0: site.weights(0)}
+    site.publish(0)
+    for version in range(1, count + 1):
+        made[version] = {name: tensor.clone() for name, tensor in made[version - 1].items()}
+        for tensor in made[version].values():
+            tensor.view(-1)[version] += 0.25
+        base = Base(version - 1, made[version - 1])
+        found = publish(site.folder / "versions", version, version - 1, made[version], version, site.run_id, base=base)
+        row = PolicyVersion(
+            version,
+            version - 1,
+            found.kind,
+            str(found.path),
+            version,
+            found.checksum,
+            found.bytes,
+            committed=True,
+            orphaned=False,
+        )
+        site.store.write(lambda conn, row=row: policies.publish(conn, site.policy_id, row))
+        assert found.kind == "delta"
+        yield made[version]
+
+
+def test_a_worker_installs_one_delta_after_the_other(site):
+    deltas = publish_deltas(site, 3)
+    next(deltas)
+    with site.engine(control_url=None) as url:
+        assert version_of(url) == 1
+        for version in (2, 3):
+            wanted = next(deltas)
+            wait_for(lambda version=version: version_of(url) == version)
+        tokens = ask(url)["token_ids"]
+    settings = EngineSettings(model=site.folder / "model", port=0)
+    save_policy_weights(site.folder / "model", wanted)
+    engine = load_engine(settings)
+    with fronted(engine, settings) as url:
+        assert ask(url)["token_ids"] == tokens
+
+
+def test_a_delta_is_read_from_what_is_held(site):
+    *_, wanted = publish_deltas(site, 3)
+    newest = site.store.read(lambda conn: policies.latest(conn, site.policy_id))
+    held = read_verified(site.store.read(lambda conn: policies.get(conn, site.policy_id, 1)))
+    for version in (0, 1):
+        shutil.rmtree(site.folder / "versions" / f"v{version:08d}")
+    read = read_verified(newest, (1, held))
+    assert all(torch.equal(tensor, read[name]) for name, tensor in wanted.items())
+    with pytest.raises(PolicyError, match="v00000001"):
+        read_verified(newest)
+
+
+def test_an_engine_elsewhere_follows_through_a_mirror(site, tmp_path):
+    """The paths in the store mean nothing to it."""
+    deltas = publish_deltas(site, 3)
+    next(deltas)
+    site.store.write(lambda conn: conn.exec_driver_sql("UPDATE policy_versions SET path = '/nowhere/' || version"))
+    with running(build_app(site.folder / "versions", "k" * 16), config={"host": "127.0.0.1", "port": 0}) as server:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        settings = MirrorSettings(url=f"http://127.0.0.1:{port}", folder=tmp_path / "mirror", key="k" * 16)
+        with site.engine(control_url=None, mirror=settings) as url:
+            assert version_of(url) == 1
+            next(deltas)
+            wait_for(lambda: version_of(url) == 2)
+    assert sorted(path.name for path in (tmp_path / "mirror").glob("v*")) == ["v00000000", "v00000001", "v00000002"]

@@ -75,7 +75,7 @@ def load_engine(settings: EngineSettings) -> Engine:
 def _load_newest(policy: Policy, agent: AgentSettings) -> int:
     """Load the newest committed version, if there is one; the version that the policy then is."""
     with TraceStore.open(agent.store) as store:
-        found = read_newest(store, agent.policy_id)
+        found = read_newest(store, agent.policy_id, agent.mirror)
     if found is None:
         return 0
     load_weights(policy, found[1])

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 from torch import Tensor
@@ -23,12 +23,15 @@ from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.watch import Watch
 from harnessgym.store.workers import WorkerRow, WorkerState
-from trainers.weights.publish import read_version
-from trainers.weights.settings import AgentSettings
+from trainers.weights.chain import read_from, read_version
+from trainers.weights.mirror import fetched
+from trainers.weights.settings import AgentSettings, MirrorSettings
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Held: TypeAlias = tuple[int, dict[str, Tensor]]
+"""A version and its weights."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
@@ -54,15 +57,22 @@ class Installer(Protocol):
         ...
 
 
-def read_newest(store: TraceStore, policy_id: str) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
-    """The newest committed version and its verified weights; None if there is none. Raises `PolicyError`."""
+def read_newest(
+    store: TraceStore, policy_id: str, mirror: MirrorSettings | None = None
+) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
+    """The newest committed version and its verified weights; None if there is none. Raises as `read_verified` does."""
     found = store.read(lambda conn: policies.latest(conn, policy_id))
-    return None if found is None else (found, read_verified(found))
+    return None if found is None else (found, read_verified(found, mirror=mirror))
 
 
-def read_verified(version: PolicyVersion) -> dict[str, Tensor]:
-    """Weights of a version. Raises `PolicyError` if they are not those that the store recorded."""
-    manifest, weights = read_version(Path(version.path))
+def read_verified(version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None) -> dict[str, Tensor]:
+    """Weights of a version, from its own path or through a mirror.
+
+    With the weights `held` of an earlier one only the deltas since are read, if they lead there. Raises `PolicyError` if the
+    weights are not those that the store recorded, `TransferError` if they could not be fetched for now.
+    """
+    path = Path(version.path) if mirror is None else fetched(mirror, version.version)
+    manifest, weights = read_version(path) if held is None else read_from(*held, path)
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
             f"{version.path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
@@ -82,6 +92,7 @@ class WeightAgent:
         self._store: TraceStore | None = None
         self._watch: Watch | None = None
         self._announced = False
+        self._held: Held | None = None  # what the next delta overwrites
 
     async def run(self) -> None:
         """Register the worker, then install every version that becomes the newest, until cancelled.
@@ -127,7 +138,7 @@ class WeightAgent:
 
     async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
         try:
-            weights = await self._off_loop(lambda: read_verified(version))
+            weights = await self._off_loop(lambda: read_verified(version, self._held, self.settings.mirror))
         except PolicyError as error:
             if await self._wanted(store) != version:  # removed because it was overtaken
                 return
@@ -140,6 +151,7 @@ class WeightAgent:
                 raise StoreError(f"Update lease {lease} was lost before version {version.version} was installed.")
             await self._report(store, "updating")
             await self._install(weights, version)
+            self._held = version.version, weights
         except PolicyError:
             raise
         except Exception:  # the old weights serve on

@@ -1,9 +1,10 @@
 """Policy versions on disk: written once, whole or not at all, and verified when read.
 
-A version is a directory `v{n:08d}/` with `manifest.json`, `model.safetensors` and a `COMMITTED` marker. It is written under a
-temporary name, synced to disk and renamed, so a reader sees no half of it and a version is never overwritten.
+A version is a directory `v{n:08d}/` (`trainers.weights.manifest`). It is written under a temporary name, synced to disk and
+renamed, so a reader sees no half of it and a version is never overwritten.
 """
 
+import logging
 import os
 import shutil
 import tempfile
@@ -11,46 +12,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from harnessgym.errors import PolicyError
+from trainers.weights.chain import chain_of, read_version
+from trainers.weights.delta import encode
+from trainers.weights.manifest import (
+    DELTA,
+    FULL,
+    MANIFEST,
+    MARKER,
+    FileEntry,
+    Manifest,
+    Payload,
+    TensorEntry,
+    file_checksum,
+    marker_of,
+    newest_version,
+    read_manifest,
+    version_path,
+)
 
-MARKER = "COMMITTED"
+__all__ = [
+    "Base", "Manifest", "PublishedVersion", "TensorEntry", "newest_version", "publish", "publish_full", "read_published",
+    "read_version", "version_path",
+]  # fmt: skip
 
-
-class TensorEntry(BaseModel):
-    """One tensor of a version: dtype as torch names it, shape, and xxh3-128 of its bytes in hex."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    dtype: str
-    shape: tuple[int, ...]
-    xxh3: str
-
-
-class Manifest(BaseModel):
-    """What a version directory holds and where it comes from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    version: int
-    parent: int | None
-    kind: Literal["full"] = "full"
-    step: int
-    """Training step that made it."""
-    run: str
-    tensors: dict[str, TensorEntry]
-
-    @property
-    def checksum(self) -> str:
-        """xxh3-128 over all tensors' names and checksums, in hex."""
-        lines = [f"{name} {entry.xxh3}\n" for name, entry in sorted(self.tensors.items())]
-        return xxhash.xxh3_128_hexdigest("".join(lines).encode())
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +50,44 @@ class PublishedVersion:
     path: Path
     checksum: str
     bytes: int
+    kind: Literal["full", "delta"] = "full"
 
 
-def version_path(root: Path, version: int) -> Path:
-    """Directory of a version."""
-    return root / f"v{version:08d}"
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A version of the same folder and its weights, which a delta may overwrite."""
+
+    version: int
+    weights: dict[str, Tensor]
 
 
 def publish_full(
     root: Path, version: int, parent: int | None, weights: dict[str, Tensor], step: int, run: str
 ) -> PublishedVersion:
-    """Write all tensors as a version. Raises `PolicyError` if the version exists.
+    """Write all tensors as a version. Raises `PolicyError` if the version exists; see `publish`."""
+    return publish(root, version, parent, weights, step, run)
 
-    One trainer at a time publishes to `root`: drafts that are there were left by one that was killed, and are removed.
+
+def publish(
+    root: Path,
+    version: int,
+    parent: int | None,
+    weights: dict[str, Tensor],
+    step: int,
+    run: str,
+    *,
+    base: Base | None = None,
+    largest_share: float = 0.8,
+    full_every: int = 16,
+) -> PublishedVersion:
+    """Write a version: the overwrites of `base` if that serves, else all tensors.
+
+    The version is full without a base; if names, dtypes or shapes are not the base's; if the delta would have more than
+    `largest_share` of the tensors' bytes; and after `full_every` - 1 deltas in a row, which bounds what a newcomer reads. A
+    full version that ends such a row has a delta as well, for those that hold the base.
+
+    One trainer at a time publishes to `root`: drafts that are there were left by one that was killed, and are removed. Raises
+    `PolicyError` if the version exists or cannot be written.
     """
     target = version_path(root, version)
     if target.exists():
@@ -80,71 +95,113 @@ def publish_full(
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob(".v*-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    tensors = {name: tensor.detach().contiguous() for name, tensor in weights.items()}
-    entries = {name: _entry(tensor) for name, tensor in tensors.items()}
-    manifest = Manifest(version=version, parent=parent, step=step, run=run, tensors=entries)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+    entries = {name: TensorEntry.of(tensor) for name, tensor in tensors.items()}
+    fields = {"format": 2, "version": version, "parent": parent, "step": step, "run": run}
     draft = Path(tempfile.mkdtemp(prefix=f".v{version:08d}-", dir=root))
     try:
-        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
-        (draft / "manifest.json").write_text(manifest.model_dump_json(indent=2) + "\n")
-        for name in ("model.safetensors", "manifest.json"):
-            _sync(draft / name)
-        (draft / MARKER).touch()
-        _sync(draft / MARKER)
-        _sync(draft)
-        draft.chmod(0o755)
-        draft.rename(target)
+        length = None if base is None else _usable(root, base, entries)
+        coded = None if base is None or length is None else _write_delta(draft, base, tensors, entries, largest_share)
+        if base is not None and coded is not None:
+            checksum = read_manifest(version_path(root, base.version)).checksum
+            fields |= {"kind": "delta", "base": base.version, "base_checksum": checksum}
+        if coded is None or length is None or length >= full_every:
+            save_file(tensors, draft / FULL, metadata={"format": "pt"})
+            fields["kind"] = "full"
+        files = {file.name: FileEntry(bytes=file.stat().st_size, xxh3=file_checksum(file)) for file in draft.iterdir()}
+        manifest = Manifest.model_validate({**fields, "tensors": coded or entries, "files": files})
+        _commit(draft, target, manifest)
     except OSError as error:
         raise PolicyError(f"Policy version {version} could not be written to {target}: {error}.") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    _sync(root)
-    return PublishedVersion(target, manifest.checksum, sum(file.stat().st_size for file in target.iterdir()))
+    sync(root)
+    return PublishedVersion(target, manifest.checksum, directory_bytes(target), manifest.kind)
 
 
 def read_published(path: Path) -> PublishedVersion:
-    """What `publish_full` returned for a version that is there already, its tensors verified."""
+    """What `publish` returned for a version that is there already, its tensors verified."""
     manifest, _ = read_version(path)
-    return PublishedVersion(path, manifest.checksum, sum(file.stat().st_size for file in path.iterdir()))
+    return PublishedVersion(path, manifest.checksum, directory_bytes(path), manifest.kind)
 
 
-def newest_version(root: Path) -> int:
-    """The highest version number that has a directory; -1 if there is none."""
-    return max((int(path.name.removeprefix("v")) for path in root.glob("v*")), default=-1)
+def directory_bytes(path: Path) -> int:
+    """Bytes of a version's files."""
+    return sum(file.stat().st_size for file in path.iterdir())
 
 
-def read_version(path: Path) -> tuple[Manifest, dict[str, Tensor]]:
-    """Manifest and tensors of a version directory.
-
-    Raises `PolicyError` if it is not committed, or naming the first tensor that is missing or differs from the manifest.
-    """
-    if not (path / MARKER).is_file():
-        raise PolicyError(f"No policy version at {path}: the {MARKER} marker is missing, so it was never completely written.")
-    try:
-        manifest = Manifest.model_validate_json((path / "manifest.json").read_bytes())
-        weights = load_file(path / "model.safetensors")
-    except (OSError, ValidationError, SafetensorError) as error:
-        raise PolicyError(f"Policy version at {path} cannot be read: {error}. Publish it again as a new version.") from error
-    for name, entry in manifest.tensors.items():
-        if name not in weights or _entry(weights[name]) != entry:
-            raise PolicyError(f"Policy version at {path}: tensor {name!r} is not the one that was published. Do not serve it.")
-    if extra := weights.keys() - manifest.tensors.keys():
-        raise PolicyError(f"Policy version at {path}: tensor {min(extra)!r} is not in its manifest. Do not serve it.")
-    return manifest, weights
-
-
-def _entry(tensor: Tensor) -> TensorEntry:
-    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return TensorEntry(
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=tuple(tensor.shape),
-        xxh3=xxhash.xxh3_128_hexdigest(data.data),
-    )
-
-
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have the disk hold a file or the names in a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _usable(root: Path, base: Base, entries: dict[str, TensorEntry]) -> int | None:
+    """Number of versions from the newest full one to `base`; None if a delta cannot or must not build on it."""
+    try:
+        chain = chain_of(version_path(root, base.version))
+    except PolicyError as error:
+        log.warning("The next version is published in full: %s", error)
+        return None
+    recorded = chain[-1].manifest.tensors
+    if {name: (entry.dtype, entry.shape) for name, entry in recorded.items()} != {
+        name: (entry.dtype, entry.shape) for name, entry in entries.items()
+    }:
+        return None
+    changed = [name for name, entry in recorded.items() if name not in base.weights or not entry.matches(base.weights[name])]
+    if changed:
+        log.warning(
+            "The next version is published in full: tensor %r is not the one of version %d any more.", changed[0], base.version
+        )
+        return None
+    return len(chain)
+
+
+def _write_delta(
+    draft: Path, base: Base, tensors: dict[str, Tensor], entries: dict[str, TensorEntry], largest_share: float
+) -> dict[str, TensorEntry] | None:
+    """Write `delta.bin` and return the entries with their payloads; None, and no file, once it has more than its share."""
+    room = largest_share * sum(tensor.nbytes for tensor in tensors.values())
+    coded, offset, recorded = dict(entries), 0, base.weights
+    with (draft / DELTA).open("wb") as file:
+        for name, tensor in tensors.items():
+            made = encode(recorded[name], tensor)
+            size = len(made.payload)
+            if not size:
+                continue
+            if offset + size > room:
+                break
+            file.write(made.payload)
+            coded[name] = entries[name].model_copy(
+                update={
+                    "payload": Payload(
+                        coding=made.coding,
+                        changed=made.changed,
+                        index_bytes=made.index_bytes,
+                        offset=offset,
+                        bytes=size,
+                        xxh3=xxhash.xxh3_128_hexdigest(made.payload),
+                    )
+                }
+            )
+            offset += size
+        else:
+            return coded
+    (draft / DELTA).unlink()
+    return None
+
+
+def _commit(draft: Path, target: Path, manifest: Manifest) -> None:
+    """Make a draft with its data files the version at `target`."""
+    raw = manifest.encoded()
+    (draft / MANIFEST).write_bytes(raw)
+    for name in (*manifest.files, MANIFEST):
+        sync(draft / name)
+    (draft / MARKER).write_bytes(marker_of(raw))
+    sync(draft / MARKER)
+    sync(draft)
+    draft.chmod(0o755)
+    draft.rename(target)

@@ -1,6 +1,55 @@
-"""Settings of the weight agent."""
+"""Settings of the weight agent, and of what carries policy versions to other machines."""
 
-from pydantic import BaseModel, ConfigDict
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+KEY = "HARNESSGYM_WEIGHTS_KEY"
+
+
+def _key() -> str:
+    return os.environ.get(KEY, "")
+
+
+class VersionServerSettings(BaseModel):
+    """How a folder of policy versions is served."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path
+    """The versions: `versions` in a run's folder, or a mirror of it."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8900
+    """Port to listen on; 0 takes a free one (the line printed at start names it)."""
+    key: str = Field(default_factory=_key, min_length=16, validate_default=True)
+    """What clients must show as `Authorization: Bearer KEY`; HARNESSGYM_WEIGHTS_KEY in the environment if not given."""
+
+
+class MirrorSettings(BaseModel):
+    """How a folder follows the versions that another machine serves."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str
+    """Address of the version server."""
+    folder: Path
+    """Where versions are put. One policy and run per folder."""
+    key: str = Field(default_factory=_key, validate_default=True)
+    """Bearer key of the server; HARNESSGYM_WEIGHTS_KEY in the environment if not given."""
+    bytes_per_s: float | None = Field(None, gt=0)
+    """Most bytes a second that are fetched; None for as many as come."""
+    patience_s: float = Field(60.0, gt=0)
+    """How long is tried again without one more byte before a fetch fails."""
+    timeout_s: float = Field(15.0, gt=0)
+    """Longest silence of the server on an open connection."""
+    longest_chain: int = Field(64, gt=0)
+    """Deltas in a row before a full version is fetched, if there is one."""
+    keep: int = Field(2, gt=0)
+    """Newest versions that stay, besides those that they build on."""
+    poll_s: float = Field(1.0, gt=0)
+    """Time between two looks at the server (`harnessgym weights mirror`)."""
 
 
 class AgentSettings(BaseModel):
@@ -26,5 +75,7 @@ class AgentSettings(BaseModel):
     """After this long without renewal a dead agent's update lease is free again."""
     poll_s: float = 0.1
     """Time between two looks at the store, where the database does not tell of changes (`TraceStore.watch`)."""
+    mirror: MirrorSettings | None = None
+    """Fetch versions from a version server, where the paths that the store records are another machine's."""
     drain_s: float = 5.0
     """Time calls in flight get before they are re-prefilled under the new weights."""

@@ -1,0 +1,1 @@
+"""What publishing policy versions as deltas saves, and what it costs."""

@@ -1,0 +1,215 @@
+"""The codec of weight deltas: which elements of a tensor differ from a base, bit by bit, and their new bits.
+
+A delta overwrites: applying it twice, or to a tensor that has some of it already, gives the same tensor. Elements are compared
+as integers of their width, so a NaN's payload and the sign of zero count. Nothing here knows of versions or files.
+
+Layout of a payload (all integers little-endian): the index stream, then the value stream. Each is split into byte planes (all
+lowest bytes, then the next, ...) and compressed with zstd where that makes it shorter; its first byte says which. Indices are
+either absolute int32, or `gap16`: elements skipped since the last change, where 65535 means "skip 65535 elements and read on"
+(the delta-int16 of SparseRL-Sync with an escape). A tensor for which all that would be no shorter than its bytes is sent whole.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import zstandard
+from torch import Tensor
+
+from harnessgym.errors import PolicyError
+
+Coding = Literal["whole", "int32", "gap16"]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Gaps: TypeAlias = npt.NDArray[np.uint16]
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+_BLOCK = 1 << 19
+"""Bytes of each side that are compared at one time: small enough for a core's second-level cache."""
+_CHANGES = 1 << 16
+"""Changes that are written at one time, for the same reason."""
+_ESCAPE = 0xFFFF
+_INT32_ELEMENTS = 1 << 31
+"""Tensors of more elements have no absolute int32 index; gaps have no limit."""
+_LEVEL = 1
+"""zstd's. Higher ones take several times as long for a percent: in planes there is little to find but skew."""
+_RAW, _ZSTD = b"\0", b"\1"
+"""First byte of a stream that is not empty."""
+_WORDS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """How one tensor is made of its base: `payload` is empty if nothing changed."""
+
+    coding: Coding
+    changed: int
+    """Elements that differ; for `whole`, all elements."""
+    index_bytes: int
+    """Length of the index stream, which comes first in `payload`."""
+    payload: bytes | memoryview
+
+
+def flat_bytes(tensor: Tensor) -> Bytes:
+    """Bytes [size * itemsize] of a tensor in row-major order; a view, if it is contiguous and in main memory."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+
+
+def encode(base: Tensor, tensor: Tensor) -> Delta:
+    """What makes `tensor` of `base`. Takes memory for two bytes and one value per change, besides the payload.
+
+    Raises `PolicyError` if dtype or shape differ: such a pair has no delta.
+    """
+    if base.dtype != tensor.dtype or base.shape != tensor.shape:
+        raise PolicyError(
+            f"A delta needs tensors of one dtype and shape, not {base.dtype} {tuple(base.shape)} and {tensor.dtype} "
+            f"{tuple(tensor.shape)}. Publish this version in full."
+        )
+    old, new, width = flat_bytes(base), flat_bytes(tensor), _width(tensor.dtype)
+    size = len(new) // width
+    found = _changes(old, new, width, most=size // 2)
+    if found is None:
+        return _whole(new, width)
+    gaps, values = found
+    dense = size > _INT32_ELEMENTS or len(gaps) <= 2 * len(values)
+    index = _pack(gaps if dense else np.concatenate([np.empty(0, np.int64), *_indices(gaps)]).astype("<i4"))
+    payload = index + _pack(values)
+    if len(payload) >= len(new) > 0:
+        return _whole(new, width)
+    return Delta("gap16" if dense else "int32", len(values), len(index), payload)
+
+
+def apply(delta: Delta, target: Tensor) -> None:
+    """Overwrite the changed elements of a contiguous CPU tensor in place.
+
+    Raises `PolicyError` if the payload cannot be one of this tensor; nothing has been written then.
+    """
+    if not target.is_contiguous() or target.device.type != "cpu":
+        raise PolicyError("A delta is applied to contiguous tensors in main memory only. Copy the tensor there first.")
+    data, width = flat_bytes(target), _width(target.dtype)
+    size, packed, changed = len(data) // width, memoryview(delta.payload), delta.changed
+    if delta.coding == "whole":
+        if len(packed) != len(data):
+            raise _damaged(f"{len(packed)} bytes stand for a tensor of {len(data)}")
+        data[:] = np.frombuffer(packed, np.uint8)
+        return
+    if not 0 <= changed <= size or not 0 <= delta.index_bytes <= len(packed):
+        raise _damaged(f"{changed} of {size} elements changed, and the index has {delta.index_bytes} of {len(packed)} bytes")
+    values = _unpack(packed[delta.index_bytes :], width, most=changed)
+    if delta.coding == "int32":
+        absolute = _unpack(packed[: delta.index_bytes], 4, most=changed).view("<i4").astype(np.int64)
+        fits = len(absolute) == changed and (not changed or (absolute[0] >= 0 and absolute[-1] < size))
+        fits, parts = fits and bool((np.diff(absolute) > 0).all()), iter((absolute,))
+    else:
+        gaps = _unpack(packed[: delta.index_bytes], 2, most=changed + size // _ESCAPE)
+        count = len(gaps) - int(np.count_nonzero(gaps == _ESCAPE))
+        fits, parts = count == changed and int(gaps.sum(dtype=np.int64)) + count <= size, _indices(gaps)
+    if not fits or len(values) != changed:
+        raise _damaged(f"its {len(values)} values or its indices are not {changed} changes of {size} elements")
+    words, done = data.view(_WORDS[width]), 0
+    for indices in parts:
+        words[indices] = values[done : done + len(indices)]
+        done += len(indices)
+
+
+def _width(dtype: torch.dtype) -> int:
+    """Bytes of the integers that elements are compared as; a complex128 is two of them."""
+    return min(dtype.itemsize, 8)
+
+
+def _whole(new: Bytes, width: int) -> Delta:
+    return Delta("whole", len(new) // width, 0, new.data)
+
+
+def _changes(old: Bytes, new: Bytes, width: int, most: int) -> tuple[Gaps, npt.NDArray[Any]] | None:
+    """Gaps (with escapes) and new values of the elements that differ; None once there are more than `most`."""
+    gaps, values = [np.empty(0, "<u2")], [np.empty(0, _WORDS[width])]
+    count, last = 0, -1
+    for start in range(0, len(new), _BLOCK):
+        block = new[start : start + _BLOCK]
+        found = _differences(old[start : start + _BLOCK], block, width)
+        if not len(found):
+            continue
+        count += len(found)
+        if count > most:
+            return None
+        first = start // width
+        gaps.append(_gaps(found, last - first))
+        values.append(block.view(_WORDS[width])[found])
+        last = first + int(found[-1])
+    return np.concatenate(gaps), np.concatenate(values)
+
+
+def _differences(old: Bytes, new: Bytes, width: int) -> Indices:
+    """Indices of the elements of a block that differ.
+
+    Words of eight bytes are compared first. Where few of them differ, only those are looked into.
+    """
+    even, lanes = len(new) // 8 * 8, 8 // width
+    words = np.flatnonzero(old[:even].view("<u8") != new[:even].view("<u8"))
+    if even < len(new) or 16 * len(words) > even // 8:
+        return np.flatnonzero(old.view(_WORDS[width]) != new.view(_WORDS[width]))
+    if lanes == 1 or not len(words):
+        return words
+    differ = old.view(_WORDS[width]).reshape(-1, lanes)[words] != new.view(_WORDS[width]).reshape(-1, lanes)[words]
+    lane = np.flatnonzero(differ)
+    return words[lane // lanes] * lanes + lane % lanes
+
+
+def _gaps(found: Indices, last: int) -> Gaps:
+    """Increasing indices as gaps, the first of them since `last`."""
+    gaps = np.diff(found, prepend=last) - 1
+    if gaps.max() < _ESCAPE:
+        return gaps.astype("<u2")
+    escapes = gaps // _ESCAPE
+    stream = np.full(len(gaps) + int(escapes.sum()), _ESCAPE, "<u2")
+    stream[np.arange(len(gaps)) + np.cumsum(escapes)] = gaps % _ESCAPE
+    return stream
+
+
+def _indices(gaps: Gaps) -> Iterator[Indices]:
+    """The indices that gaps stand for, some at a time."""
+    last = -1
+    for start in range(0, len(gaps), _CHANGES):
+        part = gaps[start : start + _CHANGES]
+        steps, jumps = part.astype(np.int64), part == _ESCAPE
+        steps += ~jumps
+        steps[0] += last
+        ends = np.cumsum(steps, out=steps)
+        last = int(ends[-1])
+        yield ends[~jumps] if jumps.any() else ends
+
+
+def _pack(stream: npt.NDArray[Any]) -> bytes:
+    """A stream of integers as byte planes, compressed if that is shorter."""
+    if not len(stream):
+        return b""
+    planes = np.ascontiguousarray(stream.view(np.uint8).reshape(len(stream), -1).T)
+    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(planes.data)
+    return _ZSTD + packed if len(packed) < planes.size else _RAW + planes.tobytes()
+
+
+def _unpack(packed: memoryview, width: int, most: int) -> npt.NDArray[Any]:
+    """The integers of a packed stream. Raises `PolicyError` if they are more than `most`, before memory is taken for them."""
+    if not len(packed):
+        return np.empty(0, _WORDS[width])
+    kind, body = bytes(packed[:1]), packed[1:]
+    try:
+        if kind == _ZSTD:
+            told = zstandard.frame_content_size(body)
+            if not 0 <= told <= most * width:
+                raise _damaged(f"a stream of {told} bytes stands for at most {most} integers of {width}")
+            body = memoryview(zstandard.ZstdDecompressor().decompress(body, allow_extra_data=False))
+    except zstandard.ZstdError as error:
+        raise _damaged(str(error)) from error
+    if kind not in (_RAW, _ZSTD) or len(body) % width or len(body) > most * width:
+        raise _damaged(f"a stream of {len(body)} bytes stands for at most {most} integers of {width}")
+    planes = np.frombuffer(body, np.uint8).reshape(width, -1)
+    return np.ascontiguousarray(planes.T).reshape(-1).view(_WORDS[width])
+
+
+def _damaged(why: str) -> PolicyError:
+    return PolicyError(f"A delta's payload is damaged: {why}. Install the version from a full one.")

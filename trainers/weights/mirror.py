@@ -1,0 +1,305 @@
+"""Mirrors the policy versions of another machine: fetches what is lacking, verifies it, and commits it by a rename.
+
+A version is fetched as the deltas since what is here already, or from a full version on where that is fewer bytes. A file that
+was cut off goes on where it stopped, also after a restart; a file whose checksum is wrong is fetched again from the start.
+"""
+
+import fcntl
+import logging
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import httpx
+import xxhash
+from pydantic import TypeAdapter, ValidationError
+
+from harnessgym.errors import PolicyError, TransferError
+from trainers.weights.chain import chain_of, read_version
+from trainers.weights.manifest import (
+    DELTA,
+    FULL,
+    MANIFEST,
+    MARKER,
+    Manifest,
+    file_checksum,
+    parse_manifest,
+    read_manifest,
+    version_path,
+)
+from trainers.weights.publish import sync
+from trainers.weights.retention import collect
+from trainers.weights.settings import MirrorSettings
+from trainers.weights.version_server import CHECKSUM, Offer
+
+log = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 5.0
+_OFFERS = TypeAdapter(list[Offer])
+Fetch: TypeAlias = tuple[int, str]
+"""A version and the data file of it that is fetched."""
+
+
+class Mirror:
+    """A local folder of versions, and the server that they come from."""
+
+    def __init__(self, settings: MirrorSettings) -> None:
+        self.settings = settings
+        self.fetched_bytes = 0
+        """Bytes of data files that came, those that were thrown away included."""
+        headers = {"authorization": f"Bearer {settings.key}", "accept-encoding": "identity"}
+        self._http = httpx.Client(base_url=settings.url, headers=headers, timeout=settings.timeout_s, trust_env=False)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._http.close()
+
+    def offers(self) -> dict[int, Offer]:
+        """What the server has, by version. Raises `TransferError` after `patience_s`, at once if the key is wrong."""
+        for attempt in self._attempts("the list of versions"):
+            with attempt:
+                answer = self._http.get("/versions")
+                _check(answer)
+                if answer.headers.get(CHECKSUM) != xxhash.xxh3_128_hexdigest(answer.content):
+                    raise _DamagedError("The list of versions came with a wrong checksum.")
+                return {offer.version: offer for offer in _OFFERS.validate_json(answer.content)}
+        raise AssertionError
+
+    def fetch(self, version: int) -> Path:
+        """Have a version here, with all that it builds on; its directory. What is here already needs no server.
+
+        Raises `TransferError` if that fails for now, `PolicyError` if the folder holds another version under its number.
+        """
+        self.settings.folder.mkdir(parents=True, exist_ok=True)
+        with self._alone():
+            path = version_path(self.settings.folder, version)
+            try:
+                offers = self.offers()
+            except TransferError:
+                if _length_here(self.settings.folder, version, None) is None:
+                    raise
+                return path
+            for number, name in plan(self.settings.folder, offers, version, self.settings.longest_chain):
+                self._fetch(offers[number], name)
+            collect(self.settings.folder, self.settings.keep, {version})
+            return path
+
+    def _fetch(self, offer: Offer, name: str) -> None:
+        """Have one data file of a version here."""
+        target = version_path(self.settings.folder, offer.version)
+        draft = target.parent / f".{target.name}.partial"
+        draft.mkdir(exist_ok=True)
+        for attempt in self._attempts(f"{name} of version {offer.version}"):
+            with attempt:
+                manifest = self._manifest(offer, draft)
+                self._data(manifest, name, draft)
+                break
+        _commit(draft, target, name)
+
+    def _manifest(self, offer: Offer, draft: Path) -> Manifest:
+        """Write a version's manifest and marker to the draft."""
+        raw = {name: self._get(offer.version, name) for name in (MANIFEST, MARKER)}
+        try:
+            manifest = parse_manifest(raw[MANIFEST], raw[MARKER], f"{self.settings.url}/versions/{offer.version}")
+        except PolicyError as error:
+            raise _DamagedError(str(error)) from error
+        if (manifest.version, manifest.checksum) != (offer.version, offer.checksum):
+            raise _DamagedError(f"The manifest of version {offer.version} is not of the version that was offered.")
+        for name, content in raw.items():
+            (draft / name).write_bytes(content)
+        return manifest
+
+    def _get(self, version: int, name: str) -> bytes:
+        answer = self._http.get(f"/versions/{version}/{name}")
+        _check(answer)
+        return answer.content
+
+    def _data(self, manifest: Manifest, name: str, draft: Path) -> None:
+        """Fetch what is lacking of a data file, and verify all of it."""
+        path, entry = draft / name, manifest.files.get(name)
+        there = path.stat().st_size if path.exists() else 0
+        if entry is None or there < entry.bytes:
+            self._stream(f"/versions/{manifest.version}/{name}", path, there)
+        try:
+            if entry is None:
+                read_version(draft)
+            elif (path.stat().st_size, file_checksum(path)) != (entry.bytes, entry.xxh3):
+                raise _DamagedError(f"{name} of version {manifest.version} came with a wrong checksum.")
+        except (PolicyError, _DamagedError) as error:
+            path.unlink()
+            raise _DamagedError(str(error)) from error
+
+    def _stream(self, url: str, path: Path, there: int) -> None:
+        """Append to a file what it lacks, no faster than allowed."""
+        with self._http.stream("GET", url, headers={"range": f"bytes={there}-"} if there else {}) as answer:
+            if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
+                path.unlink()
+                raise _DamagedError(f"{url} ends before byte {there}.")
+            _check(answer)
+            resumed = answer.status_code == httpx.codes.PARTIAL_CONTENT
+            if resumed and not answer.headers.get("content-range", "").startswith(f"bytes {there}-"):
+                raise _DamagedError(f"{url} answered another range than was asked for.")
+            began, got = time.monotonic(), 0
+            with path.open("ab" if resumed else "wb") as file:
+                for block in answer.iter_raw():
+                    file.write(block)
+                    got += len(block)
+                    self.fetched_bytes += len(block)
+                    if self.settings.bytes_per_s is not None:
+                        time.sleep(max(0.0, began + got / self.settings.bytes_per_s - time.monotonic()))
+
+    def _attempts(self, what: str) -> "Iterator[_Attempt]":
+        """Attempts until one succeeds or there has been no progress for `patience_s`, with growing pauses."""
+        pause, progress, since = _FIRST_PAUSE_S, -1, time.monotonic()
+        while True:
+            attempt = _Attempt()
+            yield attempt
+            if attempt.error is None:
+                return
+            if self.fetched_bytes != progress and not isinstance(attempt.error, _DamagedError):
+                pause, progress, since = _FIRST_PAUSE_S, self.fetched_bytes, time.monotonic()
+            if time.monotonic() - since > self.settings.patience_s:
+                raise TransferError(
+                    f"{self.settings.url} gave no {what} in {self.settings.patience_s:.0f} s: {attempt.error} Is the version "
+                    "server running, and reachable from here?"
+                ) from attempt.error
+            log.info("%s did not come: %s Again in %.2f s.", what, attempt.error, pause)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process fetches into the folder."""
+        with (self.settings.folder / ".mirror.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def plan(root: Path, offers: Mapping[int, Offer], wanted: int, longest_chain: int = 64) -> list[Fetch]:
+    """What to fetch to have a version, its base first; empty if it is here.
+
+    Of the ways that the server offers, the one with the fewest bytes, unless that makes a row of more than `longest_chain`
+    deltas. Raises `TransferError` if there is no way, `PolicyError` if another version is here under one of the numbers.
+    """
+    number, expected, deltas, cost, taken = wanted, None, 0, 0, list[Fetch]()
+    ways: list[tuple[bool, int, list[Fetch]]] = []  # (too many deltas, bytes, what to fetch)
+    while (offer := offers.get(number)) or expected is not None:
+        have = _length_here(root, number, offer.checksum if offer else expected)
+        if have is not None:
+            ways.append((deltas + have - 1 > longest_chain, cost, list(taken)))
+        if offer is None or (have is not None and not ways[-1][0]):
+            break
+        if FULL in offer.files:
+            ways.append((deltas > longest_chain, cost + offer.files[FULL], [*taken, (number, FULL)]))
+        if offer.base is None or DELTA not in offer.files:
+            break
+        if not _has_delta(version_path(root, number), offer.checksum):
+            cost += offer.files[DELTA]
+            taken.append((number, DELTA))
+        number, expected, deltas = offer.base, offer.base_checksum, deltas + 1
+    if not ways:
+        raise TransferError(
+            f"The server cannot give version {wanted}: version {number} is missing there. It has "
+            f"{', '.join(map(str, sorted(offers))) or 'none at all'}; ask for the newest."
+        )
+    return min(ways)[2][::-1]
+
+
+def fetched(settings: MirrorSettings, version: int) -> Path:
+    """Directory of a version in the mirror, fetched if it is not there; see `Mirror.fetch`."""
+    mirror = Mirror(settings)
+    try:
+        return mirror.fetch(version)
+    finally:
+        mirror.close()
+
+
+def follow(settings: MirrorSettings) -> None:
+    """Keep the newest version here until interrupted, whatever becomes of the server meanwhile."""
+    mirror, have = Mirror(settings), -1
+    try:
+        while True:
+            try:
+                newest = max(mirror.offers(), default=-1)
+                if newest > have:
+                    before, began = mirror.fetched_bytes, time.monotonic()
+                    path, have = mirror.fetch(newest), newest
+                    took = time.monotonic() - began
+                    log.info("%s is here: %.1f MB in %.1f s.", path, (mirror.fetched_bytes - before) / 1e6, took)
+            except TransferError as error:
+                log.warning("%s", error)
+            time.sleep(settings.poll_s)
+    finally:
+        mirror.close()
+
+
+class _DamagedError(Exception):
+    """What came is not what was published."""
+
+
+class _Attempt:
+    """Keeps what makes an attempt fail for now; what cannot succeed later passes."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, httpx.TransportError | _DamagedError | ValidationError):
+            self.error = error
+        return self.error is not None
+
+
+def _check(answer: httpx.Response) -> None:
+    """Raise for an answer without what was asked for; what may come later as `_DamagedError`."""
+    if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        raise TransferError(
+            f"{answer.url} refused the key (status {answer.status_code}). Set HARNESSGYM_WEIGHTS_KEY to its own."
+        )
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        raise TransferError(f"{answer.url} is gone: newer versions have overtaken it. Ask for the newest.")
+    if answer.status_code not in (httpx.codes.OK, httpx.codes.PARTIAL_CONTENT):
+        raise _DamagedError(f"{answer.url} answered with status {answer.status_code}.")
+
+
+def _length_here(root: Path, number: int, checksum: str | None) -> int | None:
+    """Number of versions that reading one takes, if it is here with all of them. Raises `PolicyError` if it is another."""
+    try:
+        chain = chain_of(version_path(root, number))
+    except PolicyError:
+        return None
+    if checksum is not None and chain[-1].manifest.checksum != checksum:
+        raise _other(version_path(root, number))
+    return len(chain)
+
+
+def _has_delta(path: Path, checksum: str) -> bool:
+    """Whether a version's delta is here, if not all that it builds on."""
+    return (path / MARKER).is_file() and (path / DELTA).is_file() and read_manifest(path).checksum == checksum
+
+
+def _commit(draft: Path, target: Path, name: str) -> None:
+    """Make a complete draft the version at `target`, or its file one more of the version that is there."""
+    for other in {FULL, DELTA} - {name}:
+        (draft / other).unlink(missing_ok=True)  # half of it came before another way was better
+    for file in draft.iterdir():
+        sync(file)
+    if target.exists():
+        if read_manifest(target).checksum != read_manifest(draft).checksum:
+            raise _other(target)
+        (draft / name).rename(target / name)
+        sync(target)
+        shutil.rmtree(draft)
+    else:
+        sync(draft)
+        draft.rename(target)
+    sync(target.parent)
+
+
+def _other(path: Path) -> PolicyError:
+    return PolicyError(f"{path} holds another version than the server has under its number. Mirror into an empty folder.")
