@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from harnessgym.admission import Admission
+from harnessgym.admission import SERVING, Admission, groups_holding, serving_step
 from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
+from harnessgym.staleness import VersionChain
 from harnessgym.store import policies, rollouts, runs, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Split, Task
@@ -20,7 +21,6 @@ EVALUATIONS = {
     "evaluating_after": ("after_sampled", "after_greedy"),
 }
 """Run status to the purposes of its evaluation groups; greedy ones sample at temperature 0."""
-_SERVING = ("ready", "draining", "updating")
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Plan:
     def _submit_evaluation(self, conn: Connection, purpose: str) -> int:
         """All groups of an evaluation, once the workers serve the newest version alone."""
         latest = policies.latest(conn, self.policy_id)
-        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
+        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in SERVING]
         if rollouts.group_states(conn, self.run_id, purpose) or latest is None or not serving or min(serving) < latest.version:
             return 0
         wanted = min(self.config.evaluation.tasks, len(self._tasks["test"]))
@@ -69,26 +69,28 @@ class Plan:
 
     def _submit_training(self, conn: Connection) -> int:
         options = self.config.trainer
-        steps = {item.version: item.step for item in policies.versions(conn, self.policy_id)}
-        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
-        if not serving:
+        chain = VersionChain(policies.versions(conn, self.policy_id))
+        engines = [(worker.state, worker.version) for worker in workers.engines_of(conn, self.run_id)]
+        served = serving_step(engines, chain.depth)
+        if served is None:
             return 0
         states = rollouts.group_states(conn, self.run_id, "train")
         submitted = sum(count for state, count in states.items() if state != "dropped")
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
-            serving_step=steps.get(min(serving), 0),
+            serving_step=served,
             submitted=submitted,
-            running=states.get("open", 0),
-            max_running=1 + -(-self.config.node.in_flight // options.group_size),
+            running=groups_holding(rollouts.unfinished(conn, self.run_id, "train"), options.group_size),
+            max_running=1 + groups_holding(self.config.node.in_flight, options.group_size),
             total=options.steps * options.groups_per_step,
         )
+        oldest = min(version for state, version in engines if state in SERVING)
         first, tasks = sum(states.values()), self._tasks["train"]
         for ordinal in range(first, first + admission.capacity()):
             epoch, place = divmod(ordinal, len(tasks))
             order = random.Random(f"{self.config.seed} epoch {epoch}").sample(range(len(tasks)), len(tasks))
-            self._add(conn, "train", ordinal, tasks[order[place]], options.group_size, min(serving))
+            self._add(conn, "train", ordinal, tasks[order[place]], options.group_size, oldest)
         return admission.capacity()
 
     def _add(self, conn: Connection, purpose: str, ordinal: int, task: Task, size: int, version: int) -> None:
