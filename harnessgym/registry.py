@@ -103,6 +103,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "proxy": "proxies.app:serve",
         "engine": "trainers.engine:serve",
         "node": "harnessgym.rollout.node:run",
+        "simulate": "trainers.simulation.comparison:compare",
         "train-worker": "trainers.grpo:train",
     },
     "export": {
@@ -126,6 +127,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "proxy": "proxies.app:ProxySettings",
         "engine": "trainers.engine:EngineSettings",
         "node": "harnessgym.rollout.node:NodeSettings",
+        "simulate": "trainers.simulation.settings:SimulationConfig",
         "train-worker": "trainers.grpo:TrainerSettings",
         "train": "harnessgym.run_config:RunConfig",
     },

@@ -1,7 +1,7 @@
 """How fast a run could be: upper bounds on trained rollouts per second, whatever the schedule.
 
-Let W workers decode R(n) tokens/s with n calls each, let a rollout take E[w] decoded tokens (prompts at their prefill cost, each
-read once), E[e] seconds of its environments and E[g] of a grader, let there be S environments and K graders, batches of N
+Let W workers decode R(n) tokens/s with n calls each, let a rollout take E[w] decoded tokens (prompts at their prefill cost,
+each read once), E[e] seconds of its environments and E[g] of a grader, let there be S environments and K graders, batches of N
 rollouts, a training step of T and an update of U seconds.
 
 **engines** At throughput X, X·E[e] environments are busy without a call (Little's law), so at most n = (S - X·E[e]) / W calls
@@ -14,8 +14,8 @@ with one call a worker it is the familiar min(W·rate/E[tokens], S/E[rollout tim
 **staleness** Batch k (of 0, 1, ...) is submitted when version k - η serves, that is after step k - η - 1 and its update. It is
 trained when its last rollout has ended: t_k ≥ t_(k-η-1) + U + E[max of N] + T, where the maximum is over rollouts that nothing
 slows down. So η + 1 batches take at least U + E[max of N] + T, and X ≤ (η + 1)·N / (U + E[max of N] + T). The heavy tail is in
-E[max of N], which grows like exp(σ√(2 ln N)) for lognormal lengths and N^(1/α) for Pareto ones: η divides it. For η = 0 this is
-the closed form of synchronous training, a step of U + E[max of N] + T.
+E[max of N], which grows like exp(sigma √(2 ln N)) for lognormal lengths and N^(1/alpha) for Pareto ones: η divides it. For
+η = 0 this is the closed form of synchronous training, a step of U + E[max of N] + T.
 
 **barrier** Where engines stand still while the trainer works (synchronous, periodic, recycling), the phases add up: a batch
 takes at least N / X_engines + T' + U, with T' the part of the step that cannot overlap: all of it, or the last micro-batch.
@@ -45,7 +45,8 @@ class Bound:
     @property
     def rollouts_per_s(self) -> float:
         """The least."""
-        return min(asdict(self).values())
+        parts: dict[str, float] = asdict(self)
+        return min(parts.values())
 
     @property
     def limit(self) -> str:

@@ -19,7 +19,7 @@ class Distribution(Config):
     mean: float = Field(1.0, ge=0)
     """Expected value before `most` cuts."""
     shape: float = Field(1.0, gt=0)
-    """lognormal: σ, the standard deviation of the logarithm. pareto: α, the tail index, above 1; 2 and less has no variance."""
+    """lognormal: sigma, the standard deviation of the logarithm. pareto: alpha, the tail index, above 1."""
     most: float | None = Field(None, gt=0)
     """What exceeds it is cut to it, as a limit of tokens or a timeout does."""
     values: tuple[float, ...] = Field((), repr=False)
@@ -71,7 +71,7 @@ def expected_largest(samples: Floats, count: int) -> float:
     """E[max] of `count` independent draws from the empirical distribution of some samples [n].
 
     The i-th smallest is the maximum with probability (i/n)^count - ((i-1)/n)^count, so this is exact for draws with
-    replacement. For a lognormal it grows like exp(σ √(2 ln count)), for a Pareto tail like count^(1/α).
+    replacement. For a lognormal it grows like exp(sigma √(2 ln count)), for a Pareto tail like count^(1/alpha).
     """
     ordered = np.sort(samples)
     reached = (np.arange(len(ordered) + 1) / len(ordered)) ** count

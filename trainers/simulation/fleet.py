@@ -9,7 +9,7 @@ from trainers.simulation.clock import Clock
 from trainers.simulation.measures import Measures
 from trainers.simulation.ready import ReadyWorkers
 from trainers.simulation.settings import EnginesSection
-from trainers.simulation.worker import Call, Worker
+from trainers.simulation.worker import Call, Worker, call_speeds
 
 
 class Fleet:
@@ -17,7 +17,8 @@ class Fleet:
 
     def __init__(self, clock: Clock, measures: Measures, engines: EnginesSection, seed: int) -> None:
         self._clock, self._measures = clock, measures
-        self.workers = [Worker(number, engines) for number in range(engines.workers)]
+        speeds = call_speeds(engines)
+        self.workers = [Worker(number, engines, speeds) for number in range(engines.workers)]
         self.ready = ReadyWorkers(random.Random(seed))
         self.standing: Counter[tuple[WorkerState, int]] = Counter()
         """Workers by state and version."""

@@ -12,6 +12,9 @@ from trainers.simulation.bound import Bound, bound_of
 if TYPE_CHECKING:
     from trainers.simulation.simulation import Simulation
 
+LEAST_SEEDS = 6
+"""With fewer values no two order statistics hold the median with 95 %."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

@@ -45,12 +45,19 @@ def decoding_rate(engines: EnginesSection, calls: float) -> float:
     return calls / (1 / engines.tokens_per_s + max(0.0, calls - 1) / engines.most_tokens_per_s)
 
 
+def call_speeds(engines: EnginesSection) -> tuple[float, ...]:
+    """Tokens/s of each call, by how many run together; the first is for none."""
+    return 0.0, *(decoding_rate(engines, calls) / calls for calls in range(1, engines.max_batch + 1))
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """What a worker has and does."""
 
     number: int
     engines: EnginesSection
+    speeds: tuple[float, ...]
+    """`call_speeds` of the engines."""
     version: int = 0
     state: WorkerState = "ready"
     life: int = 0
@@ -71,7 +78,7 @@ class Worker:
     def advance(self, now: float) -> None:
         """Bring the sum up to now. Must be called before `running` changes."""
         if self.running:
-            self._sum += (now - self._at) * self._speed()
+            self._sum += (now - self._at) * self.speeds[len(self.running)]
         self._at = now
 
     def start(self, now: float) -> None:
@@ -87,14 +94,17 @@ class Worker:
 
     def due(self, now: float) -> float:
         """When the next call finishes, if nothing changes."""
+        if not self.running:
+            return _NEVER
         self.advance(now)
-        return now + max(0.0, self.running[0][0] - self._sum) / self._speed() if self.running else _NEVER
+        return now + max(0.0, self.running[0][0] - self._sum) / self.speeds[len(self.running)]
 
     def finished(self, now: float) -> list[Call]:
         """Take out the calls that are finished now."""
         self.advance(now)
-        done = []
-        while self.running and self.running[0][0] - self._sum <= _SLACK_S * self._speed():
+        done: list[Call] = []
+        due = self._sum + _SLACK_S * self.engines.tokens_per_s
+        while self.running and self.running[0][0] <= due:
             done.append(heapq.heappop(self.running)[2])
         return done
 
@@ -107,7 +117,3 @@ class Worker:
 
     def _since_start(self, call: Call) -> int:
         return max(0, min(call.wanted - call.sampled, int(self._sum - call.start + _SLACK_S)))
-
-    def _speed(self) -> float:
-        """Tokens/s of each running call."""
-        return decoding_rate(self.engines, len(self.running)) / len(self.running)
