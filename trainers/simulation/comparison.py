@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,5 +56,5 @@ def compare(
         raise ConfigError(f"{seeds} seeds give no figures: ask for at least 1.")
     return Comparison(
         config,
-        {name: simulate(each, seeds, lambda step, name=name: observe(name, step)) for name, each in configured.items()},
+        {name: simulate(each, seeds, partial(observe, name)) for name, each in configured.items()},
     )

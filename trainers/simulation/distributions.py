@@ -33,6 +33,8 @@ class Distribution(Config):
         if not isinstance(value, str):
             return value
         kind, *numbers = value.split(":")
+        if not numbers and kind.replace(".", "", 1).isdigit():
+            return {"kind": "constant", "mean": float(kind)}
         try:
             return {"kind": kind, **dict(zip(("mean", "shape", "most"), map(float, numbers), strict=False))}
         except ValueError:

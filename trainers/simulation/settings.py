@@ -27,6 +27,12 @@ class EnginesSection(Config):
     prefill_cost: float = Field(0.005, ge=0)
     """Reading a prompt token that is not in the worker's cache, in decoded tokens."""
 
+    @model_validator(mode="after")
+    def _more_calls_are_no_slower(self) -> "EnginesSection":
+        if self.most_tokens_per_s < self.tokens_per_s:
+            raise ValueError(f"a full worker ({self.most_tokens_per_s} tokens/s) is slower than one call ({self.tokens_per_s})")
+        return self
+
 
 class WorkSection(Config):
     """What a rollout does: model calls in turn with its environment, then a grade."""
@@ -78,6 +84,10 @@ class TrainerSection(Config):
     def _parts_are_equal(self) -> "TrainerSection":
         if self.groups_per_step % self.micro_batches:
             raise ValueError(f"{self.groups_per_step} groups cannot be worked on in {self.micro_batches} equal parts")
+        if self.alone and self.micro_batches > 1:
+            raise ValueError(
+                "engines that stand still while a part of a batch is worked on never finish the rest: one micro-batch"
+            )
         if self.warmup >= self.steps:
             raise ValueError(f"all {self.steps} steps are warm-up: give more steps, or a smaller warmup")
         return self
@@ -134,6 +144,8 @@ class SimulationConfig(Config):
     def _groups_fit(self) -> "SimulationConfig":
         if self.work.sampling == "task" and self.work.environments < self.trainer.group_size:
             raise ValueError(f"a group of {self.trainer.group_size} never fits into {self.work.environments} environments")
+        if self.updates.mode == "between" and (self.trainer.launched or 0) > self.trainer.max_staleness + 1:
+            raise ValueError("updates that wait until nothing runs never come while more than η + 1 batches may be launched")
         return self
 
     @property

@@ -16,6 +16,9 @@ from trainers.simulation.outcome import Outcome, outcome_of
 from trainers.simulation.settings import SimulationConfig
 from trainers.simulation.updates import Updates
 
+_DEATHS_PER_STEP = 20
+"""A trainer that dies more often will hardly get anywhere."""
+
 Observer = Callable[[int], None]
 """Told the number of steps done, after each."""
 
@@ -80,8 +83,13 @@ class Simulation:
         counts = self.measures.counts
         working = self.learner.batch_in_progress
         left = sum(group.tokens for group in (*self.planner.outstanding.values(), *working))
-        names = ("tokens sampled", "tokens trained", "tokens dropped", "tokens failed")
-        return TokenAccount(*(counts[name] for name in names), left)
+        return TokenAccount(
+            sampled=counts["tokens sampled"],
+            trained=counts["tokens trained"],
+            dropped=counts["tokens dropped"],
+            failed=counts["tokens failed"],
+            left=left,
+        )
 
     def _completed(self, _: Group) -> None:
         self.learner.completed()
@@ -147,6 +155,11 @@ class Simulation:
     def _kill_trainer(self) -> None:
         if self.learner.state != "dead":
             self.learner.die()
+        if self.measures.counts["trainer deaths"] > _DEATHS_PER_STEP * self.config.trainer.steps:
+            raise TrainerError(
+                f"The simulated trainer has died {self.measures.counts['trainer deaths']} times and is at step "
+                f"{self.learner.step}: it loses more than it gains. Give failures.trainer_s more seconds, or lose fewer versions."
+            )
         self._after_exponential(self.config.failures.trainer_s, self._kill_trainer)
 
 
