@@ -49,11 +49,11 @@ def main() -> None:
         cpu_s = sum(figures["cpu_s"] for figures in rows.values())
         out[name] = {"rows": rows, "wall_s": time.perf_counter() - began, "cpu_s": cpu_s}
         console.print(_table(name, rows, out[name]["cpu_s"]))
-    verdicts = targets.judge(out)
+        verdicts = targets.judge(out)
+        machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+        checks = [verdict.told() for verdict in verdicts]
+        write_json(_OUT, {"simulated": True, "machine": machine, "quick": options.quick, "parts": out, "checks": checks})
     console.print(targets.table(verdicts))
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
-    checks = [verdict.told() for verdict in verdicts]
-    write_json(_OUT, {"simulated": True, "machine": machine, "quick": options.quick, "parts": out, "checks": checks})
     console.print(f"Simulated. Machine: {machine}. Written to {_OUT}.")
     if options.plot:
         from benchmarks.asynchrony.plot import draw

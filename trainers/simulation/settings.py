@@ -85,9 +85,7 @@ class TrainerSection(Config):
         if self.groups_per_step % self.micro_batches:
             raise ValueError(f"{self.groups_per_step} groups cannot be worked on in {self.micro_batches} equal parts")
         if self.alone and self.micro_batches > 1:
-            raise ValueError(
-                "engines that stand still while a part of a batch is worked on never finish the rest: one micro-batch"
-            )
+            raise ValueError("engines that stand still for a part of a batch never finish the rest: ask for 1 micro-batch")
         if self.warmup >= self.steps:
             raise ValueError(f"all {self.steps} steps are warm-up: give more steps, or a smaller warmup")
         return self

@@ -9,10 +9,11 @@ from harnessgym.supervisor.stall import Standing, waiting
 from trainers.simulation.clock import Clock
 from trainers.simulation.draws import Draws
 from trainers.simulation.fleet import Fleet
-from trainers.simulation.learner import Learner, Planner
+from trainers.simulation.learner import Learner
 from trainers.simulation.measures import Measures
 from trainers.simulation.node import Group, Node
 from trainers.simulation.outcome import Outcome, outcome_of
+from trainers.simulation.planner import Planner
 from trainers.simulation.settings import SimulationConfig
 from trainers.simulation.updates import Updates
 
@@ -158,7 +159,7 @@ class Simulation:
         if self.measures.counts["trainer deaths"] > _DEATHS_PER_STEP * self.config.trainer.steps:
             raise TrainerError(
                 f"The simulated trainer has died {self.measures.counts['trainer deaths']} times and is at step "
-                f"{self.learner.step}: it loses more than it gains. Give failures.trainer_s more seconds, or lose fewer versions."
+                f"{self.learner.step}: it loses more than it gains. Raise failures.trainer_s, or lower failures.versions_lost."
             )
         self._after_exponential(self.config.failures.trainer_s, self._kill_trainer)
 
