@@ -5,7 +5,7 @@ from typing import Any
 
 
 def draw(parts: dict[str, Any], path: Path) -> None:
-    """Throughput of every arm beside its bound, and the curves over workers, as PNG. All simulated, and it says so."""
+    """Throughput of every arm beside its bound, and the curves over workers, as PNG. All simulated, and it says so. Needs the part `arms`."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -32,7 +32,8 @@ def draw(parts: dict[str, Any], path: Path) -> None:
         ("same_batch", "eta-4", "η = 4, batches of 256"),
         ("larger_batch", "eta-4", "η = 4, batches of 16 a worker"),
     ):
-        found = {int(name.split()[1]): row for name, row in parts[part]["rows"].items() if name.startswith(arm)}
+        curve = parts.get(part, {"rows": {}})["rows"]
+        found = {int(name.split()[1]): row for name, row in curve.items() if name.startswith(arm)}
         points = [row["rollouts_per_s"]["median"] for row in found.values()]
         (line,) = right.plot(list(found), points, marker=".", label=label)
         bound = [row["bound_rollouts_per_s"]["median"] for row in found.values()]

@@ -55,7 +55,7 @@ def main() -> None:
         write_json(_OUT, {"simulated": True, "machine": machine, "quick": options.quick, "parts": out, "checks": checks})
     console.print(targets.table(verdicts))
     console.print(f"Simulated. Machine: {machine}. Written to {_OUT}.")
-    if options.plot:
+    if options.plot and "arms" in out:
         from benchmarks.asynchrony.plot import draw
 
         draw(out, options.plot)
