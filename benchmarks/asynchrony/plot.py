@@ -5,7 +5,7 @@ from typing import Any
 
 
 def draw(parts: dict[str, Any], path: Path) -> None:
-    """Throughput of every arm beside its bound, and the curves over workers, as PNG. All simulated, and it says so. Needs the part `arms`."""
+    """Throughput of every arm of the part `arms` beside its bound, and the curves over workers, as PNG: simulated, it says."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -34,6 +34,8 @@ def draw(parts: dict[str, Any], path: Path) -> None:
     ):
         curve = parts.get(part, {"rows": {}})["rows"]
         found = {int(name.split()[1]): row for name, row in curve.items() if name.startswith(arm)}
+        if not found:
+            continue
         points = [row["rollouts_per_s"]["median"] for row in found.values()]
         (line,) = right.plot(list(found), points, marker=".", label=label)
         bound = [row["bound_rollouts_per_s"]["median"] for row in found.values()]
