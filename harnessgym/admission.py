@@ -4,7 +4,27 @@ Pure decisions: the node calls them with counts from the store, the simulator wi
 consumed in order of submission, as the trainer does.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from harnessgym.store.workers import WorkerState
+
+SERVING: tuple[WorkerState, ...] = ("ready", "draining", "updating")
+"""States of a worker that may still sample under the version it is recorded with."""
+
+
+def serving_step(workers: Iterable[tuple[WorkerState, int]], depth: Callable[[int], int]) -> int | None:
+    """Batches behind the version that the slowest serving worker has; None while no worker serves.
+
+    `workers` are states and versions; `depth` is `VersionChain.depth`, by which a version that was orphaned counts as the one
+    it forked from.
+    """
+    return min((depth(version) for state, version in workers if state in SERVING), default=None)
+
+
+def groups_holding(rollouts: int, group_size: int) -> int:
+    """How many groups so many rollouts fill. An open group of which one rollout is left counts for that one alone."""
+    return -(-rollouts // group_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +39,7 @@ class Admission:
     submitted: int
     """Groups submitted so far, less those given up."""
     running: int
-    """Groups submitted and not complete."""
+    """Groups that the rollouts fill which are submitted and not ended."""
     max_running: int
     total: int
     """Groups the whole run will consume."""

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from harnessgym.store.workers import WorkerState
 
@@ -25,6 +26,18 @@ class WorkerLoad:
     """It failed a moment ago and has not answered a health check since."""
 
 
+class Loaded(Protocol):
+    """Whatever has calls in flight."""
+
+    @property
+    def load(self) -> int:
+        """How many."""
+        ...
+
+
+L = TypeVar("L", bound=Loaded)
+
+
 def choose(
     workers: Sequence[WorkerLoad],
     *,
@@ -41,12 +54,18 @@ def choose(
     usable = [worker for worker in workers if _may_take(worker, pin, min_version)]
     if not usable:
         return None
-    least = min(worker.load for worker in usable)
-    for worker in usable:
-        if worker.id == prefix_owner and worker.load <= OVERLOAD_FACTOR * least + OVERLOAD_SLACK:
-            return worker.id
-    drawn = rng.sample(usable, min(2, len(usable)))
-    return min(drawn, key=lambda worker: worker.load).id
+    owner = next((worker for worker in usable if worker.id == prefix_owner), None)
+    return prefer(owner, rng.sample(usable, min(2, len(usable))), min(worker.load for worker in usable)).id
+
+
+def prefer(owner: L | None, drawn: Sequence[L], least: int) -> L:
+    """Among workers that may take a call: the prefix's owner, or the less loaded of the drawn ones.
+
+    `choose` for callers that keep the least load of all workers themselves, and cannot look at a thousand for every call.
+    """
+    if owner is not None and owner.load <= OVERLOAD_FACTOR * least + OVERLOAD_SLACK:
+        return owner
+    return min(drawn, key=lambda worker: worker.load)
 
 
 def _may_take(worker: WorkerLoad, pin: int | None, min_version: int | None) -> bool:

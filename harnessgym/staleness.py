@@ -49,17 +49,18 @@ class VersionChain:
     def staleness(self, trained_into: int, sampled: int) -> int:
         """Batches between the version that sampled a token and the one that the step into `trained_into` started from."""
         start = self._links[trained_into].parent if trained_into in self._links else None
-        return self._depth(trained_into - 1 if start is None else start) - self._depth(sampled)
+        return self.depth(trained_into - 1 if start is None else start) - self.depth(sampled)
 
     def between(self, trained: int, sampled: int) -> int:
         """Staleness of a token of version `sampled` in a step that starts from version `trained`."""
-        return self._depth(trained) - self._depth(sampled)
+        return self.depth(trained) - self.depth(sampled)
 
     def oldest(self, trained: int, versions: Iterable[IdArray]) -> int:
         """Largest staleness over arrays of sampling versions, -1 marking tokens not sampled; 0 if none was."""
         found = {int(version) for array in versions for version in np.unique(array) if version >= 0}
         return max((self.between(trained, version) for version in found), default=0)
 
-    def _depth(self, version: int) -> int:
+    def depth(self, version: int) -> int:
+        """Batches behind a version that still count; the number itself for one that is not recorded."""
         link = self._links.get(version)
         return version if link is None else self._links[link.survivor].depth

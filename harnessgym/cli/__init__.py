@@ -21,6 +21,7 @@ def app() -> typer.Typer:
         node,
         proxy,
         rollout,
+        simulate,
         store,
         tasks,
         traces,
@@ -38,7 +39,9 @@ def app() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for module in (train, watch, rollout, cheats, wrap, install, proxy, engine, node, train_worker, store, names, doctor):
+    for module in (
+        train, watch, simulate, rollout, cheats, wrap, install, proxy, engine, node, train_worker, store, names, doctor,
+    ):  # fmt: skip
         module.register(root)
     root.add_typer(tasks.app, name="tasks")
     root.add_typer(traces.app, name="traces")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from harnessgym.admission import Admission
+from harnessgym.admission import SERVING, Admission, groups_holding, serving_step
 from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
 from harnessgym.staleness import VersionChain
@@ -21,7 +21,6 @@ EVALUATIONS = {
     "evaluating_after": ("after_sampled", "after_greedy"),
 }
 """Run status to the purposes of its evaluation groups; greedy ones sample at temperature 0."""
-_SERVING = ("ready", "draining", "updating")
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Plan:
     def _submit_evaluation(self, conn: Connection, purpose: str) -> int:
         """All groups of an evaluation, once the workers serve the newest version alone."""
         latest = policies.latest(conn, self.policy_id)
-        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
+        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in SERVING]
         if rollouts.group_states(conn, self.run_id, purpose) or latest is None or not serving or min(serving) < latest.version:
             return 0
         wanted = min(self.config.evaluation.tasks, len(self._tasks["test"]))
@@ -71,20 +70,22 @@ class Plan:
     def _submit_training(self, conn: Connection) -> int:
         options = self.config.trainer
         chain = VersionChain(policies.versions(conn, self.policy_id))
-        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in _SERVING]
-        if not serving:
+        engines = [(worker.state, worker.version) for worker in workers.engines_of(conn, self.run_id)]
+        served = serving_step(engines, chain.depth)
+        if served is None:
             return 0
         states = rollouts.group_states(conn, self.run_id, "train")
         submitted = sum(count for state, count in states.items() if state != "dropped")
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
-            serving_step=max(0, min(chain.between(version, 0) for version in serving)),
+            serving_step=served,
             submitted=submitted,
-            running=states.get("open", 0),
-            max_running=1 + -(-self.config.node.in_flight // options.group_size),
+            running=groups_holding(rollouts.unfinished(conn, self.run_id, "train"), options.group_size),
+            max_running=1 + groups_holding(self.config.node.in_flight, options.group_size),
             total=options.steps * options.groups_per_step,
         )
+        oldest = min(version for state, version in engines if state in SERVING)
         first, again = sum(states.values()), backlog.requeued(conn, self.run_id, admission.capacity())
         fresh = first - backlog.replacements(conn, self.run_id)
         for place in range(admission.capacity()):
@@ -92,7 +93,7 @@ class Plan:
                 task, replaces = self.task(again[place].task_key), again[place].ordinal
             else:
                 task, replaces = self._in_turn(fresh + place - len(again)), None
-            self._add(conn, "train", first + place, task, options.group_size, min(serving), replaces)
+            self._add(conn, "train", first + place, task, options.group_size, oldest, replaces)
         return admission.capacity()
 
     def _in_turn(self, number: int) -> Task:

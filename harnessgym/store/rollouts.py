@@ -292,6 +292,13 @@ def group_states(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
     return dict(conn.execute(query.group_by(groups.c.state)).all())
 
 
+def unfinished(conn: Connection, run_id: str, purpose: str) -> int:
+    """How many rollouts of a purpose's open groups have not ended."""
+    open_groups = (groups.c.run_id == run_id) & (groups.c.purpose == purpose) & (groups.c.state == "open")
+    query = select(func.count()).select_from(rollouts).join(groups, groups.c.id == rollouts.c.group_id)
+    return int(conn.execute(query.where(open_groups, rollouts.c.status.in_(("pending", "running")))).scalar_one())
+
+
 def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
     """How many rollouts of a run have each status."""
     query = select(rollouts.c.status, func.count()).where(rollouts.c.run_id == run_id).group_by(rollouts.c.status)

@@ -3,7 +3,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.admission import Admission
+from harnessgym.admission import Admission, groups_holding, serving_step
+from harnessgym.staleness import VersionChain
+from harnessgym.store.policies import PolicyVersion
 
 
 def admission(**changes):
@@ -17,6 +19,10 @@ def admission(**changes):
         "total": 999,
     }
     return Admission(**(values | changes))
+
+
+def version(number, parent, *, orphaned=False):
+    return PolicyVersion(number, parent, "full", "", number, "", 0, committed=True, orphaned=orphaned)
 
 
 def test_synchronous_training_admits_one_batch():
@@ -55,3 +61,15 @@ def test_no_consumed_group_is_staler_than_allowed(max_staleness, batch, seed):
             consumed_steps += 1
         if draw.random() < 0.3 or not open_groups:
             serving = draw.randint(serving, consumed_steps) if open_groups else consumed_steps
+
+
+def test_the_slowest_serving_worker_counts_and_an_orphaned_version_as_the_one_it_forked_from():
+    chain = VersionChain([version(0, None), version(1, 0), version(2, 1, orphaned=True), version(3, 1)])
+    assert serving_step([("ready", 3), ("draining", 1)], chain.depth) == 1
+    assert serving_step([("ready", 3), ("dead", 0), ("starting", 0)], chain.depth) == 2
+    assert serving_step([("updating", 2)], chain.depth) == 1, "version 2 counts as version 1, which it forked from"
+    assert serving_step([("dead", 0)], chain.depth) is None
+
+
+def test_rollouts_fill_groups():
+    assert [groups_holding(rollouts, 4) for rollouts in (0, 1, 4, 5)] == [0, 1, 1, 2]

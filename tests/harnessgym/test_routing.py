@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.routing import OVERLOAD_FACTOR, OVERLOAD_SLACK, WorkerLoad, choose
+from harnessgym.routing import OVERLOAD_FACTOR, OVERLOAD_SLACK, WorkerLoad, choose, prefer
 
 WORKERS = st.lists(
     st.builds(
@@ -53,3 +53,10 @@ def test_two_choices_spread_the_load() -> None:
         workers = [replace(worker, load=worker.load + (worker.id == chosen)) for worker in workers]
     loads = [worker.load for worker in workers]
     assert max(loads) - min(loads) <= 6
+
+
+def test_the_least_load_of_all_decides_whether_the_owner_is_overloaded_whoever_is_drawn() -> None:
+    owner, drawn = WorkerLoad("owner", 0, "ready", OVERLOAD_SLACK + 1), WorkerLoad("drawn", 0, "ready", OVERLOAD_SLACK)
+    assert prefer(owner, [drawn], least=1).id == "owner"
+    assert prefer(owner, [drawn], least=0).id == "drawn"
+    assert prefer(None, [owner, drawn], least=0).id == "drawn"

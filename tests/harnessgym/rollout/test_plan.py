@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from harnessgym.rollout.plan import Plan
 from harnessgym.store import TraceStore, backlog, policies, rollouts, runs, workers
@@ -266,3 +266,15 @@ def test_groups_are_stamped_with_the_oldest_version_served(make_plan):
     submit(store, plan)
     rows = store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 99))
     assert {row.submitted_version for row in rows} == {0}
+
+
+def test_open_groups_count_for_the_rollouts_that_are_left_of_them(make_plan):
+    """A group of which one straggler is left must not keep the places of its other members empty."""
+    store, plan = make_plan(steps=99, groups_per_step=99, group_size=2, max_running=1)
+    publish(store, plan, 0)
+    first = submit(store, plan)
+    assert first == 1 + -(-plan.config.node.in_flight // 2)
+    assert submit(store, plan) == 0
+    ended = update(rollout_table).where(rollout_table.c.slot == 0).values(status="finished")
+    store.write(lambda conn: conn.execute(ended))
+    assert submit(store, plan) == first // 2

@@ -1,0 +1,1 @@
+"""Ways to train asynchronously, simulated on the same draws."""

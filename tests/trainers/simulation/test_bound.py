@@ -1,0 +1,102 @@
+"""Bounds against closed forms and against runs."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainers.simulation.arms import arm
+from trainers.simulation.bound import bound_of
+from trainers.simulation.distributions import expected_largest
+from trainers.simulation.draws import Draws, WorkTable
+from trainers.simulation.simulation import Simulation
+
+NOTHING = {"transfer_s": 0, "install_s": 0, "drain_s": 0}
+ONE = {
+    "engines": {"workers": 1, "tokens_per_s": 10, "most_tokens_per_s": 10, "prefill_cost": 0},
+    "work": {"turns": 2, "tokens": 50, "read": 0, "environment_s": 5, "grading_s": 0, "environments": 1, "graders": 1},
+    "updates": NOTHING,
+}
+
+
+def test_one_worker_by_hand(make_config):
+    """A rollout is 2 calls of 5 s and 2 waits of 5 s: 20 s. One environment: 1/20 a second, however large η is."""
+    trainer = {"max_staleness": 4, "groups_per_step": 1, "group_size": 2, "step_s": 1, "steps": 20, "warmup": 4}
+    config = make_config(**ONE, trainer=trainer)
+    bound = bound_of(config)
+    assert bound.engines == pytest.approx(1 / 20)
+    assert bound.trainer == pytest.approx(2 / 1)
+    assert bound.staleness == pytest.approx(5 * 2 / (20 + 1))
+    assert bound.limit == "engines"
+    outcome = Simulation(config).run()
+    assert outcome.rollouts_per_s == pytest.approx(1 / 20)
+    assert outcome.of_bound == pytest.approx(1)
+    assert outcome.idle["engines"] == pytest.approx(1 / 2)
+
+
+def test_one_worker_with_two_environments_by_hand(make_config):
+    """Never more than 10 tokens/s for 100 tokens a rollout: 1/10 a second, if the one waits while the other's call runs."""
+    work = ONE["work"] | {"environments": 2}
+    trainer = {"max_staleness": 4, "groups_per_step": 1, "group_size": 2, "step_s": 1, "steps": 20, "warmup": 4}
+    config = make_config(**(ONE | {"work": work}), trainer=trainer)
+    assert bound_of(config).engines == pytest.approx(1 / 10)
+    assert Simulation(config).run().rollouts_per_s <= 1 / 10 + 1e-9
+
+
+def test_a_synchronous_step_is_the_longest_rollout_and_the_training(make_config):
+    """The closed form, exactly: step = E[max of N] + T, over the very rollouts that each batch had."""
+    config = make_config(
+        engines={"most_tokens_per_s": 1e12, "prefill_cost": 0},
+        work={"environments": 64, "graders": 64},
+        trainer={"steps": 40, "step_s": 7},
+        updates=NOTHING,
+    )
+    sync = arm(config, "sync")
+    outcome = Simulation(sync).run()
+    alone = WorkTable.of(sync, 40 * sync.batch).alone_s(sync).reshape(40, sync.batch)
+    assert outcome.virtual_s == pytest.approx((alone.max(axis=1) + 7).sum(), rel=1e-6)
+    bound = bound_of(sync)
+    expected = expected_largest(WorkTable.of(sync, 8_192).alone_s(sync), sync.batch) + 7
+    assert 1 / bound.staleness == pytest.approx(expected / sync.batch)
+    assert outcome.of_bound == pytest.approx(1, rel=0.1)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    name=st.sampled_from(["sync", "one-step", "eta-1", "eta-3", "eta-8", "periodic", "recycle"]),
+    workers=st.integers(1, 6),
+    environments=st.integers(2, 40),
+    graders=st.integers(1, 8),
+    step_s=st.sampled_from([0.1, 5, 60]),
+    tokens=st.sampled_from(["lognormal:60:1.0:400", "pareto:40:1.8:400", "30"]),
+)
+def test_no_run_is_faster_than_its_bound(make_config, seed, name, workers, environments, graders, step_s, tokens):
+    """The bound is on expected values: the run's own draws may be a little luckier."""
+    config = make_config(
+        seed=seed,
+        engines={"workers": workers},
+        work={"environments": environments, "graders": graders, "tokens": tokens},
+        trainer={"steps": 24, "warmup": 4, "step_s": step_s},
+    )
+    assert Simulation(arm(config, name)).run().of_bound < 1.25
+
+
+def test_much_staleness_reaches_the_engines_bound(make_config):
+    config = make_config(
+        work={"environments": 24, "graders": 24}, trainer={"steps": 120, "warmup": 20, "step_s": 0.5}, updates=NOTHING
+    )
+    outcome = Simulation(arm(config, "eta-16")).run()
+    assert outcome.bound.limit == "engines"
+    assert outcome.of_bound > 0.9
+
+
+def test_the_work_table_is_the_draws(make_config):
+    config = make_config(work={"read": 11})
+    table, draws = WorkTable.of(config, 5), Draws(config)
+    for number in range(5):
+        one = draws.rollout(number)
+        assert table.tokens[number] == sum(one.tokens)
+        assert table.decoding[number] == pytest.approx(sum(one.tokens) + config.engines.prefill_cost * 11 * len(one.tokens))
+        assert table.environment_s[number] == pytest.approx(sum(one.environment_s))
+    assert np.all(table.alone_s(config) > table.environment_s)

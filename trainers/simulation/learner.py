@@ -1,0 +1,169 @@
+"""The trainer: what is consumed, and what becomes of versions."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+
+from harnessgym.consumption import Candidate, choose
+from harnessgym.staleness import VersionChain
+from harnessgym.store.policies import PolicyVersion
+from trainers.simulation.clock import Clock
+from trainers.simulation.draws import Draws
+from trainers.simulation.measures import Measures
+from trainers.simulation.node import Group
+from trainers.simulation.planner import Planner
+from trainers.simulation.settings import SimulationConfig
+
+
+class Learner:
+    """Steps on batches and makes versions. Ends when `done`."""
+
+    def __init__(self, clock: Clock, measures: Measures, draws: Draws, config: SimulationConfig, planner: Planner) -> None:
+        self._clock, self._measures, self._draws, self._planner = clock, measures, draws, planner
+        self._options, self._failures = config.trainer, config.failures
+        self._working, self._complete = measures.level("trainer"), measures.level("groups complete")
+        self.versions: list[PolicyVersion] = [_version(0, None)]
+        self.version = 0
+        self.steps: list[tuple[int, float]] = []
+        """Versions made, and when, in order; those of lost checkpoints too."""
+        self.ledger: dict[int, list[Group]] = {}
+        """Groups by the surviving version that they were trained into."""
+        self.state: str = "idle"
+        self._life = 0
+        self._batch: list[Group] = []
+        """What the step in progress has taken."""
+        self.published: Callable[[int], None] = lambda _: None
+        self.halted: Callable[[bool], None] = lambda _: None
+        self._learn_versions()
+
+    @property
+    def step(self) -> int:
+        """Batches behind the weights."""
+        return len(self.ledger)
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has had its steps."""
+        return self.step >= self._options.steps
+
+    @property
+    def batch_in_progress(self) -> tuple[Group, ...]:
+        """What was taken and is not trained."""
+        return tuple(self._batch)
+
+    def completed(self) -> None:
+        """A group is complete."""
+        self._complete.add(1)
+        self.consider()
+
+    def consider(self) -> None:
+        """Take what can be taken, if there is nothing to do."""
+        if self.state != "idle" or self.done:
+            return
+        part = self._options.groups_per_step // self._options.micro_batches
+        choice = choose(self._candidates(part), part, self._options.max_staleness, self._options.consumption)
+        for group_id in (*choice.drop, *choice.requeue):
+            self._complete.add(-1)
+            self._planner.give_up(group_id, again=group_id in choice.requeue)
+        if choice.take:
+            self._work([self._planner.outstanding.pop(group_id) for group_id in choice.take])
+        if choice.drop or choice.requeue:
+            self._planner.submit()
+
+    def die(self) -> None:
+        """The trainer is killed. What it was at is not trained, and stays for the next."""
+        self._life += 1
+        if self.state == "working":
+            self._working.add(-1)
+        if self._batch and self._options.alone:
+            self.halted(False)
+        self._give_back(self._batch)
+        self._batch = []
+        self.state = "dead"
+        self._measures.counts["trainer deaths"] += 1
+        self._clock.after(self._failures.trainer_restart_s, self._resume, self._life)
+
+    def _candidates(self, part: int) -> list[Candidate]:
+        """All that can matter to the choice: those next in line, or all that are complete."""
+        if self._complete.value < part:
+            return []
+        groups = self._planner.outstanding.values()
+        found = islice(groups, part) if self._options.consumption == "wait" else (item for item in groups if item.complete)
+        return [Candidate(item.id, item.ordinal, item.complete, self._staleness(item)) for item in found]
+
+    def _staleness(self, group: Group) -> int:
+        return max((self._planner.chain.between(self.version, version) for version in group.versions), default=0)
+
+    def _work(self, groups: list[Group]) -> None:
+        """A batch, or the next part of one."""
+        if not self._batch and self._options.alone:
+            self.halted(True)
+        self._batch += groups
+        self._complete.add(-len(groups))
+        self._planner.consumed += len(groups)
+        self.state = "working"
+        self._working.add(1)
+        share = len(groups) / self._options.groups_per_step
+        self._clock.after(share * self._draws.step_s[self.step], self._worked, self._life)
+
+    def _worked(self, life: int) -> None:
+        if life != self._life:
+            return
+        self._working.add(-1)
+        self.state = "idle"
+        if len(self._batch) == self._options.groups_per_step:
+            self._commit()
+        self.consider()
+
+    def _commit(self) -> None:
+        """The batch is trained: a version more, and its tokens in the ledger."""
+        batch, self._batch, start = self._batch, [], self.version
+        staleness = {version: self._planner.chain.between(start, version) for group in batch for version in group.versions}
+        for rollout in (member for group in batch for member in group.members):
+            for version, tokens in rollout.spans.items():
+                self._measures.staleness[staleness[version]] += tokens
+            self._measures.versions[len(rollout.spans)] += 1
+        self._measures.counts["tokens trained"] += sum(group.tokens for group in batch)
+        self._measures.counts["rollouts trained"] += sum(len(group.members) for group in batch)
+        self.version = self.versions[-1].version + 1
+        self.versions.append(_version(self.version, start))
+        self.ledger[self.version] = batch
+        self.steps.append((self.version, self._clock.now))
+        self._learn_versions()
+        if self.step == self._options.warmup:
+            self._measures.restart()
+        self.published(self.version)
+        if self._options.alone:
+            self.halted(False)
+
+    def _resume(self, life: int) -> None:
+        """Go on from the newest checkpoint that is there, under version numbers no other has had."""
+        if life != self._life:
+            return
+        for version in sorted(self.ledger)[::-1][: self._failures.versions_lost]:
+            groups = self.ledger.pop(version)
+            self._measures.counts["tokens trained"] -= sum(group.tokens for group in groups)
+            self._measures.counts["rollouts trained"] -= sum(len(group.members) for group in groups)
+            self._measures.counts["versions orphaned"] += 1
+            self._give_back(groups)
+            self.versions[version] = replace(self.versions[version], orphaned=True)
+        self.version = max(self.ledger, default=0)
+        self._learn_versions()
+        self.state = "idle"
+        self.published(self.version)
+        self.consider()
+
+    def _give_back(self, groups: list[Group]) -> None:
+        """Groups that were taken are complete again."""
+        self._planner.consumed -= len(groups)
+        self._complete.add(len(groups))
+        found = {**self._planner.outstanding, **{group.id: group for group in groups}}
+        self._planner.outstanding.clear()
+        self._planner.outstanding.update(sorted(found.items(), key=lambda item: item[1].ordinal))
+
+    def _learn_versions(self) -> None:
+        self._planner.chain = VersionChain(self.versions)
+
+
+def _version(number: int, parent: int | None) -> PolicyVersion:
+    return PolicyVersion(number, parent, "full", path="", step=number, checksum="", bytes=0, committed=True, orphaned=False)

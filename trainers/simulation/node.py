@@ -1,0 +1,173 @@
+"""Rollouts through environments, engines and graders."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainers.simulation.clock import Clock
+from trainers.simulation.draws import Draws, RolloutDraw
+from trainers.simulation.fleet import Fleet
+from trainers.simulation.measures import Measures
+from trainers.simulation.settings import SimulationConfig
+from trainers.simulation.worker import Call, Worker
+
+
+@dataclass(slots=True, eq=False)
+class Rollout:
+    """One rollout's place in its work."""
+
+    group: "Group"
+    work: RolloutDraw
+    turn: int = 0
+    context: int = 0
+    spans: dict[int, int] = field(default_factory=dict)
+    """Sampled tokens by version."""
+    cached: tuple[int, int] | None = None
+    """Worker and version whose cache holds the context."""
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far."""
+        return sum(self.spans.values())
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Rollouts of one task."""
+
+    ordinal: int
+    """Place in order of submission."""
+    draw: int
+    """Which group of the draws it is: a task that is submitted again is the same work again."""
+    members: list[Rollout] = field(default_factory=list)
+    left: int = 0
+    """Members that are not graded."""
+    versions: frozenset[int] = frozenset()
+    """Versions that sampled it, once it is complete."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return str(self.ordinal)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all members are graded."""
+        return not self.left
+
+    @property
+    def tokens(self) -> int:
+        """Sampled so far."""
+        return sum(member.tokens for member in self.members)
+
+
+class Node:
+    """Runs what is submitted. Whoever wants to know sets `ended` and `completed`."""
+
+    def __init__(self, clock: Clock, measures: Measures, draws: Draws, config: SimulationConfig, fleet: Fleet) -> None:
+        self._clock, self._measures, self._draws, self._fleet = clock, measures, draws, fleet
+        self._config = config
+        self._by_task = config.work.sampling == "task"
+        self._queue: deque[Rollout] = deque()
+        self._grading: deque[Rollout] = deque()
+        self._places = config.work.environments
+        """Environments that are free; held by whole groups if sampling is by task."""
+        self._occupied, self._graders = measures.level("environments"), measures.level("graders")
+        self._queued, self._ungraded = measures.level("rollouts queued"), measures.level("rollouts ungraded")
+        self.open = 0
+        """Groups that are not complete."""
+        self.unfinished = 0
+        """Rollouts that are not graded."""
+        self.ended: Callable[[], None] = lambda: None
+        """A rollout is graded."""
+        self.completed: Callable[[Group], None] = lambda _: None
+        fleet.answered = self._answered
+
+    def submit(self, ordinal: int, draw: int) -> Group:
+        """A group begins as soon as environments are free."""
+        group, size = Group(ordinal, draw), self._config.trainer.group_size
+        group.members = [Rollout(group, self._draws.rollout(draw * size + slot)) for slot in range(size)]
+        group.left = size
+        self.open += 1
+        self.unfinished += size
+        self._queue.extend(group.members)
+        self._queued.add(size)
+        self._begin()
+        return group
+
+    def _begin(self) -> None:
+        """Fill free environments."""
+        needed = self._config.trainer.group_size if self._by_task else 1
+        while self._queue and self._places >= needed:
+            self._places -= needed
+            for _ in range(needed):
+                self._run(self._queue.popleft())
+                self._queued.add(-1)
+
+    def _run(self, rollout: Rollout) -> None:
+        self._occupied.add(1)
+        self._call(rollout)
+
+    def _call(self, rollout: Rollout) -> None:
+        work, turn = rollout.work, rollout.turn
+        call = Call(rollout, work.tokens[turn], work.read[turn], rollout.context, rollout.spans, rollout.cached)
+        self._fleet.send(call)
+
+    def _answered(self, call: Call, worker: Worker) -> None:
+        rollout = call.rollout
+        rollout.context += call.read + call.wanted
+        rollout.cached = (worker.number, worker.version)
+        self._clock.after(rollout.work.environment_s[rollout.turn], self._acted, rollout)
+
+    def _acted(self, rollout: Rollout) -> None:
+        """The environment has answered: another call, or the end."""
+        rollout.turn += 1
+        if rollout.turn < len(rollout.work.tokens):
+            self._call(rollout)
+            return
+        self._occupied.add(-1)
+        if not self._by_task:
+            self._places += 1
+            self._begin()
+        self._grading.append(rollout)
+        self._ungraded.add(1)
+        self._grade()
+
+    def _grade(self) -> None:
+        while self._grading and self._graders.value < self._config.work.graders:
+            rollout = self._grading.popleft()
+            self._ungraded.add(-1)
+            self._graders.add(1)
+            self._clock.after(rollout.work.grading_s, self._graded, rollout)
+
+    def _graded(self, rollout: Rollout) -> None:
+        self._graders.add(-1)
+        self._grade()
+        if self._draws.failures.random() < self._config.failures.rollout:
+            self._again(rollout)
+            return
+        group = rollout.group
+        group.left -= 1
+        self.unfinished -= 1
+        if group.complete:
+            group.versions = frozenset(version for member in group.members for version in member.spans)
+            self.open -= 1
+            if self._by_task:
+                self._places += len(group.members)
+                self._begin()
+            self.completed(group)
+        else:
+            self.ended()
+
+    def _again(self, rollout: Rollout) -> None:
+        """Infrastructure ended the attempt: what it sampled is lost, and it runs again before anything new."""
+        self._measures.counts["tokens failed"] += rollout.tokens
+        self._measures.counts["rollouts failed"] += 1
+        rollout.turn, rollout.context, rollout.cached = 0, 0, None
+        rollout.spans.clear()
+        if self._by_task:
+            self._run(rollout)
+            return
+        self._queue.appendleft(rollout)
+        self._queued.add(1)
+        self._begin()

@@ -1,0 +1,75 @@
+"""What is submitted, and when: as `harnessgym.rollout.plan` does it, on counts instead of a store."""
+
+from collections import deque
+
+from harnessgym.admission import Admission, groups_holding, serving_step
+from harnessgym.run_config import NodeSection
+from harnessgym.staleness import VersionChain
+from trainers.simulation.fleet import Fleet
+from trainers.simulation.measures import Measures
+from trainers.simulation.node import Group, Node
+from trainers.simulation.settings import SimulationConfig
+
+
+class Planner:
+    """Submits groups as far as admission allows; tasks that were given up for their staleness come first."""
+
+    def __init__(self, config: SimulationConfig, measures: Measures, fleet: Fleet, node: Node) -> None:
+        self._config, self._measures, self._fleet, self._node = config, measures, fleet, node
+        self.outstanding: dict[str, Group] = {}
+        """Groups that are neither consumed nor given up, in order of submission."""
+        self.consumed = 0
+        self.chain = VersionChain(())
+        self.again: deque[int] = deque()
+        """Draws of tasks to be submitted again."""
+        self.drawn = 0
+        """Groups of the draws that have been submitted."""
+        self.drawn_tokens = [0, 0]
+        """Tokens of all their rollouts, and how many rollouts these are."""
+        self._ordinal = 0
+        work = config.work
+        in_flight = NodeSection(max_running=work.environments, evaluate_at_once=work.graders).in_flight
+        self._most = 1 + groups_holding(in_flight, config.trainer.group_size)
+
+    def capacity(self) -> int:
+        """Groups that may be submitted now."""
+        options, served = self._config.trainer, serving_step(self._fleet.serving(), self.chain.depth)
+        if served is None:
+            return 0
+        ahead = options.max_staleness if options.launched is None else options.launched - 1
+        admission = Admission(
+            max_staleness=ahead,
+            groups_per_batch=options.groups_per_step,
+            serving_step=served,
+            submitted=self.consumed + len(self.outstanding),
+            running=groups_holding(self._node.unfinished, options.group_size),
+            max_running=self._most,
+            total=(options.steps + ahead + 1) * options.groups_per_step,
+        )
+        if self._config.work.sampling == "batch":
+            return 0 if self._node.open else min(admission.capacity(), options.groups_per_step)
+        return admission.capacity()
+
+    def submit(self) -> None:
+        """As many groups as may be."""
+        for _ in range(self.capacity()):
+            self._ordinal += 1
+            if self.again:
+                self._begin(self.again.popleft())
+                continue
+            group = self._begin(self.drawn)
+            self.drawn += 1
+            self.drawn_tokens[0] += sum(sum(member.work.tokens) for member in group.members)
+            self.drawn_tokens[1] += len(group.members)
+
+    def _begin(self, draw: int) -> Group:
+        group = self.outstanding[str(self._ordinal)] = self._node.submit(self._ordinal, draw)
+        return group
+
+    def give_up(self, group_id: str, *, again: bool) -> None:
+        """A group is too stale to be trained."""
+        group = self.outstanding.pop(group_id)
+        self._measures.counts["groups requeued" if again else "groups dropped"] += 1
+        self._measures.counts["tokens dropped"] += group.tokens
+        if again:
+            self.again.append(group.draw)

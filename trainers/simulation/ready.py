@@ -1,0 +1,66 @@
+"""The workers that may take a call, so that routing need not look at all of them for each."""
+
+import random
+
+from harnessgym.routing import prefer
+from trainers.simulation.worker import Worker
+
+
+class ReadyWorkers:
+    """A set of workers with the least load always at hand. Adding, removing and choosing take constant time."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._workers: list[Worker] = []
+        self._places: dict[int, int] = {}
+        self._loads: list[int] = [0]
+        """Workers by load."""
+        self._least = 0
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __contains__(self, worker: Worker) -> bool:
+        return worker.number in self._places
+
+    def add(self, worker: Worker) -> None:
+        """A worker may take calls."""
+        self._places[worker.number] = len(self._workers)
+        self._workers.append(worker)
+        self._count(worker.load, 1)
+
+    def remove(self, worker: Worker) -> None:
+        """It may not."""
+        place = self._places.pop(worker.number)
+        last = self._workers.pop()
+        if last is not worker:
+            self._workers[place] = last
+            self._places[last.number] = place
+        self._count(worker.load, -1)
+
+    def changed(self, worker: Worker, before: int) -> None:
+        """Its load is another than `before`."""
+        if worker.number in self._places:
+            self._count(worker.load, 1)
+            self._count(before, -1)
+
+    @property
+    def least(self) -> int:
+        """The smallest load. Raises IndexError if there is no worker."""
+        while not self._loads[self._least]:
+            self._least += 1
+        return self._least
+
+    def choose(self, owner: Worker | None) -> Worker | None:
+        """The worker for a call, by the proxy's rule; None if there is none."""
+        if not self._workers:
+            return None
+        known = owner if owner is not None and owner.number in self._places else None
+        return prefer(known, self._rng.sample(self._workers, min(2, len(self._workers))), self.least)
+
+    def _count(self, load: int, change: int) -> None:
+        while load >= len(self._loads):
+            self._loads.append(0)
+        self._loads[load] += change
+        if change > 0:
+            self._least = min(self._least, load)
