@@ -97,13 +97,14 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "litellm": "proxies.upstreams.litellm:LitellmUpstream",
         "scripted": "proxies.upstreams.script:ScriptUpstream",
         "sglang": "proxies.upstreams.sglang:SglangUpstream",
-        "vllm": "proxies.upstreams.vllm:VllmUpstream",
+        "vllm": "proxies.upstreams.vllm:OutsideVllmUpstream",
     },
     "service": {
         "proxy": "proxies.app:serve",
         "engine": "trainers.engine:serve",
         "node": "harnessgym.rollout.node:run",
         "train-worker": "trainers.grpo:train",
+        "weights-agent": "trainers.weights.outside:serve",
     },
     "export": {
         "areal": "harnessgym.traces.exports.areal:Areal",
@@ -127,6 +128,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "engine": "trainers.engine:EngineSettings",
         "node": "harnessgym.rollout.node:NodeSettings",
         "train-worker": "trainers.grpo:TrainerSettings",
+        "weights-agent": "trainers.weights.outside:OutsideSettings",
         "train": "harnessgym.run_config:RunConfig",
     },
 }

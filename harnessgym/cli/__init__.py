@@ -26,6 +26,7 @@ def app() -> typer.Typer:
         traces,
         train,
         train_worker,
+        weights_agent,
         wrap,
     )
 
@@ -36,7 +37,21 @@ def app() -> typer.Typer:
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    for module in (train, rollout, cheats, wrap, install, proxy, engine, node, train_worker, store, names, doctor):
+    for module in (
+        train,
+        rollout,
+        cheats,
+        wrap,
+        install,
+        proxy,
+        engine,
+        weights_agent,
+        node,
+        train_worker,
+        store,
+        names,
+        doctor,
+    ):
         module.register(root)
     root.add_typer(tasks.app, name="tasks")
     root.add_typer(traces.app, name="traces")

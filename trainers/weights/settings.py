@@ -1,12 +1,10 @@
 """Settings of the weight agent."""
 
-from pydantic import BaseModel, ConfigDict
+from harnessgym.config import Config
 
 
-class AgentSettings(BaseModel):
+class AgentSettings(Config):
     """How an engine worker follows the versions of a policy."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     store: str
     """URL of the trace store."""
@@ -26,5 +24,7 @@ class AgentSettings(BaseModel):
     """After this long without renewal a dead agent's update lease is free again."""
     poll_s: float = 0.1
     """Time between two looks at the store, where the database does not tell of changes (`TraceStore.watch`)."""
+    look_s: float = 1.0
+    """Time between two looks at which version an outside engine serves: it may have been started anew."""
     drain_s: float = 5.0
     """Time calls in flight get before they are re-prefilled under the new weights."""
