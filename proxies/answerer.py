@@ -15,7 +15,7 @@ from proxies.upstream import Upstream
 from proxies.workers import REPLAY, NoWorker, Wanted, WorkerTable, is_text
 
 _ATTEMPTS = 6
-"""Workers that may be lost under one call."""
+"""Workers that may be lost under one call, one after the other, without a token in between."""
 
 
 class Answerer:
@@ -32,6 +32,7 @@ class Answerer:
         """
         attempts = 0
         while True:
+            before = len(call.sampled.ids)
             if len(call.sampled.ids) >= call.sampling.max_tokens:
                 call.sampled.finish_reason = "length"
                 return
@@ -42,7 +43,7 @@ class Answerer:
                     else:
                         await self._sample_at(worker.row, cast("Upstream", worker.upstream), call, feed)
             except UpstreamLost as error:
-                attempts += 1
+                attempts = attempts + 1 if len(call.sampled.ids) == before else 1
                 if isinstance(error, NoWorker) or attempts == _ATTEMPTS:
                     raise
             else:

@@ -5,8 +5,9 @@ all. This one does what an engine needs: pooled connections over TCP or a unix s
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -15,6 +16,15 @@ import httptools
 from harnessgym.errors import ConfigError, UpstreamLost
 
 _CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What is asked first on every connection: a server that was started anew is met there, and nowhere else."""
+
+    path: str
+    check: Callable[[int, bytes], None]
+    """Looks at status and body of the answer to GET; raises `UpstreamLost` for a server that is not to be used."""
 
 
 class HttpClient:
@@ -27,9 +37,9 @@ class HttpClient:
     ```
     """
 
-    def __init__(self, address: str, *, connect_s: float = _CONNECT_S) -> None:
+    def __init__(self, address: str, *, connect_s: float = _CONNECT_S, greeting: Greeting | None = None) -> None:
         self.address = address
-        self._connect_s = connect_s
+        self._connect_s, self._greeting = connect_s, greeting
         self._idle: list[_Connection] = []
         self._path, self._host, self._port, self._prefix = _parse_address(address)
 
@@ -56,7 +66,21 @@ class HttpClient:
                 except UpstreamLost:
                     if connection.answered:
                         raise
-        return await self._send(await self._connect(), message)
+        return await self._send(await self._greet(), message)
+
+    async def _greet(self) -> "_Connection":
+        """A fresh connection to a server that may be used."""
+        connection = await self._connect()
+        if self._greeting is None:
+            return connection
+        asked = f"GET {self._prefix}{self._greeting.path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-length: 0\r\n\r\n"
+        await self._send(connection, (asked.encode(), b""))
+        try:
+            self._greeting.check(connection.status, await Response(connection).body())
+        except UpstreamLost:
+            connection.close()
+            raise
+        return connection if connection.reusable else await self._connect()
 
     async def _send(self, connection: "_Connection", message: tuple[bytes, bytes]) -> "_Connection":
         connection.send(message)

@@ -114,7 +114,8 @@ class WorkerTable:
     async def taking(self, wanted: Wanted) -> AsyncIterator[Worker]:
         """Send a call to a worker; waits while none can take it. Raises `NoWorker` after the set time.
 
-        If the block raises `UpstreamLost` the worker becomes suspect.
+        If the block raises `UpstreamLost` the worker becomes suspect, unless it was not to have calls: then it may have ended
+        this one itself.
         """
         worker = self._choose(wanted)
         if worker is None:
@@ -123,7 +124,8 @@ class WorkerTable:
         try:
             yield worker
         except UpstreamLost:
-            self._suspect(worker)
+            if worker.row.state == "ready":
+                self._suspect(worker)
             raise
         finally:
             worker.load -= 1

@@ -29,6 +29,7 @@ def app() -> typer.Typer:
         train_worker,
         watch,
         weights,
+        weights_agent,
         wrap,
     )
 
@@ -40,7 +41,8 @@ def app() -> typer.Typer:
         add_completion=False,
     )
     for module in (
-        train, watch, simulate, rollout, cheats, wrap, install, proxy, engine, node, train_worker, store, names, doctor,
+        train, watch, simulate, rollout, cheats, wrap, install, proxy, engine, weights_agent, node, train_worker, store, names,
+        doctor,
     ):  # fmt: skip
         module.register(root)
     root.add_typer(tasks.app, name="tasks")

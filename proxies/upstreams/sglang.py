@@ -113,9 +113,10 @@ class SglangUpstream:
         spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": total}]
         out = [self.version] * (total - seen)
         for span in spans:
-            if str(span["version"]).isdecimal():
+            version = str(span["version"]).partition("@")[0]  # a weight agent says `VERSION@POLICY`
+            if version.isdecimal():
                 for index in range(max(span["start"], seen), min(span["end"], total)):
-                    out[index - seen] = int(span["version"])
+                    out[index - seen] = int(version)
         return tuple(out)
 
 

@@ -2,7 +2,7 @@
 
 vLLM must run with `--logprobs-mode processed_logprobs`, so that logprobs are of the distribution that was sampled from. An
 engine that adds `policy_versions` (run-length `[[count, version], ...]`) to its choices labels its own tokens; otherwise they
-get the version that the worker is known to serve when they arrive.
+get the version that the worker is known to serve when their sequence begins, and the sequence ends when that changes.
 """
 
 import json
@@ -16,7 +16,7 @@ import orjson
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
-from proxies.http_client import HttpClient, Response
+from proxies.http_client import Greeting, HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
 from proxies.upstreams.prompt_echo import PromptEcho
 
@@ -28,17 +28,20 @@ class VllmUpstream:
 
     def __init__(self, address: str, *, version: int = 0) -> None:
         self.version = version
-        self._client = HttpClient(address)
+        self._client = self._connect(address)
+
+    def _connect(self, address: str) -> HttpClient:
+        return HttpClient(address)
 
     async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
         """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses."""
-        given = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+        given, version = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY), self.version
         async with self._client.request("POST", "/v1/completions", _request(given, sampling, salt)) as response:
             await _check(response)
             async with aclosing(_events(response, given)) as batches:
                 held: TokenChunk | None = None
                 async for events in batches:
-                    chunk, held = self._read(events, held)
+                    chunk, held = self._read(events, held, version)
                     if chunk.ids:
                         yield chunk
                 if held is None:
@@ -71,7 +74,9 @@ class VllmUpstream:
         """Close idle connections."""
         self._client.close()
 
-    def _read(self, events: Sequence[dict[str, Any]], held: TokenChunk | None) -> tuple[TokenChunk, TokenChunk | None]:
+    def _read(
+        self, events: Sequence[dict[str, Any]], held: TokenChunk | None, version: int
+    ) -> tuple[TokenChunk, TokenChunk | None]:
         """The tokens of events that came together, as one chunk; and the last chunk, once it is known."""
         ids: list[int] = []
         logprobs: list[float] = []
@@ -83,7 +88,7 @@ class VllmUpstream:
                 held = _with_usage(held, event["usage"])
                 continue
             choice = event["choices"][0]
-            chunk = self._tokens(choice)
+            chunk = self._tokens(choice, version)
             if choice["finish_reason"] is None:
                 ids += chunk[0]
                 logprobs += chunk[1]
@@ -92,16 +97,40 @@ class VllmUpstream:
                 held = _last(choice, *chunk)
         return TokenChunk(tuple(ids), tuple(logprobs), tuple(versions)), held
 
-    def _tokens(self, choice: dict[str, Any]) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
-        """Ids, logprobs and versions of one event."""
+    def _tokens(self, choice: dict[str, Any], version: int) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
+        """Ids, logprobs and versions of one event, for a sequence that began under `version`."""
         ids = choice.get("token_ids") or ()
         logprobs = choice["logprobs"]["token_logprobs"] if ids and choice["logprobs"] else ()
         runs = choice.get("policy_versions")
-        versions = (self.version,) * len(ids) if runs is None else [version for count, version in runs for _ in range(count)]
+        if runs is None and self.version != version:
+            raise UpstreamLost(f"The worker went from version {version} to {self.version} in the middle of an answer.")
+        versions = (version,) * len(ids) if runs is None else [number for count, number in runs for _ in range(count)]
         if not len(ids) == len(logprobs) == len(versions):
             counts = f"{len(ids)} ids, {len(logprobs)} logprobs, {len(versions)} versions"
             raise UpstreamError(f"The engine gave {counts} in one event. Is it asked for logprobs and token ids?")
         return ids, logprobs, versions
+
+
+class OutsideVllmUpstream(VllmUpstream):
+    """A vLLM server, which does not label its tokens.
+
+    Every connection to one that has the routes of weight updates begins with the question which weights it serves (its "weight
+    version": `VERSION@POLICY` from a weight agent, "default" when it was started anew). None is used whose answer is not the
+    version that the worker is known for.
+    """
+
+    def _connect(self, address: str) -> HttpClient:
+        return HttpClient(address, greeting=Greeting("/weight_info", self._check_weights))
+
+    def _check_weights(self, status: int, body: bytes) -> None:
+        if status != 200:  # it has no such route, so nobody updates it
+            return
+        serves = str(orjson.loads(body)["weight_version"])
+        if serves.partition("@")[0] != str(self.version) and not (serves == "default" and self.version == 0):
+            raise UpstreamLost(
+                f"The engine serves weights {serves!r}, the worker is known for version {self.version}. Was it started anew? "
+                "Its weight agent will bring it to the newest version."
+            )
 
 
 def _last(choice: dict[str, Any], ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> TokenChunk:

@@ -1,6 +1,7 @@
 """Workers: registering, draining, versions, the one that dies and comes back."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -100,3 +101,25 @@ def test_kinds_of_worker() -> None:
     assert connect_upstream(WorkerRow("w", None, "vllm", "http://127.0.0.1:1", 4, "ready")).version == 4
     with pytest.raises(ConfigError, match=r"Worker w at .*Known: embedded, litellm"):
         connect_upstream(WorkerRow("w", None, "nothing", "http://127.0.0.1:1", 4, "ready"))
+
+
+@pytest.mark.parametrize(("after", "done"), [(1, True), (0, False)])
+async def test_a_call_may_be_cut_off_often_if_it_gets_on_in_between(make_world: MakeWorld, after: int, done: bool) -> None:
+    """Each weight update may cut off a long answer; only workers that are lost one after the other end a call."""
+    async with make_world(upstreams={}) as world:
+        whole = world.text("one two three four five six seven eight nine ten<|im_end|>")
+        begun: list[int] = []
+
+        def answer(prompt: Sequence[int], sampling: object) -> Sequence[int]:
+            begun.append(len(prompt))
+            return whole[len(prompt) - begun[0] :]
+
+        await world.add_worker("w0", ScriptedUpstream(answer, chunk=1, failures=[Failure(after)] * 8))
+        session = await world.open()
+        reply = await world.chat(session.key, HI)
+        assert (reply.status_code == 200) == done, reply.text
+        if done:
+            assert reply.json()["choices"][0]["message"]["content"].endswith("nine ten")
+            assert len(begun) == 9
+        else:
+            assert len(begun) == 6

@@ -6,15 +6,11 @@ What is sampled is compared with transformers' own logprobs of the same tokens, 
 import asyncio
 import json
 import os
-import socket
-import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -83,27 +79,8 @@ SHOTS = [
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A vLLM server."""
-    vllm_cpu.prepare()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    with log.open("w") as out:
-        server = subprocess.Popen(vllm_cpu.command(port), env=vllm_cpu.environment(), stdout=out, stderr=out)
-    try:
-        deadline = time.monotonic() + 300
-        while not _answers(f"http://127.0.0.1:{port}/health"):
-            assert server.poll() is None, log.read_text()[-3000:]
-            assert time.monotonic() < deadline, log.read_text()[-3000:]
-            time.sleep(1)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
+    with vllm_cpu.serving(tmp_path_factory.mktemp("vllm") / "vllm.log") as server:
+        yield server.address
 
 
 @pytest.fixture(scope="module")
@@ -117,13 +94,6 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def smol(address: str) -> Language:
     return Language.of_policy(vllm_cpu.MODEL)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False, timeout=2.0).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 @asynccontextmanager

@@ -13,8 +13,9 @@ import sys
 
 import torch
 
-from harnessgym.errors import ConfigError, HarnessGymError
+from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
 from harnessgym.store import TraceStore
+from harnessgym.store.policies import PolicyVersion
 from trainers.engine.engine import Engine, build_engine
 from trainers.engine.front_process import FrontProcess
 from trainers.engine.settings import EngineSettings
@@ -35,6 +36,9 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 class EngineInstaller:
     """The engine as the weight agent sees it, from the event loop."""
 
+    kind = "embedded"
+    carries_over = True
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
@@ -43,17 +47,31 @@ class EngineInstaller:
         """Version that is served."""
         return self._engine.version
 
-    async def snapshot(self) -> dict[str, torch.Tensor]:
-        """Copies of the weights that are served."""
-        return await asyncio.to_thread(published_weights, self._engine.policy)
+    async def look(self) -> None:
+        """What this process serves is known."""
 
-    async def install(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """Serve other weights; raises `PolicyError` and changes nothing if they do not fit."""
+    async def pause(self) -> None:
+        """Calls in flight are computed again."""
+
+    async def resume(self) -> None:
+        """It never stopped."""
+
+    async def install(self, weights: dict[str, torch.Tensor], version: PolicyVersion) -> None:
+        """Serve other weights, and compute one forward pass.
+
+        Raises `PolicyError` if they do not fit or compute nothing usable; the old ones are served then. Raises `UpstreamError`
+        if the engine has stopped.
+        """
+        before, previous = self.version, await asyncio.to_thread(published_weights, self._engine.policy)
+        await self._load(weights, version.version)
+        try:
+            await asyncio.wrap_future(self._engine.check())
+        except HarnessGymError as error:
+            await self._load(previous, before)
+            raise PolicyError(str(error)) from error
+
+    async def _load(self, weights: dict[str, torch.Tensor], version: int) -> None:
         await asyncio.wrap_future(self._engine.install(weights, version))
-
-    async def check(self) -> None:
-        """One forward pass; raises `UpstreamError` if it gives no usable logits."""
-        await asyncio.wrap_future(self._engine.check())
 
 
 def load_engine(settings: EngineSettings) -> Engine:

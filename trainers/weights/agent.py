@@ -9,6 +9,7 @@ the whole run, which waits for its slowest worker.
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Protocol, TypeAlias, TypeVar
 from sqlalchemy import Connection
 from torch import Tensor
 
-from harnessgym.errors import HarnessGymError, PolicyError, StoreError, UpstreamError
+from harnessgym.errors import HarnessGymError, PolicyError, ProxyError, StoreError, UpstreamError
 from harnessgym.rollout.control import ControlClient
 from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
@@ -34,26 +35,48 @@ Held: TypeAlias = tuple[int, dict[str, Tensor]]
 """A version and its weights."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_CUTS, _CUT_S = 30, 1.0
+"""How often calls are ended that should have ended, and how long each time is waited."""
+_LEAVE_S = 2.0
+"""How long an agent that ends tries to tell the proxy."""
 
 
 class Installer(Protocol):
     """What the agent needs of an engine."""
 
     @property
-    def version(self) -> int:
-        """Version that is served."""
+    def kind(self) -> str:
+        """How the workers table calls it."""
         ...
 
-    async def snapshot(self) -> dict[str, Tensor]:
-        """The weights that are served."""
+    @property
+    def carries_over(self) -> bool:
+        """Whether calls in flight go on under installed weights by themselves, each token labelled with its version."""
         ...
 
-    async def install(self, weights: dict[str, Tensor], version: int) -> None:
-        """Serve other weights; raises and changes nothing if they do not fit."""
+    @property
+    def version(self) -> int | None:
+        """Version that is served, as far as is known; None for weights that are no version."""
         ...
 
-    async def check(self) -> None:
-        """One forward pass; raises if it gives no usable logits."""
+    async def look(self) -> None:
+        """Find out which version is served. Raises `UpstreamLost` if the engine does not answer."""
+        ...
+
+    async def pause(self) -> None:
+        """End what is in flight, as aborted with the tokens so far, and let nothing begin; unless it `carries_over`."""
+        ...
+
+    async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
+        """Serve other weights, and see that they compute usable logits.
+
+        Raises `PolicyError` if they cannot be served, `UpstreamError` if the engine failed, which says nothing about them.
+        Then the old ones are served, or `version` is None.
+        """
+        ...
+
+    async def resume(self) -> None:
+        """Let calls begin."""
         ...
 
 
@@ -91,8 +114,9 @@ class WeightAgent:
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-agent")
         self._store: TraceStore | None = None
         self._watch: Watch | None = None
-        self._announced = False
+        self._announced: int | None = None
         self._held: Held | None = None  # what the next delta overwrites
+        self._looked_at = -math.inf
 
     async def run(self) -> None:
         """Register the worker, then install every version that becomes the newest, until cancelled.
@@ -100,20 +124,21 @@ class WeightAgent:
         Raises `PolicyError` for a version that cannot be served; the engine then has its old weights, and the store calls the
         worker dead.
         """
-        pause = _FIRST_PAUSE_S
+        pause, said = _FIRST_PAUSE_S, ""
         try:
             while True:
                 try:
                     await self._follow()
-                    pause = _FIRST_PAUSE_S
+                    pause, said = _FIRST_PAUSE_S, ""
                     await self._changed()
                 except PolicyError:
                     raise
                 except Exception as error:  # serving must outlive whatever happens to the agent
                     trace = None if isinstance(error, HarnessGymError) else error
-                    log.warning("Weight agent of %s: %s Again in %.1f s.", self.worker_id, error, pause, exc_info=trace)
+                    level = logging.DEBUG if str(error) == said else logging.WARNING
+                    log.log(level, "Weight agent of %s: %s Again in %.1f s.", self.worker_id, error, pause, exc_info=trace)
                     await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_PAUSE_S)
+                    pause, said = min(2 * pause, _LONGEST_PAUSE_S), str(error)
         finally:
             await asyncio.shield(self._close())
 
@@ -124,11 +149,12 @@ class WeightAgent:
             self._watch = self._store.watch(self.settings.poll_s)
             await self._store.awrite(self._let_go)
             await self._report(self._store, "starting")
+        await self._look(self._store)
         if await self._wanted(self._store):
             async with self._lease(self._store) as lease:
                 if version := await self._wanted(self._store):
                     await self._update(self._store, version, lease)
-        elif not self._announced:
+        elif self._announced != self._served:
             await self._announce(self._store)
 
     async def _wanted(self, store: TraceStore) -> PolicyVersion | None:
@@ -143,35 +169,63 @@ class WeightAgent:
             if await self._wanted(store) != version:  # removed because it was overtaken
                 return
             raise self._refusal(version, error) from error
-        self._announced = False
-        await self._report(store, "draining")
+        before, serving = self.engine.version, self._announced is not None
+        self._announced = None
+        await self._report(store, "draining" if serving else "starting")
         try:
             left = await self._control.drain(self.worker_id, self.settings.drain_s) if self._control else 0
             if not await self._renewed(store, lease):
                 raise StoreError(f"Update lease {lease} was lost before version {version.version} was installed.")
-            await self._report(store, "updating")
-            await self._install(weights, version)
+            await self._cut_off()
+            await self._report(store, "updating" if serving else "starting")
+            await self.engine.install(weights, version)
             self._held = version.version, weights
-        except PolicyError:
-            raise
+        except PolicyError as error:
+            raise self._refusal(version, error) from error
         except Exception:  # the old weights serve on
-            await self._announce(store)
+            await self._put_back(store, before)
             raise
         log.info("%s serves version %d; %d calls were computed again.", self.worker_id, version.version, left)
         await self._announce(store)
 
-    async def _install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
-        """Install and check. Weights that do not fit or compute nothing usable raise `PolicyError`; the old ones come back."""
-        before, previous = self.engine.version, await self.engine.snapshot()
+    async def _look(self, store: TraceStore) -> None:
+        """See what the engine serves. If that is not what was announced, or it does not answer, no calls come for now."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at < self.settings.look_s:
+            return
         try:
-            await self.engine.install(weights, version.version)
-            await self.engine.check()
-        except HarnessGymError as error:
-            if self.engine.version != before:
-                await self.engine.install(previous, before)
-            elif isinstance(error, UpstreamError):  # the engine has stopped, which says nothing about the version
-                raise
-            raise self._refusal(version, error) from error
+            await self.engine.look()
+            self._looked_at = now
+        finally:
+            if self._announced not in (None, self.engine.version, self._served):
+                await self._withdraw(store)
+
+    async def _withdraw(self, store: TraceStore) -> None:
+        """Have no calls come until the worker is announced again."""
+        gone, self._announced = self._announced, None
+        await self._report(store, "dead")
+        if self._control and gone is not None:
+            await self._control.register(self.worker_id, self._address, gone, state="dead", kind=self.engine.kind)
+
+    async def _cut_off(self) -> None:
+        """End the calls that are left, and wait until the proxy has taken all their tokens, which it labels when they come.
+
+        A call that was on its way when the engine paused begins when it resumes, unless it is ended too.
+        """
+        if self.engine.carries_over:
+            return
+        for _ in range(_CUTS):
+            await self.engine.pause()
+            left = await self._control.drain(self.worker_id, _CUT_S) if self._control else 0
+            if not left:
+                return
+        raise UpstreamError(f"{self.worker_id} still has {left} calls in flight, though its engine ended them.")
+
+    async def _put_back(self, store: TraceStore, before: int | None) -> None:
+        """After a failed update: let calls come if the engine serves what it did."""
+        await self.engine.look()
+        if before is not None and self.engine.version == before:
+            await self._announce(store)
 
     def _refusal(self, version: PolicyVersion, reason: HarnessGymError) -> PolicyError:
         return PolicyError(
@@ -181,10 +235,11 @@ class WeightAgent:
 
     async def _announce(self, store: TraceStore) -> None:
         """Let calls come, to the version the engine has."""
+        await self.engine.resume()
         await self._report(store, "ready")
         if self._control:
-            await self._control.register(self.worker_id, self._address, self.engine.version)
-        self._announced = True
+            await self._control.register(self.worker_id, self._address, self._served, kind=self.engine.kind)
+        self._announced = self._served
 
     @contextlib.asynccontextmanager
     async def _lease(self, store: TraceStore) -> AsyncIterator[str]:
@@ -202,6 +257,11 @@ class WeightAgent:
         finally:
             renewal.cancel()
             await store.awrite(lambda conn: leases.release(conn, held, self.worker_id))
+
+    @property
+    def _served(self) -> int:
+        """Version that is served; starting weights are version 0 while none is published."""
+        return self.engine.version or 0
 
     @property
     def _leases(self) -> list[str]:
@@ -228,8 +288,7 @@ class WeightAgent:
         return await store.awrite(lambda conn: leases.renew(conn, lease, self.worker_id, ttl))
 
     async def _report(self, store: TraceStore, state: WorkerState) -> None:
-        run, version = self.settings.run_id, self.engine.version
-        row = WorkerRow(self.worker_id, run, "embedded", self._address, version, state)
+        row = WorkerRow(self.worker_id, self.settings.run_id, self.engine.kind, self._address, self._served, state)
         await store.awrite(lambda conn: workers.upsert(conn, row))
 
     async def _changed(self) -> None:
@@ -241,8 +300,18 @@ class WeightAgent:
         """Do blocking work on the agent's own thread (which has the store's read connection)."""
         return await asyncio.get_running_loop().run_in_executor(self._reader, work)
 
+    async def _leave(self, control: ControlClient) -> None:
+        """No calls go to an engine that nobody keeps on the newest version."""
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await control.drain(self.worker_id, 0.0)
+        except (TimeoutError, ProxyError) as error:
+            log.warning("%s could not tell the proxy that it ends: %r", self.worker_id, error)
+
     async def _close(self) -> None:
         if self._control:
+            if not self.engine.carries_over:
+                await self._leave(self._control)
             await self._control.aclose()
         if self._store is not None:
             try:

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from harnessgym.config import Config
+
 KEY = "HARNESSGYM_WEIGHTS_KEY"
 
 
@@ -52,10 +54,8 @@ class MirrorSettings(BaseModel):
     """Time between two looks at the server (`harnessgym weights mirror`)."""
 
 
-class AgentSettings(BaseModel):
+class AgentSettings(Config):
     """How an engine worker follows the versions of a policy."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     store: str
     """URL of the trace store."""
@@ -77,5 +77,7 @@ class AgentSettings(BaseModel):
     """Time between two looks at the store, where the database does not tell of changes (`TraceStore.watch`)."""
     mirror: MirrorSettings | None = None
     """Fetch versions from a version server, where the paths that the store records are another machine's."""
+    look_s: float = 1.0
+    """Time between two looks at which version an outside engine serves: it may have been started anew."""
     drain_s: float = 5.0
     """Time calls in flight get before they are re-prefilled under the new weights."""

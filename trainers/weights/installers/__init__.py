@@ -1,0 +1,1 @@
+"""Outside engines as the weight agent sees them, one file each."""

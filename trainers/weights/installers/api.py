@@ -1,0 +1,70 @@
+"""Requests to an outside engine's HTTP API."""
+
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from harnessgym.errors import UpstreamError, UpstreamLost
+
+
+class EngineApi:
+    """Speaks JSON to the engine at `http://host:port`.
+
+    ```python
+    async with EngineApi("http://127.0.0.1:8000", timeout_s=600) as api:
+        await api.ask("POST", "/pause", params={"mode": "abort"})
+    ```
+    """
+
+    def __init__(self, address: str, *, timeout_s: float) -> None:
+        self.address = address
+        timeout = httpx.Timeout(timeout_s, connect=5.0)
+        self._http = httpx.AsyncClient(base_url=address, timeout=timeout, trust_env=False)
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        params: dict[str, str] | None = None,
+        hint: str = "",
+        refusal: int = httpx.codes.OK,
+    ) -> dict[str, Any]:
+        """The answer's JSON object; {} for an answer that is none.
+
+        `hint` says how an engine is started that has the route; `refusal` is a status whose JSON is an answer too. Raises
+        `UpstreamLost` when the engine does not answer or is going away, `UpstreamError` when it refuses.
+        """
+        try:
+            response = await self._http.request(method, path, json=body, params=params)
+        except httpx.HTTPError as error:
+            raise UpstreamLost(
+                f"The engine at {self.address} does not answer {method} {path} ({error!r}). Does it run?"
+            ) from error
+        text = response.text[:2_000]
+        if response.status_code in (502, 503, 504):
+            raise UpstreamLost(f"The engine at {self.address} cannot answer {method} {path} now: {text}")
+        if response.status_code == httpx.codes.NOT_FOUND:
+            start = f" Start it {hint}." if hint else ""
+            raise UpstreamError(f"The engine at {self.address} has no route {method} {path}.{start}")
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = {}
+        if response.status_code not in (httpx.codes.OK, refusal):
+            raise UpstreamError(f"The engine refused {method} {path} with status {response.status_code}: {text}")
+        return answer if isinstance(answer, dict) else {}
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

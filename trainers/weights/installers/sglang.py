@@ -1,0 +1,112 @@
+"""SGLang, by its documented routes for weight updates.
+
+Request and response shapes: SGLang's docs/advanced_features/sglang_for_rl.md, python/sglang/srt/managers/io_struct.py and
+srt/entrypoints/http_server.py. `/update_weights_from_disk` rolls back by itself when weights do not load. The label
+`weight_version` of `/model_info` tells which version is served; an engine that was started anew has the one of its
+`--weight-version`, "default" if none.
+"""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+from torch import Tensor
+
+from harnessgym.errors import PolicyError, UpstreamError, UpstreamLost
+from harnessgym.store.policies import PolicyVersion
+from trainers.weights.installers.api import EngineApi
+from trainers.weights.installers.label import INSTALLING, label_of, version_in
+from trainers.weights.installers.staging import stage, tidy
+
+
+class SglangInstaller:
+    """One SGLang server."""
+
+    kind = "sglang"
+    carries_over = False
+
+    def __init__(self, api: EngineApi, policy_id: str, scratch: Path) -> None:
+        self._api, self._policy_id, self._scratch = api, policy_id, scratch
+        self._label, self._path = "", ""
+
+    @property
+    def version(self) -> int | None:
+        """Version that is served, as the engine said last; None for weights that are no version."""
+        return version_in(self._label, self._policy_id)
+
+    async def look(self) -> None:
+        """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if it cannot say."""
+        self._label = ""
+        info = await self._api.ask("GET", "/model_info")
+        self._label, self._path = str(info["weight_version"]), str(info["model_path"])
+
+    async def pause(self) -> None:
+        """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until `resume`."""
+        await self._api.ask("POST", "/pause_generation", {"mode": "abort"})
+
+    async def resume(self) -> None:
+        """Let calls begin."""
+        await self._api.ask("POST", "/continue_generation", {})
+
+    async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
+        """Serve other weights, and see that they compute something. The engine is paused before, and runs after it.
+
+        Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the engine failed: it
+        may be paused then, or serve what is no version.
+        """
+        before, path, label = self._label, self._path, label_of(self._policy_id, version.version)
+        folder = await asyncio.to_thread(stage, weights, version, self._scratch)
+        await self._relabel(INSTALLING)
+        answer = await self._load(str(folder), label)
+        if not answer["success"]:
+            await self._relabel(before)
+            await self.resume()
+            raise PolicyError(f"SGLang cannot load it: {answer['message']}")
+        await self._flush_cache()
+        await self.resume()
+        if problem := await self._unusable(version.version):
+            await self._put_back(path, before)
+            raise PolicyError(problem)
+        self._label, self._path = label, str(folder)
+        tidy(self._scratch, folder)
+
+    async def _load(self, path: str, label: str) -> dict[str, Any]:
+        body = {"model_path": path, "load_format": "safetensors", "weight_version": label, "flush_cache": True}
+        return await self._api.ask("POST", "/update_weights_from_disk", body, refusal=httpx.codes.BAD_REQUEST)
+
+    async def _put_back(self, path: str, label: str) -> None:
+        """Serve again what is at `path`."""
+        self._label = ""
+        await self.pause()
+        answer = await self._load(path, label)
+        if not answer["success"]:
+            raise UpstreamError(f"The engine at {self._api.address} has lost its weights; restart it. {answer['message']}")
+        await self._flush_cache()
+        await self.resume()
+        self._label = label
+
+    async def _unusable(self, version: int) -> str | None:
+        """What is wrong with the logprobs that it computes, asked for one token."""
+        parameters = {"max_new_tokens": 1, "temperature": 1.0}
+        body = {"input_ids": [0], "sampling_params": parameters, "return_logprob": True, "extra_key": f"check:{version}"}
+        try:
+            answer = await self._api.ask("POST", "/generate", body)
+        except UpstreamLost:
+            raise
+        except UpstreamError as error:
+            return f"The engine computes nothing usable with it: {error}"
+        ((logprob, *_),) = answer["meta_info"]["output_token_logprobs"]
+        usable = logprob is not None and math.isfinite(logprob)
+        return None if usable else f"The engine's logits are not finite with it (logprob {logprob})."
+
+    async def _flush_cache(self) -> None:
+        """Forget keys and values of other weights. Raises `UpstreamError` if the engine keeps them."""
+        await self._api.ask("POST", "/flush_cache")
+
+    async def _relabel(self, label: str) -> None:
+        """Have the engine say that it serves this."""
+        self._label = ""
+        await self._api.ask("POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False})
+        self._label = label

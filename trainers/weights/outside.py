@@ -1,0 +1,62 @@
+"""The weight agent of an engine that is another program: vLLM or SGLang.
+
+harnessgym weights-agent --engine vllm --engine_url http://127.0.0.1:8000 ...
+"""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from harnessgym.errors import PolicyError
+from trainers.weights.agent import Installer, WeightAgent
+from trainers.weights.installers.api import EngineApi
+from trainers.weights.installers.sglang import SglangInstaller
+from trainers.weights.installers.vllm import VllmInstaller
+from trainers.weights.settings import AgentSettings
+
+log = logging.getLogger(__name__)
+
+_INSTALLERS: dict[str, Callable[[EngineApi, str, Path], Installer]] = {"vllm": VllmInstaller, "sglang": SglangInstaller}
+
+
+class OutsideSettings(AgentSettings):
+    """What `harnessgym weights-agent` takes."""
+
+    engine: Literal["vllm", "sglang"]
+    """What the engine is."""
+    engine_url: str
+    """Where the engine's own HTTP API is: http://host:port."""
+    worker_id: str
+    """Name of the engine in the workers table and at the proxy."""
+    scratch: Path = Path("/dev/shm/harnessgym")  # noqa: S108 - in memory, and removed when the next version is served
+    """Folder that the engine sees too, for whole copies of versions that were published as deltas."""
+    install_s: float = 600.0
+    """Longest time that the engine may take to load weights."""
+
+
+async def follow(settings: OutsideSettings) -> None:
+    """Keep the engine on the newest version until SIGINT or SIGTERM. Raises `PolicyError` for a version it cannot serve."""
+    loop = asyncio.get_running_loop()
+    async with EngineApi(settings.engine_url.rstrip("/"), timeout_s=settings.install_s) as api:
+        engine = _INSTALLERS[settings.engine](api, settings.policy_id, settings.scratch / settings.worker_id)
+        following = asyncio.create_task(WeightAgent(settings, settings.worker_id, settings.engine_url, engine).run())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, following.cancel)
+        log.info(
+            "%s follows policy %s: %s at %s.", settings.worker_id, settings.policy_id, settings.engine, settings.engine_url
+        )
+        try:
+            await following
+        except asyncio.CancelledError:
+            log.info("%s ends; its engine goes on serving what it has.", settings.worker_id)
+        except PolicyError as error:
+            log.error("The weight agent of %s ended: %s", settings.worker_id, error)  # noqa: TRY400 - the message says it all
+            raise
+
+
+def serve(settings: OutsideSettings) -> None:
+    """See `follow`."""
+    asyncio.run(follow(settings))
