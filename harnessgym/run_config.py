@@ -1,9 +1,10 @@
-"""What `harnessgym train run.toml` reads: one model, one section per part of a run."""
+"""What `harnessgym train run.toml` and `harnessgym cluster run.toml` read: one model, one section per part of a run."""
 
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from harnessgym.cluster.section import ClusterSection
 from harnessgym.config import Config
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.session_options import SessionOptions
@@ -171,7 +172,7 @@ class SupervisorSection(Config):
 
 
 class RunConfig(Config):
-    """One training run on one machine."""
+    """One training run."""
 
     name: str
     """Name of the run."""
@@ -193,6 +194,7 @@ class RunConfig(Config):
     evaluation: EvaluationSection = EvaluationSection()
     store: StoreSection = StoreSection()
     supervisor: SupervisorSection = SupervisorSection()
+    cluster: ClusterSection = ClusterSection()
 
     @model_validator(mode="after")
     def _names_differ(self) -> "RunConfig":

@@ -13,6 +13,7 @@ def app() -> typer.Typer:
     """The whole command tree."""
     from harnessgym.cli import (
         cheats,
+        cluster,
         doctor,
         engine,
         images,
@@ -38,6 +39,7 @@ def app() -> typer.Typer:
     )
     for module in (train, rollout, cheats, wrap, install, proxy, engine, node, train_worker, store, names, doctor):
         module.register(root)
+    root.add_typer(cluster.app, name="cluster")
     root.add_typer(tasks.app, name="tasks")
     root.add_typer(traces.app, name="traces")
     root.add_typer(images.app, name="images")

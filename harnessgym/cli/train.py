@@ -8,9 +8,13 @@ import typer
 from harnessgym.cli.service import OVERRIDES, ShowOption, show_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from harnessgym.run_config import RunConfig
+    from harnessgym.run_folder import RunFolder
+    from harnessgym.supervisor.processes import Processes
 
 
 _EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all.
@@ -47,7 +51,7 @@ def register(root: typer.Typer) -> None:
             raise typer.BadParameter("give the run's TOML file, e.g. `harnessgym train run.toml`")
         try:
             loaded = load_config(RunConfig, config, context.args)
-            summary = _train(loaded, folder or Path("runs") / loaded.name)
+            summary = run_to_its_end(loaded, folder or Path("runs") / loaded.name)
         except KeyboardInterrupt:
             typer.echo("Interrupted. The same command goes on from here.", err=True)
             raise SystemExit(130) from None
@@ -56,8 +60,13 @@ def register(root: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
-    """Run to the end. After an interruption every process of the run ends, and the run can go on later."""
+def run_to_its_end(
+    config: "RunConfig", root: Path, children: "Callable[[RunFolder, RunConfig], Processes] | None" = None
+) -> dict[str, Any]:
+    """Run to the end, with processes on this machine or those that `children` makes. Returns the summary.
+
+    After an interruption every process of the run ends, and the run can go on later.
+    """
     from functools import partial
 
     from rich.console import Console
@@ -70,7 +79,7 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
     console = Console()
     folder = prepare(config, root, partial(console.print, markup=False, highlight=False, soft_wrap=True))
     claim_folder(folder)
-    supervisor = Supervisor(folder)
+    supervisor = Supervisor(folder, children=children and children(folder, folder.config()))
     try:
         with Dashboard(console) as dashboard:
             supervisor.notify = dashboard.say

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from harnessgym.admission import Admission
 from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
-from harnessgym.store import policies, rollouts, runs, workers
+from harnessgym.store import policies, presence, rollouts, runs, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
@@ -50,6 +50,8 @@ class Plan:
 
     def submit(self, conn: Connection, status: str) -> int:
         """Submit what the run's status calls for and admission allows. Returns how many groups."""
+        if status in EVALUATIONS or status == "training":
+            runs.lock(conn, self.run_id)  # several nodes submit, and no group twice
         if status in EVALUATIONS:
             return sum(self._submit_evaluation(conn, purpose) for purpose in EVALUATIONS[status])
         if status == "training":
@@ -81,7 +83,7 @@ class Plan:
             serving_step=steps.get(min(serving), 0),
             submitted=submitted,
             running=states.get("open", 0),
-            max_running=1 + -(-self.config.node.in_flight // options.group_size),
+            max_running=1 + -(-self.config.node.in_flight * max(1, presence.nodes(conn, self.run_id)) // options.group_size),
             total=options.steps * options.groups_per_step,
         )
         first, tasks = sum(states.values()), self._tasks["train"]

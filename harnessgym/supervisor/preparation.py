@@ -82,10 +82,12 @@ def claim_folder(folder: RunFolder) -> int:
     return lock
 
 
-def choose_sandbox(config: RunConfig, notify: Notify) -> str:
-    """The configured backend, or its fallback, announced, where this machine lacks it. Raises `ConfigError` without one."""
-    factory = load("sandbox", config.sandbox.backend)
-    problem: str | None = factory.unavailable()
+def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str | None]) -> str:
+    """The configured backend, or its fallback, announced, where nodes lack it. Raises `ConfigError` without one.
+
+    `lacks` says why nodes cannot use a backend.
+    """
+    problem = lacks(config.sandbox.backend)
     if problem is None:
         return config.sandbox.backend
     if not config.sandbox.fallback:
