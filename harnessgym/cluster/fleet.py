@@ -187,7 +187,7 @@ class Fleet:
             self._told.append(f"The {berth.name} process has left.")
         elif berth.state in ("placing", "starting") and berth.answer.done():
             if (error := berth.answer.exception()) is not None:
-                self._lose(berth, f"could not be {'made' if berth.state == 'placing' else 'told to start'} ({error})")
+                self._lose(berth, f"could not be {'made' if berth.state == 'placing' else 'told to start'} ({_short(error)})")
             elif berth.state == "placing":
                 self._arrive(berth, berth.answer.result())
             else:
@@ -294,6 +294,11 @@ def _problem(about: About) -> str | None:
             "share, under the same path."
         )
     return about.lacks
+
+
+def _short(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _state(berth: Berth) -> str:

@@ -1,7 +1,9 @@
 """Ray as the ground of a run: a place is an actor, placed by its resources, which ends with the supervisor's connection."""
 
 import contextlib
+import logging
 import secrets
+import socket
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -15,6 +17,7 @@ from harnessgym.errors import ConfigError, HarnessGymError
 
 _LEFTOVERS_S = 30.0
 _PAUSE_S = 0.1
+_CONNECT_S = 10.0
 
 
 class RayPlace(Place):
@@ -34,7 +37,7 @@ class RayHandle:
         self._actor = actor
 
     def call(self, method: str, *arguments: object) -> "Future[Any]":
-        """See `Handle`. A lost place's answer is a `RayError`."""
+        """See `Handle`. Ray answers for a lost place with a `RayError`."""
         answer: Future[Any] = getattr(self._actor, method).remote(*arguments).future()
         return answer
 
@@ -50,9 +53,11 @@ class RayGround:
     def __init__(self, options: ClusterSection, namespace: str) -> None:
         """Connect. Raises `ConfigError` if there is no cluster."""
         self._options, self._namespace = options, namespace
+        logging.getLogger("ray").setLevel(logging.ERROR)  # what dies is told by the supervisor, in a line
         try:
+            _refuse_silence(options.address)
             ray.init(address=options.address, namespace=namespace, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, RayError, RuntimeError) as error:
+        except (OSError, RayError, RuntimeError) as error:
             raise ConfigError(
                 f"cluster.address: no Ray cluster at {options.address!r} ({str(error).splitlines()[0]}). Start its head with "
                 "`ray start --head` on one machine and `ray start --address HEAD:6379` on the others."
@@ -105,6 +110,13 @@ class RayGround:
 
     def _ours(self, found: Any) -> bool:
         return bool(found["namespace"] == self._namespace)
+
+
+def _refuse_silence(address: str) -> None:
+    """Raises `OSError` if nobody listens at `HOST:PORT`: Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "://" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 def _amount(name: str, value: float) -> str:

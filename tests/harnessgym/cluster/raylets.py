@@ -1,5 +1,6 @@
-"""Two raylets on this machine: a Ray cluster with a folder, ports and processes of its own, gone when it is closed."""
+"""Raylets on this machine: a Ray cluster with a folder, ports and processes of its own, gone when it is closed."""
 
+import json
 import os
 import shutil
 import signal
@@ -10,7 +11,17 @@ import tempfile
 import time
 from pathlib import Path
 
+from harnessgym.process import identify
+
 _START_S = 90
+_SETTINGS = {
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""No workers before there is something for them to do; a dead machine is found out in seconds."""
 _STORE_BYTES = 80_000_000
 """Of the object store, on which nothing here rests: the smallest that Ray takes."""
 
@@ -23,7 +34,7 @@ def ray_available():
 
 
 class Raylets:
-    """A head and whatever machines are added to it; each has `cpus` processors and a resource of its own name."""
+    """A head and whatever machines are added to it."""
 
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="hg-ray-", dir="/tmp"))  # short: unix sockets lie in it
@@ -34,15 +45,19 @@ class Raylets:
     def address(self):
         return f"127.0.0.1:{self.port}"
 
-    def add(self, name, cpus=8):
-        """Start a raylet and wait until it is there; the first one is the head."""
+    def add(self, name, **resources):
+        """Start a machine with these resources, and wait until it is there; the first one is the head."""
         role = ["--address", self.address]
         if not self.machines:
             role = ["--head", f"--port={self.port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role, f"--num-cpus={cpus}"]
-        command += ["--node-ip-address=127.0.0.1", f"--object-store-memory={_STORE_BYTES}", f'--resources={{"{name}": 100}}']
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role, "--num-cpus=8"]
+        command += [
+            "--node-ip-address=127.0.0.1",
+            f"--object-store-memory={_STORE_BYTES}",
+            f"--resources={json.dumps(resources)}",
+        ]
         command += ["--include-log-monitor=false", "--disable-usage-stats"]
-        env = os.environ | {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0", "PYTHONWARNINGS": ""}
+        env = os.environ | _SETTINGS
         log = self.folder / f"{name}.log"
         with log.open("w") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
@@ -53,36 +68,25 @@ class Raylets:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
 
-    def raylet(self, name):
-        """The pid of a machine's raylet: a child of what was started for it."""
-        for pid in _children(self.machines[name].pid):
-            if "/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_text():
-                return pid
-        raise AssertionError(f"{name} has no raylet")
-
     def kill(self, name):
-        """A machine dies, and everything on it."""
+        """A machine dies: its raylet, and with it what ran there. Returns the pids of that."""
         process = self.machines.pop(name)
         below = _below(process.pid)
-        os.kill(self.raylet_of(below), signal.SIGKILL)
+        for pid in [pid for pid in below if b"/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes()]:
+            os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait()
         return below
 
-    def raylet_of(self, pids):
-        return next(pid for pid in pids if "/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_text())
-
     def close(self):
+        """End what was started, with what Ray started, without asking: Ray takes half a minute to say goodbye."""
+        known = [identify(pid) for process in self.machines.values() for pid in _below(process.pid)]
         for process in self.machines.values():
-            below = _below(process.pid)
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            for pid in below:
-                _end(pid)
+            process.kill()
+            process.wait()
+        for each in known:
+            if each is not None:
+                each.signal(signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -96,13 +100,6 @@ def _children(pid):
 def _below(pid):
     found = _children(pid)
     return found + [lower for child in found for lower in _below(child)]
-
-
-def _end(pid):
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _free_port():
