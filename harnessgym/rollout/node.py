@@ -64,6 +64,8 @@ class NodeSettings(Config):
     """Sandbox backend to use."""
     name: str = "node"
     """Name of this node, which no other of the run may have."""
+    workspaces: Path | None = None
+    """Folder for what rollouts work in, on a disk of this machine; one in the run's folder if not given."""
 
 
 async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) -> None:
@@ -72,12 +74,12 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
     Raises `SandboxError` when too much fails in a row for reasons not the policy's.
     """
     folder = RunFolder(settings.run)
-    config = folder.config()
+    config, workspaces = folder.config(), settings.workspaces or folder.workspaces
     with TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store:
         async with (
             ControlClient(settings.control_url, settings.control_key) as control,
             proxy_socket(settings) as socket_dir,
-            make_backend(settings, folder.workspaces, socket_dir) as backend,
+            make_backend(settings, workspaces, socket_dir) as backend,
         ):
             found = store.read(runs.only)
             if found is None:
@@ -89,7 +91,7 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             at = socket_dir / "proxy.sock"
             line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, at)
             line.second_opinion = config.node.second_opinion
-            pressure = Pressure(folder.workspaces, config.node)
+            pressure = Pressure(workspaces, config.node)
             node = Node(store, plan, line, config.node, pressure, settings.name, leaving)
             async with endpoints(node, settings.sandbox, config.policy.name, folder):
                 await node.serve()
