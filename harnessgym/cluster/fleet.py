@@ -128,6 +128,7 @@ class Fleet:
         wait([answer for _, answer, _ in self._ending], timeout=_END_S)
         for handle, _, _ in self._ending:
             handle.kill()
+        self._ending.clear()
         with contextlib.suppress(OSError):
             self._record()
         self.ground.close()

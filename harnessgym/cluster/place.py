@@ -91,7 +91,7 @@ class Place:
         self.host, self._silent_s = host, silent_s
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{own.pid}-{own.started}-"))
         self.folder.chmod(0o711)  # sandboxes of other users reach the proxy's socket in it
-        self._log = self.folder / "log"
+        self.log = self.folder / "log"
         self._sockets = [_listen(host) for _ in range(sockets)]
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0
@@ -124,13 +124,17 @@ class Place:
             settings["run"] = str(run.root)
         path = self.folder / "settings.json"
         write_json(path, settings, mode=0o600)
-        self._log.unlink(missing_ok=True)
+        self.log.unlink(missing_ok=True)
         descriptors = [listener.fileno() for listener in self._sockets[: len(order.listeners)]]
-        env = {"TMPDIR": str(self.folder)}
         self._asked = time.monotonic()
-        self._process = start_service(order.command, path, self._log, order.threads, descriptors, env)
+        self._process = self.run(order, path, descriptors)
         self._started += 1
         return self._process.pid
+
+    def run(self, order: Order, settings: Path, descriptors: list[int]) -> "subprocess.Popen[bytes]":
+        """Start the process itself; what it says goes to `log`."""
+        env = {"TMPDIR": str(self.folder)}
+        return start_service(order.command, settings, self.log, order.threads, descriptors, env)
 
     def look(self, started: int, position: int) -> Look:
         """How the process is, and what it wrote after `position` bytes of its log, if it is still that start of it."""
@@ -139,7 +143,7 @@ class Place:
         position = position if started == self._started else 0
         log = b""
         if self._process is not None:
-            with self._log.open("rb") as file:
+            with self.log.open("rb") as file:
                 file.seek(position)
                 log = file.read(_CHUNK)
         return Look(self._started, None if len(log) == _CHUNK else code, log)
