@@ -1,5 +1,6 @@
 """One process of a run as the supervisor knows it: what it needs, its place while it has one, and how it was last seen."""
 
+import contextlib
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -37,6 +38,8 @@ class Berth:
     code: int | None = None
     starts: int = 0
     """How many processes its place was told to start."""
+    ordered: float = 0.0
+    """When it was told to start the last one."""
     leaving: bool = False
     heard: float = field(default_factory=time.monotonic)
     """When a question was asked that the place has answered."""
@@ -88,14 +91,11 @@ class Berth:
 
     def _take(self, look: Look, log: Path) -> None:
         started, position = self._seen
-        if look.started == started:
-            position += len(look.log)
-        else:
-            position = len(look.log)
-        self._seen = (look.started, position)
-        if look.log:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            with log.open("ab") as file:
-                file.write(look.log)
+        with contextlib.suppress(OSError):  # a full disk: the same is asked for again
+            if look.log:
+                log.parent.mkdir(parents=True, exist_ok=True)
+                with log.open("ab") as file:
+                    file.write(look.log)
+            self._seen = (look.started, (position if look.started == started else 0) + len(look.log))
         if self.state == "running" and look.code is not None and look.started == self.starts:
             self.code, self.state = look.code, "ended"

@@ -19,7 +19,7 @@ from harnessgym.cluster.berth import KILLED, Berth, Role
 from harnessgym.cluster.ground import Ground, Handle
 from harnessgym.cluster.place import About, Order, release
 from harnessgym.cluster.wish import wish, wished
-from harnessgym.errors import ConfigError
+from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.supervisor.orders import Orders
@@ -84,7 +84,9 @@ class Fleet:
         self._await("started", lambda berth: berth.state in ("running", "ended"))
 
     def tend(self) -> list[str]:
-        """Move every process on, give up silent places, let nodes join and leave."""
+        """Move every process on, give up silent places, let nodes join and leave. Raises `HarnessGymError` if that is over."""
+        if not self._pulse.is_alive():
+            raise HarnessGymError("The supervisor can ask its places no more. The same command goes on from here.")
         with self._lock:
             for berth in list(self._berths.values()):
                 self._move_on(berth)
@@ -170,6 +172,8 @@ class Fleet:
                     f"cluster has {self.ground.room()}. Add machines, ask for less in [cluster], or raise cluster.wait_s."
                 )
             self.tend()
+            for name in [name for name, _ in self.exited() if self._berths[name].about is None]:
+                self.restart(name)
             time.sleep(_TICK_S)
 
     def _ask(self) -> None:
@@ -186,16 +190,16 @@ class Fleet:
         elif berth.leaving and berth.state in ("placing", "placed", "ended"):
             self._leave(self._berths.pop(berth.name))
             self._told.append(f"The {berth.name} process has left.")
-        elif berth.state in ("placing", "starting") and berth.answer.done():
+        elif berth.state == "placing" and berth.answer.done():
             if (error := berth.answer.exception()) is not None:
-                self._lose(berth, f"could not be {'made' if berth.state == 'placing' else 'told to start'} ({_short(error)})")
-            elif berth.state == "placing":
-                self._arrive(berth, berth.answer.result())
+                self._lose(berth, f"could not be made ({_short(error)})")
             else:
-                berth.pid, berth.state = berth.answer.result(), "running"
+                self._arrive(berth, berth.answer.result())
+        elif berth.state == "starting" and berth.answer.done():
+            self._started(berth)
         elif berth.state == "placed" and (order := self._order(berth)) is not None:
             berth.state, berth.starts, berth.told = "starting", berth.starts + 1, self._proxy
-            berth.answer = berth.handle.call("start", order)
+            berth.answer, berth.ordered = berth.handle.call("start", order), time.monotonic()
         elif berth.state == "running" and berth.role in ("engine", "node") and berth.told != self._proxy:
             berth.told = self._proxy
             self._told.append(f"The proxy has moved: the {berth.name} process is told where it is.")
@@ -212,6 +216,14 @@ class Fleet:
         self._told.append(f"The {berth.name} process cannot run on {about.name} ({about.host}), and leaves: {problem}")
         wish(self.folder, max(1, wished(self.folder) - 1))
         berth.leaving = True
+
+    def _started(self, berth: Berth) -> None:
+        """A place has started its process, or refused to, or cannot be reached: then it may have started it all the same."""
+        error = berth.answer.exception()
+        if error is None:
+            berth.pid, berth.state = berth.answer.result(), "running"
+        elif time.monotonic() - berth.ordered > self.config.cluster.silent_s:
+            self._lose(berth, f"could not be told to start ({_short(error)})")
 
     def _order(self, berth: Berth) -> Order | None:
         """What to start in a place; None as long as that cannot be said."""

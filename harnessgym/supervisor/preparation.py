@@ -20,6 +20,8 @@ from harnessgym.tasks.source import absolute, remarks_of, task_set
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
+_PLACING = {"cluster"}
+"""Sections that may change between two starts of a run: where its processes are is no part of what it is."""
 _UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
 
 
@@ -44,12 +46,18 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
             write_json(folder.config_path, config.model_dump(mode="json"))
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise ConfigError(f"The run folder {root} cannot be written ({error.strerror}). Give another --folder.") from error
-    elif changed := _differences(_recorded(folder).model_dump(mode="json"), config.model_dump(mode="json")):
+    elif changed := _differences(_essence(_recorded(folder)), _essence(config)):
         raise ConfigError(
             f"{root} holds a run with another configuration: {'; '.join(changed)}. "
             "Give another --folder, or remove that one first."
         )
+    elif _recorded(folder) != config:
+        write_json(folder.config_path, config.model_dump(mode="json"))
     return folder
+
+
+def _essence(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude=_PLACING)
 
 
 def _recorded(folder: RunFolder) -> RunConfig:

@@ -46,6 +46,9 @@ class Harbour:
 
     def start(self):
         self.fleet.open()
+        return self.start_all()
+
+    def start_all(self):
         orders = Orders(self.folder, self.config, "run", "policy", "key", "process", training=True)
         self.fleet.start_all(orders)
         return self
@@ -222,6 +225,26 @@ def test_a_start_without_room_says_what_is_missing(make):
     harbour = make(ground=LocalGround(SILENT_S, free=2), wait_s=0.5)
     with pytest.raises(ConfigError, match=r"could not be placed: engine-1, node-0, node-1.*CPU 0 of 100 free"):
         harbour.fleet.open()
+
+
+def test_a_machine_that_is_lost_before_the_start_is_replaced(make):
+    ground = LocalGround(SILENT_S)
+    harbour = make(ground=ground)
+    harbour.fleet.open()
+    ground.at("engine-0").lose()
+    harbour.start_all()
+    harbour.until(lambda: all(harbour.running(name) for name in ALL))
+    assert harbour.places("engine-0") == 2
+
+
+def test_a_log_that_cannot_be_written_is_fetched_when_it_can(make):
+    harbour = make()
+    harbour.folder.logs.write_text("in the way")
+    harbour.start()
+    harbour.until(lambda: harbour.running("trainer"))
+    time.sleep(0.5)
+    harbour.folder.logs.unlink()
+    harbour.until(lambda: harbour.fleet.last_words("trainer") == "up train-worker")
 
 
 class Elsewhere(LocalGround):

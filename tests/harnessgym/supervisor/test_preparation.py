@@ -87,6 +87,12 @@ class Lacking:
         return "bwrap is missing."
 
 
+def test_where_processes_are_placed_may_change_between_two_starts(tmp_path):
+    prepare(config(), tmp_path / "run")
+    folder = prepare(config(cluster={"nodes": 5}), tmp_path / "run")
+    assert folder.config().cluster.nodes == 5
+
+
 def test_a_folder_of_another_release_says_so(tmp_path):
     folder = prepare(config(), tmp_path / "run")
     recorded = json.loads(folder.config_path.read_text())
