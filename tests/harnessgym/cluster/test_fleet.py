@@ -172,11 +172,13 @@ def test_where_the_proxy_went_engines_and_nodes_are_told(make):
     harbour.until(lambda: all(harbour.running(name) for name in ALL))
     old, trainer = harbour.fleet.by_name["proxy"].urls, harbour.pid("trainer")
     harbour.ground.at("proxy").lose()
-    harbour.until(lambda: harbour.places("proxy") == 2)
+    told = ("node-0", "node-1", "engine-0", "engine-1")
+    harbour.until(lambda: all(harbour.fleet.by_name[name].restarts == 1 for name in told))
     harbour.until(lambda: all(harbour.running(name) for name in ALL))
     harnesses, control = harbour.fleet.by_name["proxy"].urls
     assert harnesses not in old
-    for name in ("node-0", "node-1", "engine-0", "engine-1"):
+    assert harbour.places("proxy") == 2
+    for name in told:
         assert control in json.dumps(harbour.settings(name))
         assert harbour.fleet.by_name[name].restarts == 1
         assert harbour.places(name) == 1
