@@ -54,8 +54,6 @@ def services(folder: RunFolder, told: RunConfig, run_id: str, policy_id: str) ->
         "control_key": key,
         "drain_s": told.engine.drain_s,
     }
-    sockets = folder.root / "sockets"
-    sockets.mkdir(exist_ok=True)
     return {
         "proxy": common
         | {"store": url, "run_id": run_id, "policy": told.policy.path, "control_key": key}
@@ -65,7 +63,6 @@ def services(folder: RunFolder, told: RunConfig, run_id: str, policy_id: str) ->
             "run": str(folder.root),
             "control_url": control,
             "control_key": key,
-            "proxy_socket_dir": str(sockets),
             "proxy_url": f"http://proxy:{PROXY}",
             "sandbox": told.sandbox.backend,
         },

@@ -4,10 +4,13 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -45,6 +48,38 @@ def end(process: ProcessId, grace_s: float = 2.0) -> None:
     while process.alive() and time.monotonic() < deadline:
         time.sleep(0.02)
     process.signal(signal.SIGKILL)
+
+
+def start_service(
+    command: str,
+    settings: Path,
+    log: Path,
+    threads: int,
+    descriptors: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `harnessgym COMMAND --config SETTINGS`, which is killed when the thread that calls this ends.
+
+    What it says is appended to `log`. `threads` is its share of torch and OpenMP, `descriptors` are inherited.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    extra = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        "HARNESSGYM_PARENT": str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+    }
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "harnessgym", command, "--config", str(settings)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=descriptors,
+            env={**os.environ, **(env or {}), **extra},
+            start_new_session=True,
+        )
 
 
 def die_with_parent(parent: int) -> None:

@@ -1,9 +1,10 @@
-"""What `harnessgym train run.toml` reads: one model, one section per part of a run."""
+"""What `harnessgym train run.toml` and `harnessgym cluster run.toml` read: one model, one section per part of a run."""
 
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from harnessgym.cluster.section import ClusterSection
 from harnessgym.config import Config
 from harnessgym.consumption import WhenStale
 from harnessgym.faults.fault import FaultsSection
@@ -212,7 +213,7 @@ class SupervisorSection(Config):
 
 
 class RunConfig(Config):
-    """One training run on one machine."""
+    """One training run."""
 
     name: str
     """Name of the run."""
@@ -235,6 +236,7 @@ class RunConfig(Config):
     metrics: MetricsSection = MetricsSection()
     store: StoreSection = StoreSection()
     supervisor: SupervisorSection = SupervisorSection()
+    cluster: ClusterSection = ClusterSection()
 
     @model_validator(mode="after")
     def _names_differ(self) -> "RunConfig":

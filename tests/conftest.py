@@ -9,13 +9,19 @@ from hypothesis import settings
 from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
 from harnessgym.sandboxes.engine import unavailable as docker_unavailable
+from tests.harnessgym.cluster.raylets import ray_available
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("harnessgym", deadline=None)  # a loaded machine is no counterexample
 settings.load_profile("harnessgym")
 
 collect_ignore_glob = ["*/samples/*"]  # tasks in other people's formats, tests of theirs among them
-NEEDED = {"bubblewrap": bubblewrap_available, "docker": docker_unavailable, "postgres": postgres_available}
+NEEDED = {
+    "bubblewrap": bubblewrap_available,
+    "docker": docker_unavailable,
+    "postgres": postgres_available,
+    "ray": ray_available,
+}
 
 
 def pytest_collection_modifyitems(items):

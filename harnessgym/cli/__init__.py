@@ -13,6 +13,7 @@ def app() -> typer.Typer:
     """The whole command tree."""
     from harnessgym.cli import (
         cheats,
+        cluster,
         doctor,
         engine,
         images,
@@ -45,6 +46,7 @@ def app() -> typer.Typer:
         doctor,
     ):  # fmt: skip
         module.register(root)
+    root.add_typer(cluster.app, name="cluster")
     root.add_typer(tasks.app, name="tasks")
     root.add_typer(traces.app, name="traces")
     root.add_typer(images.app, name="images")

@@ -8,10 +8,14 @@ import typer
 from harnessgym.cli.service import OVERRIDES, ShowOption, show_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from harnessgym.run_config import RunConfig
+    from harnessgym.run_folder import RunFolder
     from harnessgym.supervisor import Supervisor
+    from harnessgym.supervisor.processes import Processes
 
 
 _EPILOG = """Any setting can be given as `--section.key value`, and wins over the file; `--show-settings` lists them all.
@@ -48,7 +52,7 @@ def register(root: typer.Typer) -> None:
             raise typer.BadParameter("give the run's TOML file, e.g. `harnessgym train run.toml`")
         try:
             loaded = load_config(RunConfig, config, context.args)
-            summary = _train(loaded, folder or Path("runs") / loaded.name)
+            summary = run_to_its_end(loaded, folder or Path("runs") / loaded.name)
         except KeyboardInterrupt:
             typer.echo("Interrupted. The same command goes on from here.", err=True)
             raise SystemExit(130) from None
@@ -57,8 +61,13 @@ def register(root: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
-    """Run to the end. After an interruption every process of the run ends, and the run can go on later."""
+def run_to_its_end(
+    config: "RunConfig", root: Path, children: "Callable[[RunFolder, RunConfig], Processes] | None" = None
+) -> dict[str, Any]:
+    """Run to the end, with processes on this machine or those that `children` makes. Returns the summary.
+
+    After an interruption every process of the run ends, and the run can go on later.
+    """
     from functools import partial
 
     from rich.console import Console
@@ -70,7 +79,7 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
     console = Console()
     folder = prepare(config, root, partial(console.print, markup=False, highlight=False, soft_wrap=True))
     claim_folder(folder)
-    supervisor = Supervisor(folder)
+    supervisor = Supervisor(folder, children=children and children(folder, folder.config()))
     try:
         _serve(supervisor, console)
         return _conclude(supervisor, console)
@@ -80,15 +89,18 @@ def _train(config: "RunConfig", root: Path) -> dict[str, Any]:
 
 def _serve(supervisor: "Supervisor", console: "Console") -> None:
     """Serve the run, show it, keep what is shown, and feed its sinks."""
+    from functools import partial
+
     from harnessgym.cli.dashboard import Dashboard
     from harnessgym.metrics.feed import feeding
     from harnessgym.metrics.sink import SinkPlace
     from harnessgym.registry import load
     from harnessgym.supervisor.journal import Journal
+    from harnessgym.supervisor.processes import restarts
     from harnessgym.supervisor.progress import Observer
 
     folder, config = supervisor.folder, supervisor.config
-    observer = Observer(folder, supervisor.store, supervisor.children.restarts)
+    observer = Observer(folder, supervisor.store, partial(restarts, supervisor.children))
     dashboard = Dashboard(console, Journal(folder.observed_path).kept(observer.look))
     place = SinkPlace(folder.root, supervisor.run_id, config.name, config.metrics.project, config.model_dump(mode="json"))
     sinks = {name: load("sink", name) for name in config.metrics.sinks}

@@ -3,9 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,12 +33,15 @@ from harnessgym.rollout.stage import Stages
 from harnessgym.run_config import NodeSection
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandbox import SandboxBackend
-from harnessgym.store import TraceStore, backlog, policies, rollouts, runs
+from harnessgym.sandboxes.relay import Relay
+from harnessgym.store import TraceStore, backlog, policies, presence, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 from harnessgym.store.watch import Watch
 
 _LOG = logging.getLogger("harnessgym.node")
 _IDLE_S = 0.05
+_MOST_CONNECTIONS = 4_096
+"""That a node carries to a proxy on another machine at one time."""
 _LOOK_S = 0.2
 """How often a node looks which of its rollouts were taken from it."""
 
@@ -49,22 +55,31 @@ class NodeSettings(Config):
     """The proxy's control API: `unix:/path/to.sock` or `http://host:port`."""
     control_key: str
     """Its key."""
-    proxy_socket_dir: Path
-    """Folder that holds the proxy's socket, for sandboxes without a network."""
+    proxy_socket_dir: Path | None = None
+    """Folder that holds the proxy's socket, for sandboxes without a network. Without one, as where the proxy runs on another
+    machine, the node makes one and carries its connections to `proxy_url`."""
     proxy_url: str
     """The proxy's TCP address, for sandboxes that share this machine's network."""
     sandbox: str
     """Sandbox backend to use."""
+    name: str = "node"
+    """Name of this node, which no other of the run may have."""
+    workspaces: Path | None = None
+    """Folder for what rollouts work in, on a disk of this machine; one in the run's folder if not given."""
 
 
-async def serve(settings: NodeSettings) -> None:
-    """Run rollouts until the run is done. Raises `SandboxError` when too much fails in a row for reasons not the policy's."""
+async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) -> None:
+    """Run rollouts until the run is done, or until `leaving` is set and those that were claimed have ended.
+
+    Raises `SandboxError` when too much fails in a row for reasons not the policy's.
+    """
     folder = RunFolder(settings.run)
-    config = folder.config()
+    config, workspaces = folder.config(), settings.workspaces or folder.workspaces
     with TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store:
         async with (
             ControlClient(settings.control_url, settings.control_key) as control,
-            make_backend(settings, folder.workspaces) as backend,
+            proxy_socket(settings) as socket_dir,
+            make_backend(settings, workspaces, socket_dir) as backend,
         ):
             found = store.read(runs.only)
             if found is None:
@@ -73,11 +88,11 @@ async def serve(settings: NodeSettings) -> None:
             plan = Plan(found.id, policy_id, config, settings.sandbox)
             harnesses = {section.name: make_harness(section, backend.capabilities) for section in config.harnesses}
             rewards = make_rewards(config.rewards)
-            socket = settings.proxy_socket_dir / "proxy.sock"
-            line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, socket)
+            at = socket_dir / "proxy.sock"
+            line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, at)
             line.second_opinion = config.node.second_opinion
-            pressure = Pressure(folder.workspaces, config.node)
-            node = Node(store, plan, line, config.node, pressure)
+            pressure = Pressure(workspaces, config.node)
+            node = Node(store, plan, line, config.node, pressure, settings.name, leaving)
             async with endpoints(node, settings.sandbox, config.policy.name, folder):
                 await node.serve()
 
@@ -97,8 +112,30 @@ async def endpoints(node: "Node", sandbox: str, policy: str, folder: RunFolder) 
         yield
 
 
+@asynccontextmanager
+async def proxy_socket(settings: NodeSettings) -> AsyncIterator[Path]:
+    """The folder with the proxy's socket: the one that is given, or one whose connections are carried to the proxy."""
+    if settings.proxy_socket_dir is not None:
+        yield settings.proxy_socket_dir
+        return
+    with tempfile.TemporaryDirectory(prefix="harnessgym-node-") as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / "proxy.sock"))
+        (folder / "proxy.sock").chmod(0o666)
+        listening = await Relay(settings.proxy_url, most=_MOST_CONNECTIONS).serve(listener)
+        try:
+            yield folder
+        finally:
+            listening.close()
+
+
 def run(settings: NodeSettings) -> None:
-    """Entry point of `harnessgym node`. At SIGTERM it kills what its rollouts run and removes their workspaces."""
+    """Entry point of `harnessgym node`. At SIGTERM it kills what its rollouts run and removes their workspaces.
+
+    At SIGUSR1 it claims no more rollouts, and ends when those that it has are done.
+    """
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_serve_until_told(settings))
 
@@ -106,15 +143,17 @@ def run(settings: NodeSettings) -> None:
 async def _serve_until_told(settings: NodeSettings) -> None:
     task = asyncio.current_task()
     assert task is not None
+    leaving = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    await serve(settings)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, leaving.set)
+    await serve(settings, leaving)
 
 
-def make_backend(settings: NodeSettings, workspaces: Path) -> SandboxBackend:
+def make_backend(settings: NodeSettings, workspaces: Path, socket_dir: Path | None = None) -> SandboxBackend:
     """The node's sandbox backend, told what of this it can use."""
     factory = load("sandbox", settings.sandbox)
     offered = {
-        "proxy_socket_dir": settings.proxy_socket_dir,
+        "proxy_socket_dir": socket_dir or settings.proxy_socket_dir,
         "proxy_url": settings.proxy_url,
         "workspace_root": workspaces,
     }
@@ -136,20 +175,33 @@ class Planner(Protocol):
 class Node:
     """The loop around the pipeline."""
 
-    def __init__(self, store: TraceStore, plan: Planner, pipeline: Pipeline, options: NodeSection, pressure: Pressure) -> None:
+    def __init__(
+        self,
+        store: TraceStore,
+        plan: Planner,
+        pipeline: Pipeline,
+        options: NodeSection,
+        pressure: Pressure,
+        name: str = "node",
+        leaving: asyncio.Event | None = None,
+    ) -> None:
+        """`leaving` asks the node to end when the rollouts that it has are done."""
         self.store, self.plan, self.pipeline, self.options, self.pressure = store, plan, pipeline, options, pressure
-        self.holder = f"node-{os.getpid()}-{time.time_ns()}"
+        self.holder = f"{name}@{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
+        self.leaving = leaving or asyncio.Event()
         self.running: dict[asyncio.Task[None], RolloutRow] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self.stages = Stages(options)
         self.patience = Patience(options.abort_after_failures)
         self._renewed = self._looked = time.monotonic()
+        self._shown = -math.inf
 
     async def serve(self) -> None:
-        """Claim and run until the run has ended."""
+        """Claim and run until the run has ended, or the node has been asked to leave and has nothing left to do."""
         try:
             with self.store.watch(_IDLE_S, min(1.0, self.options.lease_s / 8)) as watch:
-                while (status := self._status()) not in ("done", "failed"):
+                while (status := self._status()) not in ("done", "failed") and not (self.leaving.is_set() and not self.running):
+                    await self._show()
                     await self.store.awrite(partial(self.plan.submit, status=status))
                     await self._requeue_lost()
                     await self._claim()
@@ -159,13 +211,28 @@ class Node:
             for task in self.running:
                 self._stop(task)
             await asyncio.gather(*self.running, return_exceptions=True)
+            await self._hide()
+
+    async def _show(self) -> None:
+        """Let the others know that this node takes rollouts, or that it does not any more."""
+        lease = self.options.lease_s
+        if self.leaving.is_set():
+            await self._hide()
+        elif time.monotonic() - self._shown > lease / 4:
+            self._shown = time.monotonic()
+            await self.store.awrite(partial(presence.show, run_id=self.plan.run_id, holder=self.holder, ttl_s=lease))
+
+    async def _hide(self) -> None:
+        if self._shown > -math.inf:
+            self._shown = -math.inf
+            await self.store.awrite(partial(presence.leave, run_id=self.plan.run_id, holder=self.holder))
 
     def _status(self) -> str:
         run = self.store.read(runs.only)
         return "failed" if run is None else run.status
 
     async def _claim(self) -> None:
-        free = self.stages.room(len(self.running))
+        free = 0 if self.leaving.is_set() else self.stages.room(len(self.running))
         if free > 0 and not self.pressure.tight():
             run_id, lease = self.plan.run_id, self.options.lease_s
             rows = await self.store.awrite(lambda conn: rollouts.claim(conn, run_id, self.holder, lease, free))

@@ -11,7 +11,7 @@ from harnessgym.admission import SERVING, Admission, groups_holding, serving_ste
 from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
 from harnessgym.staleness import VersionChain
-from harnessgym.store import backlog, policies, rollouts, runs, workers
+from harnessgym.store import backlog, policies, presence, rollouts, runs, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
@@ -50,6 +50,8 @@ class Plan:
 
     def submit(self, conn: Connection, status: str) -> int:
         """Submit what the run's status calls for and admission allows. Returns how many groups."""
+        if status in EVALUATIONS or status == "training":
+            runs.lock(conn, self.run_id)  # several nodes submit, and no group twice
         if status in EVALUATIONS:
             return sum(self._submit_evaluation(conn, purpose) for purpose in EVALUATIONS[status])
         if status == "training":
@@ -76,13 +78,14 @@ class Plan:
             return 0
         states = rollouts.group_states(conn, self.run_id, "train")
         submitted = sum(count for state, count in states.items() if state != "dropped")
+        places = self.config.node.in_flight * max(1, presence.nodes(conn, self.run_id))
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
             serving_step=served,
             submitted=submitted,
             running=groups_holding(rollouts.unfinished(conn, self.run_id, "train"), options.group_size),
-            max_running=1 + groups_holding(self.config.node.in_flight, options.group_size),
+            max_running=1 + groups_holding(places, options.group_size),
             total=options.steps * options.groups_per_step,
         )
         oldest = min(version for state, version in engines if state in SERVING)

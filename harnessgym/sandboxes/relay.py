@@ -1,4 +1,4 @@
-"""Carries connections from a rollout's own loopback to the proxy's unix socket.
+"""Carries connections from a rollout's own loopback to the proxy's unix socket, or from that to a proxy elsewhere.
 
 The listener comes from inside the rollout's network namespace, as a file descriptor; the relay accepts on it from
 outside. So the rollout reaches the proxy at `http://127.0.0.1:PORT`, and no file, folder or route of ours is inside.
@@ -8,19 +8,23 @@ Every connection is a fresh connect to `<folder>/proxy.sock`, retried for a whil
 import asyncio
 import socket
 from pathlib import Path
+from urllib.parse import urlsplit
 
 _FIRST_PAUSE_S = 0.01
 _LONGEST_PAUSE_S = 0.25
 _MOST_CONNECTIONS = 256
-"""Of one rollout at a time: each takes two descriptors of the node's. Further ones are dropped."""
+"""Of one rollout."""
 
 
 class Relay:
-    """Forwards to one proxy socket. `patience_s` is how long a connection waits for a proxy that is not there."""
+    """Forwards to one proxy, at a unix socket or at `http://host:port`.
 
-    def __init__(self, proxy_socket: Path, patience_s: float = 15.0) -> None:
-        self._proxy_socket = str(proxy_socket)
-        self._patience_s = patience_s
+    `patience_s` is how long a connection waits for a proxy that is not there, `most` how many there may be at a time: each
+    takes two descriptors of the node's. Further ones are dropped.
+    """
+
+    def __init__(self, proxy: Path | str, patience_s: float = 15.0, *, most: int = _MOST_CONNECTIONS) -> None:
+        self._proxy, self._patience_s, self.most = proxy, patience_s, most
 
     async def serve(self, listener: socket.socket) -> "Listening":
         """Takes the listener over, until the returned value is closed."""
@@ -37,14 +41,21 @@ class Relay:
         pause = _FIRST_PAUSE_S
         while True:
             try:
-                _, upstream = await loop.create_unix_connection(lambda: _Upstream(downstream), self._proxy_socket)
+                return await self._dial(downstream)
             except (FileNotFoundError, ConnectionRefusedError):
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-            else:
-                return upstream
+
+    async def _dial(self, downstream: "_Downstream") -> "_Upstream":
+        loop = asyncio.get_running_loop()
+        if isinstance(self._proxy, Path):
+            _, upstream = await loop.create_unix_connection(lambda: _Upstream(downstream), str(self._proxy))
+        else:
+            at = urlsplit(self._proxy)
+            _, upstream = await loop.create_connection(lambda: _Upstream(downstream), at.hostname or "127.0.0.1", at.port or 80)
+        return upstream
 
 
 class Listening:
@@ -114,7 +125,7 @@ class _Downstream(_Side):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert self.transport is not None
-        if len(self._listening.open) >= _MOST_CONNECTIONS:
+        if len(self._listening.open) >= self._listening.relay.most:
             self.transport.abort()
             return
         self.transport.pause_reading()

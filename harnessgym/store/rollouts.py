@@ -249,9 +249,10 @@ def lost(conn: Connection, run_id: str) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
-def expire(conn: Connection, run_id: str) -> None:
-    """End the leases of all rollouts that nodes run: the run's only node is known to be dead."""
-    running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running") & rollouts.c.holder.not_like("wrap-%")
+def expire(conn: Connection, run_id: str, node: str | None = None) -> None:
+    """End the leases of all rollouts that nodes run, or that the node of this name runs: it is known to be dead."""
+    holder = rollouts.c.holder.not_like("wrap-%") if node is None else rollouts.c.holder.startswith(f"{node}@", autoescape=True)
+    running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running") & holder
     conn.execute(update(rollouts).where(running).values(lease_expires=0.0))
 
 

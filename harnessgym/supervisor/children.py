@@ -2,23 +2,13 @@
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
-import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-from harnessgym.config import Config
-from harnessgym.errors import HarnessGymError
-from harnessgym.process import ProcessId, end, identify, interruption_deferred
+from harnessgym.process import ProcessId, end, identify, interruption_deferred, start_service
 from harnessgym.run_folder import RunFolder, write_json
-
-FATAL_EXIT = 2
-"""Exit status of an error that a restart cannot mend; its message is the last line of the log."""
-_WINDOW_S = 60.0
+from harnessgym.supervisor.processes import Restarts, last_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +18,7 @@ class ChildSpec:
     name: str
     command: str
     """Command of `harnessgym`, e.g. "proxy"."""
-    settings: Config | dict[str, object]
+    settings: dict[str, object]
     sockets: tuple[int, ...] = ()
     """Listening sockets it inherits."""
 
@@ -39,8 +29,17 @@ class Child:
 
     spec: ChildSpec
     process: subprocess.Popen[bytes]
-    restarts: int = 0
-    recent: deque[float] = field(default_factory=deque)
+    again: Restarts
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return self.again.count
+
+    @property
+    def where(self) -> str:
+        """Its pid."""
+        return f"pid {self.process.pid}"
 
 
 class Children:
@@ -64,7 +63,7 @@ class Children:
     def start(self, spec: ChildSpec) -> None:
         """Start a process."""
         with interruption_deferred():  # a child nobody knows of would be left behind
-            self.by_name[spec.name] = Child(spec, self._spawn(spec))
+            self.by_name[spec.name] = Child(spec, self._spawn(spec), Restarts(self.max_restarts))
             self._record()
 
     def exited(self) -> list[tuple[str, int]]:
@@ -73,23 +72,11 @@ class Children:
 
     def restart(self, name: str) -> None:
         """Start a process again. Raises `HarnessGymError` if it has died too often within a minute."""
-        child, now = self.by_name[name], time.monotonic()
-        while child.recent and now - child.recent[0] > _WINDOW_S:
-            child.recent.popleft()
-        if len(child.recent) >= self.max_restarts:
-            raise HarnessGymError(
-                f"The {name} process ended {len(child.recent) + 1} times within a minute, so it is not started again. "
-                f"Its log is {self.log_path(name)}; the last of it:\n{self.last_words(name)}"
-            )
-        child.recent.append(now)
-        child.restarts += 1
+        child = self.by_name[name]
+        child.again.add(name, self.log_path(name))
         with interruption_deferred():
             child.process = self._spawn(child.spec)
             self._record()
-
-    def restarts(self) -> int:
-        """How often processes that still run were started again."""
-        return sum(child.restarts for child in self.by_name.values())
 
     def forget(self, name: str) -> None:
         """A process has done its work."""
@@ -115,39 +102,14 @@ class Children:
         """Where a process writes what it has to say."""
         return self.folder.logs / f"{name}.log"
 
-    def last_words(self, name: str, size: int = 1_500) -> str:
-        """The end of a process's log: the error it ended with, if it is one of ours, else its last `size` bytes."""
-        try:
-            text = self.log_path(name).read_bytes()[-4 * size :].decode(errors="replace").strip()
-        except FileNotFoundError:
-            return "(it wrote nothing)"
-        start = text.rfind("\nharnessgym: ") + 1
-        return text[start:] if text.startswith("harnessgym: ", start) else text[-size:] or "(it wrote nothing)"
+    def last_words(self, name: str) -> str:
+        """The end of a process's log; see `harnessgym.supervisor.processes.last_words`."""
+        return last_words(self.log_path(name))
 
     def _spawn(self, spec: ChildSpec) -> subprocess.Popen[bytes]:
-        settings = spec.settings.model_dump(mode="json") if isinstance(spec.settings, Config) else spec.settings
-        path = self.folder.root / "services" / f"{spec.name}.json"
-        write_json(path, settings, mode=0o600)
-        self.folder.logs.mkdir(parents=True, exist_ok=True)
-        threads = str(self.threads)
-        extra = {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "TOKENIZERS_PARALLELISM": "false",
-            "HARNESSGYM_PARENT": str(os.getpid()),
-            "PYTHONUNBUFFERED": "1",
-        }
-        log: IO[bytes]
-        with self.log_path(spec.name).open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "harnessgym", spec.command, "--config", str(path)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=spec.sockets,
-                env={**os.environ, **extra},
-                start_new_session=True,
-            )
+        settings = self.folder.root / "services" / f"{spec.name}.json"
+        write_json(settings, spec.settings, mode=0o600)
+        return start_service(spec.command, settings, self.log_path(spec.name), self.threads, spec.sockets)
 
     def _record(self) -> None:
         known = {name: identify(child.process.pid) for name, child in self.by_name.items()}

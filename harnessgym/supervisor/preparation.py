@@ -21,6 +21,8 @@ from harnessgym.tasks.source import absolute, remarks_of, task_set
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
+_PLACING = {"cluster"}
+"""Sections that may change between two starts of a run: where its processes are is no part of what it is."""
 _UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
 
 
@@ -52,14 +54,14 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
             f"{root} holds a run with another configuration: {'; '.join(changed)}. "
             "Give another --folder, or remove that one first."
         )
-    if recorded.metrics != config.metrics:
+    if recorded != config:
         write_json(folder.config_path, config.model_dump(mode="json"))
     return folder
 
 
 def _essence(config: RunConfig) -> dict[str, Any]:
-    """What makes a run the run it is: all but where its numbers go."""
-    return config.model_dump(mode="json", exclude={"metrics"})
+    """What makes a run the run it is: all but where its processes are and its numbers go."""
+    return config.model_dump(mode="json", exclude=_PLACING | {"metrics"})
 
 
 def _recorded(folder: RunFolder) -> RunConfig:
@@ -92,10 +94,12 @@ def claim_folder(folder: RunFolder) -> int:
     return lock
 
 
-def choose_sandbox(config: RunConfig, notify: Notify) -> str:
-    """The configured backend, or its fallback, announced, where this machine lacks it. Raises `ConfigError` without one."""
-    factory = load("sandbox", config.sandbox.backend)
-    problem: str | None = factory.unavailable()
+def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str | None]) -> str:
+    """The configured backend, or its fallback, announced, where nodes lack it. Raises `ConfigError` without one.
+
+    `lacks` says why nodes cannot use a backend.
+    """
+    problem = lacks(config.sandbox.backend)
     if problem is None:
         return config.sandbox.backend
     if not config.sandbox.fallback:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 from harnessgym.store import TraceStore, policies, rollouts, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.store.workers import WorkerRow
-from harnessgym.supervisor.children import Children
+from harnessgym.supervisor.processes import Processes
 
 _PURPOSES: Mapping[str, tuple[str, ...]] = {
     "evaluating_before": ("before_sampled", "before_greedy"),
@@ -45,7 +45,7 @@ class StallWatch:
     store: TraceStore
     run_id: str
     policy_id: str
-    children: Children
+    children: Processes
     period_s: float
     _last: tuple[object, ...] = ()
     _since: float = field(default_factory=time.monotonic)
@@ -76,7 +76,7 @@ class StallWatch:
         ]
         for name, child in self.children.by_name.items():
             words = self.children.last_words(name).splitlines()
-            lines.append(f"  {name} (pid {child.process.pid}, {child.restarts} restarts): {words[-1][:160]}")
+            lines.append(f"  {name} ({child.where}, {child.restarts} restarts): {words[-1][:160]}")
         return "\n".join([*lines, f"  Logs: {self.children.folder.logs}. Ctrl-C ends the run; the same command goes on."])
 
 

@@ -17,15 +17,15 @@ from sqlalchemy import Connection
 from harnessgym import disk
 from harnessgym.errors import HarnessGymError, StoreError
 from harnessgym.process import interruption_deferred, undisturbed
-from harnessgym.rollout.node import NodeSettings
 from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.runs import RunStatus
-from harnessgym.supervisor.children import FATAL_EXIT, Children, ChildSpec
+from harnessgym.supervisor.local import LocalProcesses
+from harnessgym.supervisor.orders import Orders
 from harnessgym.supervisor.preparation import Notify, choose_sandbox
-from harnessgym.supervisor.sockets import Sockets, url_of
+from harnessgym.supervisor.processes import FATAL_EXIT, Processes
 from harnessgym.supervisor.stall import StallWatch
 from harnessgym.traces.account import exclude_rest
 
@@ -36,10 +36,11 @@ _CLEANUP_S = 3.0
 class Supervisor:
     """Runs one run to its end."""
 
-    def __init__(self, folder: RunFolder, notify: Notify = print) -> None:
+    def __init__(self, folder: RunFolder, notify: Notify = print, children: Processes | None = None) -> None:
+        """`children` are those of this machine if not given."""
         self.folder, self.config, self.notify = folder, folder.config(), notify
         self.store = TraceStore.create(folder.store_url(), synchronous=self.config.store.synchronous)
-        self.children = Children(folder, self.config.supervisor.threads, self.config.supervisor.max_restarts)
+        self.children: Processes = children or LocalProcesses(folder, self.config)
         self.run_id, self.policy_id = self._enter_run()
         self.stages = self._stages()
         self._saved = 0.0
@@ -57,22 +58,25 @@ class Supervisor:
             return "done"
         with contextlib.ExitStack() as cleanup:
             with interruption_deferred():  # from the first thing that is taken over or made, there is a cleanup
-                sockets = self._take_over()
-                cleanup.callback(self._end, sockets)
-            self._serve(sockets, watch)
+                cleanup.callback(self._end)
+                self._take_over()
+            self._serve(watch)
         return self.status
 
-    def _serve(self, sockets: Sockets, watch: Callable[["Supervisor"], None]) -> None:
+    def _serve(self, watch: Callable[["Supervisor"], None]) -> None:
         stall = StallWatch(self.store, self.run_id, self.policy_id, self.children, self.config.supervisor.stall_s)
         try:
-            self._start_all(sockets)
+            self.children.open()
+            self._start_all()
             while (status := self.status) != "done":
                 started = time.monotonic()
+                for told in self.children.tend():
+                    self.notify(told)
                 self._check_processes(status)
                 self._advance(status)
                 watch(self)
-                if told := stall.look(status):
-                    self.notify(told)
+                if stalled := stall.look(status):
+                    self.notify(stalled)
                 time.sleep(_TICK_S)
                 self._count(status, time.monotonic() - started)
         except (HarnessGymError, OSError) as error:
@@ -80,21 +84,19 @@ class Supervisor:
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, "failed"))
             raise
 
-    def _take_over(self) -> Sockets:
-        """End what an earlier supervisor of this run left, and open the run's sockets."""
+    def _take_over(self) -> None:
+        """End what an earlier supervisor of this run left."""
         for name in self.children.end_leftovers():
             self.notify(f"Ended the {name} process that an earlier supervisor of this run had left.")
         self.store.write(partial(rollouts.expire, run_id=self.run_id))
         self.store.write(partial(workers.retire, run_id=self.run_id))
         if self.status == "failed":
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, self._resumed_status()))
-        return Sockets(self.config.engine.workers, self.folder.root / "sockets.json")
 
-    def _end(self, sockets: Sockets) -> None:
+    def _end(self) -> None:
         """End every process and remove what only they needed."""
         with undisturbed():
-            self.children.end_all()
-            sockets.close()
+            self.children.close()
             self._remove_workspaces()
             with contextlib.suppress(OSError):
                 self._count("", 0.0, save=True)
@@ -123,58 +125,11 @@ class Supervisor:
             run_id = run.id
         return run_id, self.store.write(lambda conn: policies.register(conn, run_id, self.config.policy.name))
 
-    def _start_all(self, sockets: Sockets) -> None:
-        config, url, key = self.config, self.folder.store_url(), secrets.token_urlsafe(24)
-        sandbox = choose_sandbox(config, self.notify)
+    def _start_all(self) -> None:
+        sandbox = choose_sandbox(self.config, self.notify, self.children.lacks)
         write_json(self.folder.root / "sandbox.json", sandbox)
-        fds = (sockets.tcp.fileno(), sockets.unix.fileno(), sockets.control.fileno())
-        proxy = {
-            "store": url,
-            "run_id": self.run_id,
-            "policy": config.policy.path,
-            "synchronous": config.store.synchronous,
-            "fd": fds[0],
-            "uds_fd": fds[1],
-            "control_fd": fds[2],
-            "control_key": key,
-            "served_model_name": config.policy.name,
-            "max_length": config.engine.max_length,
-        }
-        self.children.start(ChildSpec("proxy", "proxy", proxy, fds))
-        for index, listener in enumerate(sockets.engines):
-            agent = {
-                "store": url,
-                "policy_id": self.policy_id,
-                "run_id": self.run_id,
-                "address": url_of(listener),
-                "control_url": sockets.control_url,
-                "control_key": key,
-                "update_leases": config.engine.updates_at_once,
-                "drain_s": config.engine.drain_s,
-            }
-            engine = {
-                "model": config.policy.path,
-                "served_model_name": config.policy.name,
-                "fd": listener.fileno(),
-                "worker_id": f"engine-{index}",
-                "max_batch": config.engine.max_batch,
-                "max_length": config.engine.max_length,
-                "threads": config.supervisor.threads,
-                "seed": config.seed + index,
-                "agent": agent,
-            }
-            self.children.start(ChildSpec(f"engine-{index}", "engine", engine, (listener.fileno(),)))
-        node = NodeSettings(
-            run=self.folder.root,
-            control_url=sockets.control_url,
-            control_key=key,
-            proxy_socket_dir=sockets.proxy_folder,
-            proxy_url=sockets.proxy_url,
-            sandbox=sandbox,
-        )
-        self.children.start(ChildSpec("node", "node", node))
-        if self.status in ("evaluating_before", "training"):
-            self.children.start(ChildSpec("trainer", "train-worker", {"run": str(self.folder.root)}))
+        key, training = secrets.token_urlsafe(24), self.status in ("evaluating_before", "training")
+        self.children.start_all(Orders(self.folder, self.config, self.run_id, self.policy_id, key, sandbox, training))
 
     def _check_processes(self, status: RunStatus) -> None:
         for name, code in self.children.exited():
@@ -188,8 +143,8 @@ class Supervisor:
             self.notify(f"The {name} process ended (status {code}) while {status.replace('_', ' ')}; starting it again.")
             if name.startswith("engine-"):
                 self.store.write(partial(workers.set_state, worker_id=name, state="dead"))
-            if name == "node":
-                self.store.write(lambda conn: rollouts.expire(conn, self.run_id))
+            if name.startswith("node"):
+                self.store.write(partial(rollouts.expire, run_id=self.run_id, node=name))
             self.children.restart(name)
 
     def _refuse_full_disk(self, error: BaseException | None) -> None:

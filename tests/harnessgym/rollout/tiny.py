@@ -28,6 +28,7 @@ HARNESSES = {
     "floods": "call(); sys.stdout.write('x' * 12_000_000); sys.stderr.write('y' * 12_000_000)",
     "never_calls": "print('nothing to do')",
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
+    "gated": ("call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', 'w').write('x')"),
     "eats": "call(); bytearray(64 << 30)",
     "is_killed": "call(); os.kill(os.getpid(), 9)",
     "fills": "call(); raise OSError(28, 'No space left on device')",
@@ -74,6 +75,10 @@ class Tiny:
 
 class Impatient(Tiny):
     limits = Limits(wall_s=1.0, turns=4)
+
+
+class Patient(Tiny):
+    limits = Limits(wall_s=120.0, turns=4)
 
 
 class Containers(Tiny):

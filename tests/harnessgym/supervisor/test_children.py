@@ -6,7 +6,8 @@ import pytest
 from harnessgym.errors import HarnessGymError
 from harnessgym.process import ProcessId
 from harnessgym.run_folder import RunFolder
-from harnessgym.supervisor.children import FATAL_EXIT, Children, ChildSpec
+from harnessgym.supervisor.children import Children, ChildSpec
+from harnessgym.supervisor.processes import FATAL_EXIT
 
 
 @pytest.fixture

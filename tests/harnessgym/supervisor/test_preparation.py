@@ -97,18 +97,28 @@ sys.stdin.read()
 
 def test_a_backend_this_machine_lacks_is_replaced_only_with_a_word(tmp_path):
     said = []
+
+    def lacks(backend):
+        return "bwrap is missing." if backend.endswith("Lacking") else None
+
     lacking = config(sandbox={"backend": "tests.harnessgym.supervisor.test_preparation:Lacking"})
-    assert choose_sandbox(lacking, said.append) == "process"
+    assert choose_sandbox(lacking, said.append, lacks) == "process"
     assert "bwrap is missing" in said[0]
     refusing = config(sandbox={"backend": "tests.harnessgym.supervisor.test_preparation:Lacking", "fallback": None})
     with pytest.raises(ConfigError, match="bwrap is missing"):
-        choose_sandbox(refusing, said.append)
+        choose_sandbox(refusing, said.append, lacks)
 
 
 class Lacking:
     @staticmethod
     def unavailable():
         return "bwrap is missing."
+
+
+def test_where_processes_are_placed_may_change_between_two_starts(tmp_path):
+    prepare(config(), tmp_path / "run")
+    folder = prepare(config(cluster={"nodes": 5}), tmp_path / "run")
+    assert folder.config().cluster.nodes == 5
 
 
 def test_a_folder_of_another_release_says_so(tmp_path):

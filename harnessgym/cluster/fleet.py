@@ -1,0 +1,329 @@
+"""The processes of a run on a cluster, each in a place of its own, behind the same supervisor as on one machine.
+
+A thread keeps asking every place how its process is, whatever the supervisor is busy with; all decisions are made by the
+supervisor's calls, which wait for nothing but for the first places.
+
+    placing ──► placed ──► starting ──► running ──► ended ──► placed     its process ended, the place is there
+       ▲                                              └──────► placing   the place was lost: another one, elsewhere
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+from harnessgym.cluster.berth import KILLED, Berth, Role
+from harnessgym.cluster.ground import Ground, Handle
+from harnessgym.cluster.place import About, Order, release
+from harnessgym.cluster.wish import wish, wished
+from harnessgym.errors import ConfigError, HarnessGymError
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.supervisor.orders import Orders
+from harnessgym.supervisor.processes import Restarts, last_words
+
+_TICK_S = 0.1
+_END_S = 8.0
+_SOCKETS: Mapping[Role, int] = {"proxy": 2, "engine": 1, "node": 0, "trainer": 0}
+_LISTENERS: Mapping[Role, tuple[str, ...]] = {"proxy": ("fd", "control_fd"), "engine": ("fd",), "node": (), "trainer": ()}
+_COMMANDS: Mapping[Role, str] = {"proxy": "proxy", "engine": "engine", "node": "node", "trainer": "train-worker"}
+
+
+class Fleet:
+    """See `harnessgym.supervisor.processes.Processes`."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig, ground: Ground) -> None:
+        """Raises `ConfigError` for a run that one machine alone could run."""
+        refuse_unshared(config)
+        self.folder, self.config, self.ground = folder, config, ground
+        self.orders: Orders | None = None
+        self._berths: dict[str, Berth] = {}
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._pulse = threading.Thread(target=self._ask, name="pulse", daemon=True)
+        self._told: list[str] = []
+        self._ending: list[tuple[Handle, Future[Any], float]] = []
+        self._recorded: object = None
+        self._looked = 0.0
+
+    @property
+    def by_name(self) -> Mapping[str, Berth]:
+        """See `Processes`."""
+        return self._berths
+
+    def end_leftovers(self) -> list[str]:
+        """See `Processes`."""
+        return self.ground.end_leftovers()
+
+    def open(self) -> None:
+        """Ask for places for everything but the trainer, and wait for them. Raises `ConfigError` if they cannot be had."""
+        self._pulse.start()
+        self._claim("proxy", "proxy")
+        for index in range(self.config.engine.workers):
+            self._claim(f"engine-{index}", "engine")
+        for index in range(wished(self.folder)):
+            self._claim(f"node-{index}", "node")
+        self._await("placed", lambda berth: berth.state == "placed")
+
+    def lacks(self, backend: str) -> str | None:
+        """Why any of the nodes' machines cannot use a sandbox backend."""
+        asked = [(berth, berth.handle.call("lacks", backend)) for berth in self._of("node")]
+        for berth, answer in asked:
+            if problem := answer.result(self.config.cluster.wait_s):
+                return f"{berth.where}: {problem}"
+        return None
+
+    def start_all(self, orders: Orders) -> None:
+        """See `Processes`."""
+        self.orders = orders
+        if orders.training:
+            self._claim("trainer", "trainer")
+        self._await("started", lambda berth: berth.state in ("running", "ended"))
+
+    def tend(self) -> list[str]:
+        """Move every process on, give up silent places, let nodes join and leave. Raises `HarnessGymError` if that is over."""
+        if not self._pulse.is_alive():
+            raise HarnessGymError("The supervisor can ask its places no more. The same command goes on from here.")
+        with self._lock:
+            for berth in list(self._berths.values()):
+                self._move_on(berth)
+            self._follow_wish()
+            self._see_off()
+            self._record()
+            told, self._told = self._told, []
+        return told
+
+    def exited(self) -> list[tuple[str, int]]:
+        """See `Processes`."""
+        with self._lock:
+            ended = [berth for berth in self._berths.values() if berth.state == "ended" and not berth.leaving]
+            return [(berth.name, KILLED if berth.code is None else berth.code) for berth in ended]
+
+    def restart(self, name: str) -> None:
+        """Start a process again in its place, or in another one if that is lost. Raises `HarnessGymError` if too often."""
+        with self._lock:
+            berth = self._berths[name]
+            berth.again.add(name, self.log_path(name))
+            berth.code = None
+            if berth.about is None:
+                self._place(berth)
+            else:
+                berth.state = "placed"
+
+    def forget(self, name: str) -> None:
+        """See `Processes`."""
+        with self._lock:
+            self._leave(self._berths.pop(name))
+            self._record()
+
+    def close(self) -> None:
+        """End all processes with their places."""
+        self._over.set()
+        if self._pulse.is_alive():
+            self._pulse.join()
+        for berth in self._berths.values():
+            self._leave(berth)
+        self._berths.clear()
+        wait([answer for _, answer, _ in self._ending], timeout=_END_S)
+        for handle, _, _ in self._ending:
+            handle.kill()
+        self._ending.clear()
+        with contextlib.suppress(OSError):
+            self._record()
+        self.ground.close()
+
+    def log_path(self, name: str) -> Path:
+        """Here comes what the process writes, wherever it is."""
+        return self.folder.logs / f"{name}.log"
+
+    def last_words(self, name: str) -> str:
+        """See `Processes`."""
+        return last_words(self.log_path(name))
+
+    def _of(self, role: Role) -> list[Berth]:
+        return [berth for berth in self._berths.values() if berth.role == role]
+
+    def _claim(self, name: str, role: Role) -> None:
+        need = getattr(self.config.cluster, role)
+        handle, again = self.ground.claim(name, need, _SOCKETS[role]), Restarts(self.config.supervisor.max_restarts)
+        with self._lock:
+            self._berths[name] = Berth(name, role, need, again, handle, self._about(handle, role))
+
+    def _place(self, berth: Berth) -> None:
+        """Ask for another place."""
+        handle = self.ground.claim(berth.name, berth.need, _SOCKETS[berth.role])
+        berth.move(handle, self._about(handle, berth.role))
+
+    def _about(self, handle: Handle, role: Role) -> "Future[Any]":
+        shared = [str(self.folder.config_path)] if role in ("engine", "trainer") else []
+        shared += [] if role == "node" else [str(Path(self.config.policy.path) / "config.json")]
+        return handle.call("about", shared, self.orders.sandbox if role == "node" and self.orders is not None else None)
+
+    def _await(self, what: str, there: Callable[[Berth], bool]) -> None:
+        """Wait for all processes. Raises `ConfigError` that names those that did not come."""
+        deadline = time.monotonic() + self.config.cluster.wait_s
+        while late := [berth.name for berth in self._berths.values() if not there(berth)]:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"After {self.config.cluster.wait_s:g} s these processes could not be {what}: {', '.join(late)}. The "
+                    f"cluster has {self.ground.room()}. Add machines, ask for less in [cluster], or raise cluster.wait_s."
+                )
+            self.tend()
+            for name in [name for name, _ in self.exited() if self._berths[name].about is None]:
+                self.restart(name)
+            time.sleep(_TICK_S)
+
+    def _ask(self) -> None:
+        """The pulse: how is everybody?"""
+        while not self._over.wait(_TICK_S):
+            with self._lock:
+                for berth in self._berths.values():
+                    if berth.about is not None:
+                        berth.see(self.log_path(berth.name))
+
+    def _move_on(self, berth: Berth) -> None:
+        if berth.silent(self.config.cluster.silent_s):
+            self._lose(berth, f"has not answered for {self.config.cluster.silent_s:g} s")
+        elif berth.leaving and berth.state in ("placing", "placed", "ended"):
+            self._leave(self._berths.pop(berth.name))
+            self._told.append(f"The {berth.name} process has left.")
+        elif berth.state == "placing" and berth.answer.done():
+            if (error := berth.answer.exception()) is not None:
+                self._lose(berth, f"could not be made ({_short(error)})")
+            else:
+                self._arrive(berth, berth.answer.result())
+        elif berth.state == "starting" and berth.answer.done():
+            self._started(berth)
+        elif berth.state == "placed" and (order := self._order(berth)) is not None:
+            berth.state, berth.starts, berth.told = "starting", berth.starts + 1, self._proxy
+            berth.answer, berth.ordered = berth.handle.call("start", order), time.monotonic()
+        elif berth.state == "running" and berth.role in ("engine", "node") and berth.told != self._proxy:
+            berth.told = self._proxy
+            self._told.append(f"The proxy has moved: the {berth.name} process is told where it is.")
+            berth.handle.call("stop")
+
+    def _arrive(self, berth: Berth, about: About) -> None:
+        """A place is there. Raises `ConfigError` if the process cannot work there and is no node that others can do without."""
+        berth.about, berth.state, berth.heard = about, "placed", time.monotonic()
+        problem = _problem(about)
+        if problem is None:
+            return
+        if berth.role != "node" or self.orders is None:
+            raise ConfigError(f"The {berth.name} process cannot run on {about.name} ({about.host}): {problem}")
+        self._told.append(f"The {berth.name} process cannot run on {about.name} ({about.host}), and leaves: {problem}")
+        wish(self.folder, max(1, wished(self.folder) - 1))
+        berth.leaving = True
+
+    def _started(self, berth: Berth) -> None:
+        """A place has started its process, or refused to, or cannot be reached: then it may have started it all the same."""
+        error = berth.answer.exception()
+        if error is None:
+            berth.pid, berth.state = berth.answer.result(), "running"
+        elif time.monotonic() - berth.ordered > self.config.cluster.silent_s:
+            self._lose(berth, f"could not be told to start ({_short(error)})")
+
+    def _order(self, berth: Berth) -> Order | None:
+        """What to start in a place; None as long as that cannot be said."""
+        orders, proxy = self.orders, self._proxy
+        if orders is None or (berth.role in ("engine", "node") and not proxy):
+            return None
+        config: dict[str, Any] | None = None
+        if berth.role == "proxy":
+            settings = orders.proxy()
+        elif berth.role == "engine":
+            settings = orders.engine(berth.name, berth.urls[0], proxy[1])
+        elif berth.role == "node":
+            settings, config = orders.node(berth.name, proxy[1], proxy[0]), self.config.model_dump(mode="json")
+        else:
+            settings = orders.trainer()
+        return Order(_COMMANDS[berth.role], settings, _LISTENERS[berth.role], config, self.config.supervisor.threads)
+
+    @property
+    def _proxy(self) -> tuple[str, ...]:
+        """Where the proxy listens, for harnesses and for control; empty while it has no place."""
+        berth = self._berths.get("proxy")
+        return () if berth is None else berth.urls
+
+    def _lose(self, berth: Berth, why: str) -> None:
+        self._told.append(f"The place of {berth.name} {why}: {berth.where}. It is looked for elsewhere.")
+        berth.handle.kill()
+        berth.about, berth.code, berth.state = None, KILLED, "ended"
+
+    def _follow_wish(self) -> None:
+        """Let nodes join or leave until there are as many as are wanted."""
+        if self.orders is None or time.monotonic() - self._looked < 1.0:
+            return
+        self._looked = time.monotonic()
+        staying = [berth for berth in self._of("node") if not berth.leaving]
+        wanted = wished(self.folder)
+        names = {berth.name for berth in self._of("node")}
+        unused = (name for index in range(wanted + len(names)) if (name := f"node-{index}") not in names)
+        for name in list(unused)[: max(0, wanted - len(staying))]:
+            self._claim(name, "node")
+            self._told.append(f"The {name} process joins.")
+        for berth in sorted(staying, key=lambda berth: int(berth.name.partition("-")[2]))[wanted:]:
+            berth.leaving = True
+            self._told.append(f"The {berth.name} process leaves when the rollouts that it has are done.")
+            if berth.about is not None:
+                berth.handle.call("drain")
+
+    def _leave(self, berth: Berth) -> None:
+        """End a place that is needed no more, without waiting for it."""
+        if berth.about is None:
+            berth.handle.kill()
+        else:
+            self._ending.append((berth.handle, berth.handle.call("end"), time.monotonic() + _END_S))
+
+    def _see_off(self) -> None:
+        """Let go of places that have ended, or take too long to."""
+        for handle, answer, deadline in list(self._ending):
+            if answer.done() or time.monotonic() > deadline:
+                handle.kill()
+                self._ending.remove((handle, answer, deadline))
+
+    def _record(self) -> None:
+        """Write down, for people, which process is where."""
+        rows = {
+            berth.name: {"state": _state(berth), "where": berth.where, "restarts": berth.restarts} for berth in self._sorted()
+        }
+        if rows != self._recorded:
+            self._recorded = rows
+            write_json(self.folder.root / "places.json", rows)
+
+    def _sorted(self) -> Iterable[Berth]:
+        return sorted(self._berths.values(), key=lambda berth: berth.name)
+
+
+def _problem(about: About) -> str | None:
+    """Why processes of the run cannot work on a machine."""
+    if about.release != release():
+        return f"it has {about.release}, the supervisor {release()}. Install the same on all machines."
+    if about.missing:
+        return (
+            f"there is no {', '.join(about.missing)}. The run's folder and the policy must be on a disk that all machines "
+            "share, under the same path."
+        )
+    return about.lacks
+
+
+def _short(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _state(berth: Berth) -> str:
+    return "leaving" if berth.leaving else berth.state
+
+
+def refuse_unshared(config: RunConfig) -> None:
+    """Raises `ConfigError` for what several machines cannot share."""
+    if config.store.url is None or not config.store.url.startswith("postgresql"):
+        raise ConfigError(
+            "store.url: several machines cannot share a SQLite file. Give a PostgreSQL database of this run's own, e.g. "
+            '"postgresql+psycopg://USER@HOST/DATABASE".'
+        )
+    if config.node.serve:
+        raise ConfigError("node.serve: nodes of a cluster come and go, and serve no rollouts. Leave it empty.")

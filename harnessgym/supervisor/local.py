@@ -1,0 +1,53 @@
+"""All processes of a run on this machine: children that inherit the sockets which the supervisor holds."""
+
+from harnessgym.process import interruption_deferred
+from harnessgym.registry import load
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder
+from harnessgym.supervisor.children import Children, ChildSpec
+from harnessgym.supervisor.orders import Orders
+from harnessgym.supervisor.sockets import Sockets, url_of
+
+
+class LocalProcesses(Children):
+    """See `harnessgym.supervisor.processes.Processes`."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig) -> None:
+        super().__init__(folder, config.supervisor.threads, config.supervisor.max_restarts)
+        self._engines = config.engine.workers
+        self._sockets: Sockets | None = None
+
+    def open(self) -> None:
+        """Open the run's sockets, at which connections queue while a process restarts."""
+        with interruption_deferred():
+            self._sockets = Sockets(self._engines, self.folder.root / "sockets.json")
+
+    def lacks(self, backend: str) -> str | None:
+        """See `Processes`."""
+        problem: str | None = load("sandbox", backend).unavailable()
+        return problem
+
+    def start_all(self, orders: Orders) -> None:
+        """See `Processes`."""
+        sockets = self._sockets
+        assert sockets is not None
+        fds = (sockets.tcp.fileno(), sockets.unix.fileno(), sockets.control.fileno())
+        listening = dict(zip(("fd", "uds_fd", "control_fd"), fds, strict=True))
+        self.start(ChildSpec("proxy", "proxy", orders.proxy() | listening, fds))
+        for name, listener in zip(orders.engines, sockets.engines, strict=True):
+            engine = orders.engine(name, url_of(listener), sockets.control_url) | {"fd": listener.fileno()}
+            self.start(ChildSpec(name, "engine", engine, (listener.fileno(),)))
+        node = orders.node("node", sockets.control_url, sockets.proxy_url, sockets.proxy_folder)
+        self.start(ChildSpec("node", "node", node))
+        if orders.training:
+            self.start(ChildSpec("trainer", "train-worker", orders.trainer()))
+
+    def tend(self) -> list[str]:
+        """Nothing: what a child does is seen when it exits."""
+        return []
+
+    def close(self) -> None:
+        """See `Processes`."""
+        self.end_all()
+        if self._sockets is not None:
+            self._sockets.close()

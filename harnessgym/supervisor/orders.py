@@ -1,0 +1,80 @@
+"""What the processes of a run are told, wherever they run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder
+
+Settings = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The settings of each process of one run. Where they listen is added by whoever starts them."""
+
+    folder: RunFolder
+    config: RunConfig
+    run_id: str
+    policy_id: str
+    control_key: str
+    sandbox: str
+    """Backend that nodes use."""
+    training: bool
+    """Whether there is anything left to train."""
+
+    @property
+    def engines(self) -> list[str]:
+        """Names of the engine processes."""
+        return [f"engine-{index}" for index in range(self.config.engine.workers)]
+
+    def proxy(self) -> Settings:
+        """Of the proxy."""
+        return {
+            "store": self.folder.store_url(),
+            "run_id": self.run_id,
+            "policy": self.config.policy.path,
+            "synchronous": self.config.store.synchronous,
+            "control_key": self.control_key,
+            "served_model_name": self.config.policy.name,
+            "max_length": self.config.engine.max_length,
+        }
+
+    def engine(self, name: str, address: str, control_url: str) -> Settings:
+        """Of the engine that the proxy reaches at `address`."""
+        agent = {
+            "store": self.folder.store_url(),
+            "policy_id": self.policy_id,
+            "run_id": self.run_id,
+            "address": address,
+            "control_url": control_url,
+            "control_key": self.control_key,
+            "update_leases": self.config.engine.updates_at_once,
+            "drain_s": self.config.engine.drain_s,
+        }
+        return {
+            "model": self.config.policy.path,
+            "served_model_name": self.config.policy.name,
+            "worker_id": name,
+            "max_batch": self.config.engine.max_batch,
+            "max_length": self.config.engine.max_length,
+            "threads": self.config.supervisor.threads,
+            "seed": self.config.seed + self.engines.index(name),
+            "agent": agent,
+        }
+
+    def node(self, name: str, control_url: str, proxy_url: str, socket_dir: Path | None = None) -> Settings:
+        """Of a node; without a folder of the proxy's socket it makes its own way to the proxy."""
+        return {
+            "run": str(self.folder.root),
+            "name": name,
+            "control_url": control_url,
+            "control_key": self.control_key,
+            "proxy_socket_dir": None if socket_dir is None else str(socket_dir),
+            "proxy_url": proxy_url,
+            "sandbox": self.sandbox,
+        }
+
+    def trainer(self) -> Settings:
+        """Of the trainer."""
+        return {"run": str(self.folder.root)}

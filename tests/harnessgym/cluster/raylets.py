@@ -1,0 +1,112 @@
+"""Raylets on this machine: a Ray cluster with a folder, ports and processes of its own, gone when it is closed."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from harnessgym.process import identify
+
+_START_S = 90
+_SETTINGS = {
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_failure_threshold": "4",
+}
+"""No workers before there is something for them to do; a dead machine is found out in seconds."""
+_STORE_BYTES = 80_000_000
+"""Of the object store, on which nothing here rests: the smallest that Ray takes."""
+
+
+def ray_available():
+    """Why there can be no cluster here; None if there can."""
+    from importlib.util import find_spec
+
+    return None if find_spec("ray") else "Ray is not installed: `pip install 'harnessgym-rl[ray]'`."
+
+
+class Raylets:
+    """A head and whatever machines are added to it."""
+
+    def __init__(self):
+        self.folder = Path(tempfile.mkdtemp(prefix="hg-ray-", dir="/tmp"))  # short: unix sockets lie in it
+        self.port = _free_port()
+        self.machines = {}
+
+    @property
+    def address(self):
+        return f"127.0.0.1:{self.port}"
+
+    def add(self, name, **resources):
+        """Start a machine with these resources, and wait until it is there; the first one is the head."""
+        role = ["--address", self.address]
+        if not self.machines:
+            role = ["--head", f"--port={self.port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *role, "--num-cpus=8"]
+        command += [
+            "--node-ip-address=127.0.0.1",
+            f"--object-store-memory={_STORE_BYTES}",
+            f"--resources={json.dumps(resources)}",
+        ]
+        command += ["--include-log-monitor=false", "--disable-usage-stats"]
+        env = os.environ | _SETTINGS
+        log = self.folder / f"{name}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, env=env, start_new_session=True)
+        self.machines[name] = process
+        deadline = time.monotonic() + _START_S
+        while "Ray runtime started" not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+    def kill(self, name):
+        """A machine dies: its raylet, and with it what ran there. Returns the pids of that."""
+        process = self.machines.pop(name)
+        below = _below(process.pid)
+        for pid in [pid for pid in below if b"/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes()]:
+            os.kill(pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        return below
+
+    def close(self):
+        """End what was started, with what Ray started, without asking: Ray takes half a minute to say goodbye."""
+        known = [identify(pid) for process in self.machines.values() for pid in _below(process.pid)]
+        for process in self.machines.values():
+            process.kill()
+            process.wait()
+        for each in known:
+            if each is not None:
+                each.signal(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _children(pid):
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def _below(pid):
+    found = _children(pid)
+    return found + [lower for child in found for lower in _below(child)]
+
+
+def _free_port():
+    """A port that is free, and none of those that Ray gives its workers."""
+    while True:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        if not 10_000 <= port < 20_000:
+            return port
