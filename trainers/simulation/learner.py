@@ -61,13 +61,17 @@ class Learner:
         if self.state != "idle" or self.done:
             return
         part = self._options.groups_per_step // self._options.micro_batches
-        choice = choose(self._candidates(part), part, self._options.max_staleness, self._options.consumption)
-        for group_id in (*choice.drop, *choice.requeue):
-            self._complete.add(-1)
-            self._planner.give_up(group_id, again=group_id in choice.requeue)
-        if choice.take:
-            self._work([self._planner.outstanding.pop(group_id) for group_id in choice.take])
-        if choice.drop or choice.requeue:
+        gave_up, looking = False, True
+        while looking:
+            choice = choose(self._candidates(part), part, self._options.max_staleness, self._options.consumption)
+            for group_id in (*choice.drop, *choice.requeue):
+                self._complete.add(-1)
+                self._planner.give_up(group_id, again=group_id in choice.requeue)
+            if choice.take:
+                self._work([self._planner.outstanding.pop(group_id) for group_id in choice.take])
+            looking = bool(choice.drop or choice.requeue) and not choice.take  # others have come next in line
+            gave_up = gave_up or bool(choice.drop or choice.requeue)
+        if gave_up:
             self._planner.submit()
 
     def die(self) -> None:
