@@ -123,9 +123,12 @@ class OutsideVllmUpstream(VllmUpstream):
         return HttpClient(address, greeting=Greeting("/weight_info", self._check_weights))
 
     def _check_weights(self, status: int, body: bytes) -> None:
-        if status != 200:  # it has no such route, so nobody updates it
+        try:
+            serves = str(orjson.loads(body)["weight_version"]) if status == 200 else None
+        except (orjson.JSONDecodeError, KeyError, TypeError):  # what answers any path, but not this question
+            serves = None
+        if serves is None:  # it has no such route, so nobody updates it
             return
-        serves = str(orjson.loads(body)["weight_version"])
         if serves.partition("@")[0] != str(self.version) and not (serves == "default" and self.version == 0):
             raise UpstreamLost(
                 f"The engine serves weights {serves!r}, the worker is known for version {self.version}. Was it started anew? "
