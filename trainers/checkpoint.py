@@ -100,9 +100,12 @@ def load_newest(root: Path) -> Checkpoint | None:
         return None
     path = root / f"step-{found[-1]:06d}" / "state.pt"
     try:
-        return Checkpoint(**torch.load(path, weights_only=False))
+        loaded = Checkpoint(**torch.load(path, weights_only=False))
+        if not isinstance(loaded.random, RandomState):
+            raise TypeError("another release made it")
     except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise TrainerError(
             f"The checkpoint {path} cannot be read ({error}). Remove its folder to resume from the one before it or, "
             f"if there is none, from the newest published weights with a fresh optimizer."
         ) from error
+    return loaded

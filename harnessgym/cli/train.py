@@ -102,12 +102,18 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
     folder, config = supervisor.folder, supervisor.config
     observer = Observer(folder, supervisor.store, partial(restarts, supervisor.children))
     dashboard = Dashboard(console, Journal(folder.observed_path).kept(observer.look))
-    place = SinkPlace(folder.root, supervisor.run_id, config.name, config.metrics.project, config.model_dump(mode="json"))
+    place = SinkPlace(folder.root, supervisor.run_id, config.name, config.metrics.project, _told(config))
     sinks = {name: load("sink", name) for name in config.metrics.sinks}
     with dashboard, feeding(sinks, place, dashboard.say):
         supervisor.notify = dashboard.say
         supervisor.serve(dashboard)
         dashboard.finish()
+
+
+def _told(config: "RunConfig") -> dict[str, Any]:
+    """The settings that sinks are told, which may send them away: without those that hold keys and passwords."""
+    secret: Any = {"harnesses": {"__all__": {"settings"}}, "rewards": {"__all__": {"settings"}}, "store": True}
+    return config.model_dump(mode="json", exclude=secret)
 
 
 def _conclude(supervisor: Any, console: "Console") -> dict[str, Any]:

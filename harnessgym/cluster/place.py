@@ -79,7 +79,7 @@ def release() -> str:
 
 
 class Place:
-    """One process of a run on this machine, with a folder that only this user can read and that ends with the place."""
+    """One process of a run on this machine, with a folder that only this user can list and that ends with the place."""
 
     def __init__(self, host: str, sockets: int, silent_s: float) -> None:
         """Listen at `sockets` free ports of the address `host`."""

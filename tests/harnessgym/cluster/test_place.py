@@ -92,7 +92,7 @@ def test_draining_asks_and_does_not_kill(place):
 
 
 def test_a_place_that_is_asked_no_more_ends_its_process():
-    place = QuietPlace("127.0.0.1", 0, 1.0)
+    place = QuietPlace("127.0.0.1", 0, 4.0)
     try:
         process = identify(place.start(WAITING))
         for _ in range(20):

@@ -55,7 +55,7 @@ class ClusterRun(Run):
             node={"max_running": 2, "prepared_ahead": 0, "lease_s": 6.0},
             trainer={"steps": 1},
             store={"url": url},
-            cluster={"address": address, "nodes": nodes, "silent_s": 4.0, **NEEDS},
+            cluster={"address": address, "nodes": nodes, "silent_s": 10.0, **NEEDS},
         )
         self.mark = tmp_path / "mark"
         self.store = TraceStore.create(url)
