@@ -79,9 +79,9 @@ def test_no_run_is_faster_than_its_bound(make_config, seed, name, workers, envir
         seed=seed,
         engines={"workers": workers},
         work={"environments": environments, "graders": graders, "tokens": tokens},
-        trainer={"steps": 24, "warmup": 4, "step_s": step_s},
+        trainer={"steps": 48, "warmup": 18, "step_s": step_s},
     )
-    assert Simulation(arm(config, name)).run().of_bound < 1.25
+    assert Simulation(arm(config, name)).run().of_bound < 1.3
 
 
 LONG_WAITS = {
