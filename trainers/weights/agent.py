@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -25,7 +26,8 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.watch import Watch
 from harnessgym.store.workers import WorkerRow, WorkerState
 from trainers.weights.chain import read_from, read_version
-from trainers.weights.mirror import fetched
+from trainers.weights.manifest import Manifest
+from trainers.weights.mirror import fetched, mended
 from trainers.weights.settings import AgentSettings, MirrorSettings
 
 log = logging.getLogger(__name__)
@@ -83,25 +85,39 @@ class Installer(Protocol):
 def read_newest(
     store: TraceStore, policy_id: str, mirror: MirrorSettings | None = None
 ) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
-    """The newest committed version and its verified weights; None if there is none. Raises as `read_verified` does."""
+    """The newest committed version and its verified weights; None if there is none. See `read_verified`."""
     found = store.read(lambda conn: policies.latest(conn, policy_id))
-    return None if found is None else (found, read_verified(found, mirror=mirror))
+    return None if found is None else read_verified(found, mirror=mirror)
 
 
-def read_verified(version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None) -> dict[str, Tensor]:
-    """Weights of a version, from its own path or through a mirror.
+def read_verified(
+    version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None
+) -> tuple[PolicyVersion, dict[str, Tensor]]:
+    """A version and its weights, from its own path or through a mirror; the path that it then has is the one that was read.
 
-    With the weights `held` of an earlier one only the deltas since are read, if they lead there. Raises `PolicyError` if the
-    weights are not those that the store recorded, `TransferError` if they could not be fetched for now.
+    With the weights `held` of an earlier one only the deltas since are read, if they lead there. What is damaged in a mirror is
+    fetched once more. Raises `PolicyError` if the weights are not those that the store recorded, `TransferError` if they could
+    not be fetched for now.
     """
-    path = Path(version.path) if mirror is None else fetched(mirror, version.version)
-    manifest, weights = read_version(path) if held is None else read_from(*held, path)
+    path = Path(version.path) if mirror is None else fetched(mirror, version.version, version.checksum)
+    try:
+        manifest, weights = _read(path, held)
+    except PolicyError as error:
+        if mirror is None:
+            raise
+        log.warning("The mirror's version %d is fetched again: %s", version.version, error)
+        path = mended(mirror, version.version)
+        manifest, weights = _read(path, held)
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
-            f"{version.path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
+            f"{path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
             f"{version.version} with {version.checksum}. Do not serve it; publish it again as a new version."
         )
-    return weights
+    return replace(version, path=str(path)), weights
+
+
+def _read(path: Path, held: Held | None) -> tuple[Manifest, dict[str, Tensor]]:
+    return read_version(path) if held is None else read_from(*held, path)
 
 
 class WeightAgent:
@@ -164,7 +180,7 @@ class WeightAgent:
 
     async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
         try:
-            weights = await self._off_loop(lambda: read_verified(version, self._held, self.settings.mirror))
+            here, weights = await self._off_loop(lambda: read_verified(version, self._held, self.settings.mirror))
         except PolicyError as error:
             if await self._wanted(store) != version:  # removed because it was overtaken
                 return
@@ -178,7 +194,7 @@ class WeightAgent:
                 raise StoreError(f"Update lease {lease} was lost before version {version.version} was installed.")
             await self._cut_off()
             await self._report(store, "updating" if serving else "starting")
-            await self.engine.install(weights, version)
+            await self.engine.install(weights, here)
             self._held = version.version, weights
         except PolicyError as error:
             raise self._refusal(version, error) from error
