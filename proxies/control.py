@@ -179,7 +179,7 @@ class Control:
         row = await self._workers.set_state(worker_id, "draining")
         if row is None:
             return _error(404, f"There is no worker {worker_id}.")
-        await self._recorder.write(lambda conn: workers.set_state(conn, worker_id, "draining"))
+        await self._recorder.write(lambda conn: workers.drain(conn, worker_id))
         return JSONResponse({"in_flight": await self._workers.idle(worker_id, wanted.timeout_s)})
 
     async def _undrain(self, request: Request) -> Response:

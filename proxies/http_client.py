@@ -77,10 +77,13 @@ class HttpClient:
         await self._send(connection, (asked.encode(), b""))
         try:
             self._greeting.check(connection.status, await Response(connection).body())
-        except UpstreamLost:
+        except BaseException:
             connection.close()
             raise
-        return connection if connection.reusable else await self._connect()
+        if connection.reusable:
+            return connection
+        connection.close()
+        return await self._connect()
 
     async def _send(self, connection: "_Connection", message: tuple[bytes, bytes]) -> "_Connection":
         connection.send(message)

@@ -33,7 +33,8 @@ from trainers.checkpoint_writer import CheckpointWriter
 from trainers.gathering import Gathering
 from trainers.policy import Policy, load_policy, load_weights, published_weights
 from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
-from trainers.weights.publish import newest_version, read_version, version_path
+from trainers.weights.chain import read_version
+from trainers.weights.manifest import newest_version, version_path
 from trainers.weights.publisher import Publisher
 
 
@@ -110,10 +111,6 @@ class Learner:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
         busy = frozenset(self._last.group_ids if self._last else ())
         return self.gathering.groups(self.version, self._chain(), busy, self.writer.check)
-
-    def next_groups(self) -> list[LoadedGroup]:
-        """Wait for all groups of the next batch."""
-        return list(self.arriving())
 
     def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
         """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged: see `settle`."""

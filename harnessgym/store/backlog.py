@@ -59,13 +59,13 @@ def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> b
 
 def given_up(conn: Connection, run_id: str, version: int) -> dict[GivenUp, int]:
     """How many groups the steps from `version` gave up, by reason."""
-    query = select(groups.c.given_up, func.count()).where(_mine(run_id), groups.c.given_up_version == version)
+    query = select(groups.c.given_up, func.count()).where(_dropped(run_id), groups.c.given_up_version == version)
     return dict(conn.execute(query.group_by(groups.c.given_up)).all())
 
 
 def too_few(conn: Connection, run_id: str) -> int:
     """Groups dropped because too few of their rollouts were graded."""
-    query = select(func.count()).select_from(groups).where(_mine(run_id), groups.c.given_up == "too_few")
+    query = select(func.count()).select_from(groups).where(_dropped(run_id), groups.c.given_up == "too_few")
     return int(conn.execute(query).scalar_one())
 
 
@@ -73,8 +73,9 @@ def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:
     """The oldest groups whose tasks must be submitted again and have not been."""
     done = select(groups.c.replaces).where(_mine(run_id), groups.c.replaces.is_not(None))
     due = (groups.c.given_up == "requeued") & groups.c.ordinal.not_in(done)
-    query = select(groups.c.ordinal, tasks.c.key).join(tasks, tasks.c.id == groups.c.task_id).where(_mine(run_id), due)
-    return [Requeued(*row) for row in conn.execute(query.order_by(groups.c.ordinal).limit(limit)).all()]
+    query = select(groups.c.ordinal, tasks.c.key).join(tasks, tasks.c.id == groups.c.task_id).where(_dropped(run_id), due)
+    found = [Requeued(*row) for row in conn.execute(query).all()]  # few; SQLite would walk through all groups for their order
+    return sorted(found, key=lambda item: item.ordinal)[:limit]
 
 
 def replacements(conn: Connection, run_id: str) -> int:
@@ -85,3 +86,8 @@ def replacements(conn: Connection, run_id: str) -> int:
 
 def _mine(run_id: str) -> ColumnElement[bool]:
     return (groups.c.run_id == run_id) & (groups.c.purpose == _PURPOSE)
+
+
+def _dropped(run_id: str) -> ColumnElement[bool]:
+    """Whatever is given up is dropped, and an index finds these among all groups of a long run."""
+    return _mine(run_id) & (groups.c.state == "dropped")

@@ -1,15 +1,22 @@
-"""Engine workers: where they listen, what they serve."""
+"""Engine workers: where they listen, what they serve.
+
+Whoever follows an engine that no supervisor started holds a lease for it. When that ends, engine and follower may both be gone,
+and the state that was recorded last means nothing.
+"""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from sqlalchemy import Connection, select, update
 
+from harnessgym.store import leases as held
 from harnessgym.store.backend import insert_into
-from harnessgym.store.tables import workers
+from harnessgym.store.tables import leases, workers
 
 WorkerState = Literal["starting", "ready", "draining", "updating", "dead"]
+EMBEDDED = "embedded"
+"""Kind of the engines that a run's supervisor starts."""
 _OUTSIDE = ("litellm",)
 """Kinds whose workers are outside models."""
 
@@ -40,9 +47,26 @@ def set_state(conn: Connection, worker_id: str, state: WorkerState) -> None:
     conn.execute(update(workers).where(workers.c.id == worker_id).values(state=state, updated_at=time.time()))
 
 
+def drain(conn: Connection, worker_id: str) -> None:
+    """A worker that is ready gets no new calls; one that serves nothing does not come to count as serving."""
+    ready = (workers.c.id == worker_id) & (workers.c.state == "ready")
+    conn.execute(update(workers).where(ready).values(state="draining", updated_at=time.time()))
+
+
 def retire(conn: Connection, run_id: str) -> None:
-    """All workers of a run are gone: nobody may route to their old addresses."""
-    conn.execute(update(workers).where(workers.c.run_id == run_id).values(state="dead", updated_at=time.time()))
+    """The engines that a run's last supervisor started are gone: nobody may route to their old addresses. Others live on."""
+    ours = (workers.c.run_id == run_id) & (workers.c.kind == EMBEDDED)
+    conn.execute(update(workers).where(ours).values(state="dead", updated_at=time.time()))
+
+
+def show(conn: Connection, worker_id: str, ttl_s: float) -> None:
+    """A worker is followed, and its follower will say so again within `ttl_s`."""
+    held.acquire(conn, _resource(worker_id), worker_id, ttl_s)
+
+
+def leave(conn: Connection, worker_id: str) -> None:
+    """Nobody follows a worker any more, and its state says what became of it."""
+    held.release(conn, _resource(worker_id), worker_id)
 
 
 def of_run(conn: Connection, run_id: str | None) -> list[WorkerRow]:
@@ -53,5 +77,12 @@ def of_run(conn: Connection, run_id: str | None) -> list[WorkerRow]:
 
 
 def engines_of(conn: Connection, run_id: str) -> list[WorkerRow]:
-    """Those of a run's workers that serve a policy version: outside models do not."""
-    return [worker for worker in of_run(conn, run_id) if worker.kind not in _OUTSIDE]
+    """Those of a run's workers that serve a policy version: outside models do not. One that fell silent is dead."""
+    engines = [worker for worker in of_run(conn, run_id) if worker.kind not in _OUTSIDE]
+    over = leases.c.resource.in_([_resource(worker.id) for worker in engines]) & (leases.c.expires <= time.time())
+    silent = set(conn.execute(select(leases.c.resource).where(over)).scalars())
+    return [replace(worker, state="dead") if _resource(worker.id) in silent else worker for worker in engines]
+
+
+def _resource(worker_id: str) -> str:
+    return f"worker:{worker_id}"

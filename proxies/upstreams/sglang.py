@@ -2,8 +2,9 @@
 
 Logprobs are those of `meta_info.output_token_logprobs`. SGLang takes them after the temperature and before top-p and top-k,
 unless it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`, which a policy gradient cannot use. Seeds hold only under
-`--enable-deterministic-inference`. Tokens are labelled with `meta_info.weight_versions` (spans) or `weight_version`, where
-these are the numbers of policy versions: a weight update must say which it is.
+`--enable-deterministic-inference`. Tokens are labelled with `meta_info.weight_versions` (spans) or `weight_version`: a weight
+update must say which policy version it is. An engine that says "default" has the weights that it was started with, which are
+version 0 and no other; one that says anything else that is no number serves no version.
 """
 
 from collections.abc import AsyncGenerator
@@ -109,15 +110,25 @@ class SglangUpstream:
         )
 
     def _versions(self, meta: dict[str, Any], seen: int, total: int) -> tuple[int, ...]:
-        """Versions of the tokens [seen, total); that which the worker is known to serve where the engine names none."""
+        """Versions of the tokens [seen, total); that which the worker is known to serve where the engine labels none."""
         spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": total}]
         out = [self.version] * (total - seen)
         for span in spans:
-            version = str(span["version"]).partition("@")[0]  # a weight agent says `VERSION@POLICY`
-            if version.isdecimal():
-                for index in range(max(span["start"], seen), min(span["end"], total)):
-                    out[index - seen] = int(version)
+            for index in range(max(span["start"], seen), min(span["end"], total)):
+                out[index - seen] = self._version(span["version"])
         return tuple(out)
+
+    def _version(self, label: object) -> int:
+        """The version that a label names. Raises `UpstreamLost` if it names none: the engine was started anew, or updates."""
+        if label is None or (label == "default" and self.version == 0):
+            return self.version
+        version = str(label).partition("@")[0]  # a weight agent says `VERSION@POLICY`
+        if not version.isdecimal():
+            raise UpstreamLost(
+                f"The engine serves weights {label!r}, the worker is known for version {self.version}. Was it started anew? "
+                "Its weight agent will bring it to the newest version."
+            )
+        return int(version)
 
 
 def _parameters(sampling: Sampling) -> dict[str, Any]:

@@ -123,11 +123,13 @@ class OutsideVllmUpstream(VllmUpstream):
         return HttpClient(address, greeting=Greeting("/weight_info", self._check_weights))
 
     def _check_weights(self, status: int, body: bytes) -> None:
+        if status == 404:  # it has no such route, so nobody updates it
+            return
+        if status != 200:
+            raise UpstreamLost(f"The engine does not say which weights it serves: /weight_info answers with status {status}.")
         try:
-            serves = str(orjson.loads(body)["weight_version"]) if status == 200 else None
+            serves = str(orjson.loads(body)["weight_version"])
         except (orjson.JSONDecodeError, KeyError, TypeError):  # what answers any path, but not this question
-            serves = None
-        if serves is None:  # it has no such route, so nobody updates it
             return
         if serves.partition("@")[0] != str(self.version) and not (serves == "default" and self.version == 0):
             raise UpstreamLost(

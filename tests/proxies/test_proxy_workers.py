@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from harnessgym.store.workers import WorkerRow, of_run
+from harnessgym.store.workers import WorkerRow, WorkerState, of_run
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from proxies.workers import NoWorker, Wanted, WorkerTable, connect_upstream
 from tests.proxies.conftest import MakeWorld
 
 pytestmark = pytest.mark.anyio
 HI = [{"role": "user", "content": "hi"}]
+STATES: dict[str, WorkerState] = {"w8": "ready", "w9": "starting"}
 
 
 async def test_a_drain_waits_for_calls_in_flight_and_stops_new_ones(make_world: MakeWorld) -> None:
@@ -68,6 +69,16 @@ async def test_a_registered_worker_is_in_the_store_and_survives_a_restart(make_w
         assert (await world.chat(session.key, HI)).json()["choices"][0]["message"]["content"] == "nine"
         rows = world.store.read(lambda conn: of_run(conn, world.settings.run_id))
         assert [(row.id, row.version) for row in rows if row.id == "w9"] == [("w9", 5)]
+
+
+async def test_a_drain_makes_no_worker_serve_that_only_starts(make_world: MakeWorld) -> None:
+    async with make_world("one<|im_end|>") as world:
+        for worker, state in STATES.items():
+            world.upstreams[worker] = ScriptedUpstream([])
+            await world.control.register(worker, "http://127.0.0.1:1", 0, state=state, kind="vllm")
+            await world.control.drain(worker, timeout_s=0.1)
+        rows = world.store.read(lambda conn: of_run(conn, world.settings.run_id))
+        assert {row.id: row.state for row in rows} == {"w8": "draining", "w9": "starting"}
 
 
 async def test_a_lost_worker_is_suspect_until_it_answers() -> None:

@@ -59,12 +59,12 @@ class Sglang:
 
 
 @asynccontextmanager
-async def serving(app: Sglang) -> AsyncIterator[SglangUpstream]:
+async def serving(app: Sglang, version: int = 3) -> AsyncIterator[SglangUpstream]:
     listener = listen(None, None, "127.0.0.1", 0)
     assert listener is not None
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server.serve(sockets=[listener]))
-    upstream = connect_upstream(WorkerRow("w", None, "sglang", address_of(listener), 3, "ready"))
+    upstream = connect_upstream(WorkerRow("w", None, "sglang", address_of(listener), version, "ready"))
     assert isinstance(upstream, SglangUpstream)
     try:
         yield upstream
@@ -78,7 +78,7 @@ def event(ids: list[int], total: int, finish: dict[str, Any] | None = None, **me
     """One event with these tokens, when `total` have been sampled."""
     counts = {"prompt_tokens": len(PROMPT), "completion_tokens": total, "cached_tokens": 1, "finish_reason": finish}
     logprobs = [[-token / 100, token, None] for token in ids]
-    described = {"id": "rid", "weight_version": "default", **counts, "output_token_logprobs": logprobs, **meta}
+    described = {"id": "rid", "weight_version": "3@policy", **counts, "output_token_logprobs": logprobs, **meta}
     return {"text": "", "output_ids": ids, "meta_info": described}
 
 
@@ -146,6 +146,27 @@ async def test_versions_by_event_and_by_span() -> None:
         Sglang(event([11], 1, weight_versions=spans[:1]), event([11, 12, 13, 2], 4, STOP, weight_versions=spans))
     ) as upstream:
         assert [chunk.versions for chunk in await collect(upstream)] == [(4,), (4, 5, 5)]
+
+
+@pytest.mark.parametrize(("label", "known", "version"), [("default", 0, 0), (None, 7, 7), ("7", 3, 7), ("7@policy", 3, 7)])
+async def test_a_label_says_the_version_and_the_worker_does_where_there_is_none(
+    label: str | None, known: int, version: int
+) -> None:
+    async with serving(Sglang(event([11], 1, STOP, weight_version=label)), known) as upstream:
+        assert [chunk.versions for chunk in await collect(upstream)] == [(version,)]
+
+
+@pytest.mark.parametrize(("label", "known"), [("default", 3), ("installing", 0), ("installing", 3), ("", 3)])
+async def test_tokens_of_an_engine_that_serves_no_version_are_lost(label: str, known: int) -> None:
+    spans = [{"version": "4", "start": 0, "end": 1}, {"version": label, "start": 1, "end": 2}]
+    async with serving(Sglang(event([11], 1, STOP, weight_version=label)), known) as upstream:
+        with pytest.raises(UpstreamLost, match=f"serves weights '{label}', the worker is known for version {known}"):
+            await collect(upstream)
+    async with serving(
+        Sglang(event([11], 1, weight_versions=spans[:1]), event([11, 12], 2, STOP, weight_versions=spans)), known
+    ) as upstream:
+        with pytest.raises(UpstreamLost, match="serves weights"):
+            await collect(upstream)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,8 @@ class Server:
 
     def __init__(self) -> None:
         self.label: str | None = "default"
+        self.status = b"200 OK"
+        self.info: bytes | None = None
         self.asked: list[str] = []
         self.go_on = asyncio.Event()
         self.go_on.set()
@@ -47,8 +49,8 @@ class Server:
                 await self._complete(writer)
             else:
                 found = path == "/health" or self.label is not None
-                body = json.dumps({"weight_version": self.label}).encode()
-                status = b"200 OK" if found else b"404 Not Found"
+                body = json.dumps({"weight_version": self.label}).encode() if self.info is None else self.info
+                status = self.status if found else b"404 Not Found"
                 writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
 
     async def _head(self, reader: asyncio.StreamReader) -> str:
@@ -119,6 +121,22 @@ async def test_an_engine_with_other_weights_is_lost_and_unhealthy(label: str, ve
         assert "/v1/completions" not in engine.asked
         engine.label = f"{version}@policy"
         assert await upstream.healthy()
+
+
+@pytest.mark.parametrize("status", [b"500 Internal Server Error", b"503 Service Unavailable", b"401 Unauthorized"])
+async def test_an_engine_that_does_not_say_what_it_serves_is_lost(status: bytes) -> None:
+    async with served() as (engine, connect):
+        engine.status, upstream = status, connect(3)
+        with pytest.raises(UpstreamLost, match=f"answers with status {int(status[:3])}"):
+            await collect(upstream)
+        assert "/v1/completions" not in engine.asked
+
+
+@pytest.mark.parametrize("body", [b"ok", b"[]", b'{"error": "?"}'])
+async def test_what_answers_any_path_is_not_asked_for_its_version(body: bytes) -> None:
+    async with served() as (engine, connect):
+        engine.info = body
+        assert {version for chunk in await collect(connect(5)) for version in chunk.versions} == {5}
 
 
 async def test_an_answer_ends_when_the_worker_gets_another_version_in_its_middle() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from harnessgym.errors import ConfigError, UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
-from proxies.http_client import HttpClient
+from proxies.http_client import Greeting, HttpClient
 from proxies.listener import address_of, listen
 from proxies.upstream import TokenChunk, Upstream
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
@@ -204,6 +204,34 @@ async def test_the_http_client_uses_a_connection_again_and_replaces_a_stale_one(
         client.close()
     with pytest.raises(ConfigError, match="not an engine's address"):
         HttpClient("ftp://x")
+
+
+@pytest.mark.parametrize("body", [None, b"no", b"HTTP"], ids=["cancelled", "refused", "malformed"])
+async def test_a_greeting_that_fails_leaves_no_connection(body: bytes | None) -> None:
+    gone = asyncio.Event()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body or b"slow"), body or b""))
+        with suppress(ConnectionError):
+            await reader.read()
+        gone.set()
+        writer.close()
+
+    def check(status: int, body: bytes) -> None:
+        raise ValueError(body) if body == b"HTTP" else UpstreamLost("refused")
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        client = HttpClient(address, greeting=Greeting("/hello", check))
+        asking = asyncio.create_task(client.request("GET", "/x").__aenter__())
+        if body is None:
+            await asyncio.sleep(0.3)
+            asking.cancel()
+        with pytest.raises((asyncio.CancelledError, UpstreamLost, ValueError)):
+            await asking
+        async with asyncio.timeout(5):
+            await gone.wait()
 
 
 class _Fixed:

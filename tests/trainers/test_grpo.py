@@ -21,7 +21,7 @@ from trainers import checkpoint
 from trainers.grpo import TrainerSettings, train
 from trainers.policy import published_weights
 from trainers.weights.chain import read_version
-from trainers.weights.publish import version_path
+from trainers.weights.manifest import version_path
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def weights_after(folder, stops):
         with TraceStore.open(folder.store_url()) as store:
             learner = learner_of(folder, store)
             while learner.step < stop:
-                learner.train_step(learner.next_groups())
+                learner.train_step(list(learner.arriving()))
             learner.settle()
             found = published_weights(learner.policy)
     return found
@@ -58,7 +58,7 @@ def test_a_step_makes_a_version_a_ledger_entry_and_consumed_groups(folder):
     record_groups(folder, range(2))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        metrics = learner.train_step(learner.next_groups())
+        metrics = learner.train_step(list(learner.arriving()))
         learner.settle()
         assert (metrics["version"], metrics["staleness"]) == (1, 0)
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1]
@@ -71,7 +71,7 @@ def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
     record_groups(folder, range(2))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        groups = learner.next_groups()
+        groups = list(learner.arriving())
         learner.train_step(groups)
         learner.settle()
         expected = {
@@ -99,14 +99,14 @@ def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp
     record_groups(twin, range(2))
     with TraceStore.open(twin.store_url()) as store:
         learner = learner_of(twin, store)
-        learner.train_step(learner.next_groups())
+        learner.train_step(list(learner.arriving()))
         learner.settle()
         done = checkpoint.load_newest(twin.checkpoints)
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        groups = [item.group.id for item in learner.next_groups()]
+        groups = [item.group.id for item in list(learner.arriving())]
         shares = tuple(
-            ledger.TrainedRollout(member.rollout_id, 6, 0) for item in learner.next_groups() for member in item.group.members
+            ledger.TrainedRollout(member.rollout_id, 6, 0) for item in list(learner.arriving()) for member in item.group.members
         )
         record = replace(done.record, group_ids=tuple(groups), trained=shares)
         path = str(folder.versions / "v00000001")
@@ -128,7 +128,7 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
         learner = learner_of(folder, store)
         assert (learner.step, learner.version) == (1, 1)
         assert all(torch.equal(value, before[name]) for name, value in published_weights(learner.policy).items())
-        assert learner.train_step(learner.next_groups())["version"] == 2
+        assert learner.train_step(list(learner.arriving()))["version"] == 2
         learner.settle()
 
 
@@ -153,13 +153,13 @@ def test_a_group_that_is_too_stale_is_dropped_and_counted(folder):
     record_groups(folder, range(6))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        learner.train_step(learner.next_groups())
-        learner.train_step(learner.next_groups())  # the same tokens, one version later: within η = 1
+        learner.train_step(list(learner.arriving()))
+        learner.train_step(list(learner.arriving()))  # the same tokens, one version later: within η = 1
         learner.settle()
         stale = learner.store.read(lambda conn: rollouts.complete_groups(conn, learner.run.id, "train", 2))
         assert len(stale) == 2
         record_groups(folder, range(6, 8), version=2)
-        fresh = learner.next_groups()
+        fresh = list(learner.arriving())
         assert [item.group.ordinal for item in fresh] == [6, 7]
         assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train"))["dropped"] == 2
 
@@ -227,7 +227,7 @@ def test_a_version_is_published_only_behind_its_checkpoint_and_what_stops_that_i
         learner = learner_of(folder, store)
         shutil.rmtree(folder.checkpoints)
         folder.checkpoints.write_text("in the way")
-        learner.train_step(learner.next_groups())
+        learner.train_step(list(learner.arriving()))
         with pytest.raises(OSError, match="checkpoints"):
             learner.settle()
         assert store.read(lambda conn: policies.latest(conn, learner.policy_id)).version == 0
@@ -241,9 +241,9 @@ def test_who_waits_for_groups_hears_that_the_version_they_need_cannot_be_written
         learner = learner_of(folder, store)
         shutil.rmtree(folder.checkpoints)
         folder.checkpoints.write_text("in the way")
-        learner.train_step(learner.next_groups())
+        learner.train_step(list(learner.arriving()))
         with pytest.raises(OSError, match="checkpoints"):
-            learner.next_groups()
+            list(learner.arriving())
 
 
 def test_the_next_batch_has_no_group_of_a_step_that_is_not_published_yet(tmp_path, model):
@@ -251,8 +251,8 @@ def test_the_next_batch_has_no_group_of_a_step_that_is_not_published_yet(tmp_pat
     record_groups(folder, range(4))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        learner.train_step(learner.next_groups())
-        assert [item.group.ordinal for item in learner.next_groups()] == [2, 3]
+        learner.train_step(list(learner.arriving()))
+        assert [item.group.ordinal for item in list(learner.arriving())] == [2, 3]
         learner.settle()
 
 
@@ -277,11 +277,11 @@ def test_metrics_count_what_was_given_up_and_where_time_went(tmp_path, model):
     record_groups(folder, range(2))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
-        learner.train_step(learner.next_groups())
+        learner.train_step(list(learner.arriving()))
         learner.settle()
         record_groups(folder, [2], version=0)
         record_groups(folder, range(3, 6), version=1, rewards={3: [1.0, 1.0, 1.0]})
-        learner.train_step(learner.next_groups())
+        learner.train_step(list(learner.arriving()))
         learner.settle()
     line = json.loads(folder.metrics_path.read_text().splitlines()[-1])
     assert (line["requeued"], line["no_signal"], line["dropped"], line["reduced"]) == (1, 1, 0, 0)

@@ -1,7 +1,6 @@
 import asyncio
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import follow, load_engine
 from trainers.policy import Policy, PolicyConfig, load_policy, load_weights, published_weights, save_policy
-from trainers.weights.agent import read_newest, read_verified
+from trainers.weights.agent import read_newest
 from trainers.weights.publish import Base, publish, publish_full
 from trainers.weights.settings import AgentSettings, MirrorSettings
 from trainers.weights.version_server import build_app
@@ -374,18 +373,6 @@ def test_a_worker_installs_one_delta_after_the_other(site):
     engine = load_engine(settings)
     with fronted(engine, settings) as url:
         assert ask(url)["token_ids"] == tokens
-
-
-def test_a_delta_is_read_from_what_is_held(site):
-    *_, wanted = publish_deltas(site, 3)
-    newest = site.store.read(lambda conn: policies.latest(conn, site.policy_id))
-    held = read_verified(site.store.read(lambda conn: policies.get(conn, site.policy_id, 1)))
-    for version in (0, 1):
-        shutil.rmtree(site.folder / "versions" / f"v{version:08d}")
-    read = read_verified(newest, (1, held))
-    assert all(torch.equal(tensor, read[name]) for name, tensor in wanted.items())
-    with pytest.raises(PolicyError, match="v00000001"):
-        read_verified(newest)
 
 
 def test_an_engine_elsewhere_follows_through_a_mirror(site, tmp_path):

@@ -31,7 +31,7 @@ from trainers.engine.rows import Rows
 from trainers.engine.sampler import DRAWS, Ints, Sampled, sample
 from trainers.engine.sequence import Chunk, FinishReason, Sequence, TokenScore
 from trainers.policy import Policy, load_weights
-from trainers.weights.publish import read_version
+from trainers.weights.chain import read_version
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,14 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 from torch import Tensor
 
+from harnessgym.admission import SERVING
 from harnessgym.errors import HarnessGymError, PolicyError, ProxyError, StoreError, UpstreamError
 from harnessgym.rollout.control import ControlClient
 from harnessgym.store import TraceStore, leases, policies, workers
@@ -25,7 +27,8 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.watch import Watch
 from harnessgym.store.workers import WorkerRow, WorkerState
 from trainers.weights.chain import read_from, read_version
-from trainers.weights.mirror import fetched
+from trainers.weights.manifest import Manifest
+from trainers.weights.mirror import fetched, mended
 from trainers.weights.settings import AgentSettings, MirrorSettings
 
 log = logging.getLogger(__name__)
@@ -83,25 +86,39 @@ class Installer(Protocol):
 def read_newest(
     store: TraceStore, policy_id: str, mirror: MirrorSettings | None = None
 ) -> tuple[PolicyVersion, dict[str, Tensor]] | None:
-    """The newest committed version and its verified weights; None if there is none. Raises as `read_verified` does."""
+    """The newest committed version and its verified weights; None if there is none. See `read_verified`."""
     found = store.read(lambda conn: policies.latest(conn, policy_id))
-    return None if found is None else (found, read_verified(found, mirror=mirror))
+    return None if found is None else read_verified(found, mirror=mirror)
 
 
-def read_verified(version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None) -> dict[str, Tensor]:
-    """Weights of a version, from its own path or through a mirror.
+def read_verified(
+    version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None
+) -> tuple[PolicyVersion, dict[str, Tensor]]:
+    """A version and its weights, from its own path or through a mirror; the path that it then has is the one that was read.
 
-    With the weights `held` of an earlier one only the deltas since are read, if they lead there. Raises `PolicyError` if the
-    weights are not those that the store recorded, `TransferError` if they could not be fetched for now.
+    With the weights `held` of an earlier one only the deltas since are read, if they lead there. What is damaged in a mirror is
+    fetched once more. Raises `PolicyError` if the weights are not those that the store recorded, `TransferError` if they could
+    not be fetched for now.
     """
-    path = Path(version.path) if mirror is None else fetched(mirror, version.version)
-    manifest, weights = read_version(path) if held is None else read_from(*held, path)
+    path = Path(version.path) if mirror is None else fetched(mirror, version.version, version.checksum)
+    try:
+        manifest, weights = _read(path, held)
+    except PolicyError as error:
+        if mirror is None:
+            raise
+        log.warning("The mirror's version %d is fetched again: %s", version.version, error)
+        path = mended(mirror, version.version)
+        manifest, weights = _read(path, held)
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
-            f"{version.path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
+            f"{path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
             f"{version.version} with {version.checksum}. Do not serve it; publish it again as a new version."
         )
-    return weights
+    return replace(version, path=str(path)), weights
+
+
+def _read(path: Path, held: Held | None) -> tuple[Manifest, dict[str, Tensor]]:
+    return read_version(path) if held is None else read_from(*held, path)
 
 
 class WeightAgent:
@@ -115,6 +132,8 @@ class WeightAgent:
         self._store: TraceStore | None = None
         self._watch: Watch | None = None
         self._announced: int | None = None
+        self._state: WorkerState = "dead"  # as last reported
+        self._showing: asyncio.Task[None] | None = None
         self._held: Held | None = None  # what the next delta overwrites
         self._looked_at = -math.inf
 
@@ -148,6 +167,8 @@ class WeightAgent:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
             self._watch = self._store.watch(self.settings.poll_s)
             await self._store.awrite(self._let_go)
+            if self.engine.kind != workers.EMBEDDED:  # of an embedded one the supervisor sees the end
+                self._showing = asyncio.create_task(self._show(self._store))
             await self._report(self._store, "starting")
         await self._look(self._store)
         if await self._wanted(self._store):
@@ -164,7 +185,7 @@ class WeightAgent:
 
     async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
         try:
-            weights = await self._off_loop(lambda: read_verified(version, self._held, self.settings.mirror))
+            here, weights = await self._off_loop(lambda: read_verified(version, self._held, self.settings.mirror))
         except PolicyError as error:
             if await self._wanted(store) != version:  # removed because it was overtaken
                 return
@@ -178,10 +199,13 @@ class WeightAgent:
                 raise StoreError(f"Update lease {lease} was lost before version {version.version} was installed.")
             await self._cut_off()
             await self._report(store, "updating" if serving else "starting")
-            await self.engine.install(weights, version)
+            await self.engine.install(weights, here)
             self._held = version.version, weights
         except PolicyError as error:
-            raise self._refusal(version, error) from error
+            if await self._wanted(store) == version:
+                raise self._refusal(version, error) from error
+            await self._put_back(store, before)  # its files may be gone, for it was overtaken
+            return
         except Exception:  # the old weights serve on
             await self._put_back(store, before)
             raise
@@ -195,17 +219,21 @@ class WeightAgent:
             return
         try:
             await self.engine.look()
-            self._looked_at = now
-        finally:
-            if self._announced not in (None, self.engine.version, self._served):
+        except Exception:
+            if self._announced is not None or self._state in SERVING:
                 await self._withdraw(store)
+            raise
+        self._looked_at = now
+        if self._announced not in (None, self._served):
+            await self._withdraw(store)
 
     async def _withdraw(self, store: TraceStore) -> None:
         """Have no calls come until the worker is announced again."""
-        gone, self._announced = self._announced, None
         await self._report(store, "dead")
-        if self._control and gone is not None:
+        if self._control and self._announced is not None:
+            gone = self._announced
             await self._control.register(self.worker_id, self._address, gone, state="dead", kind=self.engine.kind)
+        self._announced = None
 
     async def _cut_off(self) -> None:
         """End the calls that are left, and wait until the proxy has taken all their tokens, which it labels when they come.
@@ -222,7 +250,8 @@ class WeightAgent:
         raise UpstreamError(f"{self.worker_id} still has {left} calls in flight, though its engine ended them.")
 
     async def _put_back(self, store: TraceStore, before: int | None) -> None:
-        """After a failed update: let calls come if the engine serves what it did."""
+        """After a failed update: let calls come if the engine serves what it did. Until it says so, nobody counts on it."""
+        await self._report(store, "dead")
         await self.engine.look()
         if before is not None and self.engine.version == before:
             await self._announce(store)
@@ -283,6 +312,16 @@ class WeightAgent:
             except StoreError as error:
                 log.warning("%s could not renew lease %s: %s", self.worker_id, lease, error)
 
+    async def _show(self, store: TraceStore) -> None:
+        """Say ever so often that the worker is followed: once that stops, nobody counts on it."""
+        ttl = self.settings.lease_ttl_s
+        while True:
+            try:
+                await store.awrite(lambda conn: workers.show(conn, self.worker_id, ttl))
+            except StoreError as error:
+                log.warning("%s could not say that it is there: %s", self.worker_id, error)
+            await asyncio.sleep(ttl / 3)
+
     async def _renewed(self, store: TraceStore, lease: str) -> bool:
         ttl = self.settings.lease_ttl_s
         return await store.awrite(lambda conn: leases.renew(conn, lease, self.worker_id, ttl))
@@ -290,6 +329,7 @@ class WeightAgent:
     async def _report(self, store: TraceStore, state: WorkerState) -> None:
         row = WorkerRow(self.worker_id, self.settings.run_id, self.engine.kind, self._address, self._served, state)
         await store.awrite(lambda conn: workers.upsert(conn, row))
+        self._state = state
 
     async def _changed(self) -> None:
         """Wait until others may have written something."""
@@ -313,9 +353,13 @@ class WeightAgent:
             if not self.engine.carries_over:
                 await self._leave(self._control)
             await self._control.aclose()
+        if self._showing is not None:
+            self._showing.cancel()
+            await asyncio.wait([self._showing])
         if self._store is not None:
             try:
                 await self._report(self._store, "dead")
+                await self._store.awrite(lambda conn: workers.leave(conn, self.worker_id))
             except StoreError as error:
                 log.warning("%s could not report its end: %s", self.worker_id, error)
             if self._watch is not None:

@@ -8,8 +8,8 @@ import fcntl
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,10 +28,11 @@ from trainers.weights.manifest import (
     file_checksum,
     parse_manifest,
     read_manifest,
+    version_numbers,
     version_path,
 )
 from trainers.weights.publish import sync
-from trainers.weights.retention import collect
+from trainers.weights.retention import collect, remove
 from trainers.weights.settings import MirrorSettings
 from trainers.weights.version_server import CHECKSUM, Offer
 
@@ -68,29 +69,50 @@ class Mirror:
                 return {offer.version: offer for offer in _OFFERS.validate_json(answer.content)}
         raise AssertionError
 
-    def fetch(self, version: int) -> Path:
-        """Have a version here, with all that it builds on; its directory. What is here already needs no server.
+    def fetch(self, version: int, checksum: str | None = None) -> Path:
+        """Have a version here, with all that it builds on; its directory.
 
-        Raises `TransferError` if that fails for now, `PolicyError` if the folder holds another version under its number.
+        What is here already needs no server: it is not even asked if the version's `checksum` is known. Raises `TransferError`
+        if that fails for now, `PolicyError` if the folder holds another version under its number.
         """
-        self.settings.folder.mkdir(parents=True, exist_ok=True)
+        path = version_path(self.settings.folder, version)
+        if checksum is not None and _length_here(self.settings.folder, version, checksum) is not None:
+            return path
         with self._alone():
-            path = version_path(self.settings.folder, version)
             try:
                 offers = self.offers()
             except TransferError:
                 if _length_here(self.settings.folder, version, None) is None:
                     raise
                 return path
-            for number, name in plan(self.settings.folder, offers, version, self.settings.longest_chain):
+            fetches = plan(self.settings.folder, offers, version, self.settings.longest_chain)
+            self._forget_drafts({number for number, _ in fetches})
+            for number, name in fetches:
                 self._fetch(offers[number], name)
             collect(self.settings.folder, self.settings.keep, {version})
             return path
 
+    def mend(self, version: int) -> Path:
+        """Have a version here that could not be read: if it still cannot be, it is fetched anew with all before it."""
+        with self._alone():
+            try:
+                read_version(version_path(self.settings.folder, version))
+            except PolicyError:
+                older = [number for number in version_numbers(self.settings.folder) if number <= version]
+                remove(self.settings.folder, reversed(older))
+        return self.fetch(version)
+
+    def _forget_drafts(self, wanted: Collection[int]) -> None:
+        """Remove what came of versions that were overtaken before all of it was here."""
+        kept = {_draft_of(version_path(self.settings.folder, number)) for number in wanted}
+        for draft in self.settings.folder.glob(".v*.partial"):
+            if draft not in kept:
+                shutil.rmtree(draft)
+
     def _fetch(self, offer: Offer, name: str) -> None:
         """Have one data file of a version here."""
         target = version_path(self.settings.folder, offer.version)
-        draft = target.parent / f".{target.name}.partial"
+        draft = _draft_of(target)
         draft.mkdir(exist_ok=True)
         for attempt in self._attempts(f"{name} of version {offer.version}"):
             with attempt:
@@ -173,6 +195,7 @@ class Mirror:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Wait until no other process fetches into the folder."""
+        self.settings.folder.mkdir(parents=True, exist_ok=True)
         with (self.settings.folder / ".mirror.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -208,13 +231,16 @@ def plan(root: Path, offers: Mapping[int, Offer], wanted: int, longest_chain: in
     return min(ways)[2][::-1]
 
 
-def fetched(settings: MirrorSettings, version: int) -> Path:
+def fetched(settings: MirrorSettings, version: int, checksum: str | None = None) -> Path:
     """Directory of a version in the mirror, fetched if it is not there; see `Mirror.fetch`."""
-    mirror = Mirror(settings)
-    try:
-        return mirror.fetch(version)
-    finally:
-        mirror.close()
+    with closing(Mirror(settings)) as mirror:
+        return mirror.fetch(version, checksum)
+
+
+def mended(settings: MirrorSettings, version: int) -> Path:
+    """Directory of a version in the mirror that could not be read there; see `Mirror.mend`."""
+    with closing(Mirror(settings)) as mirror:
+        return mirror.mend(version)
 
 
 def follow(settings: MirrorSettings) -> None:
@@ -280,7 +306,20 @@ def _length_here(root: Path, number: int, checksum: str | None) -> int | None:
 
 def _has_delta(path: Path, checksum: str) -> bool:
     """Whether a version's delta is here, if not all that it builds on."""
-    return (path / MARKER).is_file() and (path / DELTA).is_file() and read_manifest(path).checksum == checksum
+    return (path / DELTA).is_file() and _checksum_of(path) == checksum
+
+
+def _checksum_of(path: Path) -> str | None:
+    """Checksum of the version in a directory; None if there is none, or its manifest is damaged."""
+    try:
+        return read_manifest(path).checksum
+    except PolicyError:
+        return None
+
+
+def _draft_of(target: Path) -> Path:
+    """Where a version's files come before they are complete."""
+    return target.parent / f".{target.name}.partial"
 
 
 def _commit(draft: Path, target: Path, name: str) -> None:
@@ -289,8 +328,11 @@ def _commit(draft: Path, target: Path, name: str) -> None:
         (draft / other).unlink(missing_ok=True)  # half of it came before another way was better
     for file in draft.iterdir():
         sync(file)
-    if target.exists():
-        if read_manifest(target).checksum != read_manifest(draft).checksum:
+    there = _checksum_of(target)
+    if there is None and target.exists():
+        shutil.rmtree(target)  # nobody could read it
+    if there is not None:
+        if there != read_manifest(draft).checksum:
             raise _other(target)
         (draft / name).rename(target / name)
         sync(target)

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from harnessgym.errors import PolicyError
-from trainers.weights.chain import chain_of, read_version
+from trainers.weights.chain import chain_of
 from trainers.weights.delta import encode
 from trainers.weights.manifest import (
     DELTA,
@@ -30,15 +30,9 @@ from trainers.weights.manifest import (
     TensorEntry,
     file_checksum,
     marker_of,
-    newest_version,
     read_manifest,
     version_path,
 )
-
-__all__ = [
-    "Base", "Manifest", "PublishedVersion", "TensorEntry", "newest_version", "publish", "publish_full", "read_published",
-    "read_version", "version_path",
-]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -117,12 +111,6 @@ def publish(
         shutil.rmtree(draft, ignore_errors=True)
     sync(root)
     return PublishedVersion(target, manifest.checksum, directory_bytes(target), manifest.kind)
-
-
-def read_published(path: Path) -> PublishedVersion:
-    """What `publish` returned for a version that is there already, its tensors verified."""
-    manifest, _ = read_version(path)
-    return PublishedVersion(path, manifest.checksum, directory_bytes(path), manifest.kind)
 
 
 def directory_bytes(path: Path) -> int:

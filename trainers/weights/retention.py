@@ -2,7 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from harnessgym.errors import PolicyError
@@ -28,13 +28,19 @@ def collect(root: Path, keep: int, in_use: Collection[int] = ()) -> list[int]:
     for number in {*there[len(there) - min(keep, len(there)) :], *(set(in_use) & set(there))}:
         needed |= _needed_by(root, number, there)
     removed = [number for number in reversed(there) if number not in needed]
-    for number in removed:
+    remove(root, removed)
+    return removed
+
+
+def remove(root: Path, numbers: Iterable[int]) -> None:
+    """Remove versions: each is whole or not there."""
+    for number in numbers:
         path = version_path(root, number)
         away = root / f".removed-{path.name}"
+        shutil.rmtree(away, ignore_errors=True)
         path.rename(away)
         sync(root)
         shutil.rmtree(away, ignore_errors=True)
-    return removed
 
 
 def _needed_by(root: Path, number: int, there: Collection[int]) -> set[int]:

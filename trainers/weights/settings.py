@@ -72,7 +72,7 @@ class AgentSettings(Config):
     update_leases: int = 1
     """How many workers of this policy may update at the same time (f)."""
     lease_ttl_s: float = 30.0
-    """After this long without renewal a dead agent's update lease is free again."""
+    """After this long without renewal a dead agent's update lease is free again, and nobody counts on its outside engine."""
     poll_s: float = 0.1
     """Time between two looks at the store, where the database does not tell of changes (`TraceStore.watch`)."""
     mirror: MirrorSettings | None = None

@@ -23,7 +23,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from harnessgym.errors import ConfigError, PolicyError
-from trainers.weights.manifest import DELTA, FULL, MANIFEST, MARKER, read_manifest, version_numbers, version_path
+from trainers.weights.manifest import DELTA, FULL, MANIFEST, MARKER, Manifest, read_manifest, version_numbers, version_path
 from trainers.weights.settings import VersionServerSettings
 
 log = logging.getLogger(__name__)
@@ -51,32 +51,36 @@ _OFFERS = TypeAdapter(list[Offer])
 
 
 class VersionFolder:
-    """What a folder of versions offers. Manifests are read once: versions never change."""
+    """What a folder of versions offers.
+
+    Manifests are read once, for they never change; which files a version has does, where the folder is a mirror.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._known: dict[int, Offer] = {}
+        self._known: dict[int, Manifest] = {}
         self._told: set[str] = set()
 
     def offers(self) -> list[Offer]:
         """The committed versions in order; damaged ones are left out, with a warning."""
-        found = {}
+        known, found = {}, list[Offer]()
         for number in version_numbers(self.root):
             try:
-                found[number] = self._known.get(number) or self._offer(number)
+                made = self._known.get(number) or read_manifest(version_path(self.root, number))
+                found.append(self._offer(made))
+                known[number] = made
             except (PolicyError, OSError) as error:  # an OSError: it was removed meanwhile
                 if str(error) not in self._told:
                     log.warning("Version %d is not offered: %s", number, error)
                 self._told.add(str(error))
-        self._known = found
-        return list(found.values())
+        self._known = known
+        return found
 
-    def _offer(self, number: int) -> Offer:
-        path = version_path(self.root, number)
-        made = read_manifest(path)
+    def _offer(self, made: Manifest) -> Offer:
+        path = version_path(self.root, made.version)
         sizes = {name: (path / name).stat().st_size for name in (FULL, DELTA) if (path / name).is_file()}
         return Offer(
-            version=number,
+            version=made.version,
             kind=made.kind,
             base=made.base,
             checksum=made.checksum,

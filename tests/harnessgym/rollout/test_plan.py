@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -90,6 +92,23 @@ def test_a_dead_worker_does_not_hold_an_evaluation_up(make_plan):
     publish(store, plan, 0)
     serving(store, plan, -1, name="w1", state="dead")
     assert submit(store, plan, "evaluating_before") == 4
+
+
+def test_an_outside_engine_whose_agent_fell_silent_does_not_hold_training_up(make_plan):
+    store, plan = make_plan(steps=9, groups_per_step=2)
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": 0})
+    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    publish(store, plan, 0)
+    row = WorkerRow("v0", plan.run_id, "vllm", "v0", 0, "ready")
+    store.write(lambda conn: workers.upsert(conn, row))
+    store.write(lambda conn: workers.show(conn, "v0", 60.0))
+    assert submit(store, plan) == 2
+    move(store, plan, "open", "consumed", 2)
+    publish(store, plan, 1)
+    assert submit(store, plan) == 0
+    store.write(lambda conn: workers.show(conn, "v0", 0.01))
+    time.sleep(0.05)
+    assert submit(store, plan) == 2
 
 
 def test_greedy_evaluation_samples_at_temperature_zero_and_the_rest_does_not(make_plan):

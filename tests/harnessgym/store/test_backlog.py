@@ -1,5 +1,5 @@
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import event, select, update
 
 from harnessgym.errors import StoreError
 from harnessgym.store import TraceStore, backlog, policies, rollouts, runs
@@ -83,6 +83,19 @@ def test_a_requeued_group_is_due_until_another_takes_its_place_and_only_one_can(
 
 def test_groups_given_up_by_the_trainer_are_no_failures(world):
     world.give_up(world.submit(), "no_signal")
-    failed = world.submit()
+    failed = world.submit("dropped")
     world.store.write(lambda conn: conn.execute(update(groups).where(groups.c.id == failed).values(given_up="too_few")))
     assert world.ask(backlog.too_few) == 1
+
+
+def test_what_was_given_up_is_found_without_a_look_at_all_groups(tmp_path):
+    with TraceStore.create(f"sqlite:///{tmp_path}/t.db") as store:
+        world, asked = World(store), []
+        event.listen(store._engine, "before_cursor_execute", lambda *args: asked.append((args[2], args[3])))
+        for question, *more in ((backlog.requeued, 9), (backlog.given_up, 4), (backlog.too_few,)):
+            asked.clear()
+            world.ask(question, *more)
+            ((statement, values),) = [each for each in asked if each[0].startswith("SELECT")]
+            found = store.read(lambda conn, s=statement, v=values: conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", v).all())
+            index = "groups USING INDEX ix_groups_state (run_id=? AND purpose=? AND state=?)"
+            assert any(index in row[3] for row in found), found

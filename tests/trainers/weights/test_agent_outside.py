@@ -1,10 +1,12 @@
 """Weight agents of outside engines, with a scripted vLLM and a scripted proxy; the real ones are met in tests/proxies."""
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
@@ -23,6 +25,7 @@ from trainers.weights.installers.api import EngineApi
 from trainers.weights.installers.vllm import VllmInstaller
 from trainers.weights.outside import OutsideSettings
 from trainers.weights.publish import publish_full
+from trainers.weights.version_server import build_app
 
 
 class Vllm:
@@ -30,6 +33,8 @@ class Vllm:
 
     def __init__(self):
         self.log, self.label, self.paused, self.problems, self.loaded = [], "default", False, {}, None
+        self.gate = threading.Event()
+        self.gate.set()
 
     def app(self):
         posts = {
@@ -64,7 +69,13 @@ class Vllm:
         if method == "prepare":
             path, digests = body["args"]
             self.loaded = (path, json.loads(digests))
-        return JSONResponse({"results": [{}, self.problems.get(method, {})]})
+        answer = self.problems.get(method, {})
+        if answer == "dies":
+            self.problems["info"] = True
+            return JSONResponse({}, status_code=503)
+        while not self.gate.is_set():
+            await asyncio.sleep(0.01)
+        return JSONResponse({"results": [{}, answer]})
 
     async def reset(self, request):
         assert self.paused
@@ -141,9 +152,9 @@ class Site:
         }  # fmt: skip
 
     @contextmanager
-    def agent(self, port):
+    def agent(self, port, **options):
         """An agent in a thread."""
-        settings = OutsideSettings(**self.settings(port))
+        settings = OutsideSettings(**{**self.settings(port), **options})
 
         async def work():
             async with EngineApi(settings.engine_url, timeout_s=30) as api:
@@ -156,10 +167,10 @@ class Site:
             following.cancel()
 
     @contextmanager
-    def process(self, port):
+    def process(self, port, **options):
         """An agent's process."""
         config = self.folder / "agent.json"
-        config.write_text(json.dumps({**self.settings(port), "scratch": str(self.folder)}))
+        config.write_text(json.dumps({**self.settings(port), "scratch": str(self.folder), **options}))
         command = [sys.executable, "-m", "harnessgym", "weights-agent", "--config", str(config)]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         with (
@@ -173,6 +184,10 @@ class Site:
 
     def worker(self):
         return next(iter(self.store.read(lambda conn: workers.of_run(conn, self.run_id))), None)
+
+    def counted_as(self):
+        """State in which admission sees the worker."""
+        return next((row.state for row in self.store.read(lambda conn: workers.engines_of(conn, self.run_id))), None)
 
     def serves(self, version, state="ready"):
         return (row := self.worker()) is not None and (row.version, row.state) == (version, state)
@@ -233,6 +248,72 @@ def test_no_calls_come_to_an_engine_that_does_not_answer(site):
         site.vllm.problems = {}
         wait_for(lambda: site.control.log[-1] == ("ready", 2))
         assert site.vllm.log.count("swap") == 1
+
+
+def test_no_calls_come_to_an_engine_that_dies_before_anything_was_published(site):
+    with site.engine() as port, site.agent(port):
+        wait_for(lambda: site.control.log[-1:] == [("ready", 0)])
+        site.vllm.problems = {"info": True}
+        wait_for(lambda: site.control.log[-1] == ("dead", 0))
+        assert site.serves(0, "dead")
+        site.vllm.problems = {}
+        wait_for(lambda: site.control.log[-1] == ("ready", 0))
+
+
+@pytest.mark.parametrize("step", ["prepare", "swap"])
+def test_an_engine_that_dies_while_it_is_updated_does_not_count_as_serving(site, step):
+    site.publish(1)
+    with site.engine() as port, site.agent(port):
+        wait_for(lambda: site.control.log[-1:] == [("ready", 1)])
+        site.vllm.problems = {step: "dies"}
+        site.publish(2)
+        wait_for(lambda: "info" in site.vllm.problems)
+        wait_for(lambda: site.counted_as() == "dead")
+        time.sleep(0.5)
+        assert site.counted_as() == "dead"
+        site.vllm.problems = {}
+        wait_for(lambda: site.control.log[-1] == ("ready", 2))
+
+
+def test_a_worker_whose_agent_was_killed_does_not_count_as_serving_for_long(site):
+    site.publish(1)
+    with site.engine() as port, site.process(port, lease_ttl_s=1.0) as process:
+        wait_for(lambda: site.serves(1))
+        time.sleep(1.5)
+        assert site.counted_as() == "ready"
+        process.kill()
+        wait_for(lambda: site.counted_as() == "dead")
+        assert site.serves(1), "what was said last is kept"
+    with site.engine(port), site.agent(port):
+        wait_for(lambda: site.counted_as() == "ready")
+
+
+def test_a_version_that_is_overtaken_while_it_is_installed_does_not_end_the_agent(site):
+    """Retention may have removed its files under the engine's hands."""
+    site.publish(1)
+    with site.engine() as port, site.agent(port):
+        wait_for(lambda: site.control.log[-1:] == [("ready", 1)])
+        site.vllm.problems = {"prepare": {"error": "w is missing", "reason": "unfit"}}
+        site.vllm.gate.clear()
+        before = site.vllm.log.count("prepare")
+        site.publish(2)
+        wait_for(lambda: site.vllm.log.count("prepare") > before)
+        site.publish(3)
+        site.vllm.problems = {}
+        site.vllm.gate.set()
+        wait_for(lambda: site.control.log[-1] == ("ready", 3))
+        assert [version for state, version in site.control.log if state == "ready"] == [1, 1, 3]
+        assert site.serves(3)
+
+
+def test_an_engine_elsewhere_loads_what_the_mirror_has(site):
+    site.publish(1)
+    site.store.write(lambda conn: conn.exec_driver_sql("UPDATE policy_versions SET path = '/nowhere/' || version"))
+    with running(build_app(site.folder / "versions", "k" * 16)) as server, site.engine() as port:
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        with site.agent(port, mirror={"url": url, "folder": site.folder / "mirror", "key": "k" * 16}):
+            wait_for(lambda: site.serves(1))
+    assert site.vllm.loaded[0] == f"{site.folder}/mirror/v00000001/model.safetensors"
 
 
 def test_an_installation_that_another_agent_began_is_finished(site):

@@ -1,148 +1,25 @@
-"""Versions over real sockets: a real server, and between it and the mirror a relay that cuts, lies and refuses."""
+"""Mirrors of a version server, over real sockets."""
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import contextmanager, suppress
 
 import httpx
 import pytest
 import torch
-import uvicorn
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import PolicyError, TransferError
+from tests.trainers.weights.mirroring import KEY, mirror_of, publish_chain, relayed, same, serving
 from trainers.weights.chain import chain_of, read_version
-from trainers.weights.delta import flat_bytes
 from trainers.weights.manifest import DELTA, FULL, MANIFEST, MARKER, Manifest, read_manifest, version_path
-from trainers.weights.mirror import Mirror, fetched, plan
-from trainers.weights.publish import Base, publish
+from trainers.weights.mirror import fetched, plan
+from trainers.weights.publish import publish
 from trainers.weights.settings import MirrorSettings
-from trainers.weights.version_server import Offer, VersionFolder, build_app
-
-KEY = "0123456789abcdef"
-
-
-def stepped(weights, seed):
-    generator, out = torch.Generator().manual_seed(seed), {}
-    for name, tensor in weights.items():
-        mask = torch.rand(tensor.shape, generator=generator) < 0.02
-        out[name] = torch.where(mask, tensor + 1, tensor)
-    return out
-
-
-def publish_chain(root, count, *, full_every=16, size=40_000):
-    made = {0: {"a": torch.randn(size, generator=torch.Generator().manual_seed(0)).bfloat16(), "b": torch.zeros(5)}}
-    publish(root, 0, None, made[0], 0, "r")
-    for version in range(1, count):
-        made[version] = stepped(made[version - 1], version)
-        publish(
-            root, version, version - 1, made[version], version, "r",
-            base=Base(version - 1, made[version - 1]), full_every=full_every,
-        )  # fmt: skip
-    return made
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(
-        flat_bytes(one[name]).tobytes() == flat_bytes(other[name]).tobytes() for name in one
-    )
-
-
-@contextmanager
-def serving(root, port=0):
-    """The version server on a loopback port; its port."""
-    config = uvicorn.Config(build_app(root, KEY), host="127.0.0.1", port=port, log_level="error")
-    listener = config.bind_socket()
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
-
-
-class Relay:
-    """Hands bytes on between a client and the server. Each connection that is faulty ends or lies after so many bytes."""
-
-    def __init__(self, port):
-        self.port, self.faults, self.connections = port, [], 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            self.connections += 1
-            fault = self.faults.pop(0) if self.faults else None
-            if fault == ("refuse", 0):
-                client.close()
-                continue
-            try:
-                server = socket.create_connection(("127.0.0.1", self.port))
-            except OSError:
-                client.close()
-                continue
-            threading.Thread(target=self._pump, args=(client, server, None), daemon=True).start()
-            threading.Thread(target=self._pump, args=(server, client, fault), daemon=True).start()
-
-    def _pump(self, source, target, fault):
-        passed = 0
-        try:
-            while block := source.recv(4096):
-                if fault is not None and passed <= fault[1] < passed + len(block):
-                    at = fault[1] - passed
-                    if fault[0] == "cut":
-                        target.sendall(block[:at])
-                        break
-                    block = block[:at] + bytes([block[at] ^ 0x55]) + block[at + 1 :]
-                target.sendall(block)
-                passed += len(block)
-        except OSError:
-            pass  # the other side is gone
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-
-    def close(self):
-        self.listener.close()
-
-
-@contextmanager
-def relayed(root, *faults):
-    with serving(root) as port:
-        relay = Relay(port)
-        relay.faults = list(faults)
-        try:
-            yield relay
-        finally:
-            relay.close()
-
-
-@contextmanager
-def mirror_of(url, folder, **options):
-    mirror = Mirror(
-        MirrorSettings(**{"url": url, "folder": folder, "key": KEY, "patience_s": 20.0, "timeout_s": 1.0, "keep": 3, **options})
-    )
-    try:
-        yield mirror
-    finally:
-        mirror.close()
+from trainers.weights.version_server import Offer, VersionFolder
 
 
 def files(root):
@@ -241,6 +118,59 @@ def test_what_is_here_can_be_read_without_the_server(tmp_path):
         assert same(read_version(mirror.fetch(0))[1], made[0])
         with pytest.raises(TransferError):
             mirror.fetch(1)
+
+
+def test_what_is_here_with_the_known_checksum_is_there_at_once(tmp_path):
+    publish_chain(tmp_path / "there", 2)
+    first = read_manifest(version_path(tmp_path / "there", 0)).checksum
+    with relayed(tmp_path / "there") as relay, mirror_of(relay.url, tmp_path / "here") as mirror:
+        mirror.fetch(0, first)
+    with mirror_of(relay.url, tmp_path / "here") as mirror:
+        began = time.monotonic()
+        assert mirror.fetch(0, first) == version_path(tmp_path / "here", 0)
+        assert time.monotonic() - began < 5 < mirror.settings.patience_s
+        with pytest.raises(PolicyError, match="Mirror into an empty folder"):
+            mirror.fetch(0, "of another run")
+
+
+def test_what_came_of_versions_that_were_overtaken_is_removed(tmp_path):
+    publish_chain(tmp_path / "there", 3)
+    here = tmp_path / "here"
+    with relayed(tmp_path / "there") as relay:
+        relay.faults = [("cut", 30_000), *[("refuse", 0)] * 50]
+        with mirror_of(relay.url, here, patience_s=0.2) as mirror, pytest.raises(TransferError):
+            mirror.fetch(0)
+        for number in (7, 123456789):
+            (here / f".v{number:08d}.partial").mkdir()
+        got = (here / ".v00000000.partial" / FULL).stat().st_size
+        relay.faults.clear()
+        with mirror_of(relay.url, here) as mirror:
+            path = mirror.fetch(1)
+            whole = (version_path(here, 0) / FULL).stat().st_size + (path / DELTA).stat().st_size
+            assert mirror.fetched_bytes == whole - got, "a version that is wanted goes on where it stopped"
+    assert not list(here.glob(".*.partial"))
+
+
+@pytest.mark.parametrize("name", [FULL, MANIFEST])
+def test_a_damaged_version_is_fetched_anew_and_one_that_is_whole_is_not(tmp_path, name):
+    made = publish_chain(tmp_path / "there", 3)
+    with relayed(tmp_path / "there") as relay, mirror_of(relay.url, tmp_path / "here") as mirror:
+        mirror.fetch(2)
+        got = mirror.fetched_bytes
+        assert same(read_version(mirror.mend(2))[1], made[2])
+        assert mirror.fetched_bytes == got
+        damaged = version_path(tmp_path / "here", 0) / name
+        damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+        assert same(read_version(mirror.mend(2))[1], made[2])
+        assert mirror.fetched_bytes == 2 * got
+
+
+def test_a_version_whose_manifest_is_damaged_is_replaced(tmp_path):
+    made = publish_chain(tmp_path / "there", 2)
+    with relayed(tmp_path / "there") as relay, mirror_of(relay.url, tmp_path / "here") as mirror:
+        damaged = mirror.fetch(1) / MANIFEST
+        damaged.write_bytes(damaged.read_bytes() + b" ")
+        assert same(read_version(mirror.fetch(1))[1], made[1])
 
 
 def test_wrong_bytes_in_a_partial_file_are_thrown_away(tmp_path):
@@ -385,3 +315,15 @@ def test_a_damaged_version_is_not_offered(tmp_path, caplog):
     path.write_bytes(path.read_bytes() + b" ")
     assert [item.version for item in folder.offers()] == [0]
     assert "Version 1 is not offered" in caplog.text
+
+
+def test_files_that_came_or_went_are_offered_as_they_are(tmp_path):
+    publish_chain(tmp_path, 4, full_every=3)
+    folder, third = VersionFolder(tmp_path), version_path(tmp_path, 3)
+    assert folder.offers()[3].files.keys() == {FULL, DELTA}
+    kept = (third / FULL).rename(tmp_path / FULL)
+    assert folder.offers()[3].files.keys() == {DELTA}
+    kept.rename(third / FULL)
+    assert folder.offers()[3].files.keys() == {FULL, DELTA}
+    shutil.rmtree(third)
+    assert [item.version for item in folder.offers()] == [0, 1, 2]

@@ -1,11 +1,16 @@
 """Requests to an outside engine's HTTP API."""
 
+import math
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 
 from harnessgym.errors import UpstreamError, UpstreamLost
+
+QUICK_S = 15.0
+"""Longest time that a question or a switch may take, which loads no weights."""
+_CONNECT_S = 5.0
 
 
 class EngineApi:
@@ -19,8 +24,8 @@ class EngineApi:
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
         self.address = address
-        timeout = httpx.Timeout(timeout_s, connect=5.0)
-        self._http = httpx.AsyncClient(base_url=address, timeout=timeout, trust_env=False)
+        self._timeout_s = timeout_s
+        self._http = httpx.AsyncClient(base_url=address, trust_env=False)
 
     async def ask(
         self,
@@ -31,14 +36,17 @@ class EngineApi:
         params: dict[str, str] | None = None,
         hint: str = "",
         refusal: int = httpx.codes.OK,
+        timeout_s: float | None = None,
     ) -> dict[str, Any]:
         """The answer's JSON object; {} for an answer that is none.
 
-        `hint` says how an engine is started that has the route; `refusal` is a status whose JSON is an answer too. Raises
-        `UpstreamLost` when the engine does not answer or is going away, `UpstreamError` when it refuses.
+        `hint` says how an engine is started that has the route; `refusal` is a status whose JSON is an answer too;
+        `timeout_s` is for this request alone. Raises `UpstreamLost` when the engine does not answer or is going away,
+        `UpstreamError` when it refuses.
         """
+        timeout = httpx.Timeout(min(timeout_s or math.inf, self._timeout_s), connect=_CONNECT_S)
         try:
-            response = await self._http.request(method, path, json=body, params=params)
+            response = await self._http.request(method, path, json=body, params=params, timeout=timeout)
         except httpx.HTTPError as error:
             raise UpstreamLost(
                 f"The engine at {self.address} does not answer {method} {path} ({error!r}). Does it run?"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError, UpstreamError, UpstreamLost
 from harnessgym.store.policies import PolicyVersion
-from trainers.weights.installers.api import EngineApi
+from trainers.weights.installers.api import QUICK_S, EngineApi
 from trainers.weights.installers.label import INSTALLING, label_of, version_in
 from trainers.weights.installers.staging import stage, tidy
 
@@ -39,16 +39,16 @@ class SglangInstaller:
     async def look(self) -> None:
         """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if it cannot say."""
         self._label = ""
-        info = await self._api.ask("GET", "/model_info")
+        info = await self._api.ask("GET", "/model_info", timeout_s=QUICK_S)
         self._label, self._path = str(info["weight_version"]), str(info["model_path"])
 
     async def pause(self) -> None:
         """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until `resume`."""
-        await self._api.ask("POST", "/pause_generation", {"mode": "abort"})
+        await self._api.ask("POST", "/pause_generation", {"mode": "abort"}, timeout_s=QUICK_S)
 
     async def resume(self) -> None:
         """Let calls begin."""
-        await self._api.ask("POST", "/continue_generation", {})
+        await self._api.ask("POST", "/continue_generation", {}, timeout_s=QUICK_S)
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
         """Serve other weights, and see that they compute something. The engine is paused before, and runs after it.
@@ -56,10 +56,10 @@ class SglangInstaller:
         Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the engine failed: it
         may be paused then, or serve what is no version.
         """
-        before, path, label = self._label, self._path, label_of(self._policy_id, version.version)
+        before, path = self._label, self._path
         folder = await asyncio.to_thread(stage, weights, version, self._scratch)
         await self._relabel(INSTALLING)
-        answer = await self._load(str(folder), label)
+        answer = await self._load(str(folder), INSTALLING)  # no version until it is checked
         if not answer["success"]:
             await self._relabel(before)
             await self.resume()
@@ -69,7 +69,8 @@ class SglangInstaller:
         if problem := await self._unusable(version.version):
             await self._put_back(path, before)
             raise PolicyError(problem)
-        self._label, self._path = label, str(folder)
+        await self._relabel(label_of(self._policy_id, version.version))
+        self._path = str(folder)
         tidy(self._scratch, folder)
 
     async def _load(self, path: str, label: str) -> dict[str, Any]:

@@ -19,11 +19,13 @@ _PREFIX = "staged-"
 def stage(weights: dict[str, Tensor], version: PolicyVersion, scratch: Path) -> Path:
     """A folder with all of a version's weights in `model.safetensors`.
 
-    A version that was published in full is its own; of another one a file is written under `scratch`, which is this engine's
-    alone. Raises `UpstreamError` if it cannot be written.
+    Where `version.path` has that file, it is its own; else one is written under `scratch`, which is this engine's alone: a
+    mirror may have no more than the delta of a version that was published in full. Raises `UpstreamError` if it cannot be
+    written.
     """
-    if version.kind == "full":
-        return Path(version.path)
+    own = Path(version.path)
+    if (own / WEIGHTS).is_file():
+        return own
     folder = scratch / f"{_PREFIX}v{version.version:08d}"
     try:
         shutil.rmtree(folder, ignore_errors=True)

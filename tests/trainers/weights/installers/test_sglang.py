@@ -30,7 +30,7 @@ class Sglang:
 
     def __init__(self):
         self.log, self.label, self.path = [], "default", "/models/start"
-        self.refused, self.logprob, self.lost = set(), -1.5, False
+        self.refused, self.logprob, self.checked = set(), -1.5, None
 
     def app(self):
         posts = {
@@ -74,7 +74,8 @@ class Sglang:
 
     async def generate(self, request):
         await self.read(request)
-        logprob = self.logprob if self.path == "/versions/v1" else -1.0
+        self.checked = self.label
+        logprob = self.logprob if self.path.endswith("/versions/v1") else -1.0
         return Response(json.dumps({"output_ids": [5], "meta_info": {"output_token_logprobs": [[logprob, 5, None]]}}))
 
 
@@ -89,8 +90,18 @@ def serving(engine):
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
 
-def row(version, kind="full"):
-    return PolicyVersion(version, None, kind, f"/versions/v{version}", version, "", 0, committed=True, orphaned=False)
+@pytest.fixture
+def row(tmp_path):
+    """A version's row, and the file of a full one."""
+
+    def make(version, kind="full"):
+        path = tmp_path / "versions" / f"v{version}"
+        if kind == "full":
+            path.mkdir(parents=True, exist_ok=True)
+            (path / "model.safetensors").touch()
+        return PolicyVersion(version, None, kind, str(path), version, "", 0, committed=True, orphaned=False)
+
+    return make
 
 
 def install(address, version, scratch=Path("/nowhere")):
@@ -108,10 +119,11 @@ def install(address, version, scratch=Path("/nowhere")):
     return asyncio.run(work())
 
 
-def test_an_update_asks_what_is_documented(engine):
+def test_an_update_asks_what_is_documented(engine, row):
     with serving(engine) as address:
         assert install(address, row(1)) == 1
-    update = {"model_path": "/versions/v1", "load_format": "safetensors", "weight_version": "1@p", "flush_cache": True}
+    assert (engine.checked, engine.label) == ("installing", "1@p"), "weights are no version until they are checked"
+    update = {"model_path": row(1).path, "load_format": "safetensors", "weight_version": "installing", "flush_cache": True}
     check = {
         "input_ids": [0],
         "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
@@ -125,11 +137,12 @@ def test_an_update_asks_what_is_documented(engine):
         ("/flush_cache", None),
         ("/continue_generation", {}),
         ("/generate", check),
+        ("/update_weight_version", {"new_version": "1@p", "abort_all_requests": False}),
     ]
 
 
-def test_weights_that_do_not_load_leave_the_old_label_and_let_calls_come(engine):
-    engine.refused = {"/versions/v2"}
+def test_weights_that_do_not_load_leave_the_old_label_and_let_calls_come(engine, row):
+    engine.refused = {row(2).path}
     with serving(engine) as address:
         install(address, row(1))
         with pytest.raises(PolicyError, match="SGLang cannot load it: Failed to update weights: shapes"):
@@ -139,7 +152,7 @@ def test_weights_that_do_not_load_leave_the_old_label_and_let_calls_come(engine)
 
 
 @pytest.mark.parametrize("logprob", [None, float("nan")])
-def test_weights_that_compute_nothing_usable_are_taken_back(engine, logprob):
+def test_weights_that_compute_nothing_usable_are_taken_back(engine, row, logprob):
     engine.logprob = logprob
     with serving(engine) as address, pytest.raises(PolicyError, match="not finite"):
         install(address, row(1))
@@ -148,7 +161,7 @@ def test_weights_that_compute_nothing_usable_are_taken_back(engine, logprob):
     assert asked[-4:] == ["/pause_generation", "/update_weights_from_disk", "/flush_cache", "/continue_generation"]
 
 
-def test_an_engine_that_cannot_go_back_is_not_said_to_serve_anything(engine):
+def test_an_engine_that_cannot_go_back_is_not_said_to_serve_anything(engine, row):
     engine.logprob, engine.refused = None, {"/models/start"}
     with serving(engine) as address, pytest.raises(UpstreamError, match="has lost its weights; restart it"):
         install(address, row(1))
@@ -171,9 +184,10 @@ def test_an_engine_that_was_started_anew_serves_no_version(engine):
         asyncio.run(look(address))
 
 
-def test_a_delta_is_staged_whole_until_another_version_is_served(engine, tmp_path):
+def test_a_delta_is_staged_whole_until_another_version_is_served(engine, row, tmp_path):
+    scratch = tmp_path / "scratch"
     with serving(engine) as address:
-        install(address, row(3, "delta"), tmp_path)
-        assert engine.path == str(tmp_path / "staged-v00000003")
-        install(address, row(4, "delta"), tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["staged-v00000004"]
+        install(address, row(3, "delta"), scratch)
+        assert engine.path == str(scratch / "staged-v00000003")
+        install(address, row(4, "delta"), scratch)
+    assert [path.name for path in scratch.iterdir()] == ["staged-v00000004"]

@@ -12,13 +12,23 @@ from trainers.weights.installers.staging import WEIGHTS, digests, stage, tidy
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.zeros(0)}
 
 
-def row(version, kind):
-    return PolicyVersion(version, None, kind, "/versions/x", version, "", 0, committed=True, orphaned=False)
+def row(version, kind, path="/versions/x"):
+    return PolicyVersion(version, None, kind, str(path), version, "", 0, committed=True, orphaned=False)
 
 
 def test_a_full_version_is_read_where_it_is(tmp_path):
-    assert str(stage(TENSORS, row(1, "full"), tmp_path)) == "/versions/x"
-    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / WEIGHTS).touch()
+    assert stage(TENSORS, row(1, "full", tmp_path / "here"), tmp_path / "scratch") == tmp_path / "here"
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_full_version_whose_delta_alone_was_mirrored_is_written_whole(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "delta.bin").touch()
+    staged = stage(TENSORS, row(3, "full", tmp_path / "here"), tmp_path / "scratch")
+    assert staged.parent == tmp_path / "scratch"
+    assert load_file(staged / WEIGHTS).keys() == TENSORS.keys()
 
 
 def test_another_is_written_whole_and_removed_when_a_later_one_is_served(tmp_path):
