@@ -17,8 +17,18 @@ slows down. So η + 1 batches take at least U + E[max of N] + T, and X ≤ (η +
 E[max of N], which grows like exp(sigma √(2 ln N)) for lognormal lengths and N^(1/alpha) for Pareto ones: η divides it. For
 η = 0 this is the closed form of synchronous training, a step of U + E[max of N] + T.
 
-**barrier** Where engines stand still while the trainer works (synchronous, periodic, recycling), the phases add up: a batch
-takes at least N / X_engines + T' + U, with T' the part of the step that cannot overlap: all of it, or the last micro-batch.
+**barrier** With η = 0 the phases add up: a batch is submitted when the last one's version serves, so it takes at least
+N / X_engines + T' + U, with T' the part of the step that cannot overlap: all of it, or the last micro-batch.
+
+Where the engines stand still while the trainer works (`alone`, recycling), only decoding stops: environments and graders go on
+during T and U, so Little's law over the time of decoding alone says nothing of them. A batch's N·E[w] tokens are decoded at no
+more than W·R(min(S / W, max_batch)), since S environments have at most S calls, outside the steps. Those take T' a batch. Updates
+take decoding time only if they pause the fleet, which rolling ones need not: a worker fetches while it decodes. Nor has every
+batch a pause to itself. Of L batches launched, up to L are trained between the beginnings of two pauses, for what is submitted
+counts from the version served; and those after the first may be trained during a pause, in which environments and graders have
+completed them. If calls in flight get no time to finish, a stretch without decoding that holds n ≤ L steps ends with a whole
+pause after the last of them, n·T' + U at least: a batch takes N·E[w] / (W·R) + T' + U / L. If they get some, decoding may part
+the pauses, steps fall into them, and all that is left is N·E[w] / (W·R) + max(T', U / L). X_engines holds besides.
 """
 
 from dataclasses import asdict, dataclass
@@ -64,16 +74,30 @@ def bound_of(config: SimulationConfig, work: WorkTable | None = None) -> Bound:
     largest = expected_largest(work.alone_s(config), batch)
     never = float("inf")
     grading = float(work.grading_s.mean())
-    stops = trainer.alone or (trainer.max_staleness == 0 and trainer.launched is None)
     last_part = step_s / trainer.micro_batches
     ordered = trainer.consumption == "wait" or trainer.max_staleness == 0
+    least_s = _least_s(config, engines, float(work.decoding.mean()), last_part, update_s)
     return Bound(
         engines=engines,
         graders=config.work.graders / grading if grading else never,
         trainer=batch / step_s if step_s else never,
         staleness=(trainer.max_staleness + 1) * batch / (update_s + largest + last_part) if ordered else never,
-        barrier=batch / (batch / engines + last_part + update_s) if stops else never,
+        barrier=batch / least_s if least_s else never,
     )
+
+
+def _least_s(config: SimulationConfig, rate: float, decoding: float, last_part: float, update_s: float) -> float:
+    """Seconds that a batch takes at least because not everything goes on at one time; 0 if nothing keeps it from that."""
+    engines, trainer, updates = config.engines, config.trainer, config.updates
+    if trainer.max_staleness == 0 and trainer.launched is None:
+        return config.batch / rate + last_part + update_s
+    if not trainer.alone:
+        return 0.0
+    calls = min(config.work.environments / engines.workers, engines.max_batch)
+    decoding_s = config.batch * decoding / (engines.workers * decoding_rate(engines, calls))
+    pause_s = 0.0 if updates.mode == "rolling" else update_s / (trainer.launched or trainer.max_staleness + 1)
+    apart = updates.mode == "global" and not updates.drain_s
+    return decoding_s + (last_part + pause_s if apart else max(last_part, pause_s))
 
 
 def _update_s(config: SimulationConfig) -> float:
