@@ -40,7 +40,7 @@ def figures(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def most_stale(shares: Mapping[str, float]) -> int:
-    """The largest staleness of any token of any seed: one seed in ten counts, of which an interval of the median says nothing."""
+    """The largest staleness of any token of any seed: one in ten counts, of which the interval of a median says nothing."""
     return max(map(int, shares), default=0)
 
 

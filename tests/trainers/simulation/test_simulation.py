@@ -186,7 +186,9 @@ def test_what_was_trained_into_lost_versions_counts_once(make_config, warmup):
         run = Simulation(make_config(seed=seed, trainer=trainer, failures={"trainer_s": 40, "versions_lost": 1}))
         outcome = run.run()
         assert outcome.counts["versions orphaned"] > 0
-        counted = [member for groups in list(run.learner.ledger.values())[warmup:] for group in groups for member in group.members]
+        counted = [
+            member for groups in list(run.learner.ledger.values())[warmup:] for group in groups for member in group.members
+        ]
         assert sum(outcome.staleness.values()) == sum(member.tokens for member in counted)
         assert sum(outcome.versions.values()) == len(counted) == round(outcome.rollouts_per_s * outcome.virtual_s)
         assert all(count > 0 for count in (*outcome.staleness.values(), *outcome.versions.values()))
