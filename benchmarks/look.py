@@ -1,8 +1,9 @@
 """What one look at a run costs, on a small store and on large ones. `make bench NAME=look`.
 
-Fills a store with rollouts of three calls each, most of them long ended, and looks at it as `harnessgym train` does every
-second, while sixteen rollouts run. Prints processor milliseconds, which other load on the machine does not lengthen, and the
-median of the wall milliseconds.
+Fills a store with rollouts of three calls each, most of them long ended, one attempt in ten failed and one group in ten
+dropped, and the trainer's metrics with a line for every sixteen; and looks at it as `harnessgym train` does every second,
+while sixteen rollouts run. Prints processor milliseconds, which other load on the machine does not lengthen, and the median
+of the wall milliseconds.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import Connection, insert
 
+from harnessgym.metrics.lines import append
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, policies, runs, tables, workers
@@ -30,6 +32,9 @@ _RUNNING = 16
 _PER_S = 10.0
 """Rollouts that ended per second."""
 _GROUP = 4
+_BATCH = 16
+_IN_TEN = 10
+"""One in so many attempts fails, one in so many groups is dropped."""
 _STAGES = {name: 0.1 for stage in ("prepare", "run", "reconstruct", "evaluate") for name in (stage, f"wait.{stage}")}
 
 
@@ -53,6 +58,7 @@ def main() -> None:
 def measure(number: int, looks: int) -> dict[str, float]:
     """Milliseconds of the first look at a store of so many rollouts, and of those after it."""
     folder = filled(_ROOT / str(number), number)
+    note_steps(folder, number)
     with TraceStore.open(folder.store_url()) as store:
         observer = Observer(folder, store)
         first, _ = _look(observer)
@@ -83,6 +89,14 @@ def filled(root: Path, number: int) -> RunFolder:
     return folder
 
 
+def note_steps(folder: RunFolder, number: int) -> None:
+    """What the trainer notes of the steps on so many rollouts."""
+    usual, now = {"reward": 0.5, "staleness": 1, "wait_s": 0.6, "step_s": 1.0}, time.time()
+    for step in range(1, number // _BATCH + 1):
+        at = now - (number - _BATCH * step) / _PER_S
+        append(folder.metrics_path, {"step": step, "time": at, **usual, "dropped_groups": step % 3})
+
+
 def fill(conn: Connection, run_id: str, policy_id: str, number: int) -> None:
     """Rollouts that ended, `_PER_S` a second until now, with their calls and their place in the ledger; and some that run."""
     now, task = time.time(), new_id()
@@ -95,13 +109,17 @@ def fill(conn: Connection, run_id: str, policy_id: str, number: int) -> None:
         began = now - 2.0 if ended is None else ended - 2.0
         if index % _GROUP == 0:
             group = _id(began)
-            state = "open" if ended is None else "consumed"
+            dropped = ended is not None and index // _GROUP % _IN_TEN == _IN_TEN - 1
+            state = "open" if ended is None else "dropped" if dropped else "consumed"
             rows[tables.groups].append(_group(shared, group, index // _GROUP, state, began))
         rollout = _rollout(shared, group, index % _GROUP, began, ended)
         rows[tables.rollouts].append(rollout)
         _add_calls(rows, rollout["id"], began)
-        if ended is not None:
-            rows[tables.trained].append(_trained(policy_id, rollout["id"], index // 64, ended))
+        if ended is not None and index % _IN_TEN == _IN_TEN - 1:
+            failed = {"status": "failed", "verdict": "infrastructure_error", "cause": "sandbox_lost", "attempt": 1}
+            rows[tables.rollouts].append({**rollout, **failed, "id": _id(began)})
+        if ended is not None and not dropped:
+            rows[tables.trained].append(_trained(policy_id, rollout["id"], index // _BATCH, ended))
     for table, values in rows.items():
         conn.execute(insert(table), values)
 
@@ -113,7 +131,7 @@ def _group(shared: dict[str, str], group: str, ordinal: int, state: str, at: flo
 
 def _rollout(shared: dict[str, str], group: str, slot: int, began: float, ended: float | None) -> dict[str, Any]:
     own = {"id": _id(began), "group_id": group, "slot": slot, "attempt": 0, "harness": "openai", "sandbox": "process"}
-    how = {"status": "running" if ended is None else "finished", "verdict": None if ended is None else "valid"}
+    how = {"status": "running" if ended is None else "finished", "verdict": None if ended is None else "valid", "cause": None}
     when = {"created_at": began, "started_at": began, "ended_at": ended, "latencies": None if ended is None else _STAGES}
     return {**shared, **own, **how, **when, "seed": 0, "frozen": False}
 

@@ -69,11 +69,13 @@ class RunFolder:
         return self.root / "workspaces"
 
     def config(self) -> RunConfig:
-        """The run's configuration. Raises `ConfigError` if this is no run folder."""
+        """The run's configuration. Raises `ConfigError` if this is no run folder, or another user's."""
         try:
             return validate(RunConfig, json.loads(self.config_path.read_text()), str(self.config_path))
         except FileNotFoundError:
             raise ConfigError(f"{self.root} is no run folder: it has no config.json. `harnessgym train` makes one.") from None
+        except PermissionError:
+            raise ConfigError(f"{self.config_path} is for the user alone who started the run: it may hold keys.") from None
 
     def store_url(self) -> str:
         """The database of the run."""

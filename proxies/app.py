@@ -1,6 +1,6 @@
 """The proxy as a process: its settings, its listeners, its parts put together.
 
-    harnessgym proxy --store sqlite:///traces.db --run_id RUN --policy FOLDER --control_key KEY --port 8100 --control_port 8101
+    HARNESSGYM_CONTROL_KEY=KEY harnessgym proxy --store URL --run_id RUN --policy FOLDER --port 8100 --control_port 8101
 
 Everything it knows is in the store, so it may be killed at any time and started again.
 """
@@ -18,6 +18,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from harnessgym.config import Config
+from harnessgym.control_key import ControlKey, environment_field
 from harnessgym.errors import ConfigError
 from harnessgym.store import workers
 from harnessgym.store.trace_store import Synchronous, TraceStore
@@ -75,8 +76,8 @@ class ProxySettings(Config):
     """Unix socket of the control routes, readable by this user alone. Never mount its directory into a sandbox."""
     control_fd: int | None = None
     """Inherited listening socket instead of the other two."""
-    control_key: str
-    """Bearer key of the control routes."""
+    control_key: ControlKey = environment_field()
+    """Bearer key of the control routes; HARNESSGYM_CONTROL_KEY in the environment if not given."""
     max_length: int = 32_768
     """Prompt and completion of a call together, in tokens."""
     max_body: int = 64 << 20

@@ -14,23 +14,25 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 ARMS = ("sync", "one-step", "periodic", "recycle", "eta-1", "eta-2", "eta-4", "eta-8")
 WORKERS = (1, 3, 10, 30, 100, 300, 1_000)
 _TAIL = "pareto:300:1.5:8192"
+_WINDOW = 30
+"""Steps that count. Batches that were sampled before them are trained in them: few of so many."""
 
 
 def compared(seeds: int, *, quick: bool) -> Rows:
     """All arms on the load that a `SimulationConfig` has by default: lognormal tokens."""
     for name in ARMS:
-        yield name, _figures(runs(arm(_base(quick), name), seeds))
+        yield name, _figures(runs(arm(_base(8, quick), name), seeds))
 
 
 def tail(seeds: int, *, quick: bool) -> Rows:
     """The same with tokens of a call from a Pareto tail of infinite variance, cut at 8,192."""
     for name in ("sync", "recycle", "eta-4", "eta-8"):
-        yield name, _figures(runs(arm(_with(_base(quick), work={"tokens": _TAIL}), name), seeds))
+        yield name, _figures(runs(arm(_with(_base(8, quick), work={"tokens": _TAIL}), name), seeds))
 
 
 def updates(seeds: int, *, quick: bool) -> Rows:
     """One worker after another, or all at once: η = 4, nothing else differs."""
-    base = arm(_base(quick), "eta-4")
+    base = arm(_base(4, quick), "eta-4")
     for row, changes in (
         ("global pause", {"mode": "global"}),
         ("rolling, 1 of 8 at a time", {"at_once": 1}),
@@ -42,7 +44,7 @@ def updates(seeds: int, *, quick: bool) -> Rows:
 
 def switches(seeds: int, *, quick: bool) -> Rows:
     """DART's steps (arXiv 2509.23866) one at a time: what environments wait for, and how engines are updated."""
-    base = arm(_base(quick), "eta-4")
+    base = arm(_base(4, quick), "eta-4")
     for row, sampling, mode in (
         ("batch-wise, global pause", "batch", "global"),
         ("task-wise, global pause", "task", "global"),
@@ -54,7 +56,7 @@ def switches(seeds: int, *, quick: bool) -> Rows:
 
 def stale(seeds: int, *, quick: bool) -> Rows:
     """η = 2: in order of submission, or whatever is complete, with what is too stale dropped or submitted again."""
-    base = arm(_base(quick), "eta-2")
+    base = arm(_base(2, quick), "eta-2")
     for row, trainer in (
         ("wait", {"consumption": "wait"}),
         ("drop", {"consumption": "drop"}),
@@ -68,15 +70,16 @@ def stale(seeds: int, *, quick: bool) -> Rows:
 def same_batch(seeds: int, *, quick: bool) -> Rows:
     """More workers, each with 32 environments, for the same batch of 256 rollouts."""
     for workers in WORKERS[: 4 if quick else None]:
-        config = _with(_base(quick), engines={"workers": workers}, work=_places(32 * workers))
+        config = _with(_base(4, quick), engines={"workers": workers}, work=_places(32 * workers))
         for name in ("sync", "eta-4"):
             yield f"{name}, {workers} workers", _figures(runs(arm(config, name), min(seeds, 3)))
 
 
 def larger_batch(seeds: int, *, quick: bool) -> Rows:
-    """More workers, each with 16 environments, and as many more rollouts in a batch: 16 a worker. 1,000: 160,000 rollouts."""
+    """More workers, each with 16 environments, and as many more rollouts in a batch: 16 a worker. 1,000: 240,000 rollouts."""
     for workers in WORKERS[: 4 if quick else None]:
-        trainer = {"groups_per_step": 2 * workers, "steps": 10, "warmup": 4}
+        steps = {"steps": 10, "warmup": 4} if quick else {"steps": 15 if workers > 100 else 40, "warmup": _warmup(4)}
+        trainer = {"groups_per_step": 2 * workers, **steps}
         config = _with(SimulationConfig(), engines={"workers": workers}, work=_places(16 * workers), trainer=trainer)
         yield f"eta-4, {workers} workers", _figures(runs(arm(config, "eta-4"), 1 if workers == WORKERS[-1] else min(seeds, 3)))
 
@@ -84,7 +87,7 @@ def larger_batch(seeds: int, *, quick: bool) -> Rows:
 def unlucky(seeds: int, *, quick: bool) -> Rows:
     """η = 4 while workers and the trainer are killed, checkpoints are lost and rollouts fail: what must hold all the same."""
     failures = {"worker_s": 60, "trainer_s": 400, "versions_lost": 1, "rollout": 0.05}
-    config = _with(arm(_base(quick), "eta-4"), failures=failures)
+    config = _with(arm(_base(4, quick), "eta-4"), failures=failures)
     yield "eta-4, kills", _figures(runs(config, seeds))
 
 
@@ -107,8 +110,15 @@ def _figures(found: list[Run]) -> dict[str, Any]:
     return figures([run.outcome for run in found]) | sums
 
 
-def _base(quick: bool) -> SimulationConfig:
-    return _with(SimulationConfig(), trainer={"steps": 12 if quick else 28, "warmup": 4 if quick else 8})
+def _warmup(eta: int) -> int:
+    """Steps until what is in flight no longer tells of the start, when η + 1 batches are begun at once: twice as many."""
+    return max(8, 2 * (eta + 1))
+
+
+def _base(eta: int, quick: bool) -> SimulationConfig:
+    """The load, for arms with a staleness of up to `eta`."""
+    steps = {"steps": 12, "warmup": 4} if quick else {"steps": _warmup(eta) + _WINDOW, "warmup": _warmup(eta)}
+    return _with(SimulationConfig(), trainer=steps)
 
 
 def _places(environments: int) -> dict[str, int]:

@@ -19,12 +19,13 @@ from rich.table import Table
 from benchmarks.asynchrony import parts, targets
 from harnessgym.run_folder import write_json
 from trainers.simulation.outcome import LEAST_SEEDS
+from trainers.simulation.report import most_stale
 
 _OUT = Path("benchmarks/out/async.json")
 _COLUMNS = (
     ("rollouts_per_s", "rollouts/s", 2), ("of_bound", "of the bound", 3), ("idle_engines", "engines idle", 2),
     ("idle_environments", "environments idle", 2), ("idle_trainer", "trainer idle", 2), ("mean_staleness", "staleness", 2),
-    ("max_staleness", "at most", 0), ("off_policy", "off-policy", 2), ("length_bias", "length bias", 3),
+    ("staleness", "at most", 0), ("off_policy", "off-policy", 2), ("length_bias", "length bias", 3),
     ("out_of_service", "out of service", 3),
 )  # fmt: skip
 
@@ -66,7 +67,10 @@ def main() -> None:
 def _table(name: str, rows: dict[str, dict[str, Any]], cpu_s: float) -> Table:
     table = Table(name, *(title for _, title, _ in _COLUMNS), "limit", title=f"{name}: simulated, {cpu_s:.0f} s of processor")
     for row, figures in rows.items():
-        table.add_row(row, *(_shown(figures[key], digits) for key, _, digits in _COLUMNS), figures["limit"])
+        cells = (
+            str(most_stale(figures[key])) if key == "staleness" else _shown(figures[key], digits) for key, _, digits in _COLUMNS
+        )
+        table.add_row(row, *cells, figures["limit"])
     return table
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
+from trainers.simulation.report import most_stale
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -38,7 +40,7 @@ def judge(parts: dict[str, Any]) -> list[Verdict]:
             Verdict("η = 4 over synchronous, times", 2.0, rate["eta-4"] / rate["sync"], at_least=True),
         ]
         for eta in (1, 2, 4, 8):
-            most = rows[f"eta-{eta}"]["max_staleness"]["high"]
+            most = most_stale(rows[f"eta-{eta}"]["staleness"])
             found.append(Verdict(f"η = {eta}, largest staleness", eta, most, always=True))
     if "updates" in parts:
         rows = parts["updates"]["rows"]
@@ -55,7 +57,7 @@ def judge(parts: dict[str, Any]) -> list[Verdict]:
     if "unlucky" in parts:
         row = parts["unlucky"]["rows"]["eta-4, kills"]
         found += [
-            Verdict("η = 4 under kills, largest staleness", 4, row["max_staleness"]["high"], always=True),
+            Verdict("η = 4 under kills, largest staleness", 4, most_stale(row["staleness"]), always=True),
             Verdict("sampled tokens not accounted for under kills", 0, row["unaccounted"], always=True),
         ]
     largest = parts.get("larger_batch", {}).get("rows", {}).get("eta-4, 1000 workers")

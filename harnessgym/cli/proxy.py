@@ -6,7 +6,7 @@ from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, run_serv
 
 _EPILOG = """Any setting can be given as `--key value`; `--show-settings` lists them all.
 
-Example: `harnessgym proxy --store sqlite:////tmp/traces.db --run_id RUN --policy MODEL --control_key KEY --port 8100
+Example: `HARNESSGYM_CONTROL_KEY=... harnessgym proxy --store sqlite:////tmp/traces.db --run_id RUN --policy MODEL --port 8100
 --control_port 8101`"""
 
 

@@ -44,11 +44,18 @@ def panel(progress: Progress, width: int, height: int) -> Panel:
             shown.append((place, renderable))
             room -= lines
     title = f"HarnessGym {progress.name}: {TITLES.get(progress.status, progress.status)}"
-    if not progress.processors and progress.status not in ("done", "failed"):
-        title += " (no process of it runs here)"
+    if progress.status not in ("done", "failed"):
+        title += _nobody(progress)
     return Panel(
         Group(*(each for _, each in sorted(shown, key=lambda item: item[0]))), title=Text(title), width=min(width, _WIDEST)
     )
+
+
+def _nobody(progress: Progress) -> str:
+    """Whether nobody serves the run, as far as this machine or, for a run on several, the store can tell."""
+    if progress.recorded:
+        return "" if progress.processors else " (no process of it runs here)"
+    return "" if progress.nodes else " (no node of it takes rollouts)"
 
 
 def line(progress: Progress) -> str:
@@ -157,7 +164,8 @@ def _process_rows(progress: Progress) -> Iterable[tuple[str, float | None, str]]
         oldest, ready = min(worker.version for worker, _ in others), sum(worker.state == "ready" for worker, _ in others)
         yield f"{len(others)} more", max(0.0, 1 - busy), f"v{oldest} or newer, {ready} ready"
     places, run = progress.stages["run"]
-    yield "node", max(0.0, 1 - run.running / places), f"{run.running:.1f} of {places} harnesses"
+    name = "node" if progress.nodes < 2 else f"{progress.nodes} nodes"
+    yield name, max(0.0, 1 - run.running / places), f"{run.running:.1f} of {places} harnesses"
     if (cores := progress.processors.get("proxy")) is not None:
         yield "proxy", max(0.0, 1 - cores), ""
 

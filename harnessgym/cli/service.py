@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from harnessgym.config import load_config
 from harnessgym.registry import load
@@ -48,6 +49,14 @@ def show_settings(model: type[BaseModel], title: str) -> None:
     Console().print(table)
 
 
+def _default(field: FieldInfo) -> str:
+    """A default for people; of what is a secret only where it comes from."""
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and "environment" in extra:
+        return f"${extra['environment']}"
+    return repr(field.get_default(call_default_factory=True))
+
+
 def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
     rows: list[tuple[str, str, str]] = []
     for name, field in model.model_fields.items():
@@ -55,6 +64,6 @@ def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             rows += _rows(inner, f"{prefix}{name}.")
         else:
-            default = "required" if field.is_required() else repr(field.get_default(call_default_factory=True))
+            default = "required" if field.is_required() else _default(field)
             rows.append((prefix + name, default, field.description or ""))
     return rows

@@ -15,8 +15,10 @@ vLLM is started with this project's worker extension, which needs nothing else o
 
 Then, on the same machine or on one that sees the folder of versions under the same path:
 
-`harnessgym weights-agent --engine vllm --engine_url http://127.0.0.1:8000 --worker_id v0 --store sqlite:////tmp/traces.db
---run_id RUN --policy_id POLICY --control_url http://127.0.0.1:8101 --control_key KEY`
+`HARNESSGYM_CONTROL_KEY=... harnessgym weights-agent --engine vllm --engine_url http://127.0.0.1:8000 --worker_id v0
+--store sqlite:////tmp/traces.db --run_id RUN --policy_id POLICY --control_url http://127.0.0.1:8101`
+
+with the control key of the proxy: `control_key` in its settings file.
 
 Ids of run and policy: `harnessgym traces sql "select id, run_id, name from policies"`.
 

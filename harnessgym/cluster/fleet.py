@@ -18,7 +18,7 @@ from typing import Any
 from harnessgym.cluster.berth import KILLED, Berth, Role
 from harnessgym.cluster.ground import Ground, Handle
 from harnessgym.cluster.place import About, Order, release
-from harnessgym.cluster.wish import wish, wished
+from harnessgym.cluster.wish import wished
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
@@ -48,6 +48,8 @@ class Fleet:
         self._ending: list[tuple[Handle, Future[Any], float]] = []
         self._recorded: object = None
         self._looked = 0.0
+        self._unfit: list[float] = []
+        """When nodes came to machines where they cannot work."""
 
     @property
     def by_name(self) -> Mapping[str, Berth]:
@@ -72,9 +74,25 @@ class Fleet:
         """Why any of the nodes' machines cannot use a sandbox backend."""
         asked = [(berth, berth.handle.call("lacks", backend)) for berth in self._of("node")]
         for berth, answer in asked:
-            if problem := answer.result(self.config.cluster.wait_s):
+            if problem := self._told_by(berth, answer):
                 return f"{berth.where}: {problem}"
         return None
+
+    def _told_by(self, berth: Berth, answer: "Future[Any]") -> Any:
+        """What a place answers. Raises `ConfigError` if it does not."""
+        try:
+            error = answer.exception(self.config.cluster.wait_s)
+        except TimeoutError:
+            raise ConfigError(
+                f"The place of {berth.name} ({berth.where}) has not answered for {self.config.cluster.wait_s:g} s. Is its "
+                "machine there? The same command starts again; cluster.wait_s says how long it waits."
+            ) from None
+        if error is not None:
+            raise ConfigError(
+                f"The place of {berth.name} ({berth.where}) was lost before the start ({_short(error)}). Is its machine there? "
+                "The same command starts again."
+            ) from error
+        return answer.result()
 
     def start_all(self, orders: Orders) -> None:
         """See `Processes`."""
@@ -211,10 +229,11 @@ class Fleet:
         problem = _problem(about)
         if problem is None:
             return
-        if berth.role != "node" or self.orders is None:
+        others = [each for each in self._of("node") if each is not berth and not each.leaving]
+        if berth.role != "node" or self.orders is None or not others:
             raise ConfigError(f"The {berth.name} process cannot run on {about.name} ({about.host}): {problem}")
         self._told.append(f"The {berth.name} process cannot run on {about.name} ({about.host}), and leaves: {problem}")
-        wish(self.folder, max(1, wished(self.folder) - 1))
+        self._unfit.append(time.monotonic())
         berth.leaving = True
 
     def _started(self, berth: Berth) -> None:
@@ -253,7 +272,10 @@ class Fleet:
         berth.about, berth.code, berth.state = None, KILLED, "ended"
 
     def _follow_wish(self) -> None:
-        """Let nodes join or leave until there are as many as are wanted."""
+        """Let nodes join or leave until there are as many as are wanted.
+
+        For one that could not work where it came no other joins until `cluster.wait_s` is over: the machines may be the same.
+        """
         if self.orders is None or time.monotonic() - self._looked < 1.0:
             return
         self._looked = time.monotonic()
@@ -261,7 +283,8 @@ class Fleet:
         wanted = wished(self.folder)
         names = {berth.name for berth in self._of("node")}
         unused = (name for index in range(wanted + len(names)) if (name := f"node-{index}") not in names)
-        for name in list(unused)[: max(0, wanted - len(staying))]:
+        self._unfit = [when for when in self._unfit if self._looked - when < self.config.cluster.wait_s]
+        for name in list(unused)[: max(0, wanted - len(staying) - len(self._unfit))]:
             self._claim(name, "node")
             self._told.append(f"The {name} process joins.")
         for berth in sorted(staying, key=lambda berth: int(berth.name.partition("-")[2]))[wanted:]:

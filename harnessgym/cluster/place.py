@@ -125,6 +125,7 @@ class Place:
         path = self.folder / "settings.json"
         write_json(path, settings, mode=0o600)
         self.log.unlink(missing_ok=True)
+        self.log.touch(mode=0o600)  # the folder itself is open to those who know what lies in it
         descriptors = [listener.fileno() for listener in self._sockets[: len(order.listeners)]]
         self._asked = time.monotonic()
         self._process = self.run(order, path, descriptors)

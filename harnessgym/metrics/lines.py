@@ -4,7 +4,8 @@ A writer that is killed may leave half a line, and write a step again when it is
 """
 
 import json
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,46 @@ class StepLines:
     """One entry per step of a file, in order. A step that was written twice counts once, as it was written last."""
 
     path: Path
-    _by_step: dict[int, Entry] = field(default_factory=dict)
+    rewritten: int = 0
+    """How often an entry was replaced, put before others or dropped: what was made of the entries by then holds no more."""
+    _entries: list[Entry] = field(default_factory=list)
+    _steps: list[int] = field(default_factory=list)
+    """Of the entries."""
     _offset: int = 0
 
-    def read(self) -> list[Entry]:
-        """All entries there are, reading only what is new. Torn lines, and those about no step, are passed over."""
+    def read(self) -> Sequence[Entry]:
+        """All entries there are, reading only what is new. Torn lines, and those about no step, are passed over.
+
+        The sequence grows with the next read.
+        """
         for line in self._whole_lines():
             try:
                 entry = json.loads(line)
                 step = int(entry["step"])
             except (ValueError, KeyError, TypeError):
                 continue
-            self._by_step[step] = entry
-        return [self._by_step[step] for step in sorted(self._by_step)]
+            self._add(step, entry)
+        return self._entries
+
+    def _add(self, step: int, entry: Entry) -> None:
+        if not self._steps or step > self._steps[-1]:
+            self._steps.append(step)
+            self._entries.append(entry)
+            return
+        self.rewritten += 1
+        place = bisect_left(self._steps, step)
+        if self._steps[place] == step:
+            self._entries[place] = entry
+        else:
+            self._steps.insert(place, step)
+            self._entries.insert(place, entry)
 
     def _whole_lines(self) -> list[bytes]:
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self._offset:  # it was replaced
-                    self._offset, self._by_step = 0, {}
+                    self._offset, self._entries, self._steps = 0, [], []
+                    self.rewritten += 1
                 file.seek(self._offset)
                 new = file.read()
         except FileNotFoundError:

@@ -19,6 +19,7 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from harnessgym.config import Config
+from harnessgym.control_key import ControlKey, environment_field
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError
 from harnessgym.registry import load
@@ -53,8 +54,8 @@ class NodeSettings(Config):
     """Folder of the run."""
     control_url: str
     """The proxy's control API: `unix:/path/to.sock` or `http://host:port`."""
-    control_key: str
-    """Its key."""
+    control_key: ControlKey = environment_field()
+    """Its key; HARNESSGYM_CONTROL_KEY in the environment if not given."""
     proxy_socket_dir: Path | None = None
     """Folder that holds the proxy's socket, for sandboxes without a network. Without one, as where the proxy runs on another
     machine, the node makes one and carries its connections to `proxy_url`."""

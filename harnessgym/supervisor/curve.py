@@ -1,10 +1,11 @@
 """The learning curve of a run as a picture."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
-def draw_curve(metrics: list[dict[str, float]], summary: dict[str, Any], path: Path) -> None:
+def draw_curve(metrics: Sequence[dict[str, float]], summary: dict[str, Any], path: Path) -> None:
     """Reward per training step with the held-out success before and after, as PNG."""
     import matplotlib as mpl
 

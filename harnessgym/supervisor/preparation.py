@@ -44,7 +44,7 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
         raise ConfigError(f"policy.path: there is no model at {policy} (config.json is missing).")
     if not folder.config_path.exists():
         try:
-            write_json(folder.config_path, config.model_dump(mode="json"))
+            write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise ConfigError(f"The run folder {root} cannot be written ({error.strerror}). Give another --folder.") from error
         return folder
@@ -55,7 +55,7 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
             "Give another --folder, or remove that one first."
         )
     if recorded != config:
-        write_json(folder.config_path, config.model_dump(mode="json"))
+        write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
     return folder
 
 

@@ -1,10 +1,12 @@
 """What a run looks like from outside: the numbers of the live dashboard, read from its folder and its store.
 
 Nothing here belongs to the process that serves the run: `harnessgym watch` looks at one that another serves, or that has ended.
-A look costs what is new since the last one, not what the store holds.
+A look costs what is new since the last one, not what the store holds or how many steps there were; but failed attempts and
+groups by state are counted by the database, over an index of them.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +21,7 @@ from harnessgym.metrics.window import StageUse, Window, WorkerUse
 from harnessgym.rollout.plan import EVALUATIONS
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, recent, rollouts, runs, workers
+from harnessgym.store import TraceStore, presence, recent, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
 from harnessgym.store.runs import RunRow
@@ -29,6 +31,7 @@ _WINDOW_S = 60.0
 _LATE_S = 2.0
 """A row may become visible so long after its id was made."""
 _LEDGER_S = 3_600.0
+_REWARDS = 256
 _STEPS = 8
 """Steps that the trainer's shares and the time left are means of."""
 
@@ -63,13 +66,17 @@ class Progress:
     metrics: Entry
     """Of the last training step."""
     rewards: tuple[float, ...]
-    """Mean reward per step."""
+    """Mean reward per step, of the newest steps."""
     trainer: TrainerUse | None
     engines: tuple[tuple[WorkerRow, WorkerUse], ...]
     stages: Mapping[str, tuple[int, StageUse]]
     """By name: its places, and how they were used."""
     processors: Mapping[str, float | None]
     """Cores that each process keeps busy."""
+    recorded: bool
+    """Whether a supervisor has recorded processes on this machine; on a cluster it does not."""
+    nodes: int
+    """Nodes that take rollouts."""
     running: int
     pending: int
     failed: int
@@ -101,6 +108,7 @@ class _Seen:
 
     run: RunRow
     engines: Sequence[WorkerRow]
+    nodes: int
     running: Sequence[str]
     pending: int
     failed: int
@@ -135,6 +143,10 @@ class Observer:
     _from: float = 0.0
     """When the first call was made that is known; 0.0 before there is one."""
     _looked: float = 0.0
+    _sums: Counter[str] = field(default_factory=Counter)
+    """What the trainer counted in the first `_summed` lines, of which `_rewritten` were rewritten."""
+    _summed: int = 0
+    _rewritten: int = 0
     _evaluated: tuple[str, float, int] = ("", 0.0, 0)
     """An evaluation, when it was first looked at, and its judged groups then."""
 
@@ -148,7 +160,7 @@ class Observer:
         seen = self.store.read(self._read)
         self._follow(seen)
         lines, config = self._lines.read(), self._config
-        trainer = trainer_use(lines[-_STEPS:])
+        trainer, recorded = trainer_use(lines[-_STEPS:]), self.folder.processes_path.exists()
         steps = int(lines[-1]["step"]) if lines else 0
         done, total = seen.evaluated if seen.run.status in EVALUATIONS else (steps, config.trainer.steps)
         return Progress(
@@ -159,11 +171,13 @@ class Observer:
             left_s=self._left_s(seen, trainer, total - done),
             steps=steps,
             metrics=lines[-1] if lines else {},
-            rewards=tuple(line["reward"] for line in lines if "reward" in line),
+            rewards=tuple(line["reward"] for line in lines[-_REWARDS:] if "reward" in line),
             trainer=trainer,
             engines=tuple((row, self._window.worker(row.id)) for row in seen.engines),
-            stages=self._stages(),
+            stages=self._stages(seen.nodes or (1 if recorded else config.cluster.nodes)),
             processors=self._processors.look(),
+            recorded=recorded,
+            nodes=seen.nodes,
             running=len(seen.running),
             pending=seen.pending,
             failed=seen.failed,
@@ -173,21 +187,29 @@ class Observer:
             staleness=self._trained.all,
             staleness_of_step=self._trained.newest,
             versions=tuple(seen.versions),
-            counters=counters(lines),
+            counters=self._counted(lines),
             tokens_per_s=self._window.tokens_per_s,
             rollouts_per_s=self._window.rollouts_per_s,
             sinks=standings(self.folder.sinks_path),
             restarts=self.restarts() if self.restarts else None,
         )
 
-    def _stages(self) -> dict[str, tuple[int, StageUse]]:
-        """Places and use of each stage. Estimates from few rollouts may exceed the places, which nothing else can."""
+    def _counted(self, lines: Sequence[Entry]) -> dict[str, float]:
+        """`counters` of all lines, of which only the new ones are looked at, unless old ones have changed."""
+        if self._lines.rewritten != self._rewritten:
+            self._sums, self._summed, self._rewritten = Counter(), 0, self._lines.rewritten
+        self._sums.update(counters(lines[self._summed :]))
+        self._summed = len(lines)
+        return dict(self._sums)
+
+    def _stages(self, nodes: int) -> dict[str, tuple[int, StageUse]]:
+        """Places on all nodes, and use of each stage. Estimates from few rollouts may exceed them, which nothing else can."""
         node, used = self._config.node, self._window.stages()
         places = {
-            "prepare": node.prepare_at_once,
-            "run": node.max_running,
-            "reconstruct": node.reconstruct_at_once,
-            "evaluate": node.evaluate_at_once,
+            "prepare": nodes * node.prepare_at_once,
+            "run": nodes * node.max_running,
+            "reconstruct": nodes * node.reconstruct_at_once,
+            "evaluate": nodes * node.evaluate_at_once,
         }
         return {name: (most, replace(used[name], running=min(most, used[name].running))) for name, most in places.items()}
 
@@ -206,6 +228,7 @@ class Observer:
         return _Seen(
             run=run,
             engines=workers.engines_of(conn, run.id),
+            nodes=presence.nodes(conn, run.id),
             running=running,
             pending=recent.with_status(conn, run.id, "pending"),
             failed=recent.with_status(conn, run.id, "failed"),
@@ -266,7 +289,7 @@ def counters(lines: Sequence[Entry]) -> dict[str, float]:
     return out
 
 
-def read_metrics(folder: RunFolder) -> list[Entry]:
+def read_metrics(folder: RunFolder) -> Sequence[Entry]:
     """One entry per training step in order. A step logged twice around a crash counts once, a line cut off not at all."""
     return StepLines(folder.metrics_path).read()
 

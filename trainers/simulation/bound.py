@@ -20,16 +20,16 @@ E[max of N], which grows like exp(sigma √(2 ln N)) for lognormal lengths and N
 **barrier** With η = 0 the phases add up: a batch is submitted when the last one's version serves, so it takes at least
 N / X_engines + T' + U, with T' the part of the step that cannot overlap: all of it, or the last micro-batch.
 
-Where the engines stand still while the trainer works (`alone`, recycling), only decoding stops: environments and graders go
-on during T and U, so Little's law over the time of decoding alone says nothing of them. A batch's N·E[w] tokens are decoded
-at no more than W·R(min(S / W, max_batch)), since S environments have at most S calls, outside the steps. Those take T' a
-batch. Updates take decoding time only if they pause the fleet, which rolling ones need not: a worker fetches while it
-decodes. Nor has every batch a pause to itself. Of L batches launched, up to L are trained between the beginnings of two
-pauses, for what is submitted counts from the version served; and those after the first may be trained during a pause, in
-which environments and graders have completed them. If calls in flight get no time to finish, a stretch without decoding that
-holds n ≤ L steps ends with a whole pause after the last of them, n·T' + U at least: a batch takes N·E[w] / (W·R) + T' + U /
-L. If they get some, decoding may part the pauses, steps fall into them, and all that is left is N·E[w] / (W·R) + max(T', U /
-L). X_engines holds besides.
+Where the engines stand still while the trainer works (`alone`, recycling), only decoding stops: environments and graders go on
+during T and U, so Little's law over the time of decoding alone says nothing of them. A batch's N·E[w] tokens are decoded at no
+more than W·R(min(S / W, max_batch)), since S environments have at most S calls, outside the steps. Those take T' a batch.
+Updates take decoding time only if they pause the fleet, which rolling ones need not: a worker fetches while it decodes. Nor has
+every batch a pause to itself. Of L batches launched, up to L are trained between the beginnings of two pauses, for what is
+submitted counts from the version served; and those after the first may be trained during a pause, in which environments and
+graders have completed them. If calls in flight get no time to finish, a stretch without decoding that holds n ≤ L steps ends
+with a whole pause after the last of them, n·T' + U at least: a batch takes N·E[w] / (W·R) + T' + U / L. If they get some,
+decoding may part the pauses, steps fall into them, and all that is left is N·E[w] / (W·R) + max(T', U / L). X_engines holds
+besides.
 """
 
 from dataclasses import asdict, dataclass

@@ -1,5 +1,6 @@
 """The trainer: what is consumed, and what becomes of versions."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -122,13 +123,7 @@ class Learner:
     def _commit(self) -> None:
         """The batch is trained: a version more, and its tokens in the ledger."""
         batch, self._batch, start = self._batch, [], self.version
-        staleness = {version: self._planner.chain.between(start, version) for group in batch for version in group.versions}
-        for rollout in (member for group in batch for member in group.members):
-            for version, tokens in rollout.spans.items():
-                self._measures.staleness[staleness[version]] += tokens
-            self._measures.versions[len(rollout.spans)] += 1
-        self._measures.counts["tokens trained"] += sum(group.tokens for group in batch)
-        self._measures.counts["rollouts trained"] += sum(len(group.members) for group in batch)
+        self._count(batch, start, 1)
         self.version = self.versions[-1].version + 1
         self.versions.append(_version(self.version, start))
         self.ledger[self.version] = batch
@@ -140,14 +135,30 @@ class Learner:
         if self._options.alone:
             self.halted(False)
 
+    def _count(self, batch: list[Group], start: int, sign: int) -> None:
+        """Count a batch that was trained from a version, or with -1 take back that it was."""
+        measures, tokens_by, rollouts_by = self._measures, Counter[int](), Counter[int]()
+        staleness = {version: self._planner.chain.between(start, version) for group in batch for version in group.versions}
+        for rollout in (member for group in batch for member in group.members):
+            for version, tokens in rollout.spans.items():
+                tokens_by[staleness[version]] += tokens
+            rollouts_by[len(rollout.spans)] += 1
+        for total, found in ((measures.staleness, tokens_by), (measures.versions, rollouts_by)):
+            for value, count in found.items():
+                total[value] += sign * count
+                if not total[value]:
+                    del total[value]
+        measures.counts["tokens trained"] += sign * sum(tokens_by.values())
+        measures.counts["rollouts trained"] += sign * sum(rollouts_by.values())
+
     def _resume(self, life: int) -> None:
         """Go on from the newest checkpoint that is there, under version numbers no other has had."""
         if life != self._life:
             return
         for version in sorted(self.ledger)[::-1][: self._failures.versions_lost]:
-            groups = self.ledger.pop(version)
-            self._measures.counts["tokens trained"] -= sum(group.tokens for group in groups)
-            self._measures.counts["rollouts trained"] -= sum(len(group.members) for group in groups)
+            groups, start = self.ledger.pop(version), self.versions[version].parent_version
+            assert start is not None, "a version that was trained has a parent"
+            self._count(groups, start, -1)
             self._measures.counts["versions orphaned"] += 1
             self._give_back(groups)
             self.versions[version] = replace(self.versions[version], orphaned=True)

@@ -1,13 +1,14 @@
 """Draws from what a run of this machine or a cluster has recorded."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
+from harnessgym.metrics.lines import StepLines
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, runs
+from harnessgym.store.backend import shown
 from harnessgym.store.durations import rollout_durations
 from trainers.simulation.distributions import Distribution
 from trainers.simulation.settings import SimulationConfig
@@ -19,14 +20,15 @@ def with_recorded(config: SimulationConfig, root: Path) -> SimulationConfig:
     Each quantity is drawn by itself, so that what goes together in a rollout (long answers, many turns) does not in the
     simulation. Raises `ConfigError` for a folder that has no finished rollouts.
     """
-    path = root / "traces.db"
-    if not path.exists():
+    folder, path = RunFolder(root), root / "traces.db"
+    if not folder.config_path.exists() and not path.exists():
         raise ConfigError(f"{root} has no recorded run: there is no {path}. Give the folder of a `train` or `rollout` run.")
-    with TraceStore.open(f"sqlite:///{path}") as store:
+    url = folder.store_url() if folder.config_path.exists() else f"sqlite:///{path}"
+    with TraceStore.open(url) as store:
         run = store.read(runs.only)
         found = [] if run is None else store.read(lambda conn: rollout_durations(conn, run.id))
     if not found:
-        raise ConfigError(f"{path} has no finished rollout with model calls to draw from.")
+        raise ConfigError(f"{shown(url)} has no finished rollout with model calls to draw from.")
     work = {
         "turns": _recorded(float(len(each.tokens)) for each in found),
         "tokens": _recorded(float(number) for each in found for number in each.tokens),
@@ -43,9 +45,7 @@ def with_recorded(config: SimulationConfig, root: Path) -> SimulationConfig:
 
 def _steps(root: Path) -> list[float]:
     """Seconds of the training steps."""
-    path = RunFolder(root).metrics_path
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [float(line["step_s"]) for line in lines if "step_s" in line]
+    return [line["step_s"] for line in StepLines(RunFolder(root).metrics_path).read() if "step_s" in line]
 
 
 def _recorded(values: Iterable[float]) -> Distribution | None:

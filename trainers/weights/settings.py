@@ -4,10 +4,13 @@ import os
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from harnessgym.config import Config
+from harnessgym.control_key import environment_field
 
 KEY = "HARNESSGYM_WEIGHTS_KEY"
+_SHOWN: JsonDict = {"environment": KEY}
 
 
 def _key() -> str:
@@ -25,7 +28,7 @@ class VersionServerSettings(BaseModel):
     """Address to listen on."""
     port: int = 8900
     """Port to listen on; 0 takes a free one (the line printed at start names it)."""
-    key: str = Field(default_factory=_key, min_length=16, validate_default=True)
+    key: str = Field(default_factory=_key, min_length=16, validate_default=True, repr=False, json_schema_extra=_SHOWN)
     """What clients must show as `Authorization: Bearer KEY`; HARNESSGYM_WEIGHTS_KEY in the environment if not given."""
 
 
@@ -38,7 +41,7 @@ class MirrorSettings(BaseModel):
     """Address of the version server."""
     folder: Path
     """Where versions are put. One policy and run per folder."""
-    key: str = Field(default_factory=_key, validate_default=True)
+    key: str = Field(default_factory=_key, validate_default=True, repr=False, json_schema_extra=_SHOWN)
     """Bearer key of the server; HARNESSGYM_WEIGHTS_KEY in the environment if not given."""
     bytes_per_s: float | None = Field(None, gt=0)
     """Most bytes a second that are fetched; None for as many as come."""
@@ -67,8 +70,8 @@ class AgentSettings(Config):
     """Where the proxy reaches this worker, if not where it listens."""
     control_url: str | None = None
     """The proxy's control API: http://host:port or unix:/path/to.sock. Without it nothing is drained."""
-    control_key: str = ""
-    """Bearer key of the control API."""
+    control_key: str = environment_field()
+    """Bearer key of the control API; HARNESSGYM_CONTROL_KEY in the environment if not given."""
     update_leases: int = 1
     """How many workers of this policy may update at the same time (f)."""
     lease_ttl_s: float = 30.0

@@ -38,6 +38,8 @@ PROGRESS = Progress(
         "evaluate": (4, StageUse(0.25, 0.0, 0.05)),
     },
     processors={"trainer": 0.9, "engine-0": 0.7, "engine-1": 0.4, "node": None, "proxy": 0.25},
+    recorded=True,
+    nodes=1,
     running=18,
     pending=40,
     failed=0,
@@ -140,6 +142,15 @@ def test_a_run_that_nobody_serves_says_so():
     assert "no process of it runs here" in drawn(replace(PROGRESS, processors={}))[0]
     assert "demo [/x]" in drawn(replace(PROGRESS, name="demo [/x]"))[0]
     assert "no process" not in drawn(replace(PROGRESS, processors={}, status="done"))[0]
+    cluster = replace(PROGRESS, processors={}, recorded=False, nodes=0)
+    assert "no node of it takes rollouts" in drawn(cluster)[0]
+    assert "(no" not in drawn(replace(cluster, status="done"))[0]
+
+
+def test_a_run_on_several_machines_is_served_where_its_nodes_are():
+    text = "\n".join(drawn(replace(PROGRESS, processors={}, recorded=False, nodes=3)))
+    assert "(no" not in text
+    assert "3 nodes" in text
 
 
 def test_before_the_first_step_nothing_is_invented():

@@ -30,7 +30,7 @@ def test_one_look_shows_the_whole_panel_and_changes_nothing(folder):
     before = (folder.root / "traces.db").read_bytes()
     done = watched(folder.root, "--once")
     assert done.returncode == 0, done.stderr
-    for part in ("HarnessGym look: training (no process of it runs here)", "engine-0", "reconstruct", "16 running"):
+    for part in ("HarnessGym look: training (no node of it takes rollouts)", "engine-0", "reconstruct", "16 running"):
         assert part in done.stdout
     assert (folder.root / "traces.db").read_bytes() == before
 

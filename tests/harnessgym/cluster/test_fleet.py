@@ -286,9 +286,57 @@ def test_a_node_that_cannot_work_where_it_came_is_done_without(make):
     wish(harbour.folder, 3)
     harbour.until(lambda: any("bwrap is missing" in line for line in harbour.told))
     harbour.until(lambda: "node-2" not in harbour.fleet.by_name)
-    assert wished(harbour.folder) == 2
+    assert wished(harbour.folder) == 3
+    time.sleep(1.5)
+    assert not harbour.fleet.tend()  # nor is it tried again at once
     assert harbour.running("node-0")
     assert isinstance(ground.at("node-2").place.about([], None), About)
+
+
+def test_a_node_that_could_not_work_is_tried_again_later(make):
+    ground, lacking = Elsewhere(SILENT_S), ["bwrap is missing"]
+    ground.says = lambda name, about: replace(about, lacks=lacking[0] if name == "node-2" and lacking else None)
+    harbour = make(ground=ground, wait_s=3.0).start()
+    wish(harbour.folder, 3)
+    harbour.until(lambda: any("bwrap is missing" in line for line in harbour.told))
+    lacking.clear()
+    harbour.until(lambda: harbour.running("node-2"))
+    assert harbour.places("node-2") == 2
+
+
+def test_a_run_whose_only_node_cannot_work_on_any_machine_left_ends(make):
+    ground, lacking = Elsewhere(SILENT_S), []
+    ground.says = lambda name, about: replace(about, lacks="bwrap is missing") if lacking and name == "node-0" else about
+    harbour = make(ground=ground, nodes=1).start()
+    harbour.until(lambda: harbour.running("node-0"))
+    lacking.append(True)
+    ground.at("node-0").lose()
+    with pytest.raises(ConfigError, match=r"node-0 process cannot run on .*bwrap is missing"):
+        harbour.until(lambda: False)
+    assert wished(harbour.folder) == 1
+    assert harbour.places("node-0") == 2
+
+
+def test_a_place_that_does_not_answer_what_it_lacks_is_named(make):
+    harbour = make(wait_s=3.0)
+    harbour.fleet.open()
+    harbour.ground.at("node-1").lose()
+    with pytest.raises(ConfigError, match=r"place of node-1 \(.*\) has not answered for 3 s"):
+        harbour.fleet.lacks("process")
+
+
+def test_a_place_that_is_lost_when_it_is_asked_what_it_lacks_is_named(make):
+    harbour = make()
+    harbour.fleet.open()
+
+    def lacks(_backend):
+        raise ConnectionError("The actor died.\nIts whole story.")
+
+    harbour.ground.at("node-0").place.lacks = lacks
+    with pytest.raises(
+        ConfigError, match=r"place of node-0 \(.*\) was lost before the start \(ConnectionError: The actor died\.\)"
+    ):
+        harbour.fleet.lacks("process")
 
 
 def test_the_trainers_place_is_given_back_when_it_is_through(make):

@@ -45,8 +45,8 @@ def test_it_tells_what_it_is_and_what_is_missing(place, tmp_path):
 
 def test_settings_are_for_this_user_alone_and_a_node_gets_its_run(place):
     place.start(Order("waiting", {"key": "secret"}, config={"name": "mine"}))
-    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*.json")}
-    assert files == {"settings.json": 0o600, "config.json": 0o600}
+    files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.folder.rglob("*") if path.is_file()}
+    assert files == {"settings.json": 0o600, "config.json": 0o600, "log": 0o600}
     assert f'"run": "{place.folder / "run"}"' in (place.folder / "settings.json").read_text()
 
 

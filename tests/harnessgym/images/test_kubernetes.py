@@ -118,3 +118,15 @@ def test_a_node_that_is_told_to_go_drains():
     assert "kill -USR1 1" in container["lifecycle"]["preStop"]["exec"]["command"][-1]
     assert script("node").count("exec harnessgym node") == 1  # so it is process 1
     assert pods()["node"]["terminationGracePeriodSeconds"] >= 600
+
+
+def test_images_are_of_one_release():
+    """What `latest` is changes under a running cluster; and a restarted database must find the files of its own release."""
+    release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {image["newTag"] for image in KUSTOMIZATION["images"]} == {release}
+    assert re.fullmatch(r"postgres:\d+\.\d+", pods()["database"]["containers"][0]["image"])
+
+
+def test_no_password_stands_on_a_command_line():
+    for path in (ROOT / "docs" / "cluster.md", FOLDER / "kustomization.yaml"):
+        assert "--from-literal" not in path.read_text()

@@ -46,6 +46,22 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path):
     assert steps(lines) == [1]
 
 
+def test_who_keeps_what_was_made_of_the_entries_is_told_when_they_change(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = StepLines(path)
+    append(path, {"step": 1})
+    append(path, {"step": 3})
+    assert (steps(lines), lines.rewritten) == ([1, 3], 0)
+    append(path, {"step": 4})
+    assert (steps(lines), lines.rewritten) == ([1, 3, 4], 0)
+    append(path, {"step": 2})
+    assert (steps(lines), lines.rewritten) == ([1, 2, 3, 4], 1)
+    append(path, {"step": 4, "reward": 1.0})
+    assert (lines.read()[-1], lines.rewritten) == ({"step": 4, "reward": 1.0}, 2)
+    path.write_text("")
+    assert (steps(lines), lines.rewritten) == ([], 3)
+
+
 def test_a_line_behind_a_torn_one_stands_on_its_own(tmp_path):
     path = tmp_path / "observed.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "rat')

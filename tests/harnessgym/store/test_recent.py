@@ -15,8 +15,8 @@ from harnessgym.supervisor.progress import Observer
 from harnessgym.task import Task
 from harnessgym.tokens import TokenArray, hash_ids
 
-SMALL = {"runs", "workers"}
-"""Tables with a row per run or per process."""
+SMALL = {"runs", "workers", "leases"}
+"""Tables with a row or a few per run or per process."""
 
 
 @pytest.fixture
@@ -149,11 +149,12 @@ def test_a_look_sees_the_same_on_either_database(store, tmp_path):
     store.write(lambda conn: fill(conn, run, policy, 40))
     observer = Observer(folder, store)
     seen = observer.look()
-    assert (seen.running, seen.failed, seen.groups) == (16, 0, {"open": 4, "complete": 0, "dropped": 0})
-    assert dict(seen.staleness) == {0: 40 * 36}
+    assert (seen.running, seen.failed, seen.groups) == (16, 4, {"open": 4, "complete": 0, "dropped": 1})
+    trained = {0: 16 * 36, 1: 16 * 36, 2: 4 * 36}
+    assert dict(seen.staleness) == trained
     assert seen.rollouts_per_s > 0
     assert seen.tokens_per_s > 0
-    assert dict(observer.look().staleness) == {0: 40 * 36}
+    assert dict(observer.look().staleness) == trained
 
 
 def test_the_filled_store_is_one_that_this_code_would_write(tmp_path):

@@ -29,6 +29,21 @@ def test_a_folder_is_made_and_taken_up_again_by_the_same_configuration(tmp_path)
     assert os.path.isabs(first.config().policy.path)
 
 
+def test_the_configuration_which_may_hold_keys_is_for_this_user_alone(tmp_path):
+    folder = prepare(config(), tmp_path)
+    assert folder.config_path.stat().st_mode & 0o777 == 0o600
+    prepare(config(metrics={"project": "mine"}), tmp_path)
+    assert folder.config_path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_another_users_configuration_is_refused_in_words(tmp_path):
+    folder = prepare(config(), tmp_path)
+    folder.config_path.chmod(0)
+    with pytest.raises(ConfigError, match="for the user alone who started the run"):
+        folder.config()
+
+
 def test_another_configuration_names_what_differs(tmp_path):
     prepare(config(), tmp_path)
     with pytest.raises(ConfigError, match="seed was 0 and is 1"):

@@ -6,7 +6,7 @@ from harnessgym.errors import StoreError
 from harnessgym.metrics.lines import append
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.store import TraceStore, policies, rollouts, runs, workers
+from harnessgym.store import TraceStore, policies, presence, rollouts, runs, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
@@ -53,6 +53,23 @@ def test_what_the_trainer_waits_and_works():
 def test_what_was_dropped_or_put_back_is_summed_whatever_it_is_called():
     told = lines({"dropped_groups": 2, "requeued": 1, "reward": 1.0}, {"dropped_groups": 3})
     assert counters(told) == {"dropped_groups": 5, "requeued": 1}
+
+
+def test_what_the_trainer_counts_is_summed_line_by_line(lived):
+    """Also where a step is written again, and where the file is another."""
+    lived.begin()
+    path = lived.folder.metrics_path
+    append(path, {"step": 1, "dropped_groups": 2})
+    assert lived.observer.look().counters == {"dropped_groups": 2}
+    append(path, {"step": 2, "dropped_groups": 1, "requeued": 4})
+    assert lived.observer.look().counters == {"dropped_groups": 3, "requeued": 4}
+    assert lived.observer.look().counters == {"dropped_groups": 3, "requeued": 4}
+    append(path, {"step": 2, "dropped_groups": 5})  # by a trainer that went on from step 1
+    append(path, {"step": 3, "dropped_groups": 1})
+    assert lived.observer.look().counters == {"dropped_groups": 8}
+    path.write_text("")
+    append(path, {"step": 1, "dropped_groups": 9})
+    assert lived.observer.look().counters == {"dropped_groups": 9}
 
 
 class Lived:
@@ -216,6 +233,24 @@ def test_reading_twice_counts_once(lived):
     assert dict(lived.observer.look().staleness) == {0: 10}
     lived.store.read(lived.observer._read)
     assert dict(lived.observer.look().staleness) == {0: 10}
+
+
+def test_places_are_those_of_all_nodes_that_take_rollouts(lived):
+    lived.begin()
+    seen = lived.observer.look()
+    assert (seen.nodes, seen.recorded, seen.stages["run"][0]) == (0, False, 2)
+    for name in ("node-0", "node-1", "node-2"):
+        lived.write(lambda conn, name=name: presence.show(conn, lived.run, name, 60.0))
+    seen = lived.observer.look()
+    assert (seen.nodes, seen.stages["run"][0], seen.stages["evaluate"][0]) == (
+        3,
+        6,
+        3 * lived.folder.config().node.evaluate_at_once,
+    )
+    lived.write(lambda conn: presence.leave(conn, lived.run, "node-2"))
+    lived.folder.processes_path.write_text("{}")
+    seen = lived.observer.look()
+    assert (seen.nodes, seen.recorded, seen.stages["run"][0]) == (2, True, 4)
 
 
 def test_restarts_are_known_to_the_supervisor_alone(lived):

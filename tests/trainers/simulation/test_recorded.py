@@ -5,7 +5,10 @@ import json
 import pytest
 from sqlalchemy import update
 
+from harnessgym.config import validate
 from harnessgym.errors import ConfigError
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, rollouts
 from harnessgym.store.durations import RolloutDurations, rollout_durations
 from harnessgym.store.rollouts import RolloutOutcome
@@ -60,6 +63,24 @@ def test_a_simulation_draws_from_a_recorded_run(make_config, folder):
     run.run()
     trained = [member for groups in run.learner.ledger.values() for group in groups for member in group.members]
     assert {number for member in trained for number in member.work.tokens} == {2, 4, 9}
+
+
+def test_the_database_is_the_one_that_the_runs_configuration_names(make_config, folder, tmp_path_factory):
+    """A run on PostgreSQL has no database in its folder."""
+    root = tmp_path_factory.mktemp("run")
+    raw = {"name": "elsewhere", "policy": {"path": str(root)}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "pi"}]}
+    raw |= {"store": {"url": f"sqlite:///{folder}/traces.db"}}
+    write_json(root / "config.json", validate(RunConfig, raw, "the test").model_dump(mode="json"))
+    config = with_recorded(make_config(), root)
+    assert sorted(config.work.tokens.values) == [2, 4, 9]
+
+
+def test_steps_written_twice_or_torn_count_once_or_not_at_all(make_config, folder):
+    (folder / "metrics.jsonl").write_text(
+        '{"step": 1, "step_s": 3.0}\n{"step": 2, "step_s": 9.0}\n{"step": 2, "ste{"step": 2, "step_s": 5.0}\n'
+        '{"step": 2, "step_s": 4.0}\n{"step": 3, "step_s": 8'
+    )
+    assert with_recorded(make_config(), folder).trainer.step_s.values == (3.0, 4.0)
 
 
 def test_a_folder_without_a_run_is_refused(make_config, tmp_path):

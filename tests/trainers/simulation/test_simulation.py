@@ -178,6 +178,22 @@ def test_lost_versions_are_orphaned_and_their_numbers_never_used_again(make_conf
     assert len(run.learner.steps) == len(run.learner.ledger) + len(orphaned)
 
 
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_what_was_trained_into_lost_versions_counts_once(make_config, warmup):
+    """The histograms are of the tokens and rollouts that the throughput is of, each once."""
+    for seed in range(4):
+        trainer = {"max_staleness": 2, "steps": 12, "warmup": warmup}
+        run = Simulation(make_config(seed=seed, trainer=trainer, failures={"trainer_s": 40, "versions_lost": 1}))
+        outcome = run.run()
+        assert outcome.counts["versions orphaned"] > 0
+        counted = [
+            member for groups in list(run.learner.ledger.values())[warmup:] for group in groups for member in group.members
+        ]
+        assert sum(outcome.staleness.values()) == sum(member.tokens for member in counted)
+        assert sum(outcome.versions.values()) == len(counted) == round(outcome.rollouts_per_s * outcome.virtual_s)
+        assert all(count > 0 for count in (*outcome.staleness.values(), *outcome.versions.values()))
+
+
 def test_a_run_that_stands_still_says_who_waits_for_whom(make_config):
     run = Simulation(make_config())
     run.planner.capacity = lambda: 0  # the defect that the rule is for: no capacity, and nothing runs
