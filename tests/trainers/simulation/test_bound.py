@@ -125,47 +125,6 @@ def test_a_barrier_by_hand(make_config):
     assert sync.barrier == pytest.approx(16 / (16 / sync.engines + 30 + 12))
 
 
-LONG_WAITS = {
-    "engines": {"workers": 2, "max_batch": 8},
-    "work": {"turns": 2, "tokens": 30, "environment_s": 60, "environments": 16, "graders": 4},
-}
-
-
-@pytest.mark.parametrize(
-    "updates",
-    [
-        {},
-        {"transfer_s": 20, "install_s": 10},
-        {"transfer_s": 20, "install_s": 10, "drain_s": 30},
-        {"transfer_s": 20, "install_s": 10, "mode": "rolling"},
-    ],
-)
-def test_environments_that_go_on_while_engines_stand_still_are_no_way_past_the_bound(make_config, updates):
-    """They answer during the steps and the pauses, which therefore do not add up with their time."""
-    trainer = {"steps": 60, "warmup": 8, "groups_per_step": 8, "group_size": 2, "step_s": 30}
-    recycled = arm(make_config(**LONG_WAITS, trainer=trainer), "recycle").model_dump()
-    recycled["updates"] |= updates
-    config = validate(SimulationConfig, recycled, "the test")
-    assert 0.5 < Simulation(config).run().of_bound <= 1.02
-
-
-def test_a_barrier_by_hand(make_config):
-    """16 rollouts of 100 tokens at 20 tokens/s: 80 s, a step of 30 s, and half of 12 s of pause, for two batches share one."""
-    config = make_config(
-        engines={"workers": 2, "tokens_per_s": 10, "most_tokens_per_s": 10, "prefill_cost": 0},
-        work={"turns": 2, "tokens": 50, "read": 0, "environment_s": 60, "environments": 16},
-        trainer={"groups_per_step": 8, "group_size": 2, "step_s": 30},
-        updates={"transfer_s": 8, "install_s": 4},
-    )
-    recycled = arm(config, "recycle")
-    assert bound_of(recycled).barrier == pytest.approx(16 / (80 + 30 + 6))
-    rolling = recycled.model_copy(update={"updates": recycled.updates.model_copy(update={"mode": "rolling"})})
-    assert bound_of(rolling).barrier == pytest.approx(16 / (80 + 30))
-    assert bound_of(arm(config, "eta-4")).barrier == float("inf")
-    sync = bound_of(arm(config, "sync"))
-    assert sync.barrier == pytest.approx(16 / (16 / sync.engines + 30 + 12))
-
-
 def test_much_staleness_reaches_the_engines_bound(make_config):
     config = make_config(
         work={"environments": 24, "graders": 24}, trainer={"steps": 120, "warmup": 20, "step_s": 0.5}, updates=NOTHING
