@@ -26,7 +26,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 Gaps: TypeAlias = npt.NDArray[np.uint16]
 Indices: TypeAlias = npt.NDArray[np.int64]
 
-_BLOCK = 1 << 19
+_BLOCK = 1 << 20
 """Bytes of each side that are compared at one time: small enough for a core's second-level cache."""
 _CHANGES = 1 << 16
 """Changes that are written at one time, for the same reason."""
@@ -146,17 +146,14 @@ def _changes(old: Bytes, new: Bytes, width: int, most: int) -> tuple[Gaps, npt.N
 def _differences(old: Bytes, new: Bytes, width: int) -> Indices:
     """Indices of the elements of a block that differ.
 
-    Words of eight bytes are compared first. Where few of them differ, only those are looked into.
+    Of the comparison's results eight are looked at together, for few of these eights hold a difference.
     """
-    even, lanes = len(new) // 8 * 8, 8 // width
-    words = np.flatnonzero(old[:even].view("<u8") != new[:even].view("<u8"))
-    if even < len(new) or 16 * len(words) > even // 8:
-        return np.flatnonzero(old.view(_WORDS[width]) != new.view(_WORDS[width]))
-    if lanes == 1 or not len(words):
-        return words
-    differ = old.view(_WORDS[width]).reshape(-1, lanes)[words] != new.view(_WORDS[width]).reshape(-1, lanes)[words]
-    lane = np.flatnonzero(differ)
-    return words[lane // lanes] * lanes + lane % lanes
+    differ = old.view(_WORDS[width]) != new.view(_WORDS[width])
+    even = len(differ) // 8 * 8
+    eights = np.flatnonzero(differ[:even].view("<u8") != 0)
+    lane = np.flatnonzero(differ[:even].reshape(-1, 8)[eights])
+    found = eights[lane // 8] * 8 + lane % 8
+    return found if even == len(differ) else np.concatenate([found, even + np.flatnonzero(differ[even:])])
 
 
 def _gaps(found: Indices, last: int) -> Gaps:
