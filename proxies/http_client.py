@@ -56,6 +56,15 @@ class HttpClient:
             else:
                 connection.close()
 
+    async def answers(self, path: str) -> bool:
+        """Whether GET of a path is answered with status 200 now."""
+        try:
+            async with self.request("GET", path) as response:
+                await response.body()
+                return response.status == 200
+        except UpstreamLost:
+            return False
+
     async def _exchange(self, message: tuple[bytes, bytes]) -> "_Connection":
         """A connection that has the response's head. One that idled may have been closed by the server: then a fresh one."""
         while self._idle:

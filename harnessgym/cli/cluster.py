@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harnessgym.cli.service import OVERRIDES, ShowOption, show_settings
+from harnessgym.cli.service import OVERRIDES, ShowOption
 
 if TYPE_CHECKING:
     from harnessgym.run_config import RunConfig
@@ -51,21 +51,9 @@ def run(
     show: ShowOption = False,
 ) -> None:
     """Run to the end, supervised from here, with a live dashboard: the default command."""
-    from harnessgym.cli.train import run_to_its_end
-    from harnessgym.config import load_config
-    from harnessgym.run_config import RunConfig
+    from harnessgym.cli.train import run_file
 
-    if show:
-        show_settings(RunConfig, "harnessgym cluster")
-        return
-    if config is None:
-        raise typer.BadParameter("give the run's TOML file, e.g. `harnessgym cluster run.toml`")
-    try:
-        loaded = load_config(RunConfig, config, context.args)
-        run_to_its_end(loaded, folder or Path("runs") / loaded.name, _fleet)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted. The same command goes on from here.", err=True)
-        raise SystemExit(130) from None
+    run_file(context, config, folder, _fleet, show=show)
 
 
 @app.command("nodes")

@@ -2,12 +2,10 @@
 
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
-from rich.live import Live
 
+from harnessgym.cli.live_view import LiveView
 from harnessgym.cli.run_panel import line, panel
 from harnessgym.supervisor.progress import Progress
 
@@ -15,23 +13,14 @@ _LOOK_S = 1.0
 _LINE_S = 10.0
 
 
-class Dashboard:
-    """Context manager; call it as often as you like, it looks and draws as often as is useful."""
+class Dashboard(LiveView):
+    """Call it as often as you like, it looks and draws as often as is useful."""
 
     def __init__(self, console: Console, look: Callable[[], Progress]) -> None:
-        self.console, self._look = console, look
-        self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        super().__init__(console)
+        self._look = look
         self._next = self._next_line = 0.0
-        self._last_line = self._last_status = ""
-
-    def __enter__(self) -> Self:
-        if self.live is not None:
-            self.live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.live is not None:
-            self.live.stop()
+        self._last_status = ""
 
     def say(self, message: str) -> None:
         """Print a line above the panel."""
@@ -53,11 +42,9 @@ class Dashboard:
     def draw(self, progress: Progress) -> None:
         """Show a look: at once on a terminal; elsewhere now and then, and when another phase begins."""
         if self.live is not None:
-            self.live.update(panel(progress, self.console.width, self.console.height), refresh=True)
+            self.redraw(panel(progress, self.console.width, self.console.height))
             return
         if time.monotonic() < self._next_line and progress.status == self._last_status:
             return
         self._next_line, self._last_status = time.monotonic() + _LINE_S, progress.status
-        if (said := line(progress)) != self._last_line:
-            self._last_line = said
-            self.console.print(said, markup=False, highlight=False, soft_wrap=True)
+        self.add_line(line(progress))

@@ -1,37 +1,24 @@
 """The live view of a campaign: a table that refreshes on a terminal, a line every few seconds elsewhere."""
 
 import time
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from harnessgym.cli.live_view import LiveView
 from harnessgym.rollout.campaign import Progress
 
 
-class RolloutTable:
-    """Context manager; call it with the progress as often as you like, it draws as often as is useful."""
+class RolloutTable(LiveView):
+    """Call it with the progress as often as you like, it draws as often as is useful."""
 
     def __init__(self, console: Console) -> None:
-        self.console = console
-        self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        super().__init__(console)
         self._next = 0.0
-        self._last = ""
         self._over = False
-
-    def __enter__(self) -> Self:
-        if self.live is not None:
-            self.live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.live is not None:
-            self.live.stop()
 
     def __call__(self, progress: Progress) -> None:
         """Draw, if it is time."""
@@ -41,10 +28,9 @@ class RolloutTable:
         self._over = finished
         self._next = time.monotonic() + (0.5 if self.live else 5.0)
         if self.live is not None:
-            self.live.update(panel(progress), refresh=True)
-        elif (line := line_of(progress)) != self._last:
-            self._last = line
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.redraw(panel(progress))
+        else:
+            self.add_line(line_of(progress))
 
 
 def line_of(progress: Progress) -> str:

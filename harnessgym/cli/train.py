@@ -42,23 +42,35 @@ def register(root: typer.Typer) -> None:
 
         Interrupted or killed, the same command goes on where the run stood.
         """
-        from harnessgym.config import load_config
-        from harnessgym.run_config import RunConfig
-
-        if show:
-            show_settings(RunConfig, "harnessgym train")
-            return
-        if config is None:
-            raise typer.BadParameter("give the run's TOML file, e.g. `harnessgym train run.toml`")
-        try:
-            loaded = load_config(RunConfig, config, context.args)
-            summary = run_to_its_end(loaded, folder or Path("runs") / loaded.name)
-        except KeyboardInterrupt:
-            typer.echo("Interrupted. The same command goes on from here.", err=True)
-            raise SystemExit(130) from None
-        if require_gain and not _gained(summary):
+        summary = run_file(context, config, folder, show=show)
+        if summary is not None and require_gain and not _gained(summary):
             typer.echo("The 95 % interval of the gain does not lie above 0: nothing was learnt.", err=True)
             raise typer.Exit(1)
+
+
+def run_file(
+    context: typer.Context,
+    config: Path | None,
+    folder: Path | None,
+    children: "Callable[[RunFolder, RunConfig], Processes] | None" = None,
+    *,
+    show: bool,
+) -> dict[str, Any] | None:
+    """A run as a TOML file and the settings after it say. Returns its summary; None if the settings were only shown."""
+    from harnessgym.config import load_config
+    from harnessgym.run_config import RunConfig
+
+    if show:
+        show_settings(RunConfig, context.command_path)
+        return None
+    if config is None:
+        raise typer.BadParameter(f"give the run's TOML file, e.g. `{context.command_path} run.toml`")
+    try:
+        loaded = load_config(RunConfig, config, context.args)
+        return run_to_its_end(loaded, folder or Path("runs") / loaded.name, children)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. The same command goes on from here.", err=True)
+        raise SystemExit(130) from None
 
 
 def run_to_its_end(

@@ -7,11 +7,11 @@ tried again for a while. All routes bear being called twice, except that a sessi
 import asyncio
 import logging
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
+from harnessgym.closing import Closing
 from harnessgym.errors import ProxyError
 from harnessgym.session_options import SessionOptions
 from harnessgym.store.workers import WorkerState
@@ -38,7 +38,7 @@ class SealedSession:
     """Sampled tokens that are recorded."""
 
 
-class ControlClient:
+class ControlClient(Closing):
     """Speaks to the control listener at `http://host:port` or `unix:/path`.
 
     ```python
@@ -122,14 +122,6 @@ class ControlClient:
     async def aclose(self) -> None:
         """Close connections."""
         await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
     async def _ask(
         self,

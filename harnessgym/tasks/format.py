@@ -4,7 +4,7 @@ A format looks at a path, says whether it is one of its own, and reads it: the t
 cannot, and notes about what was kept but means nothing here. One malformed task never takes the others with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Protocol
 from harnessgym.errors import TaskError
 from harnessgym.task import Split, Task
 from harnessgym.tasks.baseline import FILE
+from harnessgym.tasks.notes import Notes, joined
 
 _SHOWN = 8
 """Problems that one message lists."""
@@ -87,6 +88,32 @@ class ReadTasks:
             ]
             raise TaskError(f"{self.path} holds no task that can be used.\n  " + "\n  ".join(shown or ["It is empty."]))
         return loaded
+
+
+def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Task]) -> Loaded:
+    """The tasks by id, each from one folder that holds the file `marker`: `path` itself, or every such folder in it.
+
+    `read` is given a folder, what stands before its task's id, and where to note what should be known; what it raises as
+    `TaskError` leaves the others. Raises `TaskError` if there is no such path.
+    """
+    if not path.is_dir():
+        raise TaskError(f"There is no task folder {path}.")
+    alone = (path / marker).is_file()
+    folders = [path] if alone else sorted(found.parent for found in path.glob(f"*/{marker}"))
+    name = path.resolve().name
+    tasks: list[Task] = []
+    problems: list[str] = []
+    said: list[tuple[str, str]] = []
+    for folder in folders:
+        notes = Notes()
+        try:
+            tasks.append(read(folder, "" if alone else name, notes))
+        except TaskError as error:
+            problems.append(str(error))
+        else:
+            said += [(folder.name, note) for note in notes.said]
+    kept, doubles = without_doubles(sorted(tasks, key=lambda task: task.id), path)
+    return Loaded(name, kept, (*problems, *doubles), joined(said))
 
 
 def without_doubles(tasks: Sequence[Task], where: Path) -> tuple[tuple[Task, ...], tuple[str, ...]]:

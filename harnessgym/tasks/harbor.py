@@ -13,14 +13,12 @@ does.
 """
 
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harnessgym.errors import TaskError
-from harnessgym.task import Task
-from harnessgym.tasks.format import Loaded, without_doubles
+from harnessgym.tasks.format import Loaded, read_folders
 from harnessgym.tasks.harbor_task import read_task
-from harnessgym.tasks.notes import Notes, joined
 
 
 class Harbor:
@@ -36,24 +34,7 @@ class Harbor:
 
     def read(self, path: Path) -> Loaded:
         """The tasks by id, each from one folder."""
-        if not path.is_dir():
-            raise TaskError(f"There is no task folder {path}.")
-        alone = (path / "task.toml").is_file()
-        folders = [path] if alone else sorted(found.parent for found in path.glob("*/task.toml"))
-        name = path.resolve().name
-        tasks: list[Task] = []
-        problems: list[str] = []
-        said: list[tuple[str, str]] = []
-        for folder in folders:
-            notes = Notes()
-            try:
-                tasks.append(read_task(folder, "" if alone else name, notes, shared=self._shared))
-            except TaskError as error:
-                problems.append(str(error))
-            else:
-                said += [(folder.name, note) for note in notes.said]
-        kept, doubles = without_doubles(sorted(tasks, key=lambda task: task.id), path)
-        return Loaded(name, kept, (*problems, *doubles), joined(said))
+        return read_folders(path, "task.toml", partial(read_task, shared=self._shared))
 
 
 class HarborShared(Harbor):

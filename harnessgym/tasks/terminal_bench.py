@@ -26,11 +26,11 @@ from harnessgym.sandbox import CONTEXT
 from harnessgym.task import GradingImage, Limits, Setup, Solution, Task
 from harnessgym.tasks.compose import Service, only_service
 from harnessgym.tasks.container_files import workdir_of
-from harnessgym.tasks.format import Loaded, without_doubles
+from harnessgym.tasks.format import Loaded, read_folders
 from harnessgym.tasks.harbor_place import WORKDIR
 from harnessgym.tasks.harbor_scripts import solved_by
 from harnessgym.tasks.harbor_table import Table, unknown
-from harnessgym.tasks.notes import Notes, joined
+from harnessgym.tasks.notes import Notes
 from harnessgym.tasks.packing import Bundle, bundle, bundled
 
 GRADER = "harnessgym.grading.terminal_bench:verifier"
@@ -91,24 +91,7 @@ class TerminalBench:
 
     def read(self, path: Path) -> Loaded:
         """The tasks by id, each from one folder."""
-        if not path.is_dir():
-            raise TaskError(f"There is no task folder {path}.")
-        alone = (path / "task.yaml").is_file()
-        folders = [path] if alone else sorted(found.parent for found in path.glob("*/task.yaml"))
-        name = path.resolve().name
-        tasks: list[Task] = []
-        problems: list[str] = []
-        said: list[tuple[str, str]] = []
-        for folder in folders:
-            notes = Notes()
-            try:
-                tasks.append(read_task(folder, "" if alone else name, notes))
-            except TaskError as error:
-                problems.append(str(error))
-            else:
-                said += [(folder.name, note) for note in notes.said]
-        kept, doubles = without_doubles(sorted(tasks, key=lambda task: task.id), path)
-        return Loaded(name, kept, (*problems, *doubles), joined(said))
+        return read_folders(path, "task.yaml", read_task)
 
 
 def read_task(folder: Path, prefix: str, notes: Notes) -> Task:

@@ -63,12 +63,7 @@ class VllmUpstream:
 
     async def healthy(self) -> bool:
         """Whether the worker answers its health check."""
-        try:
-            async with self._client.request("GET", "/health") as response:
-                await response.body()
-                return response.status == 200
-        except UpstreamLost:
-            return False
+        return await self._client.answers("/health")
 
     def close(self) -> None:
         """Close idle connections."""

@@ -1,11 +1,11 @@
 """Requests to an outside engine's HTTP API."""
 
 import math
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
+from harnessgym.closing import Closing
 from harnessgym.errors import UpstreamError, UpstreamLost
 
 QUICK_S = 15.0
@@ -13,7 +13,7 @@ QUICK_S = 15.0
 _CONNECT_S = 5.0
 
 
-class EngineApi:
+class EngineApi(Closing):
     """Speaks JSON to the engine at `http://host:port`.
 
     ```python
@@ -68,11 +68,3 @@ class EngineApi:
     async def aclose(self) -> None:
         """Close connections."""
         await self._http.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
