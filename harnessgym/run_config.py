@@ -110,19 +110,39 @@ class NodeSection(Config):
         return self.max_running + self.prepared_ahead + self.evaluate_at_once + self.evaluate_waiting
 
 
-class EngineSection(Config):
-    """The embedded engines."""
+class OutsideEngine(Config):
+    """An engine that others start and end; the run keeps it on the newest policy version (docs/weights-engines.md)."""
 
-    workers: int = Field(2, gt=0)
-    """Engine processes."""
+    kind: Literal["vllm", "sglang"]
+    """What it is."""
+    url: str = Field(pattern="^https?://")
+    """Where its HTTP API is: `http://host:port`. Whoever reaches its development routes can replace its weights."""
+
+
+class EngineSection(Config):
+    """What samples: embedded engines, which the run starts, and engines that are other programs."""
+
+    workers: int = Field(2, ge=0)
+    """Embedded engine processes."""
+    outside: tuple[OutsideEngine, ...] = ()
+    """Engines that serve the policy already, `[[engine.outside]]` each. Only these are used with `workers = 0`."""
     max_batch: int = Field(32, gt=0)
-    """Sequences that one engine decodes together."""
+    """Sequences that one embedded engine decodes together."""
     max_length: int = Field(1024, gt=0)
     """Longest prompt plus completion, in tokens."""
     updates_at_once: int = Field(1, gt=0)
     """How many workers may be out of service for a weight update at one time."""
     drain_s: float = Field(0.5, ge=0)
     """How long a worker's calls in flight may finish on the old weights; then they go on under the new ones."""
+
+    @model_validator(mode="after")
+    def _some(self) -> "EngineSection":
+        if not self.workers and not self.outside:
+            raise ValueError("nothing would sample: give workers, or engines in [[engine.outside]]")
+        urls = [engine.url for engine in self.outside]
+        if len(set(urls)) != len(urls):
+            raise ValueError(f"an outside engine is named twice: {urls}")
+        return self
 
 
 class PublishSection(Config):

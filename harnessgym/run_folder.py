@@ -29,6 +29,11 @@ class RunFolder:
         return self.root / "versions"
 
     @property
+    def staged(self) -> Path:
+        """Whole copies of versions that outside engines load."""
+        return self.root / "staged"
+
+    @property
     def checkpoints(self) -> Path:
         """Trainer checkpoints."""
         return self.root / "checkpoints"

@@ -12,7 +12,7 @@ from harnessgym.cluster.place import About, Look
 from harnessgym.cluster.section import Need
 from harnessgym.supervisor.processes import Restarts
 
-Role = Literal["proxy", "engine", "node", "trainer"]
+Role = Literal["proxy", "engine", "agent", "node", "trainer"]
 State = Literal["placing", "placed", "starting", "running", "ended"]
 KILLED = -9
 """Exit status of a process whose place was lost: it was killed there."""

@@ -22,14 +22,22 @@ from harnessgym.cluster.wish import wished
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.supervisor.orders import Orders
+from harnessgym.supervisor.orders import Orders, outside_names
 from harnessgym.supervisor.processes import Restarts, last_words
 
 _TICK_S = 0.1
 _END_S = 8.0
-_SOCKETS: Mapping[Role, int] = {"proxy": 2, "engine": 1, "node": 0, "trainer": 0}
-_LISTENERS: Mapping[Role, tuple[str, ...]] = {"proxy": ("fd", "control_fd"), "engine": ("fd",), "node": (), "trainer": ()}
-_COMMANDS: Mapping[Role, str] = {"proxy": "proxy", "engine": "engine", "node": "node", "trainer": "train-worker"}
+_LISTENERS: Mapping[Role, tuple[str, ...]] = {"proxy": ("fd", "control_fd"), "engine": ("fd",)}
+"""Settings that name the sockets of a process; of others there are none."""
+_COMMANDS: Mapping[Role, str] = {
+    "proxy": "proxy",
+    "engine": "engine",
+    "agent": "weights-agent",
+    "node": "node",
+    "trainer": "train-worker",
+}
+_TOLD: tuple[Role, ...] = ("engine", "agent", "node")
+"""Those that are told where the proxy is."""
 
 
 class Fleet:
@@ -66,6 +74,8 @@ class Fleet:
         self._claim("proxy", "proxy")
         for index in range(self.config.engine.workers):
             self._claim(f"engine-{index}", "engine")
+        for name in outside_names(self.config):
+            self._claim(name, "agent")
         for index in range(wished(self.folder)):
             self._claim(f"node-{index}", "node")
         self._await("placed", lambda berth: berth.state == "placed")
@@ -166,17 +176,17 @@ class Fleet:
 
     def _claim(self, name: str, role: Role) -> None:
         need = getattr(self.config.cluster, role)
-        handle, again = self.ground.claim(name, need, _SOCKETS[role]), Restarts(self.config.supervisor.max_restarts)
+        handle, again = self.ground.claim(name, need, _sockets(role)), Restarts(self.config.supervisor.max_restarts)
         with self._lock:
             self._berths[name] = Berth(name, role, need, again, handle, self._about(handle, role))
 
     def _place(self, berth: Berth) -> None:
         """Ask for another place."""
-        handle = self.ground.claim(berth.name, berth.need, _SOCKETS[berth.role])
+        handle = self.ground.claim(berth.name, berth.need, _sockets(berth.role))
         berth.move(handle, self._about(handle, berth.role))
 
     def _about(self, handle: Handle, role: Role) -> "Future[Any]":
-        shared = [str(self.folder.config_path)] if role in ("engine", "trainer") else []
+        shared = [str(self.folder.config_path)] if role in ("engine", "agent", "trainer") else []
         shared += [] if role == "node" else [str(Path(self.config.policy.path) / "config.json")]
         return handle.call("about", shared, self.orders.sandbox if role == "node" and self.orders is not None else None)
 
@@ -218,7 +228,7 @@ class Fleet:
         elif berth.state == "placed" and (order := self._order(berth)) is not None:
             berth.state, berth.starts, berth.told = "starting", berth.starts + 1, self._proxy
             berth.answer, berth.ordered = berth.handle.call("start", order), time.monotonic()
-        elif berth.state == "running" and berth.role in ("engine", "node") and berth.told != self._proxy:
+        elif berth.state == "running" and berth.role in _TOLD and berth.told != self._proxy:
             berth.told = self._proxy
             self._told.append(f"The proxy has moved: the {berth.name} process is told where it is.")
             berth.handle.call("stop")
@@ -247,18 +257,20 @@ class Fleet:
     def _order(self, berth: Berth) -> Order | None:
         """What to start in a place; None as long as that cannot be said."""
         orders, proxy = self.orders, self._proxy
-        if orders is None or (berth.role in ("engine", "node") and not proxy):
+        if orders is None or (berth.role in _TOLD and not proxy):
             return None
         config: dict[str, Any] | None = None
         if berth.role == "proxy":
             settings = orders.proxy()
         elif berth.role == "engine":
             settings = orders.engine(berth.name, berth.urls[0], proxy[1])
+        elif berth.role == "agent":
+            settings = orders.weights_agent(berth.name, proxy[1])
         elif berth.role == "node":
             settings, config = orders.node(berth.name, proxy[1], proxy[0]), self.config.model_dump(mode="json")
         else:
             settings = orders.trainer()
-        return Order(_COMMANDS[berth.role], settings, _LISTENERS[berth.role], config, self.config.supervisor.threads)
+        return Order(_COMMANDS[berth.role], settings, _LISTENERS.get(berth.role, ()), config, self.config.supervisor.threads)
 
     @property
     def _proxy(self) -> tuple[str, ...]:
@@ -318,6 +330,11 @@ class Fleet:
 
     def _sorted(self) -> Iterable[Berth]:
         return sorted(self._berths.values(), key=lambda berth: berth.name)
+
+
+def _sockets(role: Role) -> int:
+    """How many sockets a process listens at."""
+    return len(_LISTENERS.get(role, ()))
 
 
 def _problem(about: About) -> str | None:

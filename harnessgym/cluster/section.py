@@ -36,6 +36,8 @@ class ClusterSection(Config):
     """Of the proxy."""
     engine: Need = Need()
     """Of each of the `engine.workers` engines."""
+    agent: Need = Need(cpus=0)
+    """Of the weight agent of each outside engine."""
     node: Need = Need()
     """Of each node, harnesses included."""
     trainer: Need = Need()

@@ -37,6 +37,8 @@ class LocalProcesses(Children):
         for name, listener in zip(orders.engines, sockets.engines, strict=True):
             engine = orders.engine(name, url_of(listener), sockets.control_url) | {"fd": listener.fileno()}
             self.start(ChildSpec(name, "engine", engine, (listener.fileno(),)))
+        for name in orders.outside:
+            self.start(ChildSpec(name, "weights-agent", orders.weights_agent(name, sockets.control_url)))
         node = orders.node("node", sockets.control_url, sockets.proxy_url, sockets.proxy_folder)
         self.start(ChildSpec("node", "node", node))
         if orders.training:

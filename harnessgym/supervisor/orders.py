@@ -28,6 +28,11 @@ class Orders:
         """Names of the engine processes."""
         return [f"engine-{index}" for index in range(self.config.engine.workers)]
 
+    @property
+    def outside(self) -> list[str]:
+        """Names of the outside engines, and of the weight agents that follow them."""
+        return outside_names(self.config)
+
     def proxy(self) -> Settings:
         """Of the proxy."""
         return {
@@ -42,16 +47,6 @@ class Orders:
 
     def engine(self, name: str, address: str, control_url: str) -> Settings:
         """Of the engine that the proxy reaches at `address`."""
-        agent = {
-            "store": self.folder.store_url(),
-            "policy_id": self.policy_id,
-            "run_id": self.run_id,
-            "address": address,
-            "control_url": control_url,
-            "control_key": self.control_key,
-            "update_leases": self.config.engine.updates_at_once,
-            "drain_s": self.config.engine.drain_s,
-        }
         return {
             "model": self.config.policy.path,
             "served_model_name": self.config.policy.name,
@@ -60,8 +55,14 @@ class Orders:
             "max_length": self.config.engine.max_length,
             "threads": self.config.supervisor.threads,
             "seed": self.config.seed + self.engines.index(name),
-            "agent": agent,
+            "agent": self._agent(control_url) | {"address": address},
         }
+
+    def weights_agent(self, name: str, control_url: str) -> Settings:
+        """Of the agent that follows an outside engine."""
+        engine = self.config.engine.outside[self.outside.index(name)]
+        outside = {"engine": engine.kind, "engine_url": engine.url, "worker_id": name, "scratch": str(self.folder.staged)}
+        return self._agent(control_url) | outside
 
     def node(self, name: str, control_url: str, proxy_url: str, socket_dir: Path | None = None) -> Settings:
         """Of a node; without a folder of the proxy's socket it makes its own way to the proxy."""
@@ -78,3 +79,20 @@ class Orders:
     def trainer(self) -> Settings:
         """Of the trainer."""
         return {"run": str(self.folder.root)}
+
+    def _agent(self, control_url: str) -> Settings:
+        """What every weight agent is told."""
+        return {
+            "store": self.folder.store_url(),
+            "policy_id": self.policy_id,
+            "run_id": self.run_id,
+            "control_url": control_url,
+            "control_key": self.control_key,
+            "update_leases": self.config.engine.updates_at_once,
+            "drain_s": self.config.engine.drain_s,
+        }
+
+
+def outside_names(config: RunConfig) -> list[str]:
+    """Names of a run's outside engines, in the order of its settings."""
+    return [f"{engine.kind}-{index}" for index, engine in enumerate(config.engine.outside)]

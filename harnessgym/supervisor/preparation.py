@@ -21,8 +21,8 @@ from harnessgym.tasks.source import absolute, remarks_of, task_set
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
-_PLACING = {"cluster"}
-"""Sections that may change between two starts of a run: where its processes are is no part of what it is."""
+_PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}}
+"""What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
 _UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
 
 
@@ -60,8 +60,8 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
 
 
 def _essence(config: RunConfig) -> dict[str, Any]:
-    """What makes a run the run it is: all but where its processes are and its numbers go."""
-    return config.model_dump(mode="json", exclude=_PLACING | {"metrics"})
+    """What makes a run the run it is."""
+    return config.model_dump(mode="json", exclude=_PLACING)
 
 
 def _recorded(folder: RunFolder) -> RunConfig:

@@ -31,7 +31,10 @@ class Process(Protocol):
 
 
 class Processes(Protocol):
-    """All processes of one run. `proxy`, `trainer`, `engine-N`, and `node` or `node-N` are their names."""
+    """All processes of one run.
+
+    `proxy`, `trainer`, `engine-N`, `node` or `node-N` are their names, and `vllm-N` or `sglang-N` those of weight agents.
+    """
 
     folder: RunFolder
 

@@ -141,8 +141,7 @@ class Supervisor:
                 words = self.children.last_words(name).removeprefix("harnessgym: ")
                 raise HarnessGymError(f"The {name} process gave up (its log: {self.children.log_path(name)}): {words}")
             self.notify(f"The {name} process ended (status {code}) while {status.replace('_', ' ')}; starting it again.")
-            if name.startswith("engine-"):
-                self.store.write(partial(workers.set_state, worker_id=name, state="dead"))
+            self.store.write(partial(workers.set_state, worker_id=name, state="dead"))  # if it was one
             if name.startswith("node"):
                 self.store.write(partial(rollouts.expire, run_id=self.run_id, node=name))
             self.children.restart(name)

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from harnessgym.config import Config, load_config
+from harnessgym.config import Config, load_config, validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_config import RunConfig
 
@@ -74,6 +74,23 @@ def test_every_field_of_a_run_is_documented():
                 yield prefix + name
 
     assert set(undocumented(RunConfig)) <= {"policy", "tasks", "harnesses"}
+
+
+RUN = {"name": "x", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"workers": 0}, "nothing would sample"),
+        ({"outside": [{"kind": "vllm", "url": "http://a:1"}] * 2}, "named twice"),
+        ({"outside": [{"kind": "vllm", "url": "a:1"}]}, "engine.outside.0.url"),
+        ({"outside": [{"kind": "tgi", "url": "http://a:1"}]}, "engine.outside.0.kind"),
+    ],
+)
+def test_engines_that_cannot_be_are_refused(engine, said):
+    with pytest.raises(ConfigError, match=said):
+        validate(RunConfig, RUN | {"engine": engine}, "the test")
 
 
 def test_two_harnesses_may_not_share_a_name():

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -27,16 +27,20 @@ from benchmarks import vllm_cpu
 from benchmarks.vllm_sync import logprobs_under, other_weights, reference
 from harnessgym.errors import PolicyError
 from harnessgym.rollout.control import ControlClient, OpenedSession
-from harnessgym.store import policies, workers
+from harnessgym.store import TraceStore, calls, policies, workers
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.tables import rollouts
+from harnessgym.store.tables import rollouts, sessions
 from harnessgym.traces.verify import verify
 from proxies.app import Proxy
+from tests.harnessgym.rollout.tiny import HERE as TINY
 from tests.proxies.conftest import KEY, MakeWorld, World
+from tests.test_bad_input_runs import Run
 from trainers.weights.agent import WeightAgent
+from trainers.weights.chain import read_version
 from trainers.weights.installers.api import EngineApi
 from trainers.weights.installers.label import label_of
 from trainers.weights.installers.vllm import VllmInstaller
+from trainers.weights.manifest import version_path
 from trainers.weights.publish import publish_full
 from trainers.weights.settings import AgentSettings
 
@@ -141,20 +145,29 @@ class Site:
         return [entry[str(token)]["logprob"] for token, entry in zip(PROMPT[1:], entries, strict=True)]
 
     def check_tokens(self, session: OpenedSession) -> set[int]:
-        """Compare every stored token's logprob with the weights of its stored version. Returns the versions."""
-        seen: set[int] = set()
-        for call in self.world.calls(session):
-            completion, prompt = self.world.completion(session, call), self.world.prompt(session, call)
-            assert completion.logprobs is not None
-            versions = np.concatenate([[span.version] * (span.end - span.start) for span in call.version_spans])
-            assert len(versions) == len(completion.ids) > 0
-            assert list(versions) == sorted(versions)
-            for version in sorted(set(versions.tolist())):
-                of = versions == version
-                expected = logprobs_under(model_of(version), prompt, list(completion.ids)).numpy()
-                np.testing.assert_allclose(np.array(completion.logprobs)[of], expected[of], atol=TOLERANCE)
-                seen.add(version)
-        return seen
+        """See `checked`."""
+        return checked(self.world.store, session.session_id, model_of)
+
+
+def checked(store: TraceStore, session_id: str, model_of: Callable[[int], Any]) -> set[int]:
+    """Compare every stored token's logprob with the weights of its stored version. Returns the versions."""
+    seen: set[int] = set()
+    segments = store.read(lambda conn: calls.segments_of(conn, [session_id]))
+    for call in store.read(lambda conn: calls.of_sessions(conn, [session_id])):
+        assert call.completion_segment is not None
+        completion, prompt, at = segments[call.completion_segment], list[int](), call.prompt_segment
+        while at is not None:
+            prompt, at = [*segments[at].ids, *prompt], segments[at].parent_id
+        assert completion.logprobs is not None
+        versions = np.concatenate([[span.version] * (span.end - span.start) for span in call.version_spans])
+        assert len(versions) == len(completion.ids) > 0
+        assert list(versions) == sorted(versions)
+        for version in sorted(set(versions.tolist())):
+            of = versions == version
+            expected = logprobs_under(model_of(version), prompt, list(completion.ids)).numpy()
+            np.testing.assert_allclose(np.array(completion.logprobs)[of], expected[of], atol=TOLERANCE)
+            seen.add(version)
+    return seen
 
 
 @asynccontextmanager
@@ -263,6 +276,34 @@ async def test_an_agent_that_was_killed_while_it_installed_finishes_when_it_is_s
             second.send_signal(signal.SIGTERM)
             assert await second.wait() == 0
         assert [worker.row.state for worker in site.world.proxy.workers.all()] == ["draining"]
+
+
+def test_a_run_trains_on_an_engine_that_it_did_not_start(server: vllm_cpu.Server, tmp_path: Path) -> None:
+    """η = 0: every step is trained on tokens of the version before it, which vLLM must have had."""
+    outside = [{"kind": "vllm", "url": server.address}]
+    run = Run(
+        tmp_path,
+        "good",
+        policy={"path": str(vllm_cpu.MODEL)},
+        tasks={"set": f"{TINY}:Patient"},
+        engine={"workers": 0, "outside": outside, "drain_s": 5.0},
+        trainer={
+            "steps": 3, "groups_per_step": 1, "group_size": 2, "max_staleness": 0, "checkpoints": "blocking",
+            "publish": {"dtype": "bfloat16"}, "update": {"lr": 1e-4},
+        },
+    )  # fmt: skip
+    said = run.end(timeout_s=1200)
+    assert "done: 3/3 steps" in said
+    run.assert_verified()
+
+    @lru_cache(1)
+    def published(version: int) -> Any:
+        return reference(read_version(version_path(run.paths().versions, version))[1])
+
+    with TraceStore.open(run.paths().store_url()) as store:
+        found = store.read(lambda conn: conn.execute(select(sessions.c.id).order_by(sessions.c.created_at)).scalars().all())
+        assert set.union(*(checked(store, session_id, published) for session_id in found)) == {0, 1, 2}
+    assert not any(run.paths().staged.glob("*/staged-v0000000[01]"))
 
 
 async def test_an_engine_that_died_is_brought_to_the_newest_version_before_calls_come(

@@ -280,6 +280,7 @@ class WeightAgent:
 
         while (held := await store.awrite(acquire)) is None:
             await self._changed()
+            await self._look(store)  # nobody else would see that the engine is gone meanwhile
         renewal = asyncio.create_task(self._renew(store, held))
         try:
             yield held

@@ -26,7 +26,7 @@ ALL = {"proxy", "engine-0", "engine-1", "node-0", "node-1", "trainer"}
 class Harbour:
     """A fleet whose supervisor is the test."""
 
-    def __init__(self, tmp_path, *, ground=None, **cluster):
+    def __init__(self, tmp_path, *, ground=None, engine=None, **cluster):
         self.folder = RunFolder(tmp_path / "run")
         self.config = RunConfig.model_validate(
             {
@@ -34,6 +34,7 @@ class Harbour:
                 "policy": {"path": str(POLICY)},
                 "tasks": {"set": "lookup"},
                 "harnesses": [{"name": "a"}],
+                "engine": engine or {},
                 "store": {"url": "postgresql+psycopg:///of_nobody"},
                 "supervisor": {"max_restarts": 3},
                 "cluster": {"nodes": 2, "silent_s": SILENT_S, "wait_s": 20.0} | cluster,
@@ -122,6 +123,20 @@ def test_everything_is_placed_told_where_the_proxy_is_and_ended(make):
     assert not any(machine.place.folder.exists() for machines in harbour.ground.machines.values() for machine in machines)
     assert harbour.ground.closed
     assert json.loads((harbour.folder.root / "places.json").read_text()) == {}
+
+
+def test_outside_engines_are_followed_from_places_of_their_own(make):
+    outside = [{"kind": "vllm", "url": "http://10.0.0.1:8000"}, {"kind": "sglang", "url": "http://10.0.0.2:30000"}]
+    harbour = make(engine={"workers": 0, "outside": outside}).start()
+    names = {"vllm-0", "sglang-1"}
+    assert set(harbour.fleet.by_name) == (ALL | names) - {"engine-0", "engine-1"}
+    harbour.until(lambda: all(harbour.running(name) for name in names))
+    told = harbour.settings("sglang-1")
+    assert (told["engine"], told["engine_url"], told["worker_id"]) == ("sglang", "http://10.0.0.2:30000", "sglang-1")
+    assert told["control_url"] == harbour.fleet.by_name["proxy"].urls[1]
+    assert told["scratch"] == str(harbour.folder.staged)
+    harbour.ground.at("proxy").lose()
+    harbour.until(lambda: harbour.running("proxy") and harbour.settings("vllm-0")["control_url"] != told["control_url"])
 
 
 def test_what_ends_is_told_and_started_again_where_it_was(make):

@@ -50,6 +50,14 @@ def test_another_configuration_names_what_differs(tmp_path):
         prepare(config(seed=1), tmp_path)
 
 
+def test_where_outside_engines_are_may_change_when_a_run_is_taken_up_again(tmp_path):
+    prepare(config(), tmp_path)
+    folder = prepare(config(engine={"outside": [{"kind": "vllm", "url": "http://a:1"}]}), tmp_path)
+    assert folder.config().engine.outside[0].url == "http://a:1"
+    with pytest.raises(ConfigError, match=r"engine\.max_batch was 32 and is 8"):
+        prepare(config(engine={"max_batch": 8}), tmp_path)
+
+
 def test_where_the_numbers_go_may_change_when_a_run_is_taken_up_again(tmp_path):
     sink = "tests.harnessgym.supervisor.test_preparation:Available"
     prepare(config(), tmp_path)

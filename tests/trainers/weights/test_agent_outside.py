@@ -260,6 +260,22 @@ def test_no_calls_come_to_an_engine_that_dies_before_anything_was_published(site
         wait_for(lambda: site.control.log[-1] == ("ready", 0))
 
 
+def test_no_calls_come_to_an_engine_that_dies_while_another_one_is_updated(site):
+    site.publish(1)
+    lease = f"update:{site.policy_id}:0"
+    with site.engine() as port, site.agent(port):
+        wait_for(lambda: site.control.log[-1:] == [("ready", 1)])
+        site.store.write(lambda conn: leases.acquire(conn, lease, "another", 600.0))
+        site.publish(2)
+        time.sleep(0.5)  # it waits for the lease by then
+        site.vllm.problems = {"info": True}
+        wait_for(lambda: site.control.log[-1] == ("dead", 1))
+        assert site.counted_as() == "dead"
+        site.vllm.problems = {}
+        site.store.write(lambda conn: leases.release(conn, lease, "another"))
+        wait_for(lambda: site.control.log[-1] == ("ready", 2))
+
+
 @pytest.mark.parametrize("step", ["prepare", "swap"])
 def test_an_engine_that_dies_while_it_is_updated_does_not_count_as_serving(site, step):
     site.publish(1)
