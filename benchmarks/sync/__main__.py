@@ -1,4 +1,4 @@
-"""What deltas of policy versions save: `make bench NAME=sync`, or `python -m benchmarks.sync [--quick]`.
+"""What deltas of policy versions save: `make bench NAME=sync`, or `python -m benchmarks.sync [--quick] [--plot FILE]`.
 
 Real AdamW steps on real weights, cast to bfloat16 and published after each: the share rho of elements that changed, bytes in
 full, raw and coded beside the entropy bound, what encoding and installing cost, and how long a version takes over a throttled
@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--quick", action="store_true", help="the shipped policy only, few steps; times are no verdict")
     parser.add_argument("--steps", type=int, default=8, help="steps of each run")
+    parser.add_argument("--plot", type=Path, help="also draw what deltas save, as PNG")
     options = parser.parse_args()
     torch.set_num_threads(1)
     console, out = Console(width=160), list[dict[str, Any]]()
@@ -47,6 +48,10 @@ def main() -> None:
             console.print(_table(found))
             if found["transfer"]:
                 console.print(_transfers(found))
+    if options.plot:
+        from benchmarks.sync.plot import draw
+
+        draw(out, options.plot)
     console.print(f"Machine: {machine}. Every delta gave the published bits. Written to {_OUT}.")
 
 

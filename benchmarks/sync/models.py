@@ -36,14 +36,18 @@ class Model:
 
 
 def models(*, quick: bool) -> list[Model]:
-    """The shipped policy and, unless quick, SmolLM2-135M: its real weights where they are, else its shape at random."""
+    """The shipped policy and, unless quick, two larger ones: 19M at random, and SmolLM2-135M.
+
+    Weights of SmolLM2 are the published ones where they are, else of its shape at random.
+    """
     small = Model("lookup policy, trained", _SHIPPED)
     if quick:
         return [small]
+    middle = Model("19M, random", _SHIPPED, PolicyConfig(49152, 256, 768, 8, 4, 2, 64, qk_norm=False))
     if (_SMOL / "model.safetensors").is_file():
-        return [Model("SmolLM2-135M, pretrained", _SMOL), small]
+        return [Model("SmolLM2-135M, pretrained", _SMOL), middle, small]
     shape = PolicyConfig(49152, 576, 1536, 30, 9, 3, 64, rope_theta=100_000.0, rms_norm_eps=1e-5, qk_norm=False)
-    return [Model("135M of SmolLM2's shape, random", _SHIPPED, shape), small]
+    return [Model("135M of SmolLM2's shape, random", _SHIPPED, shape), middle, small]
 
 
 def steps(model: Model, lr: float, count: int) -> Iterator[dict[str, Tensor]]:
