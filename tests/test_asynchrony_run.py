@@ -17,7 +17,7 @@ SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
 
 def ended(tmp_path, **trainer):
     """A run that has ended, its lines of metrics, and its verified store."""
-    run = Run(tmp_path, "lingers", trainer=SMALL | trainer, node={"max_running": 8})
+    run = Run(tmp_path, "lingers", "talks", trainer=SMALL | trainer, node={"max_running": 8})
     run.end(timeout_s=150)
     lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, SMALL["steps"] + 1))

@@ -28,7 +28,7 @@ HARNESSES = {
     "floods": "call(); sys.stdout.write('x' * 12_000_000); sys.stderr.write('y' * 12_000_000)",
     "never_calls": "print('nothing to do')",
     "lingers": (
-        "import random\nfor i in range(random.choice([1, 1, 1, 1, 4])):\n    call(str(i)); time.sleep(random.choice([0, 0, 0.3]))\n"
+        "import random\nfor i in range(random.choice([1, 1, 1, 3])): call(str(i)); time.sleep(random.choice([0, 0.3]))\n"
         "open('answer.txt', 'w').write('x')"
     ),
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
