@@ -13,6 +13,10 @@ SERVING: tuple[WorkerState, ...] = ("ready", "draining", "updating")
 """States of a worker that may still sample under the version it is recorded with."""
 
 
+_ROUNDING = 1e-9
+"""What a product of a fraction of a batch may lack of a whole group."""
+
+
 def serving_step(workers: Iterable[tuple[WorkerState, int]], depth: Callable[[int], int]) -> int | None:
     """Batches behind the version that the slowest serving worker has; None while no worker serves.
 
@@ -42,13 +46,31 @@ class Admission:
     """Groups that the rollouts fill which are submitted and not ended."""
     max_running: int
     total: int
-    """Groups the whole run will consume."""
+    """Groups that the whole run's batches have room for."""
+    over_launch: float | None = None
+    """Batches' worth of groups that stand at one time, whatever η; η + 1 if not given."""
+    replayed: int = 0
+    """Places of each batch that may go to groups which were trained before."""
+    consumed: int = 0
+    """Of the submitted groups, those that were trained, where replays make them fewer than whole batches; else 0 will do."""
+    trained_step: int = 0
+    """Batches they were trained in; 0 with 0."""
 
     def capacity(self) -> int:
         """How many more groups may be submitted now (AReaL, arXiv 2505.24298, with groups for rollouts).
 
         A group submitted now is consumed, in order of submission, no later than `max_staleness` batches from the version
-        it starts under, hence (max_staleness + serving_step + 1) * groups_per_batch may have been submitted in all.
+        it starts under: between the served version and that batch there are so many batches, less those trained since, and
+        what stands must fit into them. Over-launching (APRIL, arXiv 2509.18521) lets so much more or less stand, and leaves the
+        bound to consumption.
         """
-        by_staleness = (self.max_staleness + self.serving_step + 1) * self.groups_per_batch - self.submitted
-        return max(0, min(by_staleness, self.max_running - self.running, self.total - self.submitted))
+        ahead = self.max_staleness + 1 if self.over_launch is None else self.over_launch
+        window = self._fresh(ahead + self.serving_step - self.trained_step)
+        left = self._fresh(self.total / self.groups_per_batch - self.trained_step)
+        stands = self.submitted - self.consumed
+        return max(0, min(window - stands, left - stands, self.max_running - self.running))
+
+    def _fresh(self, batches: float) -> int:
+        """New groups that so many batches take at least: the first may find nothing to replay."""
+        most, least = self.groups_per_batch, self.groups_per_batch - self.replayed
+        return int(max(batches * least, min(batches, 1) * most) + _ROUNDING)

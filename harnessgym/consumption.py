@@ -26,6 +26,18 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Replayable:
+    """A group that was trained, along the surviving chain of versions."""
+
+    id: str
+    ordinal: int
+    trained: int
+    """How often."""
+    staleness: int
+    """Of its oldest token if it were trained again now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """What becomes of the candidates; those that are not named stay."""
 
@@ -50,3 +62,26 @@ def choose(candidates: Sequence[Candidate], batch: int, max_staleness: int, poli
     whole = len(usable) == batch and all(item.complete for item in usable)
     take = tuple(item.id for item in usable) if whole else ()
     return Choice(take, () if policy == "requeue" else stale, stale if policy == "requeue" else ())
+
+
+def replay(trained: Sequence[Replayable], reuse: int, max_staleness: int) -> tuple[str, ...]:
+    """The groups that may be trained again, best first: no more than `reuse` further times, and none staler than η.
+
+    Those trained least often come first, among them those that have least time left.
+    """
+    fit = [item for item in trained if item.trained <= reuse and item.staleness <= max_staleness]
+    return tuple(item.id for item in sorted(fit, key=lambda item: (item.trained, -item.staleness, item.ordinal)))
+
+
+def places_for_replays(ages: Sequence[int], batch: int, at_most: int, max_staleness: int, batches_left: int) -> int:
+    """How many places of the next batch may go to groups that were trained before, so that no other gets too stale for it.
+
+    `ages` are those of the groups that stand, in order of submission: the staleness of each if it were trained now, at most.
+    All must fit into the batches that are left, this one among them.
+    """
+
+    def in_time(places: int) -> bool:
+        later = enumerate(ages[batch - places :])
+        return all(age + 1 + place // batch <= max_staleness and 1 + place // batch < batches_left for place, age in later)
+
+    return next((places for places in range(min(at_most, batch), 0, -1) if in_time(places)), 0)

@@ -11,6 +11,9 @@ from harnessgym.faults.fault import FaultsSection
 from harnessgym.metrics.sink import MetricsSection
 from harnessgym.session_options import SessionOptions
 
+PERIODIC: dict[str, Any] = {"max_staleness": 0, "when_stale": "drop", "stream": True}
+"""Settings of the trainer that periodic training is made of: with η = 0 nothing is given up, and no order waited for."""
+
 
 class PolicySection(Config):
     """What is trained."""
@@ -175,6 +178,16 @@ class TrainerSection(Config):
     when_stale: WhenStale = "wait"
     """wait: batches keep the order of submission, and slow groups are waited for. drop: whatever is complete is taken, oldest
     first, and what gets older than η is given up. requeue: likewise, and its tasks are submitted again before others."""
+    over_launch: float | None = Field(None, ge=1)
+    """How many batches' worth of groups stand at one time, whatever η; η + 1 if not given. A step takes the first that are
+    complete; rollouts that have not ended go on under later versions, before others (APRIL, arXiv 2509.18521)."""
+    periodic: bool = False
+    """Strictly on-policy, and streamed: the version that a step starts from samples every rollout of its batch, and gradients
+    accumulate as groups complete, in whatever order (Periodic Asynchrony, arXiv 2511.18871)."""
+    reuse: int = Field(0, ge=0)
+    """How many further times a group may be trained, while it is within η."""
+    reuse_share: float = Field(0.5, gt=0, lt=1)
+    """With reuse: the part of a batch that may be such groups."""
     min_group: int = Field(2, ge=2)
     """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it is given up."""
     zero_signal: Literal["leave_out", "refill"] = "leave_out"
@@ -195,6 +208,41 @@ class TrainerSection(Config):
     """How policy versions are written."""
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of the update: lr, proximal, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
+
+    @property
+    def replayed(self) -> int:
+        """Places of a batch that may go to groups which were trained before."""
+        return int(self.reuse_share * self.groups_per_step) if self.reuse else 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _periodic(cls, given: Any) -> Any:
+        """What periodic training is made of, unless it is given; what contradicts it is refused below."""
+        return PERIODIC | given if isinstance(given, dict) and given.get("periodic") else given
+
+    @model_validator(mode="after")
+    def _modes_fit(self) -> "TrainerSection":
+        own = {name: getattr(self, name) for name in PERIODIC}
+        other = next((name for name, value in PERIODIC.items() if own[name] != value), None)
+        if self.periodic and other:
+            raise ValueError(f"periodic training has {other} = {PERIODIC[other]}: leave {other} out, or periodic")
+        if self.periodic and self.over_launch is not None:
+            raise ValueError(
+                "over_launch carries rollouts over to later versions, and periodic training takes none: choose one"
+            )
+        if self.over_launch is not None and self.when_stale == "wait":
+            raise ValueError(
+                "over_launch takes the first groups that are complete, in any order: set when_stale to drop or requeue"
+            )
+        if self.over_launch is not None and self.max_staleness == 0:
+            raise ValueError("over_launch carries rollouts over to later versions, and η = 0 trains none: raise max_staleness")
+        if self.reuse and self.max_staleness == 0:
+            raise ValueError("reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness")
+        if self.reuse and not self.replayed:
+            raise ValueError(f"reuse_share {self.reuse_share} of {self.groups_per_step} groups is not one: raise reuse_share")
+        if self.reuse and self.reward_shuffle:
+            raise ValueError("reward_shuffle gives a group other rewards each time: set reuse = 0")
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> "TrainerSection":

@@ -41,6 +41,11 @@ class VersionChain:
     def __contains__(self, version: int) -> bool:
         return version in self._links
 
+    @property
+    def surviving(self) -> list[int]:
+        """Recorded versions that are not orphaned, in order."""
+        return [version for version, link in self._links.items() if not link.orphaned]
+
     def survives(self, version: int) -> bool:
         """Whether what was trained into a version still counts."""
         link = self._links.get(version)

@@ -1,5 +1,6 @@
 """A training batch: complete groups from the store, as rows with advantages."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +22,20 @@ Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
+class TakenGroup:
+    """A group that a batch is made of."""
+
+    id: str
+    ordinal: int
+    staleness: int
+    """Its oldest token's."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows with one advantage each, and what the ledger will say of all that the step consumes."""
 
-    group_ids: tuple[str, ...]
+    groups: tuple[TakenGroup, ...]
     rows: tuple[Row, ...]
     """Of groups with a signal; the others have no gradient."""
     advantages: tuple[float, ...]
@@ -36,8 +47,17 @@ class Batch:
     """Share of groups whose rewards differ."""
     reduced: int
     """Groups of which not every rollout was graded."""
+    off_policy: float
+    """Share of the trained tokens that another version sampled than the step starts from."""
+    carried: int
+    """Rollouts that more than one version sampled."""
     trained: tuple[TrainedRollout, ...]
     excluded: tuple[ExcludedTokens, ...]
+
+    @property
+    def group_ids(self) -> tuple[str, ...]:
+        """Of all groups that the step consumes."""
+        return tuple(item.id for item in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +96,16 @@ class Share:
     advantages: tuple[float, ...]
     """One per row."""
     trained: tuple[TrainedRollout, ...]
+    off_policy: int
+    """Trained tokens that another version sampled than the step starts from."""
+    carried: int
+    """Rollouts that more than one version sampled."""
+
+    @property
+    def taken(self) -> TakenGroup:
+        """The group, as the batch names it."""
+        group = self.group.group
+        return TakenGroup(group.id, group.ordinal, max((entry.max_staleness for entry in self.trained), default=0))
 
 
 def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
@@ -128,23 +158,44 @@ def share_of(
         if teaches:
             rows.extend(member_rows)
             advantages.extend([value] * len(member_rows))
-    return Share(group, tuple(map(float, rewards)), teaches, tuple(rows), tuple(advantages), tuple(trained))
+    sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
+    return Share(
+        group,
+        tuple(map(float, rewards)),
+        teaches,
+        tuple(rows),
+        tuple(advantages),
+        tuple(trained),
+        off_policy=sum(tokens for found in sampled for own, tokens in found.items() if chain.between(version, own)),
+        carried=sum(len(found) > 1 for found in sampled),
+    )
 
 
 def join(shares: Sequence[Share]) -> Batch:
     """The batch that these groups make up, in their order."""
     trained = tuple(entry for share in shares for entry in share.trained)
+    tokens = sum(entry.tokens for entry in trained)
     return Batch(
-        group_ids=tuple(share.group.group.id for share in shares),
+        groups=tuple(share.taken for share in shares),
         rows=tuple(row for share in shares for row in share.rows),
         advantages=tuple(value for share in shares for value in share.advantages),
         rewards=tuple(value for share in shares for value in share.rewards),
         staleness=max((entry.max_staleness for entry in trained), default=0),
         signal=sum(share.signal for share in shares) / len(shares),
         reduced=sum(len(share.rewards) < share.group.group.size for share in shares),
+        off_policy=sum(share.off_policy for share in shares) / tokens if tokens else 0.0,
+        carried=sum(share.carried for share in shares),
         trained=trained,
         excluded=tuple(entry for share in shares for entry in share.group.excluded),
     )
+
+
+def _tokens_by_version(rows: Sequence[Row]) -> Counter[int]:
+    """Trained tokens of a rollout by the version that sampled them."""
+    found = Counter[int]()
+    for row in rows:
+        found.update(row.versions[row.mask != 0].tolist())
+    return found
 
 
 def ranges_of(rows: Sequence[Row], advantage: float | FloatArray) -> tuple[AdvantageRange, ...]:

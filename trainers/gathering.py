@@ -5,10 +5,10 @@ there at once, one transaction a group. So a trainer that is killed while it gat
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from harnessgym.consumption import Candidate, Choice, choose
+from harnessgym.consumption import Candidate, Choice, Replayable, choose, places_for_replays, replay
 from harnessgym.run_config import TrainerSection
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, rollouts
@@ -26,20 +26,33 @@ class Gathering:
         self.store, self.run_id, self.options = store, run_id, options
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
+        self.replayed = 0
+        """Groups of this batch that were trained before."""
+        self.early = 0
+        """Groups of it that were handed out before the last of them was complete, at least."""
         self._loaded: dict[str, LoadedGroup] = {}
         self._ages: dict[str, int] = {}
         """Staleness of what is loaded, in the step that is gathered for."""
 
     def groups(
-        self, version: int, chain: VersionChain, busy: frozenset[str], looking: Callable[[], None] = lambda: None
+        self,
+        version: int,
+        chain: VersionChain,
+        busy: frozenset[str],
+        looking: Callable[[], None] = lambda: None,
+        trained: Sequence[Replayable] = (),
     ) -> Iterator[LoadedGroup]:
         """The batch that is trained from `version`, group by group: with `stream` each as soon as it is sure to be in it.
 
         `busy` are groups whose step is taken, though the store may not know yet. `looking` is called before every look at the
-        store; what it raises ends the waiting.
+        store; what it raises ends the waiting. `trained` are groups that may be trained again; those that are come first.
         """
-        self.waited_s, self._ages = 0.0, {}
+        self.waited_s, self._ages, self.replayed, self.early = 0.0, {}, 0, 0
         wanted, taken = self.options.groups_per_step, set(busy)
+        for group in self._replays(version, chain, taken, trained):
+            self.replayed += 1
+            wanted -= 1
+            yield group
         refills = self._refills(version)
         with self.store.watch(_POLL_S) as watch:
             while wanted:
@@ -58,6 +71,7 @@ class Gathering:
                     wanted -= 1
                     yield group
                 if not found.take:
+                    self.early = self.options.groups_per_step - wanted
                     self._wait(watch)
 
     def given_up(self, version: int) -> dict[GivenUp, int]:
@@ -70,6 +84,27 @@ class Gathering:
             return 0
         allowed = self.options.refill_batches * self.options.groups_per_step
         return max(0, allowed - self.given_up(version).get("no_signal", 0))
+
+    def _replays(
+        self, version: int, chain: VersionChain, taken: set[str], trained: Sequence[Replayable]
+    ) -> Iterator[LoadedGroup]:
+        """Groups to be trained again, with a signal, as many as leave the others their time."""
+        options, order = self.options, self.options.when_stale == "wait"
+        if not options.reuse:
+            return
+        standing = [item for item in self.store.read(lambda conn: backlog.standing(conn, self.run_id)) if item.id not in taken]
+        ages = [chain.between(version, item.submitted_version) for item in standing if order or item.complete]
+        if not order:
+            ages = [age for age in ages if age <= options.max_staleness]
+        left = options.steps - chain.depth(version)
+        places = places_for_replays(ages, options.groups_per_step, options.replayed, options.max_staleness, left)
+        for group_id in replay(trained, options.reuse, options.max_staleness):
+            if not places:
+                return
+            group = load_group(self.store, self.store.read(partial(rollouts.group, group_id=group_id)))
+            if group.signal:
+                places -= 1
+                yield group
 
     def _candidates(self, version: int, chain: VersionChain, taken: set[str]) -> list[Candidate]:
         standing = self.store.read(lambda conn: backlog.standing(conn, self.run_id))

@@ -24,14 +24,16 @@ from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, ledger, policies, runs
-from harnessgym.store.ledger import StepRecord, commit_step
+from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.policies import PolicyVersion
 from trainers import checkpoint
 from trainers.batch import Batch, Estimator, LoadedGroup, join, make_batch, share_of
 from trainers.checkpoint import Checkpoint, RandomState
 from trainers.checkpoint_writer import CheckpointWriter
 from trainers.gathering import Gathering
+from trainers.length_bias import LengthBias
 from trainers.policy import Policy, load_policy, load_weights, published_weights
+from trainers.replaying import replayable
 from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
@@ -76,9 +78,12 @@ class Learner:
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
         self.gathering = Gathering(store, run.id, config.trainer)
+        self.length_bias = LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
         """Of the newest step; the store may not have it yet."""
+        self._newest: tuple[TrainedGroup, ...] = ()
+        """Its groups, if it was taken here."""
 
     def __enter__(self) -> Self:
         return self
@@ -110,7 +115,9 @@ class Learner:
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
         busy = frozenset(self._last.group_ids if self._last else ())
-        return self.gathering.groups(self.version, self._chain(), busy, self.writer.check)
+        chain, reuse, eta = self._chain(), self.config.trainer.reuse, self.config.trainer.max_staleness
+        trained = replayable(self.store, self.policy_id, self.version, chain, eta, self._newest) if reuse else []
+        return self.gathering.groups(self.version, chain, busy, self.writer.check, trained)
 
     def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
         """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged: see `settle`."""
@@ -127,6 +134,11 @@ class Learner:
             "signal": batch.signal,
             "staleness": batch.staleness,
             "reduced": batch.reduced,
+            "off_policy": batch.off_policy,
+            "carried": batch.carried,
+            "replayed": self.gathering.replayed,
+            "early": self.gathering.early,
+            "length_bias": self.length_bias.measure({*batch.group_ids, *(self._last.group_ids if self._last else ())}),
             "dropped": given_up.get("too_stale", 0),
             "requeued": given_up.get("requeued", 0),
             "no_signal": given_up.get("no_signal", 0),
@@ -140,6 +152,7 @@ class Learner:
         self.version = max(unused, newest_version(self.folder.versions) + 1)
         metrics["version"] = self.version
         self._last = self._record(batch, parent)
+        self._newest = tuple(TrainedGroup(item.id, item.ordinal, self.version, item.staleness) for item in batch.groups)
         self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, RandomState.here(), self._last, metrics))
         return metrics
 

@@ -61,8 +61,8 @@ def stale(seeds: int, *, quick: bool) -> Rows:
         ("wait", {"consumption": "wait"}),
         ("drop", {"consumption": "drop"}),
         ("requeue", {"consumption": "requeue"}),
-        ("drop, 6 batches launched", {"consumption": "drop", "launched": 6}),
-        ("requeue, 6 batches launched", {"consumption": "requeue", "launched": 6}),
+        ("drop, 6 batches launched", {"consumption": "drop", "over_launch": 6}),
+        ("requeue, 6 batches launched", {"consumption": "requeue", "over_launch": 6}),
     ):
         yield row, _figures(runs(_with(base, trainer=trainer), seeds))
 

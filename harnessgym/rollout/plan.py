@@ -87,6 +87,10 @@ class Plan:
             running=groups_holding(rollouts.unfinished(conn, self.run_id, "train"), options.group_size),
             max_running=1 + groups_holding(places, options.group_size),
             total=options.steps * options.groups_per_step,
+            over_launch=options.over_launch,
+            replayed=options.replayed,
+            consumed=states.get("consumed", 0) if options.reuse else 0,
+            trained_step=chain.depth(max(chain.surviving)) if options.reuse else 0,
         )
         oldest = min(version for state, version in engines if state in SERVING)
         first, again = sum(states.values()), backlog.requeued(conn, self.run_id, admission.capacity())

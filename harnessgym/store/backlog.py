@@ -27,6 +27,8 @@ class Standing:
     id: str
     ordinal: int
     complete: bool
+    submitted_version: int
+    """None of its tokens is older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,9 @@ class Requeued:
 def standing(conn: Connection, run_id: str) -> list[Standing]:
     """All groups that are neither consumed nor given up, in order of submission."""
     state = groups.c.state.in_(("open", "complete"))
-    query = select(groups.c.id, groups.c.ordinal, groups.c.state).where(_mine(run_id), state).order_by(groups.c.ordinal)
-    return [Standing(row.id, row.ordinal, row.state == "complete") for row in conn.execute(query)]
+    columns = (groups.c.id, groups.c.ordinal, groups.c.state, groups.c.submitted_version)
+    query = select(*columns).where(_mine(run_id), state).order_by(groups.c.ordinal)
+    return [Standing(row.id, row.ordinal, row.state == "complete", row.submitted_version) for row in conn.execute(query)]
 
 
 def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:

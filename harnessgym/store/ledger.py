@@ -7,14 +7,16 @@ replays it from its checkpoint.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from harnessgym.store import advantages, policies, rollouts
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.backend import insert_into
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.tables import exclusions, groups, new_id, trained
+from harnessgym.store.tables import exclusions, groups, new_id, policy_versions, trained
 from harnessgym.store.tables import rollouts as rollouts_table
+
+_made = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,17 @@ class StepRecord:
     excluded: tuple[ExcludedTokens, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedGroup:
+    """A group's share in a step."""
+
+    id: str
+    ordinal: int
+    version: int
+    """What it was trained into."""
+    max_staleness: int
+
+
 def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
     """Publish the version, write the ledger, mark the groups consumed. Doing it again changes nothing."""
     if policies.get(conn, policy_id, record.version.version) is not None:
@@ -80,9 +93,24 @@ def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
     if given_up:
         members = select(rollouts_table.c.group_id).join(trained, trained.c.rollout_id == rollouts_table.c.id)
         later = members.where(trained.c.policy_id == policy_id, trained.c.version > version)
-        consumed = (groups.c.state == "consumed") & groups.c.id.in_(later)
+        kept = members.join(policy_versions, _made).where(trained.c.policy_id == policy_id, ~policy_versions.c.orphaned)
+        consumed = (groups.c.state == "consumed") & groups.c.id.in_(later) & groups.c.id.not_in(kept)
         conn.execute(update(groups).where(consumed).values(state="complete"))
     return given_up
+
+
+def trained_into(conn: Connection, policy_id: str, versions: Sequence[int]) -> list[TrainedGroup]:
+    """The groups that were trained into some versions, once for each, in order."""
+    columns = (groups.c.id, groups.c.ordinal, trained.c.version)
+    query = (
+        select(*columns, func.max(trained.c.max_staleness))
+        .join(rollouts_table, rollouts_table.c.id == trained.c.rollout_id)
+        .join(groups, groups.c.id == rollouts_table.c.group_id)
+        .where(trained.c.policy_id == policy_id, trained.c.version.in_(versions))
+        .group_by(*columns)
+        .order_by(trained.c.version, groups.c.ordinal)
+    )
+    return [TrainedGroup(*row) for row in conn.execute(query)]
 
 
 def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:

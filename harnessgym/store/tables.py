@@ -302,6 +302,7 @@ trained = Table(
     Column("max_staleness", Integer, nullable=False),
     _created(),
     UniqueConstraint("rollout_id", "policy_id", "version"),
+    Index("ix_trained_version", "policy_id", "version"),
 )  # fmt: skip
 
 advantages = Table(

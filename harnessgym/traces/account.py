@@ -21,10 +21,13 @@ class TokenAccount:
     calls: int
     sampled: int
     trained: int
+    """Once or more often."""
+    replayed: int
+    """Each time that a token was trained again, of those."""
     excluded_by_reason: Mapping[str, int]
     """Tokens by reason."""
     staleness: Mapping[int, int]
-    """Trained tokens by their staleness in versions."""
+    """Trained tokens by their staleness in versions, each time that they were trained."""
 
     @property
     def excluded(self) -> int:
@@ -55,7 +58,9 @@ def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccou
     by_reason = {str(reason): int(total) for reason, total in conn.execute(reasons.group_by(exclusions.c.reason))}
     steps = _surviving(conn, run_id, purpose)
     staleness = _staleness(conn, run_id, purpose, steps)
-    return TokenAccount(number, sampled, sum(step.tokens for step in steps.values()), by_reason, staleness)
+    trained_once = sum(found[0].tokens for found in steps.values())
+    again = sum(step.tokens for found in steps.values() for step in found[1:])
+    return TokenAccount(number, sampled, trained_once, again, by_reason, staleness)
 
 
 def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> int:
@@ -82,20 +87,20 @@ def _of_groups(query: Select[Any], rollout_id: Column[Any], run_id: str, purpose
     return joined.where(groups.c.run_id == run_id, groups.c.purpose == purpose)
 
 
-def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[str, _Step]:
-    """Rollouts that a step on the surviving version chain trained."""
+def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[str, list[_Step]]:
+    """Rollouts that steps on the surviving version chain trained, with these."""
     chains: dict[str, VersionChain] = {}
     query = select(trained.c.rollout_id, trained.c.policy_id, trained.c.version, trained.c.tokens)
-    out = {}
+    out: dict[str, list[_Step]] = {}
     for row in conn.execute(_of_groups(query, trained.c.rollout_id, run_id, purpose).order_by(trained.c.version)):
         if row.policy_id not in chains:
             chains[row.policy_id] = VersionChain(policies.versions(conn, row.policy_id))
         if chains[row.policy_id].survives(row.version):
-            out[row.rollout_id] = _Step(row.version, row.tokens, chains[row.policy_id])
+            out.setdefault(row.rollout_id, []).append(_Step(row.version, row.tokens, chains[row.policy_id]))
     return out
 
 
-def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[str, _Step]) -> dict[int, int]:
+def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[str, Sequence[_Step]]) -> dict[int, int]:
     """Trained tokens by staleness: those of trained rollouts that no exclusion names."""
     taken = _excluded_ranges(conn, run_id, purpose)
     histogram: Counter[int] = Counter()
@@ -103,14 +108,14 @@ def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[str, 
         calls.c.completion_len > 0
     )
     for call in conn.execute(_of_groups(query, calls.c.rollout_id, run_id, purpose)):
-        step = steps.get(call.rollout_id)
-        if step is None:
+        if call.rollout_id not in steps:
             continue
         kept = np.zeros(call.completion_len, dtype=bool)
         for start, end in _gaps(taken.get(call.id, ()), call.completion_len):
             kept[start:end] = True
         for start, end, version in call.version_spans:
-            histogram[step.chain.staleness(step.version, version)] += int(kept[start:end].sum())
+            for step in steps[call.rollout_id]:
+                histogram[step.chain.staleness(step.version, version)] += int(kept[start:end].sum())
     return {age: tokens for age, tokens in sorted(histogram.items()) if tokens}
 
 

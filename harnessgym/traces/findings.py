@@ -26,7 +26,8 @@ FindingKind = Literal[
     "exclusion_range",  # an excluded range lies outside its call, or overlaps another
     "advantage",  # advantages of a trained rollout are not those of exactly the tokens that were trained
     "account",  # trained + excluded is not sampled
-    "trained_twice",  # a rollout was trained more than once on the surviving version chain
+    "trained_twice",  # a rollout was trained more often than the run allows on the surviving version chain
+    "min_group",  # a group with fewer graded rollouts than it must have was not given up, or one with enough was
     "trained_purpose",  # a rollout that is not for training was trained
     "staleness",  # a trained token is older than allowed, or newer than the version trained
 ]

@@ -33,7 +33,9 @@ def verify(source: TraceStore | Connection, run_id: str | None = None, progress:
     wanted = found if run_id is None else [run_id]
     _check_sessions(source, wanted, tally, progress)
     for name in wanted:
-        LedgerCheck.load(source, name, tally).run()
+        check = LedgerCheck.load(source, name, tally)
+        check.run()
+        check.check_groups(source, name)
     return tally.report()
 
 

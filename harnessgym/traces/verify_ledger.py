@@ -1,10 +1,10 @@
-"""Verification of the ledger: every sampled token trained once or excluded, no rollout trained twice, nothing too stale."""
+"""Verification of the ledger: every sampled token trained or excluded, nothing trained too often, too stale or too few."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import Connection, RowMapping, Select, func, select
 
 from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
@@ -47,6 +47,8 @@ class LedgerCheck:
     """By policy."""
     max_staleness: int | None
     """η, if the run's configuration says."""
+    reuse: int
+    """How many further times a group may be trained."""
     ended: bool
     tally: Tally
 
@@ -81,7 +83,24 @@ class LedgerCheck:
             books[row["rollout_id"]].advantages.setdefault(row["trained_id"], []).append(row)
         named = {book.rollout["policy_id"] for book in books.values()}
         chains = {policy: VersionChain(policies.versions(conn, policy)) for policy in named}
-        return cls(books, chains, _max_staleness(run.config), run.status == "done", tally)
+        return cls(
+            books,
+            chains,
+            _setting(run.config, "max_staleness"),
+            _setting(run.config, "reuse") or 0,
+            run.status == "done",
+            tally,
+        )
+
+    def check_groups(self, conn: Connection, run_id: str) -> None:
+        """Groups that are complete have as many graded rollouts as they must have, and those given up for that had not."""
+        for row in conn.execute(_graded(run_id)).mappings():
+            least, graded = min(row["min_members"], row["size"]), row["graded"]
+            where, of = f"group {row['id']}", f"{graded} graded rollouts of {row['size']}, and {least} are enough"
+            if row["state"] in ("complete", "consumed") and graded < least:
+                self.tally.find("min_group", where, f"is {row['state']} with {of}.")
+            elif row["given_up"] == "too_few" and graded >= least:
+                self.tally.find("min_group", where, f"was given up as too small with {of}.")
 
     def run(self) -> None:
         """Check every rollout's books."""
@@ -89,9 +108,10 @@ class LedgerCheck:
             where = f"rollout {rollout_id}"
             chain = self.chains[book.rollout["policy_id"]]
             counted = [row for row in book.trained if chain.survives(row["version"])]
-            if len(counted) > 1:
+            if len(counted) > 1 + self.reuse:
                 steps = ", ".join(f"step {row['step']} into version {row['version']}" for row in counted)
-                self.tally.find("trained_twice", where, f"was trained in {steps}, all of which survive.")
+                message = f"was trained in {steps}, all of which survive; the run allows {1 + self.reuse}."
+                self.tally.find("trained_twice", where, message)
             if book.rollout["purpose"] != "train":
                 if book.trained:
                     self.tally.find("trained_purpose", where, f"is a rollout for {book.rollout['purpose']!r} and was trained.")
@@ -109,11 +129,12 @@ class LedgerCheck:
         return bool(counted) or settled or self.ended
 
     def _check_closed(self, book: _Books, counted: Sequence[RowMapping], where: str) -> None:
-        in_rows = sum(row["tokens"] for row in counted)
+        in_rows = max((row["tokens"] for row in counted), default=0)
         self.tally.count("rollouts")
         self.tally.count("trained_tokens", in_rows)
         self.tally.count("excluded_tokens", book.excluded)
-        if in_rows + book.excluded != book.sampled:
+        uneven = any(row["tokens"] != in_rows for row in counted)
+        if in_rows + book.excluded != book.sampled or uneven:
             message = f"{in_rows} trained + {book.excluded} excluded tokens are not the {book.sampled} sampled ones."
             self.tally.find("account", where, message)
 
@@ -167,6 +188,15 @@ class LedgerCheck:
                     self.tally.find("staleness", f"call {call['id']}", message)
 
 
+def _graded(run_id: str) -> Select[Any]:
+    """Training groups that are not open, each with how many of its rollouts were graded."""
+    columns = [groups.c[name] for name in ("id", "state", "given_up", "size", "min_members")]
+    graded = func.count(rollouts.c.id).label("graded")
+    finished = (rollouts.c.group_id == groups.c.id) & (rollouts.c.status == "finished")
+    query = select(*columns, graded).outerjoin(rollouts, finished).group_by(*columns)
+    return query.where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.state != "open")
+
+
 def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
     columns = [advantages.c[name] for name in ("trained_id", "segment_id", "start", "end")]
     query = select(trained.c.rollout_id, *columns).join(trained, trained.c.id == advantages.c.trained_id)
@@ -177,7 +207,8 @@ def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
     )
 
 
-def _max_staleness(config: Any) -> int | None:
+def _setting(config: Any, name: str) -> int | None:
+    """A number in the trainer's section of a run's configuration."""
     trainer = config.get("trainer") if isinstance(config, dict) else None
-    found = trainer.get("max_staleness") if isinstance(trainer, dict) else None
+    found = trainer.get(name) if isinstance(trainer, dict) else None
     return found if isinstance(found, int) else None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from harnessgym.admission import Admission
-from harnessgym.consumption import Candidate, choose
+from harnessgym.consumption import Candidate, Replayable, choose, places_for_replays, replay
 from harnessgym.staleness import VersionChain
 from harnessgym.store.policies import PolicyVersion
 
@@ -24,6 +24,8 @@ REFILLS = 2
 class Group:
     ordinal: int
     task: int
+    submitted: int
+    """Version that it was submitted under."""
     born: int
     """Version of its oldest token."""
     replaces: int | None = None
@@ -43,13 +45,19 @@ class Step:
 
 class Flow(RuleBasedStateMachine):
     @initialize(
-        eta=st.integers(0, 2),
+        eta=st.integers(0, 3),
         batch=st.integers(1, 3),
         policy=st.sampled_from(["wait", "drop", "requeue"]),
         refill=st.booleans(),
         max_running=st.integers(1, 8),
+        over_launch=st.sampled_from([None, 1, 1.5, 2, 3]),
+        reuse=st.integers(0, 2),
+        replayed=st.integers(1, 2),
     )
-    def begin(self, eta, batch, policy, refill, max_running):
+    def begin(self, eta, batch, policy, refill, max_running, over_launch, reuse, replayed):
+        self.over_launch = over_launch if eta and policy != "wait" else None
+        self.replayed = min(replayed, batch - 1) if eta and reuse else 0
+        self.reuse = reuse if self.replayed else 0
         self.eta, self.batch, self.policy, self.refill, self.max_running = eta, batch, policy, refill, max_running
         self.groups: list[Group] = []
         self.ledger: list[Step] = []
@@ -72,7 +80,7 @@ class Flow(RuleBasedStateMachine):
                 task, replaces = due[0].task, due[0].ordinal
             else:
                 task, replaces = sum(group.replaces is None for group in self.groups), None
-            self.groups.append(Group(len(self.groups), task, self.serving, replaces))
+            self.groups.append(Group(len(self.groups), task, self.serving, self.serving, replaces))
 
     @precondition(lambda self: self.state("open"))
     @rule(data=st.data(), signal=st.booleans())
@@ -105,7 +113,8 @@ class Flow(RuleBasedStateMachine):
     @precondition(lambda self: self.last.step < STEPS)
     @rule()
     def step(self):
-        taken: list[int] = []
+        taken = self.replays()
+        assert len(taken) <= self.replayed
         while len(taken) < self.batch:
             candidates = self.candidates(taken)
             found = choose(candidates, self.batch - len(taken), self.eta, self.policy)
@@ -151,18 +160,19 @@ class Flow(RuleBasedStateMachine):
         orphaned = [number for number in self.published if number > self.last.version]
         for number in orphaned:
             self.published[number] = self.version_row(self.entry(number), orphaned=True)
-            for ordinal in self.entry(number).took:
-                if self.groups[ordinal].state == "consumed":
-                    self.groups[ordinal].state = "complete"
+        for group in self.state("consumed"):
+            if group.ordinal not in self.alive():
+                group.state = "complete"
         self.record(self.last)
 
     # --- what must hold
 
     @invariant()
-    def nobody_is_trained_twice_on_the_surviving_chain(self):
-        alive = [ordinal for step in self.ledger if not self.published[step.version].orphaned for ordinal in step.took]
-        assert len(alive) == len(set(alive))
-        assert sorted(alive) == [group.ordinal for group in self.groups if group.state == "consumed"]
+    def nobody_is_trained_more_often_than_allowed_on_the_surviving_chain(self):
+        alive = self.alive()
+        assert all(alive.count(ordinal) <= 1 + self.reuse for ordinal in alive)
+        assert all(len(step.took) == len(set(step.took)) for step in self.ledger)
+        assert sorted(set(alive)) == [group.ordinal for group in self.groups if group.state == "consumed"]
 
     @invariant()
     def a_requeued_task_comes_again_once_and_every_other_in_turn(self):
@@ -182,7 +192,7 @@ class Flow(RuleBasedStateMachine):
         """Once what was trained is published and served: work runs, may be submitted, or makes a batch."""
         settled = self.pending is None and self.serving == self.newest()
         if settled and self.last.step < STEPS and not self.state("open") and self.capacity() == 0:
-            found = choose(self.candidates([]), self.batch, self.eta, self.policy)
+            found = choose(self.candidates([]), self.batch - len(self.replays()), self.eta, self.policy)
             assert found.take or found.drop or found.requeue
 
     # --- what the store would answer
@@ -195,7 +205,33 @@ class Flow(RuleBasedStateMachine):
         serving = self.chain().between(self.serving, 0)
         total = STEPS * self.batch
         running = len(self.state("open"))
-        return Admission(self.eta, self.batch, serving, len(standing), running, self.max_running, total).capacity()
+        counts = {"consumed": len(self.state("consumed")), "trained_step": self.chain().depth(self.newest())}
+        admission = Admission(
+            self.eta, self.batch, serving, len(standing), running, self.max_running, total, self.over_launch, self.replayed,
+            **(counts if self.reuse else {}),
+        )  # fmt: skip
+        return admission.capacity()
+
+    def replays(self):
+        """Groups that the next step trains again."""
+        chain, start = self.chain(), self.last.version
+        alive = self.alive() + list(self.last.took if self.pending is not None else ())
+        trained = [
+            Replayable(str(ordinal), ordinal, alive.count(ordinal), chain.between(start, self.groups[ordinal].born))
+            for ordinal in sorted(set(alive))
+        ]
+        stands = [group for group in self.groups if group.state in ("open", "complete") and group.ordinal not in alive]
+        ages = [chain.between(start, group.submitted) for group in stands if self.policy == "wait" or group.state == "complete"]
+        if self.policy != "wait":
+            ages = [age for age in ages if age <= self.eta]
+        places = places_for_replays(ages, self.batch, self.replayed, self.eta, STEPS - self.last.step)
+        found = [int(name) for name in replay(trained, self.reuse, self.eta)]
+        assert all(item.staleness >= 0 for item in trained)
+        assert all(chain.between(start, self.groups[ordinal].born) <= self.eta for ordinal in found)
+        return found[:places]
+
+    def alive(self):
+        return [ordinal for step in self.ledger if not self.published[step.version].orphaned for ordinal in step.took]
 
     def candidates(self, taken):
         free = [group for group in self.groups if group.state in ("open", "complete") and group.ordinal not in taken]

@@ -6,6 +6,7 @@ eta-N      η = N: admission as in AReaL (arXiv 2505.24298), batches in order of
 periodic   strictly on-policy: versions change between batches, the trainer works on parts as they come (Periodic Asynchrony)
 recycle    twice a batch is launched, sampling stops when one is complete, what is unfinished goes on first after the
 update, across versions (APRIL)
+over-launch  likewise at η = 4, as `trainer.over_launch` does it: the trainer has machines of its own, and nothing stands still
 """
 
 import re
@@ -13,19 +14,22 @@ from typing import Any
 
 from harnessgym.config import nearest, validate
 from harnessgym.errors import ConfigError
+from harnessgym.run_config import PERIODIC
 from trainers.simulation.settings import SimulationConfig
 
 _RECYCLE_STALENESS = 64
 """APRIL bounds no staleness; this only ends what would go on for ever."""
 
+_PERIODIC = {"max_staleness": PERIODIC["max_staleness"], "consumption": PERIODIC["when_stale"], "micro_batches": 8}
 _ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "sync": {"trainer": {"max_staleness": 0}, "work": {"sampling": "batch"}, "updates": {"mode": "between"}},
     "one-step": {"trainer": {"max_staleness": 1}, "work": {"sampling": "batch"}, "updates": {"mode": "between"}},
-    "periodic": {"trainer": {"max_staleness": 0, "micro_batches": 8, "consumption": "drop"}, "updates": {"mode": "between"}},
+    "periodic": {"trainer": _PERIODIC, "updates": {"mode": "between"}},
     "recycle": {
-        "trainer": {"max_staleness": _RECYCLE_STALENESS, "launched": 2, "consumption": "drop", "alone": True},
+        "trainer": {"max_staleness": _RECYCLE_STALENESS, "over_launch": 2, "consumption": "drop", "alone": True},
         "updates": {"mode": "global", "drain_s": 0},
     },
+    "over-launch": {"trainer": {"max_staleness": 4, "over_launch": 2, "consumption": "drop"}},
 }
 _OWN = "as-given"
 

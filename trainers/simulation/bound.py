@@ -90,13 +90,13 @@ def bound_of(config: SimulationConfig, work: WorkTable | None = None) -> Bound:
 def _least_s(config: SimulationConfig, rate: float, decoding: float, last_part: float, update_s: float) -> float:
     """Seconds that a batch takes at least because not everything goes on at one time; 0 if nothing keeps it from that."""
     engines, trainer, updates = config.engines, config.trainer, config.updates
-    if trainer.max_staleness == 0 and trainer.launched is None:
+    if trainer.max_staleness == 0 and trainer.over_launch is None:
         return config.batch / rate + last_part + update_s
     if not trainer.alone:
         return 0.0
     calls = min(config.work.environments / engines.workers, engines.max_batch)
     decoding_s = config.batch * decoding / (engines.workers * decoding_rate(engines, calls))
-    pause_s = 0.0 if updates.mode == "rolling" else update_s / (trainer.launched or trainer.max_staleness + 1)
+    pause_s = 0.0 if updates.mode == "rolling" else update_s / (trainer.over_launch or trainer.max_staleness + 1)
     apart = updates.mode == "global" and not updates.drain_s
     return decoding_s + (last_part + pause_s if apart else max(last_part, pause_s))
 

@@ -1,5 +1,6 @@
 """What is submitted, and when: as `harnessgym.rollout.plan` does it, on counts instead of a store."""
 
+import math
 from collections import deque
 
 from harnessgym.admission import Admission, groups_holding, serving_step
@@ -36,15 +37,16 @@ class Planner:
         options, served = self._config.trainer, serving_step(self._fleet.serving(), self.chain.depth)
         if served is None:
             return 0
-        ahead = options.max_staleness if options.launched is None else options.launched - 1
+        ahead = options.max_staleness if options.over_launch is None else math.ceil(options.over_launch) - 1
         admission = Admission(
-            max_staleness=ahead,
+            max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
             serving_step=served,
             submitted=self.consumed + len(self.outstanding),
             running=groups_holding(self._node.unfinished, options.group_size),
             max_running=self._most,
             total=(options.steps + ahead + 1) * options.groups_per_step,
+            over_launch=options.over_launch,
         )
         if self._config.work.sampling == "batch":
             return 0 if self._node.open else min(admission.capacity(), options.groups_per_step)

@@ -73,8 +73,8 @@ class TrainerSection(Config):
     """Parts of a batch that are worked on as they come, for one step of the optimizer."""
     max_staleness: int = Field(4, ge=0)
     """η, at submission and at consumption."""
-    launched: int | None = Field(None, gt=0)
-    """Batches of groups that may be submitted and not consumed; η + 1 if not given."""
+    over_launch: float | None = Field(None, ge=1)
+    """Batches' worth of groups that may be submitted and not consumed; η + 1 if not given."""
     consumption: WhenStale = "wait"
     """Take batches in order of submission, or any complete groups and drop or requeue what is too stale."""
     alone: bool = False
@@ -142,7 +142,7 @@ class SimulationConfig(Config):
     def _groups_fit(self) -> "SimulationConfig":
         if self.work.sampling == "task" and self.work.environments < self.trainer.group_size:
             raise ValueError(f"a group of {self.trainer.group_size} never fits into {self.work.environments} environments")
-        if self.updates.mode == "between" and (self.trainer.launched or 0) > self.trainer.max_staleness + 1:
+        if self.updates.mode == "between" and (self.trainer.over_launch or 0) > self.trainer.max_staleness + 1:
             raise ValueError("updates that wait until nothing runs never come while more than η + 1 batches may be launched")
         return self
 

@@ -27,6 +27,10 @@ HARNESSES = {
     "sleeps": "call(); time.sleep(600)",
     "floods": "call(); sys.stdout.write('x' * 12_000_000); sys.stderr.write('y' * 12_000_000)",
     "never_calls": "print('nothing to do')",
+    "lingers": (
+        "import random\nfor i in range(random.choice([1, 1, 1, 3])): call(str(i)); time.sleep(random.choice([0, 0.3]))\n"
+        "open('answer.txt', 'w').write('x')"
+    ),
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
     "gated": ("call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', 'w').write('x')"),
     "eats": "call(); bytearray(64 << 30)",

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from harnessgym.cli.traces import app
 from harnessgym.errors import StoreError
-from harnessgym.store import TraceStore, policies, runs
+from harnessgym.store import TraceStore, policies, runs, tables
 from harnessgym.traces.account import exclude_rest
 from harnessgym.traces.verify import Report, verify
 
@@ -233,7 +234,18 @@ MUTATIONS = {
     "move a call to another rollout": (
         sql("UPDATE calls SET rollout_id = ? WHERE id = ?", lambda w: w.rollout, last), {"reference", "account"},
     ),
-    "train a rollout twice": (train_again, {"trained_twice", "account"}),
+    "train a rollout twice": (train_again, {"trained_twice"}),
+    "train a group with too few graded rollouts": (
+        sql("UPDATE rollouts SET status = 'failed' WHERE id = ?", lambda w: w.rollout), {"min_group"},
+    ),
+    "give up a group that has enough": (
+        sql(
+            "UPDATE groups SET state = 'dropped', given_up = 'too_few' WHERE id = "
+            "(SELECT group_id FROM rollouts WHERE id = ?)",
+            lambda w: w.rollout,
+        ),
+        {"min_group"},
+    ),
     "train fewer tokens": (sql("UPDATE trained SET tokens = 1 WHERE rollout_id = ?", lambda w: w.rollout), {"account"}),
     "train an evaluation": (
         sql("UPDATE trained SET rollout_id = ? WHERE rollout_id = ?", lambda w: w.evaluation, lambda w: w.rollout),
@@ -306,6 +318,26 @@ def test_a_rollout_trained_again_after_its_version_was_orphaned_is_green(recordi
     assert checked(recording).ok
     recording.store.write(lambda conn: runs.set_status(conn, recording.run_id, "done"))
     assert checked(recording).checked.trained_tokens == 2
+
+
+@pytest.mark.parametrize("reuse", [0, 1, 2])
+def test_a_rollout_may_be_trained_again_as_often_as_the_run_allows(recording, reuse):
+    config = {"trainer": {"reuse": reuse, "max_staleness": 9}}
+    recording.store.write(lambda conn: conn.execute(update(tables.runs).values(config=config)))
+    recording.publish(0)
+    group_id, (rollout_id,) = recording.group(1)
+    recording.session(rollout_id).call(versions=[0, 0])
+    recording.finish([rollout_id])
+    for version in range(1, 5):
+        recording.train(group_id, [rollout_id], version=version, parent=version - 1)
+        report = checked(recording)
+        assert report.kinds == (set() if version <= 1 + reuse else {"trained_twice"}), report.findings
+        assert report.checked.trained_tokens == 2
+    assert recording.store.read(
+        lambda conn: conn.exec_driver_sql("SELECT sampled, trained, untrained FROM v_token_account").all()
+    ) == [(2, 2, 0)]
+    recording.store.write(lambda conn: policies.orphan_after(conn, recording.policy_id, 1))
+    assert checked(recording).ok
 
 
 def test_when_a_run_is_done_every_training_rollout_must_close(recording, world):

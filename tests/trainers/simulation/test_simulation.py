@@ -37,7 +37,7 @@ RUNS = st.fixed_dictionaries(
             {
                 "max_staleness": st.integers(0, 4),
                 "consumption": st.sampled_from(["wait", "drop", "requeue"]),
-                "launched": st.none() | st.integers(1, 6),
+                "over_launch": st.none() | st.sampled_from([1, 1.5, 2, 4, 6]),
             }
         ),
         "shared": st.sampled_from([{"alone": True}, {"micro_batches": 1}, {"micro_batches": 2}, {"micro_batches": 4}]),
@@ -157,7 +157,7 @@ def test_at_most_f_workers_are_out_for_an_update(make_config):
 def test_dropping_what_is_stale_prefers_short_rollouts(make_config):
 
     def bias(policy):
-        trainer = {"max_staleness": 1, "launched": 6, "consumption": policy, "steps": 20, "step_s": 1}
+        trainer = {"max_staleness": 1, "over_launch": 6, "consumption": policy, "steps": 20, "step_s": 1}
         found = [Simulation(make_config(seed=seed, trainer=trainer)).run() for seed in range(4)]
         assert all(outcome.counts.get(f"groups {'dropped' if policy == 'drop' else 'requeued'}") for outcome in found)
         return sum(outcome.length_bias for outcome in found) / len(found)
@@ -233,7 +233,7 @@ def test_the_simulator_needs_no_torch():
     [
         ({"trainer": {"micro_batches": 3}}, "3 equal parts"),
         ({"trainer": {"micro_batches": 2, "alone": True}}, "never finish the rest"),
-        ({"trainer": {"launched": 3, "max_staleness": 1}, "updates": {"mode": "between"}}, "never come"),
+        ({"trainer": {"over_launch": 3, "max_staleness": 1}, "updates": {"mode": "between"}}, "never come"),
         ({"trainer": {"warmup": 8}}, "all 8 steps are warm-up"),
         ({"work": {"sampling": "task", "environments": 1}}, "never fits"),
         ({"engines": {"tokens_per_s": 10, "most_tokens_per_s": 5}}, "slower than one call"),

@@ -1,0 +1,49 @@
+"""How many tokens rollouts sampled that have ended, by training group: what is trained may be shorter than what was drawn."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select
+
+from harnessgym.store.tables import calls, groups, rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLength:
+    """The rollouts of a group that have been graded."""
+
+    id: str
+    ordinal: int
+    state: str
+    rollouts: int
+    tokens: int
+    """Sampled by all of them."""
+
+
+def lengths(conn: Connection, run_id: str, first: int) -> list[GroupLength]:
+    """Training groups from an ordinal on, in order of submission."""
+    sampled = (
+        select(rollouts.c.group_id, rollouts.c.id, func.coalesce(func.sum(calls.c.completion_len), 0).label("tokens"))
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .outerjoin(calls, calls.c.rollout_id == rollouts.c.id)
+        .where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.ordinal >= first)
+        .where(rollouts.c.status == "finished")
+        .group_by(rollouts.c.group_id, rollouts.c.id)
+        .subquery()
+    )
+    query = (
+        select(
+            groups.c.id,
+            groups.c.ordinal,
+            groups.c.state,
+            func.count(sampled.c.id),
+            func.coalesce(func.sum(sampled.c.tokens), 0),
+        )
+        .outerjoin(sampled, sampled.c.group_id == groups.c.id)
+        .where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.ordinal >= first)
+        .group_by(groups.c.id, groups.c.ordinal, groups.c.state)
+        .order_by(groups.c.ordinal)
+    )
+    return [
+        GroupLength(group_id, ordinal, state, int(number), int(tokens))
+        for group_id, ordinal, state, number, tokens in conn.execute(query)
+    ]

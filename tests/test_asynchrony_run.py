@@ -1,0 +1,76 @@
+"""The modes of asynchrony in whole runs: what the ledger, the metrics and `traces verify` say of a few tiny steps."""
+
+import json
+from collections import Counter
+
+import pytest
+from sqlalchemy import select
+
+from harnessgym.store import TraceStore, runs
+from harnessgym.store.tables import calls, groups, rollouts, trained
+from harnessgym.traces.account import account
+from harnessgym.traces.verify import verify
+from tests.test_bad_input_runs import Run
+
+SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
+
+
+def ended(tmp_path, **trainer):
+    """A run that has ended, its lines of metrics, and its verified store."""
+    run = Run(tmp_path, "lingers", "talks", trainer=SMALL | trainer, node={"max_running": 8})
+    run.end(timeout_s=150)
+    lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, SMALL["steps"] + 1))
+    return run, lines
+
+
+def asked(run, question):
+    with TraceStore.open(run.paths().store_url()) as store:
+        assert verify(store).findings == ()
+        return store.read(question)
+
+
+@pytest.mark.timeout(200)
+def test_over_launching_takes_the_first_and_carries_the_rest_over(tmp_path):
+    run, lines = ended(tmp_path, over_launch=2, when_stale="drop", max_staleness=3)
+    assert all(line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 for line in lines)
+    assert all(line["staleness"] <= 3 for line in lines)
+    order = asked(
+        run,
+        lambda conn: conn.execute(
+            select(groups.c.ordinal, groups.c.submitted_version, trained.c.step)
+            .join(rollouts, rollouts.c.group_id == groups.c.id)
+            .join(trained, trained.c.rollout_id == rollouts.c.id)
+            .distinct()
+        ).all(),
+    )
+    assert len(order) == SMALL["steps"] * SMALL["groups_per_step"]
+    begun = Counter(version for _, version, _ in order)
+    assert begun[0] > SMALL["groups_per_step"], "nothing was launched beyond the first batch"
+
+
+@pytest.mark.timeout(200)
+def test_periodic_training_trains_no_token_of_another_version_and_begins_before_its_batch_is_whole(tmp_path):
+    run, lines = ended(tmp_path, periodic=True)
+    assert all((line["staleness"], line["off_policy"], line["carried"], line["dropped"]) == (0, 0, 0, 0) for line in lines)
+    assert max(line["early"] for line in lines) > 0
+    rows = asked(
+        run,
+        lambda conn: conn.execute(
+            select(trained.c.version, calls.c.version_spans).join(calls, calls.c.rollout_id == trained.c.rollout_id)
+        ).all(),
+    )
+    assert rows
+    assert all({span[2] for span in spans} == {version - 1} for version, spans in rows)
+
+
+@pytest.mark.timeout(200)
+def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_closes(tmp_path):
+    run, lines = ended(tmp_path, reuse=1, max_staleness=3)
+    assert sum(line["replayed"] for line in lines) > 0
+    often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
+    assert max(often.values()) == 2
+    told = asked(run, lambda conn: account(conn, runs.only(conn).id))
+    assert told.unaccounted == 0
+    assert told.replayed > 0
+    assert max(told.staleness) <= 3
