@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ class TokenAccount:
     """Tokens by reason."""
     staleness: Mapping[int, int]
     """Trained tokens by their staleness in versions."""
+    trained_by_policy: Mapping[str, int] = field(default_factory=dict)
+    """Trained tokens by the policy that sampled them."""
 
     @property
     def excluded(self) -> int:
@@ -58,7 +60,10 @@ def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccou
     by_reason = {str(reason): int(total) for reason, total in conn.execute(reasons.group_by(exclusions.c.reason))}
     steps = _surviving(conn, run_id, purpose)
     staleness = _staleness(conn, run_id, purpose, steps)
-    return TokenAccount(number, sampled, sum(step.tokens for step in steps.values()), by_reason, staleness)
+    by_policy: Counter[str] = Counter()
+    for (_, policy_id), step in steps.items():
+        by_policy[policy_id] += step.tokens
+    return TokenAccount(number, sampled, by_policy.total(), by_reason, staleness, by_policy)
 
 
 def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> int:
