@@ -14,6 +14,7 @@ from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.backend import insert_into
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import exclusions, groups, new_id, policy_versions, trained
+from harnessgym.store.tables import policies as policies_table
 from harnessgym.store.tables import rollouts as rollouts_table
 
 _made = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
@@ -63,7 +64,10 @@ class TrainedGroup:
 
 
 def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
-    """Publish the version, write the ledger, mark the groups consumed. Doing it again changes nothing."""
+    """Publish the version, write the ledger, mark the groups consumed that every policy of the run has trained on.
+
+    Doing it again changes nothing.
+    """
     if policies.get(conn, policy_id, record.version.version) is not None:
         return
     policies.publish(conn, policy_id, record.version)
@@ -84,7 +88,8 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
     advantages.add(conn, ranges)
     exclude_tokens(conn, record.excluded)
     for group_id in record.group_ids:
-        rollouts.set_group_state(conn, group_id, "consumed")
+        if not _awaited(conn, policy_id, group_id):
+            rollouts.set_group_state(conn, group_id, "consumed")
 
 
 def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
@@ -111,6 +116,23 @@ def trained_into(conn: Connection, policy_id: str, versions: Sequence[int]) -> l
         .order_by(trained.c.version, groups.c.ordinal)
     )
     return [TrainedGroup(*row) for row in conn.execute(query)]
+
+
+def _awaited(conn: Connection, policy_id: str, group_id: str) -> bool:
+    """Whether another policy of the run has not trained on a group, or only in steps that are given up."""
+    run_id = select(groups.c.run_id).where(groups.c.id == group_id).scalar_subquery()
+    others = set(conn.execute(select(policies_table.c.id).where(policies_table.c.run_id == run_id)).scalars()) - {policy_id}
+    if not others:
+        return False
+    same = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+    done = (
+        select(trained.c.policy_id)
+        .join(rollouts_table, rollouts_table.c.id == trained.c.rollout_id)
+        .join(policy_versions, same)
+        .where(rollouts_table.c.group_id == group_id, ~policy_versions.c.orphaned)
+        .distinct()
+    )
+    return bool(others - set(conn.execute(done).scalars()))
 
 
 def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:

@@ -1,12 +1,14 @@
 """What the processes of a run are told, wherever they run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder
 
 Settings = dict[str, object]
+_TRAINER = "trainer-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +24,18 @@ class Orders:
     """Backend that nodes use."""
     training: bool
     """Whether there is anything left to train."""
+    policy_ids: Mapping[str, str] = field(default_factory=dict)
+    """By name, where there are several."""
 
     @property
     def engines(self) -> list[str]:
         """Names of the engine processes."""
-        return [f"engine-{index}" for index in range(self.config.engine.workers)]
+        return [f"engine-{index}" for index in range(len(self.config.engine_policies))]
+
+    @property
+    def trainers(self) -> list[str]:
+        """Names of the trainer processes, one a policy."""
+        return ["trainer", *(f"{_TRAINER}{policy.name}" for policy in self.config.policies)]
 
     @property
     def outside(self) -> list[str]:
@@ -35,7 +44,9 @@ class Orders:
 
     def proxy(self) -> Settings:
         """Of the proxy."""
-        return {
+        several = [{"id": self.policy_ids[each.name], "name": each.name, "path": each.path} for each in self._several]
+        served = {"policies": several} if several else {}
+        return served | {
             "store": self.folder.store_url(),
             "run_id": self.run_id,
             "policy": self.config.policy.path,
@@ -47,22 +58,24 @@ class Orders:
 
     def engine(self, name: str, address: str, control_url: str) -> Settings:
         """Of the engine that the proxy reaches at `address`."""
+        index = self.engines.index(name)
+        policy = next(each for each in self.config.all_policies if each.name == self.config.engine_policies[index])
         return {
-            "model": self.config.policy.path,
-            "served_model_name": self.config.policy.name,
+            "model": policy.path,
+            "served_model_name": policy.name,
             "worker_id": name,
             "max_batch": self.config.engine.max_batch,
             "max_length": self.config.engine.max_length,
             "threads": self.config.supervisor.threads,
-            "seed": self.config.seed + self.engines.index(name),
-            "agent": self._agent(control_url) | {"address": address},
+            "seed": self.config.seed + index,
+            "agent": self._agent(policy.name, control_url) | {"address": address},
         }
 
     def weights_agent(self, name: str, control_url: str) -> Settings:
         """Of the agent that follows an outside engine."""
         engine = self.config.engine.outside[self.outside.index(name)]
         outside = {"engine": engine.kind, "engine_url": engine.url, "worker_id": name, "scratch": str(self.folder.staged)}
-        return self._agent(control_url) | outside
+        return self._agent(engine.policy or self.config.policy.name, control_url) | outside
 
     def node(self, name: str, control_url: str, proxy_url: str, socket_dir: Path | None = None) -> Settings:
         """Of a node; without a folder of the proxy's socket it makes its own way to the proxy."""
@@ -76,21 +89,28 @@ class Orders:
             "sandbox": self.sandbox,
         }
 
-    def trainer(self) -> Settings:
-        """Of the trainer."""
-        return {"run": str(self.folder.root)}
+    def trainer(self, name: str = "trainer") -> Settings:
+        """Of a trainer."""
+        settings: Settings = {"run": str(self.folder.root)}
+        if name.startswith(_TRAINER):
+            settings["policy"] = name.removeprefix(_TRAINER)
+        return settings
 
-    def _agent(self, control_url: str) -> Settings:
-        """What every weight agent is told."""
+    def _agent(self, policy: str, control_url: str) -> Settings:
+        """What every weight agent of a policy is told."""
         return {
             "store": self.folder.store_url(),
-            "policy_id": self.policy_id,
+            "policy_id": self.policy_ids.get(policy, self.policy_id),
             "run_id": self.run_id,
             "control_url": control_url,
             "control_key": self.control_key,
             "update_leases": self.config.engine.updates_at_once,
             "drain_s": self.config.engine.drain_s,
         }
+
+    @property
+    def _several(self) -> tuple[PolicySection, ...]:
+        return self.config.all_policies if self.config.policies else ()
 
 
 def outside_names(config: RunConfig) -> list[str]:

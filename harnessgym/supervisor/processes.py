@@ -33,7 +33,8 @@ class Process(Protocol):
 class Processes(Protocol):
     """All processes of one run.
 
-    `proxy`, `trainer`, `engine-N`, `node` or `node-N` are their names, and `vllm-N` or `sglang-N` those of weight agents.
+    Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further policies. Weight agents of
+    outside engines are `vllm-N` and `sglang-N`.
     """
 
     folder: RunFolder

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 from sqlalchemy import Column, Connection, Select, func, select
@@ -12,6 +12,11 @@ from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
 from harnessgym.store.ledger import ExcludedTokens, exclude_tokens
 from harnessgym.store.tables import calls, exclusions, groups, rollouts, trained
+
+_Trained: TypeAlias = tuple[str, str]
+"""A rollout, and a policy."""
+_POLICY = func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy")
+"""Whose tokens a call's are; the query joins its rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class TokenAccount:
     """Tokens by reason."""
     staleness: Mapping[int, int]
     """Trained tokens by their staleness in versions, each time that they were trained."""
+    trained_by_policy: Mapping[str, int] = field(default_factory=dict)
+    """Trained tokens by the policy that sampled them, once each."""
 
     @property
     def excluded(self) -> int:
@@ -42,7 +49,7 @@ class TokenAccount:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A rollout's share in the surviving step that trained it."""
+    """A rollout's share in the surviving step of one policy that trained it."""
 
     version: int
     tokens: int
@@ -58,9 +65,11 @@ def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccou
     by_reason = {str(reason): int(total) for reason, total in conn.execute(reasons.group_by(exclusions.c.reason))}
     steps = _surviving(conn, run_id, purpose)
     staleness = _staleness(conn, run_id, purpose, steps)
-    trained_once = sum(found[0].tokens for found in steps.values())
+    by_policy: Counter[str] = Counter()
+    for (_, policy_id), found in steps.items():
+        by_policy[policy_id] += found[0].tokens
     again = sum(step.tokens for found in steps.values() for step in found[1:])
-    return TokenAccount(number, sampled, trained_once, again, by_reason, staleness)
+    return TokenAccount(number, sampled, by_policy.total(), again, by_reason, staleness, by_policy)
 
 
 def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> int:
@@ -70,11 +79,11 @@ def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> in
     """
     steps = _surviving(conn, run_id, "train")
     taken = _excluded_ranges(conn, run_id, "train")
-    found = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len).where(calls.c.completion_len > 0)
+    found = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len, _POLICY).where(calls.c.completion_len > 0)
     rest = [
         ExcludedTokens(call.rollout_id, call.id, start, end, reason)
         for call in conn.execute(_of_groups(found, calls.c.rollout_id, run_id, "train"))
-        if call.rollout_id not in steps
+        if (call.rollout_id, call.policy) not in steps
         for start, end in _gaps(taken.get(call.id, ()), call.completion_len)
     ]
     exclude_tokens(conn, rest)
@@ -87,34 +96,33 @@ def _of_groups(query: Select[Any], rollout_id: Column[Any], run_id: str, purpose
     return joined.where(groups.c.run_id == run_id, groups.c.purpose == purpose)
 
 
-def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[str, list[_Step]]:
-    """Rollouts that steps on the surviving version chain trained, with these."""
+def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[_Trained, list[_Step]]:
+    """The steps on the surviving version chain of a policy that trained the tokens which it sampled in a rollout."""
     chains: dict[str, VersionChain] = {}
     query = select(trained.c.rollout_id, trained.c.policy_id, trained.c.version, trained.c.tokens)
-    out: dict[str, list[_Step]] = {}
+    out: dict[_Trained, list[_Step]] = {}
     for row in conn.execute(_of_groups(query, trained.c.rollout_id, run_id, purpose).order_by(trained.c.version)):
         if row.policy_id not in chains:
             chains[row.policy_id] = VersionChain(policies.versions(conn, row.policy_id))
         if chains[row.policy_id].survives(row.version):
-            out.setdefault(row.rollout_id, []).append(_Step(row.version, row.tokens, chains[row.policy_id]))
+            out.setdefault((row.rollout_id, row.policy_id), []).append(_Step(row.version, row.tokens, chains[row.policy_id]))
     return out
 
 
-def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[str, Sequence[_Step]]) -> dict[int, int]:
+def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[_Trained, Sequence[_Step]]) -> dict[int, int]:
     """Trained tokens by staleness: those of trained rollouts that no exclusion names."""
     taken = _excluded_ranges(conn, run_id, purpose)
     histogram: Counter[int] = Counter()
-    query = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len, calls.c.version_spans).where(
-        calls.c.completion_len > 0
-    )
+    columns = (calls.c.id, calls.c.rollout_id, calls.c.completion_len, calls.c.version_spans, _POLICY)
+    query = select(*columns).where(calls.c.completion_len > 0)
     for call in conn.execute(_of_groups(query, calls.c.rollout_id, run_id, purpose)):
-        if call.rollout_id not in steps:
+        if (call.rollout_id, call.policy) not in steps:
             continue
         kept = np.zeros(call.completion_len, dtype=bool)
         for start, end in _gaps(taken.get(call.id, ()), call.completion_len):
             kept[start:end] = True
         for start, end, version in call.version_spans:
-            for step in steps[call.rollout_id]:
+            for step in steps[call.rollout_id, call.policy]:
                 histogram[step.chain.staleness(step.version, version)] += int(kept[start:end].sum())
     return {age: tokens for age, tokens in sorted(histogram.items()) if tokens}
 
