@@ -58,8 +58,8 @@ def _check_sessions(conn: Connection, run_ids: list[str], tally: Tally, progress
     query = query.join(rollouts, rollouts.c.id == sessions.c.rollout_id).where(rollouts.c.run_id.in_(run_ids))
     found = conn.execute(query.order_by(sessions.c.created_at, sessions.c.id)).mappings().all()
     named = conn.execute(select(policies_table.c.id).where(policies_table.c.run_id.in_(run_ids))).scalars().all()
-    named = {*named, *(row["policy_id"] for row in found)}
-    known = {name: frozenset(item.version for item in policies.versions(conn, name)) for name in named}
+    ids = {*named, *(row["policy_id"] for row in found)}
+    known = {name: frozenset(item.version for item in policies.versions(conn, name)) for name in ids}
     for done, row in enumerate(found):
         if progress is not None:
             progress(done, len(found))

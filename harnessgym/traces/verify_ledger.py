@@ -1,10 +1,10 @@
 """Verification of the ledger: every sampled token trained or excluded, nothing trained too often, too stale or too few."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, Select, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, select
 
 from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
@@ -93,11 +93,10 @@ class LedgerCheck:
                 "tokens",
                 "step",
             )
-            columns = [
-                table.c[column] for column in wanted if column in table.c and (table is not calls or column != "policy_id")
-            ]
+            columns: list[ColumnElement[Any]] = [table.c[column] for column in wanted if column in table.c]
             if table is calls:
-                columns.append(func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id"))
+                own = func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id")
+                columns = [*(column for column in columns if column is not calls.c.policy_id), own]
             found = select(table.c.rollout_id, *columns).join(rollouts, rollouts.c.id == table.c.rollout_id)
             for row in conn.execute(found.where(rollouts.c.run_id == run_id)).mappings():
                 getattr(books[row["rollout_id"]], name).append(row)
@@ -128,12 +127,10 @@ class LedgerCheck:
         """Check every rollout's books."""
         for rollout_id, book in self.books.items():
             where = f"rollout {rollout_id}"
-            if book.rollout["purpose"] != "train":
-                if book.trained:
-                    self.tally.find("trained_purpose", where, f"is a rollout for {book.rollout['purpose']!r} and was trained.")
-                book = replace(book, calls=[], exclusions=[])
-            else:
+            if book.rollout["purpose"] == "train":
                 self._check_ranges(book)
+            elif book.trained:
+                self.tally.find("trained_purpose", where, f"is a rollout for {book.rollout['purpose']!r} and was trained.")
             several = len(book.policies) > 1
             for policy in book.policies:
                 self._check_policy(book.of_policy(policy), policy, f"{where}, policy {policy}" if several else where)
