@@ -33,7 +33,7 @@ class Process(Protocol):
 class Processes(Protocol):
     """All processes of one run.
 
-    Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further policies. Weight agents of
+    Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further policies. Agents of
     outside engines are `vllm-N` and `sglang-N`.
     """
 
