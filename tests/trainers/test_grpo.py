@@ -191,12 +191,13 @@ def final_weights(folder):
     return newest.step, read_version(version_path(folder.versions, newest.version))[1]
 
 
-@pytest.mark.parametrize("options", [{}, {"stream": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}], ids=str)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
     steps, draw = 8, random.Random(3)
+    groups = 2 * steps - 3 * options.get("reuse", 0)  # some come again
     runs_ = [make_run(tmp_path / name, model, steps=steps, max_staleness=steps, **options) for name in ("straight", "killed")]
     for run in runs_:
-        record_groups(run, range(2 * steps))
+        record_groups(run, range(groups))
     train(TrainerSettings(run=runs_[0].root))
     fork, kills = multiprocessing.get_context("fork"), 0
     while True:
@@ -218,7 +219,7 @@ def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_no
     assert all(torch.equal(straight[name], killed[name]) for name in straight)
     with TraceStore.open(runs_[1].store_url()) as store:
         run = store.read(runs.only)
-        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": 2 * steps}
+        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": groups}
 
 
 def test_a_version_is_published_only_behind_its_checkpoint_and_what_stops_that_is_told(folder):
