@@ -296,6 +296,35 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, model):
         make_run(tmp_path / "b", model, stream=True, reward_shuffle=True)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"periodic": True, "max_staleness": 2}, "periodic training has max_staleness = 0"),
+        ({"periodic": True, "stream": False}, "periodic training has stream = True"),
+        ({"periodic": True, "when_stale": "wait"}, "periodic training has when_stale = drop"),
+        ({"periodic": True, "over_launch": 2}, "periodic training takes none"),
+        ({"periodic": True, "reuse": 1}, "η = 0 trains none"),
+        ({"periodic": True, "reward_shuffle": True}, "set stream = false"),
+        ({"over_launch": 2}, "set when_stale to drop or requeue"),
+        ({"over_launch": 2, "when_stale": "drop", "max_staleness": 0}, "raise max_staleness"),
+        ({"over_launch": 0.5, "when_stale": "drop"}, "greater than or equal to 1"),
+        ({"reuse": 1, "max_staleness": 0}, "raise max_staleness"),
+        ({"reuse": 1, "reuse_share": 0.4}, "of 2 groups is not one"),
+        ({"reuse": 1, "reuse_share": 1.0}, "less than 1"),
+        ({"reuse": 1, "reward_shuffle": True}, "set reuse = 0"),
+    ],
+    ids=str,
+)
+def test_modes_that_exclude_each_other_are_refused(tmp_path, model, trainer, words):
+    with pytest.raises(HarnessGymError, match=words):
+        make_run(tmp_path / "run", model, **trainer)
+
+
+def test_periodic_training_is_named_once_and_stored_as_what_it_is_made_of(tmp_path, model):
+    options = make_run(tmp_path / "run", model, periodic=True).config().trainer
+    assert (options.periodic, options.max_staleness, options.when_stale, options.stream) == (True, 0, "drop", True)
+
+
 def published(folder, count):
     """Versions of a run that are on disk, as the store and the manifests describe them."""
     with TraceStore.open(folder.store_url()) as store:
