@@ -1,6 +1,7 @@
 """The modes of asynchrony in whole runs: what the ledger, the metrics and `traces verify` say of a few tiny steps."""
 
 import json
+import signal
 from collections import Counter
 
 import pytest
@@ -74,3 +75,20 @@ def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_clos
     assert told.unaccounted == 0
     assert told.replayed > 0
     assert max(told.staleness) <= 3
+
+
+@pytest.mark.timeout(250)
+def test_whoever_is_killed_nothing_is_trained_too_often_or_too_late(tmp_path):
+    """All that can go together: over-launched, streamed, replayed, tasks submitted again; the trainer and the node die."""
+    trainer = SMALL | {"steps": 6, "over_launch": 2, "when_stale": "requeue", "max_staleness": 2, "stream": True, "reuse": 1}
+    run = Run(tmp_path, "lingers", "talks", trainer=trainer, node={"max_running": 8}).start()
+    for steps, victim in ((1, "trainer"), (2, "node"), (3, "trainer")):
+        run.wait(lambda steps=steps: run.steps() >= steps, timeout_s=100)
+        if (found := run.pids().get(victim)) is not None and found.alive():
+            found.signal(signal.SIGKILL)
+    run.end(timeout_s=150)
+    often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
+    assert max(often.values()) <= 2
+    told = asked(run, lambda conn: account(conn, runs.only(conn).id))
+    assert told.unaccounted == 0
+    assert max(told.staleness) <= 2

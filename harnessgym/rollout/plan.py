@@ -90,7 +90,7 @@ class Plan:
             over_launch=options.over_launch,
             replayed=options.replayed,
             consumed=states.get("consumed", 0) if options.reuse else 0,
-            trained_step=chain.depth(max(chain.surviving)) if options.reuse else 0,
+            trained_step=chain.depth(max(chain.surviving, default=0)) if options.reuse else 0,
         )
         oldest = min(version for state, version in engines if state in SERVING)
         first, again = sum(states.values()), backlog.requeued(conn, self.run_id, admission.capacity())
