@@ -11,14 +11,16 @@ from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, groups, rollouts, trained
 from harnessgym.traces.account import account
 from harnessgym.traces.verify import verify
+from tests.harnessgym.rollout.tiny import HERE
 from tests.test_bad_input_runs import Run
 
 SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
 
 
-def ended(tmp_path, **trainer):
-    """A run that has ended, its lines of metrics, and its verified store."""
-    run = Run(tmp_path, "lingers", "talks", trainer=SMALL | trainer, node={"max_running": 8})
+def ended(tmp_path, first="lingers", **trainer):
+    """A run that has ended, and its lines of metrics."""
+    tasks = {"set": f"{HERE}:Patient"}
+    run = Run(tmp_path, first, "talks", tasks=tasks, trainer=SMALL | trainer, node={"max_running": 8})
     run.end(timeout_s=150)
     lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, SMALL["steps"] + 1))
@@ -32,10 +34,15 @@ def asked(run, question):
 
 
 @pytest.mark.timeout(200)
-def test_over_launching_takes_the_first_and_carries_the_rest_over(tmp_path):
-    run, lines = ended(tmp_path, over_launch=2, when_stale="drop", max_staleness=3)
-    assert all(line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 for line in lines)
-    assert all(line["staleness"] <= 3 for line in lines)
+def test_over_launching_takes_the_first_and_waits_for_no_straggler(tmp_path):
+    """The first rollout to ask sleeps for longer than the run: its group is carried over, and stopped when it is too old."""
+    run, lines = ended(tmp_path, "straggles", over_launch=2, when_stale="drop", max_staleness=1)
+    assert all(line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 and line["staleness"] <= 1 for line in lines)
+    given_up = (
+        select(rollouts.c.status).join(groups, groups.c.id == rollouts.c.group_id).where(groups.c.given_up == "too_stale")
+    )
+    assert "cancelled" in asked(run, lambda conn: conn.execute(given_up).scalars().all())
+    assert sum(line["dropped"] for line in lines) >= 1
     order = asked(
         run,
         lambda conn: conn.execute(
@@ -52,7 +59,7 @@ def test_over_launching_takes_the_first_and_carries_the_rest_over(tmp_path):
 
 @pytest.mark.timeout(200)
 def test_periodic_training_trains_no_token_of_another_version_and_begins_before_its_batch_is_whole(tmp_path):
-    run, lines = ended(tmp_path, periodic=True)
+    run, lines = ended(tmp_path, periodic=True, groups_per_step=4)
     assert all((line["staleness"], line["off_policy"], line["carried"], line["dropped"]) == (0, 0, 0, 0) for line in lines)
     assert max(line["early"] for line in lines) > 0
     rows = asked(

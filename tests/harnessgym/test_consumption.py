@@ -31,6 +31,13 @@ def test_what_is_too_stale_is_dropped_or_submitted_again():
     assert choose(groups(2, None, 0), 1, 1, "requeue") == Choice(("g2",), (), ("g0",))
 
 
+def test_an_open_group_whose_tokens_are_too_old_is_given_up_where_order_does_not_count():
+    opened = [Candidate("old", 0, complete=False, staleness=2), Candidate("young", 1, complete=False, staleness=1)]
+    assert choose(opened, 1, 1, "drop") == Choice((), ("old",), ())
+    assert choose(opened, 1, 1, "requeue") == Choice((), (), ("old",))
+    assert choose(opened, 1, 1, "wait") == Choice((), (), ())
+
+
 def test_the_order_of_submission_counts_and_not_that_of_the_argument():
     assert choose(groups(0, 0, 0)[::-1], 2, 1, "drop").take == ("g0", "g1")
 
