@@ -22,7 +22,7 @@ class Candidate:
     """Its place in the order of submission."""
     complete: bool
     staleness: int
-    """Of its oldest token if it were trained now; 0 if not complete."""
+    """Of its oldest token if it were trained now; of an open one, of what is known to be sampled, 0 if nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,11 @@ def choose(candidates: Sequence[Candidate], batch: int, max_staleness: int, poli
 
     wait: strictly in order of submission, a gap is waited for. With admission nothing gets too stale; what still does (workers
     that served an old version for longer than they said) is dropped.
-    drop, requeue: any complete groups, oldest first; those beyond η are given up.
+    drop, requeue: any complete groups, oldest first; those beyond η are given up, open ones too: no token gets younger.
     """
     ordered = sorted(candidates, key=lambda item: item.ordinal)
-    stale = tuple(item.id for item in ordered if item.complete and item.staleness > max_staleness)
+    done = [item for item in ordered if item.complete or policy != "wait"]
+    stale = tuple(item.id for item in done if item.staleness > max_staleness)
     usable = [item for item in ordered if item.id not in stale and (item.complete or policy == "wait")][:batch]
     whole = len(usable) == batch and all(item.complete for item in usable)
     take = tuple(item.id for item in usable) if whole else ()

@@ -1,6 +1,7 @@
 """The modes of asynchrony in whole runs: what the ledger, the metrics and `traces verify` say of a few tiny steps."""
 
 import json
+import signal
 from collections import Counter
 
 import pytest
@@ -10,14 +11,16 @@ from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, groups, rollouts, trained
 from harnessgym.traces.account import account
 from harnessgym.traces.verify import verify
+from tests.harnessgym.rollout.tiny import HERE
 from tests.test_bad_input_runs import Run
 
 SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
 
 
-def ended(tmp_path, **trainer):
-    """A run that has ended, its lines of metrics, and its verified store."""
-    run = Run(tmp_path, "lingers", "talks", trainer=SMALL | trainer, node={"max_running": 8})
+def ended(tmp_path, first="lingers", **trainer):
+    """A run that has ended, and its lines of metrics."""
+    tasks = {"set": f"{HERE}:Patient"}
+    run = Run(tmp_path, first, "talks", tasks=tasks, trainer=SMALL | trainer, node={"max_running": 8})
     run.end(timeout_s=150)
     lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, SMALL["steps"] + 1))
@@ -31,10 +34,15 @@ def asked(run, question):
 
 
 @pytest.mark.timeout(200)
-def test_over_launching_takes_the_first_and_carries_the_rest_over(tmp_path):
-    run, lines = ended(tmp_path, over_launch=2, when_stale="drop", max_staleness=3)
-    assert all(line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 for line in lines)
-    assert all(line["staleness"] <= 3 for line in lines)
+def test_over_launching_takes_the_first_and_waits_for_no_straggler(tmp_path):
+    """The first rollout to ask sleeps for longer than the run: its group is carried over, and stopped when it is too old."""
+    run, lines = ended(tmp_path, "straggles", over_launch=2, when_stale="drop", max_staleness=1)
+    assert all(line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 and line["staleness"] <= 1 for line in lines)
+    given_up = (
+        select(rollouts.c.status).join(groups, groups.c.id == rollouts.c.group_id).where(groups.c.given_up == "too_stale")
+    )
+    assert "cancelled" in asked(run, lambda conn: conn.execute(given_up).scalars().all())
+    assert sum(line["dropped"] for line in lines) >= 1
     order = asked(
         run,
         lambda conn: conn.execute(
@@ -51,7 +59,7 @@ def test_over_launching_takes_the_first_and_carries_the_rest_over(tmp_path):
 
 @pytest.mark.timeout(200)
 def test_periodic_training_trains_no_token_of_another_version_and_begins_before_its_batch_is_whole(tmp_path):
-    run, lines = ended(tmp_path, periodic=True)
+    run, lines = ended(tmp_path, periodic=True, groups_per_step=4)
     assert all((line["staleness"], line["off_policy"], line["carried"], line["dropped"]) == (0, 0, 0, 0) for line in lines)
     assert max(line["early"] for line in lines) > 0
     rows = asked(
@@ -74,3 +82,20 @@ def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_clos
     assert told.unaccounted == 0
     assert told.replayed > 0
     assert max(told.staleness) <= 3
+
+
+@pytest.mark.timeout(250)
+def test_whoever_is_killed_nothing_is_trained_too_often_or_too_late(tmp_path):
+    """All that can go together: over-launched, streamed, replayed, tasks submitted again; the trainer and the node die."""
+    trainer = SMALL | {"steps": 6, "over_launch": 2, "when_stale": "requeue", "max_staleness": 2, "stream": True, "reuse": 1}
+    run = Run(tmp_path, "lingers", "talks", trainer=trainer, node={"max_running": 8}).start()
+    for steps, victim in ((1, "trainer"), (2, "node"), (3, "trainer")):
+        run.wait(lambda steps=steps: run.steps() >= steps, timeout_s=100)
+        if (found := run.pids().get(victim)) is not None and found.alive():
+            found.signal(signal.SIGKILL)
+    run.end(timeout_s=150)
+    often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
+    assert max(often.values()) <= 2
+    told = asked(run, lambda conn: account(conn, runs.only(conn).id))
+    assert told.unaccounted == 0
+    assert max(told.staleness) <= 2

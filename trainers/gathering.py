@@ -33,6 +33,8 @@ class Gathering:
         self._loaded: dict[str, LoadedGroup] = {}
         self._ages: dict[str, int] = {}
         """Staleness of what is loaded, in the step that is gathered for."""
+        self._open_ages: dict[str, int] = {}
+        """The same, of what open groups had sampled when the step was begun."""
 
     def groups(
         self,
@@ -47,6 +49,7 @@ class Gathering:
         `busy` are groups whose step is taken, though the store may not know yet. `looking` is called before every look at the
         store; what it raises ends the waiting. `trained` are groups that may be trained again; those that are come first.
         """
+        self._open_ages = {}
         self.waited_s, self._ages, self.replayed, self.early = 0.0, {}, 0, 0
         wanted, taken = self.options.groups_per_step, set(busy)
         for group in self._replays(version, chain, taken, trained):
@@ -112,7 +115,17 @@ class Gathering:
         for item in free:
             if item.complete and item.id not in self._ages:
                 self._ages[item.id] = self._load(item).staleness(version, chain)
-        return [Candidate(item.id, item.ordinal, item.complete, self._ages.get(item.id, 0)) for item in free]
+        ages = {item.id: self._ages[item.id] if item.complete else self._age_so_far(item, version, chain) for item in free}
+        return [Candidate(item.id, item.ordinal, item.complete, ages[item.id]) for item in free]
+
+    def _age_so_far(self, item: Standing, version: int, chain: VersionChain) -> int:
+        """Staleness of what an open group has sampled; looked up once a step, where it can be beyond η."""
+        if self.options.when_stale == "wait" or chain.between(version, item.submitted_version) <= self.options.max_staleness:
+            return 0
+        if item.id not in self._open_ages:
+            oldest = self.store.read(partial(backlog.oldest_version, group_id=item.id))
+            self._open_ages[item.id] = 0 if oldest is None else chain.between(version, oldest)
+        return self._open_ages[item.id]
 
     def _load(self, item: Standing) -> LoadedGroup:
         if item.id not in self._loaded:
@@ -128,7 +141,8 @@ class Gathering:
 
     def _drop(self, group_id: str, reason: GivenUp, version: int) -> bool:
         self._loaded.pop(group_id, None)
-        return self.store.write(lambda conn: backlog.give_up(conn, group_id, reason, version))
+        done = partial(backlog.give_up, group_id=group_id, reason=reason, version=version)
+        return self.store.write(done) or self.store.write(partial(backlog.stop, **done.keywords))
 
     def _wait(self, watch: Watch) -> None:
         began = time.perf_counter()

@@ -25,6 +25,8 @@ _HALF = 50
 _ENGINES = 4
 """Engines with a row of their own; the others share one."""
 _FRAME = 2
+_BIAS = 0.01
+"""A length bias so far from 1 is shown."""
 
 
 def panel(progress: Progress, width: int, height: int) -> Panel:
@@ -221,6 +223,8 @@ def _trouble(progress: Progress) -> str:
     if progress.restarts:
         parts.append(f"processes restarted: {progress.restarts}")
     parts += [f"{name.replace('_', ' ')}: {value:,.0f}" for name, value in progress.counters.items() if value]
+    if abs(progress.metrics.get("length_bias", 1.0) - 1) >= _BIAS:
+        parts.append(f"length bias: {progress.metrics['length_bias']:.2f}")
     parts += [f"sink {name} failed {each.failures} times" for name, each in progress.sinks.items() if each.failures]
     return "   ".join(parts)
 

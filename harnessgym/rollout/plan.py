@@ -126,7 +126,7 @@ class Plan:
     def _trained_step(self, conn: Connection) -> int:
         """Batches behind the newest version."""
         chain = VersionChain(policies.versions(conn, self.policy_id))
-        return chain.depth(max(chain.surviving))
+        return chain.depth(max(chain.surviving, default=0))
 
     def _engines(self, conn: Connection) -> dict[str, list[WorkerRow]]:
         """Workers by policy, the first one first."""

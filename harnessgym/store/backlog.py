@@ -11,7 +11,7 @@ from typing import Literal
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
 from harnessgym.store import rollouts, runs
-from harnessgym.store.tables import groups, tasks
+from harnessgym.store.tables import calls, groups, tasks
 from harnessgym.store.tables import rollouts as rollouts_table
 
 GivenUp = Literal["too_stale", "requeued", "no_signal", "too_few"]
@@ -53,11 +53,33 @@ def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> b
     values = {"state": "dropped", "given_up": reason, "given_up_version": version}
     if not conn.execute(update(groups).where(ours).values(values)).rowcount:
         return False
-    said = "too_stale" if reason == "requeued" else reason
     members = select(rollouts_table.c.id).where(rollouts_table.c.group_id == group_id)
     for rollout_id in conn.execute(members).scalars().all():
-        rollouts.exclude(conn, rollout_id, said)
+        rollouts.exclude(conn, rollout_id, _said(reason))
     return True
+
+
+def oldest_version(conn: Connection, group_id: str) -> int | None:
+    """The oldest version known to have sampled tokens of a group; None before any has. Attempts that failed do not count."""
+    own = (rollouts_table.c.group_id == group_id) & rollouts_table.c.status.in_(("running", "finished"))
+    query = select(calls.c.version_spans).join(rollouts_table, rollouts_table.c.id == calls.c.rollout_id)
+    found = conn.execute(query.where(own, calls.c.completion_len > 0)).scalars()
+    return min((version for spans in found for _, _, version in spans or ()), default=None)
+
+
+def stop(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
+    """Give up an open group, whose rollouts that have not ended are cancelled. False if it is not open (any more)."""
+    rows = select(rollouts_table.c.id, rollouts_table.c.status).where(rollouts_table.c.group_id == group_id)
+    state = conn.execute(select(groups.c.state).where(groups.c.id == group_id).with_for_update()).scalar_one()
+    if state != "open":
+        return False
+    members = conn.execute(rows).all()
+    for member in members:
+        rollouts.exclude(conn, member.id, _said(reason))
+    left = [member.id for member in members if member.status in ("pending", "running")]
+    rollouts.cancel(conn, left, "Its group is too old to be trained.")
+    conn.execute(update(groups).where(groups.c.id == group_id).values(state="complete"))  # whatever is left of it
+    return give_up(conn, group_id, reason, version)
 
 
 def given_up(conn: Connection, run_id: str, version: int) -> dict[GivenUp, int]:
@@ -113,6 +135,11 @@ def replacements(conn: Connection, run_id: str) -> int:
     """Groups that were submitted in place of others."""
     query = select(func.count()).select_from(groups).where(_mine(run_id), groups.c.replaces.is_not(None))
     return int(conn.execute(query).scalar_one())
+
+
+def _said(reason: GivenUp) -> str:
+    """Why its tokens are excluded."""
+    return "too_stale" if reason == "requeued" else reason
 
 
 def _mine(run_id: str) -> ColumnElement[bool]:

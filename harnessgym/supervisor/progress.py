@@ -106,7 +106,7 @@ class Progress:
     versions: tuple[PolicyVersion, ...]
     """The newest, oldest first."""
     counters: Mapping[str, float]
-    """What the trainer dropped or put back, as far as its metrics say; the sums over all steps."""
+    """What the trainer dropped, put back or trained again, as far as its metrics say; the sums over all steps."""
     tokens_per_s: float
     rollouts_per_s: float
     sinks: Mapping[str, Standing]
@@ -322,11 +322,11 @@ def trainer_use(lines: Sequence[Entry]) -> TrainerUse | None:
 
 
 def counters(lines: Sequence[Entry]) -> dict[str, float]:
-    """Sums of what trainers count per step: every number whose name begins with dropped or requeued."""
+    """Sums of what trainers count per step: every number whose name begins with dropped, requeued or replayed."""
     out: dict[str, float] = {}
     for line in lines:
         for name, value in line.items():
-            if name.startswith(("dropped", "requeued")):
+            if name.startswith(("dropped", "requeued", "replayed")):
                 out[name] = out.get(name, 0) + value
     return out
 

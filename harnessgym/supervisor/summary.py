@@ -55,6 +55,7 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "rollouts_per_s": round(finished / stages["training"], 2) if stages.get("training") else None,
         "tokens_sampled": tokens.sampled,
         "tokens_trained": tokens.trained,
+        "tokens_replayed": tokens.replayed,
         "tokens_excluded": tokens.excluded,
         "excluded_by_reason": dict(tokens.excluded_by_reason),
         "eta": config.trainer.max_staleness,

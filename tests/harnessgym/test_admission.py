@@ -73,3 +73,20 @@ def test_the_slowest_serving_worker_counts_and_an_orphaned_version_as_the_one_it
 
 def test_rollouts_fill_groups():
     assert [groups_holding(rollouts, 4) for rollouts in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_over_launching_lets_so_many_batches_stand_whatever_eta():
+    assert admission(max_staleness=9, over_launch=1.5).capacity() == 12
+    assert admission(max_staleness=1, over_launch=3, submitted=8).capacity() == 16
+    assert admission(max_staleness=1, over_launch=2, submitted=20, serving_step=1).capacity() == 4
+    assert admission(groups_per_batch=10, over_launch=1.1).capacity() == 11, "a tenth of ten groups is one"
+
+
+def test_with_replays_fewer_groups_stand_but_never_fewer_than_a_batch():
+    after = {"consumed": 24, "trained_step": 4, "serving_step": 4, "submitted": 24, "max_staleness": 3, "total": 8 * 99}
+    assert admission(**after).capacity() == 4 * 8
+    assert admission(**after, replayed=4).capacity() == 4 * 4
+    assert admission(**(after | {"max_staleness": 0}), replayed=4).capacity() == 8
+    assert admission(**(after | {"total": 5 * 8}), replayed=4).capacity() == 8, "the last batch may find nothing to replay"
+    assert admission(**(after | {"total": 4 * 8}), replayed=4).capacity() == 0
+    assert admission(**(after | {"serving_step": 2}), replayed=4).capacity() == 2 * 4

@@ -1,11 +1,19 @@
 """Batches from a real store: order, age, groups without a signal, and what a killed trainer finds again."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
+from sqlalchemy import select
 
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, rollouts, runs
-from tests.trainers.recorded_run import make_run, record_groups, save_model
+from harnessgym.store.rollouts import RolloutOutcome
+from harnessgym.store.tables import rollouts as rollouts_table
+from harnessgym.traces.verify import verify
+from tests.trainers.recorded_run import make_run, record_groups, record_rollout, save_model
 from trainers.gathering import Gathering
+from trainers.policy import load_policy
 
 SAME = [1.0, 1.0, 1.0]
 CHAIN = VersionChain(())
@@ -50,7 +58,26 @@ def test_waiting_streams_the_groups_before_a_gap_and_the_rest_behind_it(make):
     run = store.read(runs.only).id
     gap = store.read(lambda conn: backlog.standing(conn, run))[1]
     store.write(lambda conn: rollouts.set_group_state(conn, gap.id, "dropped"))
+    assert gathering.early == 0
     assert [item.group.ordinal for item in arriving] == [2]
+    assert gathering.early == 0, "it never waited"
+
+
+def test_groups_handed_out_before_the_last_one_was_complete_are_counted(make):
+    folder, store, gathering = make(periodic=True)
+    record_groups(folder, range(2), unfinished=(0,))
+    run, looks = store.read(runs.only).id, []
+
+    def looking():
+        """At the third look the other group has become complete."""
+        looks.append(gathering.early)
+        if len(looks) == 3:
+            (gap,) = [item for item in store.read(lambda conn: backlog.standing(conn, run)) if not item.complete]
+            store.write(lambda conn: rollouts.set_group_state(conn, gap.id, "complete"))
+
+    assert [item.group.ordinal for item in gathering.groups(0, CHAIN, frozenset(), looking)] == [1, 0]
+    assert looks == [0, 0, 1]
+    assert gathering.early == 1
 
 
 def test_groups_of_a_step_on_its_way_are_left_alone(make):
@@ -92,3 +119,36 @@ def test_refills_are_bounded_and_the_bound_outlives_a_kill(make, stream):
     for _ in range(2):
         assert ordinals(again(folder, store)) == [2, 3]
     assert gathering.given_up(0) == {"no_signal": 2}
+
+
+@pytest.mark.parametrize(("policy", "reason"), [("drop", "too_stale"), ("requeue", "requeued")])
+def test_what_runs_and_can_never_be_trained_is_stopped(make, policy, reason):
+    """Of two open groups only one has tokens that are too old; of its rollouts one has ended, and two run."""
+    folder, store, gathering = make(when_stale=policy, max_staleness=1)
+    record_groups(folder, [0, 1], version=0, unfinished=(0, 1))
+    run = store.read(runs.only).id
+    first = store.read(lambda conn: backlog.standing(conn, run))[0].id
+    query = select(rollouts_table.c.id).where(rollouts_table.c.group_id == first).order_by(rollouts_table.c.slot)
+    members = store.read(lambda conn: conn.execute(query).scalars().all())
+    row = SimpleNamespace(id=members[0], slot=0)
+    record_rollout(store, load_policy(Path(folder.config().policy.path)), row, 0, 0)
+    outcome = RolloutOutcome(members[0], "finished", "valid", {"reward": 1.0})
+    assert store.write(lambda conn: rollouts.finish(conn, outcome))
+    record_groups(folder, [2, 3], version=2)
+    assert ordinals(gathering, version=2) == [2, 3]
+    assert gathering.given_up(2) == {reason: 1}
+    assert [item.ordinal for item in store.read(lambda conn: backlog.standing(conn, run))] == [1, 2, 3]
+    statuses = select(rollouts_table.c.status).where(rollouts_table.c.group_id == first).order_by(rollouts_table.c.slot)
+    assert store.read(lambda conn: conn.execute(statuses).scalars().all()) == ["finished", "cancelled", "cancelled"]
+    assert store.read(lambda conn: rollouts.not_running(conn, members, "node")) == members
+    assert verify(store).kinds <= {"span_version"}, "besides versions that nobody published here"
+    assert not store.write(lambda conn: backlog.stop(conn, first, reason, 2))
+
+
+def test_in_order_nothing_is_stopped_that_runs(make):
+    folder, store, gathering = make(max_staleness=1, stream=True)
+    record_groups(folder, [0], version=0)
+    record_groups(folder, [1], version=0, unfinished=(1,))
+    arriving = gathering.groups(1, CHAIN, frozenset())
+    assert next(arriving).group.ordinal == 0
+    assert len(store.read(lambda conn: backlog.standing(conn, store.read(runs.only).id))) == 2

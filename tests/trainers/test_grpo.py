@@ -191,12 +191,13 @@ def final_weights(folder):
     return newest.step, read_version(version_path(folder.versions, newest.version))[1]
 
 
-@pytest.mark.parametrize("options", [{}, {"stream": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}], ids=str)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
     steps, draw = 8, random.Random(3)
+    groups = 2 * steps - 3 * options.get("reuse", 0)  # some come again
     runs_ = [make_run(tmp_path / name, model, steps=steps, max_staleness=steps, **options) for name in ("straight", "killed")]
     for run in runs_:
-        record_groups(run, range(2 * steps))
+        record_groups(run, range(groups))
     train(TrainerSettings(run=runs_[0].root))
     fork, kills = multiprocessing.get_context("fork"), 0
     while True:
@@ -218,7 +219,7 @@ def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_no
     assert all(torch.equal(straight[name], killed[name]) for name in straight)
     with TraceStore.open(runs_[1].store_url()) as store:
         run = store.read(runs.only)
-        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": 2 * steps}
+        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": groups}
 
 
 def test_a_version_is_published_only_behind_its_checkpoint_and_what_stops_that_is_told(folder):
@@ -293,6 +294,35 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, model):
         make_run(tmp_path / "a", model, min_group=4)
     with pytest.raises(HarnessGymError, match="set stream = false"):
         make_run(tmp_path / "b", model, stream=True, reward_shuffle=True)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"periodic": True, "max_staleness": 2}, "periodic training has max_staleness = 0"),
+        ({"periodic": True, "stream": False}, "periodic training has stream = True"),
+        ({"periodic": True, "when_stale": "wait"}, "periodic training has when_stale = drop"),
+        ({"periodic": True, "over_launch": 2}, "periodic training takes none"),
+        ({"periodic": True, "reuse": 1}, "η = 0 trains none"),
+        ({"periodic": True, "reward_shuffle": True}, "set stream = false"),
+        ({"over_launch": 2}, "set when_stale to drop or requeue"),
+        ({"over_launch": 2, "when_stale": "drop", "max_staleness": 0}, "raise max_staleness"),
+        ({"over_launch": 0.5, "when_stale": "drop"}, "greater than or equal to 1"),
+        ({"reuse": 1, "max_staleness": 0}, "raise max_staleness"),
+        ({"reuse": 1, "reuse_share": 0.4}, "of 2 groups is not one"),
+        ({"reuse": 1, "reuse_share": 1.0}, "less than 1"),
+        ({"reuse": 1, "reward_shuffle": True}, "set reuse = 0"),
+    ],
+    ids=str,
+)
+def test_modes_that_exclude_each_other_are_refused(tmp_path, model, trainer, words):
+    with pytest.raises(HarnessGymError, match=words):
+        make_run(tmp_path / "run", model, **trainer)
+
+
+def test_periodic_training_is_named_once_and_stored_as_what_it_is_made_of(tmp_path, model):
+    options = make_run(tmp_path / "run", model, periodic=True).config().trainer
+    assert (options.periodic, options.max_staleness, options.when_stale, options.stream) == (True, 0, "drop", True)
 
 
 def published(folder, count):

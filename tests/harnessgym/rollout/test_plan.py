@@ -247,15 +247,16 @@ def test_groups_are_told_how_few_graded_members_are_enough(make_plan):
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     eta=st.integers(0, 2),
+    over_launch=st.sampled_from([None, 1, 1.5, 3]),
     per_step=st.integers(1, 3),
     steps=st.integers(1, 4),
     max_running=st.integers(1, 6),
     moves=st.lists(st.tuples(st.sampled_from(["complete", "drop", "step", "serve"]), st.integers(1, 3)), max_size=25),
 )
-def test_admission_never_exceeds_staleness_nor_the_total(make_plan, eta, per_step, steps, max_running, moves):
+def test_admission_never_exceeds_staleness_nor_the_total(make_plan, eta, over_launch, per_step, steps, max_running, moves):
     """Whatever happens in between: what is not consumed fits into the batches up to `eta` after the served version."""
     store, plan = make_plan(steps=steps, groups_per_step=per_step, max_running=max_running)
-    trainer = plan.config.trainer.model_copy(update={"max_staleness": eta})
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": eta, "over_launch": over_launch})
     plan.config = plan.config.model_copy(update={"trainer": trainer})
     publish(store, plan, 0)
     step = served = 0
@@ -263,7 +264,8 @@ def test_admission_never_exceeds_staleness_nor_the_total(make_plan, eta, per_ste
         submit(store, plan)
         states = store.read(lambda conn: rollouts.group_states(conn, plan.run_id, "train"))
         kept = sum(states.values()) - states.get("dropped", 0)
-        assert kept <= min((eta + served + 1) * per_step, steps * per_step)
+        ahead = eta + 1 if over_launch is None else over_launch
+        assert kept <= min((ahead + served) * per_step, steps * per_step)
         if what == "complete":
             move(store, plan, "open", "complete", number)
         elif what == "drop":

@@ -31,6 +31,10 @@ HARNESSES = {
         "import random\nfor i in range(random.choice([1, 1, 1, 3])): call(str(i)); time.sleep(random.choice([0, 0.3]))\n"
         "open('answer.txt', 'w').write('x')"
     ),
+    "straggles": (
+        "call()\ntry: os.close(os.open(os.environ['MARK'], os.O_CREAT | os.O_EXCL)); time.sleep(90)\n"
+        "except FileExistsError: open('answer.txt', 'w').write('x')"
+    ),
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
     "gated": ("call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', 'w').write('x')"),
     "eats": "call(); bytearray(64 << 30)",

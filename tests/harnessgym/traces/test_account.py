@@ -39,7 +39,7 @@ def trained(recording):
 
 
 def test_an_empty_run_has_an_empty_account(recording):
-    assert read(recording) == TokenAccount(0, 0, 0, {}, {})
+    assert read(recording) == TokenAccount(0, 0, 0, 0, {}, {})
     assert close(recording) == 0
 
 

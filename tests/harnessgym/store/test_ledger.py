@@ -1,0 +1,106 @@
+"""The ledger where groups are trained several times, and steps are lost: on each kind of database."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from harnessgym.store import TraceStore, ledger, policies
+from harnessgym.store.ledger import StepRecord, TrainedGroup, TrainedRollout
+from harnessgym.store.lengths import GroupLength, lengths
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.tables import groups
+from harnessgym.store.tables import rollouts as rollouts_table
+from tests.harnessgym.store.test_backlog import World
+
+
+class Trained(World):
+    """Groups, and steps on them."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self.latest, self.numbers = 0, 0
+        self.publish(0, None)
+
+    def version(self, number, parent):
+        return PolicyVersion(number, parent, "full", "", number, "", 0, committed=True, orphaned=False)
+
+    def publish(self, number, parent):
+        self.store.write(lambda conn: policies.publish(conn, self.policy, self.version(number, parent)))
+
+    def train(self, *names, staleness=0):
+        """One step; the version it makes."""
+        query = select(rollouts_table.c.id).where(rollouts_table.c.group_id.in_(names))
+        members = self.store.read(lambda conn: conn.execute(query).scalars().all())
+        self.numbers += 1
+        shares = tuple(TrainedRollout(member, 4, staleness) for member in members)
+        record = StepRecord(self.version(self.numbers, self.latest), names, shares, ())
+        for _ in range(2):  # a record may be replayed
+            self.store.write(lambda conn: ledger.commit_step(conn, self.policy, record))
+        self.latest = self.numbers
+        return self.latest
+
+    def go_back(self, version):
+        self.latest = version
+        return self.store.write(lambda conn: ledger.abandon_after(conn, self.policy, version))
+
+    def states(self):
+        return dict(self.store.read(lambda conn: conn.execute(select(groups.c.id, groups.c.state)).all()))
+
+    def trained_into(self, *versions):
+        return self.store.read(lambda conn: ledger.trained_into(conn, self.policy, versions))
+
+
+@pytest.fixture
+def world(url):
+    with TraceStore.open(url) as store:
+        yield Trained(store)
+
+
+def test_what_was_trained_into_a_version_is_told_once_a_group_with_its_oldest_token(world):
+    first, second = world.submit(), world.submit()
+    world.train(first, second)
+    world.train(first, staleness=1)
+    assert world.trained_into(1) == [TrainedGroup(first, 0, 1, 0), TrainedGroup(second, 1, 1, 0)]
+    assert world.trained_into(2, 1) == [*world.trained_into(1), TrainedGroup(first, 0, 2, 1)]
+    assert world.trained_into() == []
+
+
+def test_a_group_comes_back_only_if_every_step_that_trained_it_is_lost(world):
+    first, second = world.submit(), world.submit()
+    world.train(first)
+    world.train(first, second)
+    assert world.go_back(1) == 1
+    assert world.states() == {first: "consumed", second: "complete"}
+    world.train(second)
+    assert world.go_back(0) == 2
+    assert world.states() == {first: "complete", second: "complete"}
+
+
+def test_lengths_are_those_of_graded_rollouts_group_by_group(world):
+    names = [world.submit(), world.submit("open")]
+    found = world.store.read(lambda conn: lengths(conn, world.run, 0))
+    assert found == [GroupLength(names[0], 0, "complete", 0, 0), GroupLength(names[1], 1, "open", 0, 0)]
+    assert world.store.read(lambda conn: lengths(conn, world.run, 1)) == found[1:]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(moves=st.lists(st.tuples(st.sets(st.integers(0, 4), max_size=3), st.integers(0, 3)), min_size=1, max_size=8))
+def test_a_group_is_consumed_while_a_surviving_step_has_trained_it(world, moves):
+    """Each move: a step on some groups, or on none going back so many steps."""
+    world = Trained(world.store)  # another run in the same database
+    names, alive = [world.submit() for _ in range(5)], dict[int, set[int]]()
+    for taken, back in moves:
+        if taken:
+            alive[world.train(*(names[place] for place in sorted(taken)))] = taken
+        else:
+            kept = sorted(alive)[: max(0, len(alive) - back)]
+            world.go_back(kept[-1] if kept else 0)
+            alive = {version: alive[version] for version in kept}
+        often = Counter(place for places in alive.values() for place in places)
+        states = world.states()
+        assert [states[name] for name in names] == ["consumed" if often[place] else "complete" for place in range(5)]
+        found = Counter(item.ordinal for item in world.trained_into(*alive))
+        assert found == often
