@@ -25,8 +25,8 @@ def _providers() -> dict[str, str]:
 class CommandConfig(BaseModel):
     """How to run a program.
 
-    Templates may use `{instruction}`, `{url}`, `{key}`, `{model}`, `{task}` (the task's id) and `{seed}` (the rollout's: the same
-    number again when it is run again).
+    Templates may use `{instruction}`, `{url}`, `{key}`, `{model}`, `{task}` (the task's id) and `{seed}` (the rollout's: the
+    same number again when it is run again).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
