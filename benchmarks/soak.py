@@ -28,6 +28,7 @@ from benchmarks.raylets.campaign import MACHINE, MachineCampaign
 from benchmarks.raylets.machines import ray_available
 from benchmarks.recovery import VICTIMS, Campaign, Report
 from benchmarks.store.cluster import Cluster, postgres_available
+from harnessgym.process import hear_interruptions
 from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/soak")
@@ -51,6 +52,7 @@ def main() -> None:
         shutil.rmtree(_ROOT, ignore_errors=True)
     state_path = _ROOT / "state.json"
     done: list[dict[str, Any]] = json.loads(state_path.read_text()) if state_path.exists() else []
+    hear_interruptions()  # an interrupted campaign ends what it started
     began = time.monotonic()
     lacking = {"machines": ray_available() or postgres_available()}
     for kind in [options.only] if options.only else KINDS:

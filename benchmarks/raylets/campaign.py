@@ -8,6 +8,7 @@ once, as one that was started again.
 import json
 import re
 import statistics
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -33,6 +34,7 @@ class MachineCampaign(Campaign):
     machines: Raylets = field(default_factory=Raylets)
     _dead: set[int] = field(default_factory=set)
     """Processes of the last machine that was killed."""
+    _joining: threading.Thread | None = None
     _back_s: list[float] = field(default_factory=list)
     """Seconds from each kill until all processes ran again."""
 
@@ -59,15 +61,21 @@ class MachineCampaign(Campaign):
         return True
 
     def _revive(self, victim: str) -> None:  # noqa: ARG002
-        self.machines.add("second", engine=1, node=1)
+        """Beside the run, which goes on without it."""
+        self._joining = threading.Thread(target=lambda: self.machines.add("second", engine=1, node=1))
+        self._joining.start()
 
     def _settle(self, victim: str, killed: float) -> None:  # noqa: ARG002
+        if self._joining is not None:
+            self._joining.join()
         self._wait(self._whole, "all processes")
         if not self._finished():
             self._back_s.append(time.monotonic() - killed)
 
     def _end(self) -> None:
         super()._end()
+        if self._joining is not None:
+            self._joining.join()
         self.machines.close()
 
     def _examine(self, report: Report) -> None:
