@@ -36,8 +36,8 @@ soak: $(VENV)/installed-dev  ## many kills of every process, resumable; then of 
 	$(BIN)/python -m benchmarks.store.kills
 	$(BIN)/python -m benchmarks.sandbox.kills
 
-bench: $(VENV)/installed-dev  ## one benchmark: make bench NAME=quickstart|engine|line|...
-	$(BIN)/python -m benchmarks.$(NAME)
+bench: $(VENV)/installed-dev  ## one benchmark: make bench NAME=quickstart|async-real|line|...
+	$(BIN)/python -m benchmarks.$(subst -,_,$(NAME))
 
 check: $(VENV)/installed-dev  ## formatter, linter, types
 	$(BIN)/ruff format --check .

@@ -12,8 +12,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from sqlalchemy import Connection, func, select
 
@@ -38,6 +39,8 @@ class Report:
     kills: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, list[float]] = field(default_factory=dict)
     """Per kind of victim: seconds from each kill to the run's next committed call or training step, whoever makes it."""
+    next_step_s: dict[str, list[float]] = field(default_factory=dict)
+    """Per kind of victim: seconds from each kill to the next training step."""
     calls: int = 0
     lost: int = 0
     """Calls that were committed before a kill and are gone or changed."""
@@ -48,12 +51,17 @@ class Report:
     """How the rollouts ended; a kill must never end one with a verdict of its own."""
     failed_rollouts: int = 0
     steps: int = 0
+    eta: int = 0
+    staleness: int = 0
+    """Of the oldest trained token."""
+    noted: dict[str, float] = field(default_factory=dict)
+    """What else a kind of campaign counts."""
     wall_s: float = 0.0
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was lost, doubled or found wrong."""
-        return not (self.lost or self.trained_twice or self.findings)
+        """Whether nothing was lost, doubled, too stale or found wrong."""
+        return not (self.lost or self.trained_twice or self.findings or self.staleness > self.eta)
 
 
 @dataclass
@@ -64,52 +72,87 @@ class Campaign:
     victims: Sequence[str]
     seed: int
     overrides: Sequence[str] = ()
+    command: ClassVar[str] = "train"
+    to_the_end: ClassVar[bool] = True
+    """Whether the run goes on to its end after the last kill; otherwise it is interrupted there."""
+    record: ClassVar[str] = "processes.json"
+    """File of the run's folder that is written once processes run."""
     _committed: dict[str, str] = field(default_factory=dict)
     _supervisor: subprocess.Popen[bytes] | None = None
 
     def run(self) -> Report:
         """Run to the end. Raises `RuntimeError` if the run stops making progress or fails."""
         draw, report, began = random.Random(self.seed), Report(), time.monotonic()
-        self._start()
         try:
+            self._start()
             for step, victim in enumerate(self.victims):
-                self._wait(lambda s=step: self._steps() >= s and self._progress() > 0, f"step {step}")
-                time.sleep(draw.uniform(0.0, 1.2))
+                self._wait(partial(self._begun, step), f"step {step}")
+                self._await_moment(draw)
                 if self._steps() >= self._total():
                     break
                 self._kill(victim, draw.choice(("engine-0", "engine-1")) if victim == "engine" else victim, report)
-            self._wait(self._finished, "the end")
+            if self.to_the_end:
+                self._wait(self._finished, "the end")
         finally:
-            if self._supervisor is not None and self._supervisor.poll() is None:
-                self._supervisor.terminate()
-                self._supervisor.wait(timeout=20)
+            self._end()
         self._examine(report)
         report.wall_s = time.monotonic() - began
         return report
 
     def _start(self) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "harnessgym", "train", "examples/quickstart.toml", "--folder", str(self.folder)]
+        command = [sys.executable, "-m", "harnessgym", self.command, "examples/quickstart.toml", "--folder", str(self.folder)]
         settings = ["--evaluation.tasks", "0", "--supervisor.max_restarts", "1000", *self.overrides]
         with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
             self._supervisor = subprocess.Popen([*command, *settings], stdout=log, stderr=log)
 
+    def _end(self) -> None:
+        if self._supervisor is not None and self._supervisor.poll() is None:
+            self._supervisor.terminate()
+            self._supervisor.wait(timeout=20)
+
+    def _begun(self, step: int) -> bool:
+        return self._steps() >= step and self._progress() > 0
+
+    def _await_moment(self, draw: random.Random) -> None:
+        """Wait for the moment of the next kill."""
+        time.sleep(draw.uniform(0.0, 1.2))
+
     def _kill(self, kind: str, victim: str, report: Report) -> None:
-        self._wait(lambda: self._process(victim) is not None, f"a running {victim}")
+        self._wait(lambda: self._runs(victim), f"a running {victim}")
         self._committed |= self._read(committed_calls)
-        process = self._process(victim)
-        if process is None:
+        steps = self._steps()
+        if not self._strike(victim):
             return
-        process.signal(signal.SIGKILL)
-        killed = time.monotonic()
+        killed, before = time.monotonic(), self._progress()
+        self._revive(victim)
+        self._wait(lambda: self._progress() > before, f"progress after {victim} was killed")
+        report.kills[kind] = report.kills.get(kind, 0) + 1
+        report.recovery_s.setdefault(kind, []).append(time.monotonic() - killed)
+        self._wait(lambda: self._steps() > steps, f"a step after {victim} was killed")
+        report.next_step_s.setdefault(kind, []).append(time.monotonic() - killed)
+        self._settle(victim, killed)
+
+    def _runs(self, victim: str) -> bool:
+        """Whether it is there to be killed."""
+        return self._process(victim) is not None
+
+    def _strike(self, victim: str) -> bool:
+        """SIGKILL. False if the victim is gone by itself."""
+        process = self._process(victim)
+        if process is not None:
+            process.signal(signal.SIGKILL)
+        return process is not None
+
+    def _revive(self, victim: str) -> None:
+        """Start again what nobody else does."""
         if victim == "supervisor":
             assert self._supervisor is not None
             self._supervisor.wait()
             self._start()
-        before = self._progress()
-        self._wait(lambda: self._progress() > before, f"progress after {victim} was killed")
-        report.kills[kind] = report.kills.get(kind, 0) + 1
-        report.recovery_s.setdefault(kind, []).append(time.monotonic() - killed)
+
+    def _settle(self, victim: str, killed: float) -> None:
+        """Wait until all is as it was before a kill; by default nothing more is waited for than the next step."""
 
     def _process(self, victim: str) -> ProcessId | None:
         if victim == "supervisor":
@@ -128,6 +171,7 @@ class Campaign:
         report.lost = sum(now.get(call_id) != digest for call_id, digest in self._committed.items())
         report.trained_twice = self._read(_trained_twice)
         report.steps = self._steps()
+        report.eta, report.staleness = RunFolder(self.folder).config().trainer.max_staleness, self._read(_stalest)
         with TraceStore.open(RunFolder(self.folder).store_url()) as store:
             report.findings = [f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings]
             run = store.read(runs.only)
@@ -154,7 +198,7 @@ class Campaign:
 
     def _read(self, work: Callable[[Connection | None], T]) -> T:
         folder = RunFolder(self.folder)
-        if not folder.processes_path.exists():  # the store is not there yet
+        if not (self.folder / self.record).exists():  # the store is not there yet
             return work(None)
         with TraceStore.open(folder.store_url()) as store:
             return store.read(work)
@@ -188,3 +232,8 @@ def _trained_twice(conn: Connection | None) -> int:
     assert conn is not None
     seen = [rollout for (rollout,) in conn.execute(select(trained.c.rollout_id))]
     return len(seen) - len(set(seen))
+
+
+def _stalest(conn: Connection | None) -> int:
+    assert conn is not None
+    return int(conn.execute(select(func.max(trained.c.max_staleness))).scalar() or 0)

@@ -1,7 +1,9 @@
-"""Many kills of every process: `python -m benchmarks.soak [--kills 50] [--seed 0] [--fresh]`.
+"""Many kills of everything a run is made of: `python -m benchmarks.soak [--kills 50] [--seed 0] [--only KIND] [--fresh]`.
 
-Campaigns of mixed kills follow each other until every process was killed often enough. Finished campaigns are remembered in
-`runs/soak/state.json`, so an interrupted soak goes on where it was. Writes `benchmarks/out/soak.json` and prints a table.
+Campaigns follow each other until everything was killed often enough: `processes` kills those of a run on one machine in mixed
+order, `agents` the weight agent of an engine outside (a stand-in for vLLM that computes with the embedded engine), `machines`
+one of the two raylets of a Ray cluster with all that it runs. Finished campaigns are remembered in `runs/soak/state.json`, so
+an interrupted soak goes on where it was. Writes `benchmarks/out/soak.json` and prints a table.
 """
 
 import argparse
@@ -16,16 +18,26 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.recovery import VICTIMS, Campaign
+from benchmarks.outside.campaign import AGENT, AgentCampaign
+from benchmarks.raylets.campaign import MACHINE, MachineCampaign
+from benchmarks.raylets.machines import ray_available
+from benchmarks.recovery import VICTIMS, Campaign, Report
+from benchmarks.store.cluster import Cluster, postgres_available
+from harnessgym.process import hear_interruptions
 from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/soak")
-_PER_CAMPAIGN = 5
-"""Kills of each process in one campaign."""
+KINDS = {"processes": VICTIMS, "agents": (AGENT,), "machines": (MACHINE,)}
+"""Kinds of campaign, and what each kills."""
+_PER_CAMPAIGN = {"processes": 5, "agents": 10, "machines": 10}
+"""Kills of each victim in one campaign."""
+_ENDLESS = 1_000
+"""Steps of a run that is interrupted after its last kill."""
 
 
 def main() -> None:
@@ -33,58 +45,98 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=50, help="kills of each process")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=sorted(KINDS), help="this kind of campaign alone")
     parser.add_argument("--fresh", action="store_true", help="forget finished campaigns")
     options = parser.parse_args()
     if options.fresh:
         shutil.rmtree(_ROOT, ignore_errors=True)
     state_path = _ROOT / "state.json"
-    done = json.loads(state_path.read_text()) if state_path.exists() else []
+    done: list[dict[str, Any]] = json.loads(state_path.read_text()) if state_path.exists() else []
+    hear_interruptions()  # an interrupted campaign ends what it started
     began = time.monotonic()
-    while min(_kills(done).values()) < options.kills:
-        number = len(done)
-        folder = _ROOT / f"campaign-{number:03d}"
-        shutil.rmtree(folder, ignore_errors=True)
-        victims = list(VICTIMS) * _PER_CAMPAIGN
-        random.Random(options.seed * 1000 + number).shuffle(victims)
-        sizes = ["--trainer.steps", str(len(victims) + 2), "--trainer.groups_per_step", "4", "--trainer.group_size", "4"]
-        report = Campaign(folder, victims, options.seed * 1000 + number, sizes).run()
-        done.append(asdict(report))
-        write_json(state_path, done)
-        print(f"campaign {number}: {sum(report.kills.values())} kills, lost {report.lost}, doubled {report.trained_twice}, "
-              f"findings {len(report.findings)}, {report.wall_s:.0f} s", flush=True)  # fmt: skip
-        shutil.rmtree(folder, ignore_errors=True)
+    lacking = {"machines": ray_available() or postgres_available()}
+    for kind in [options.only] if options.only else KINDS:
+        if problem := lacking.get(kind):
+            print(f"Not run: {kind}. {problem}", flush=True)
+            continue
+        while min(_kills(done, KINDS[kind]).values()) < options.kills:
+            number, left = len(done), options.kills - min(_kills(done, KINDS[kind]).values())
+            report = _campaign(kind, number, options.seed * 1000 + number, min(left, _PER_CAMPAIGN[kind]))
+            done.append({"kind": kind, **asdict(report)})
+            write_json(state_path, done)
+            print(f"campaign {number} ({kind}): {sum(report.kills.values())} kills, lost {report.lost}, doubled "
+                  f"{report.trained_twice}, findings {len(report.findings)}, {report.wall_s:.0f} s", flush=True)  # fmt: skip
     sys.exit(_report(done, options.seed, time.monotonic() - began))
 
 
-def _kills(done: list[dict]) -> dict[str, int]:
-    """Kills so far by kind of process."""
-    return {victim: sum(report["kills"].get(victim, 0) for report in done) for victim in VICTIMS}
+def _campaign(kind: str, number: int, seed: int, kills: int) -> Report:
+    """Run a campaign; its folder goes with it."""
+    folder = _ROOT / f"campaign-{number:03d}"
+    for path in _ROOT.glob(f"{folder.name}*"):  # of one that was cut off
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    victims = list(KINDS[kind]) * kills
+    random.Random(seed).shuffle(victims)
+    steps = len(victims) + 2 if kind == "processes" else _ENDLESS
+    sizes = ["--trainer.steps", str(steps), "--trainer.groups_per_step", "4", "--trainer.group_size", "4"]
+    if kind == "processes":
+        report = Campaign(folder, victims, seed, sizes).run()
+    elif kind == "agents":
+        report = AgentCampaign(folder, victims, seed, sizes).run()
+    else:
+        with Cluster() as database:
+            report = MachineCampaign(folder.resolve(), victims, seed, sizes, store_url=database.create_database()).run()
+    shutil.rmtree(folder, ignore_errors=True)
+    return report
 
 
-def _report(done: list[dict], seed: int, wall_s: float) -> int:
+def _kills(done: list[dict[str, Any]], victims: tuple[str, ...]) -> dict[str, int]:
+    """Kills so far by victim."""
+    return {victim: sum(report["kills"].get(victim, 0) for report in done) for victim in victims}
+
+
+def _report(done: list[dict[str, Any]], seed: int, wall_s: float) -> int:
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
-    table = Table("process", "kills", "next activity, s (median)", "(max)", title=f"Soak, seed {seed}, {machine}")
-    for victim in VICTIMS:
-        times = [value for report in done for value in report["recovery_s"].get(victim, [])]
-        middle, worst = (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("-", "-")
-        table.add_row(victim, str(_kills(done)[victim]), middle, worst)
+    table = Table(
+        "killed", "kills", "next activity, s (median)", "(max)", "next step, s (median)", "(max)", "oldest trained token",
+        title=f"Soak, seed {seed}, {machine}",
+    )  # fmt: skip
+    for kind, victims in KINDS.items():
+        ours = [report for report in done if report["kind"] == kind]
+        oldest = f"{max(report['staleness'] for report in ours)} (η = {ours[0]['eta']})" if ours else "-"
+        for victim in victims:
+            table.add_row(victim, str(_kills(done, victims)[victim]), *_times(ours, "recovery_s", victim),
+                          *_times(ours, "next_step_s", victim), oldest)  # fmt: skip
     totals = {
         "campaigns": len(done),
         "calls_committed": sum(report["calls"] for report in done),
         "calls_lost": sum(report["lost"] for report in done),
         "rollouts_trained_twice": sum(report["trained_twice"] for report in done),
-        "findings_of_verify": sum(len(report["findings"]) for report in done),
+        "too_stale": sum(report["staleness"] > report["eta"] for report in done),
+        "findings": [finding for report in done for finding in report["findings"]],
         "rollouts_run_again": sum(report["failed_rollouts"] for report in done),
         "stop_reasons": dict(sum((Counter(report["stop_reasons"]) for report in done), Counter())),
+        "outside": {name: sum(report["noted"].get(name, 0) for report in done) for name in _OUTSIDE},
         "training_steps": sum(report["steps"] for report in done),
-        "campaign_wall_s": round(sum(report["wall_s"] for report in done)),
+        "campaign_wall_s": {kind: round(sum(each["wall_s"] for each in done if each["kind"] == kind)) for kind in KINDS},
         "wall_s": round(wall_s),
     }
-    console = Console()
+    console = Console(width=max(140, Console().width))
     console.print(table)
     console.print(totals)
     write_json(Path("benchmarks/out/soak.json"), {"seed": seed, "machine": machine, "totals": totals, "campaigns": done})
-    return int(bool(totals["calls_lost"] or totals["rollouts_trained_twice"] or totals["findings_of_verify"]))
+    wrong = ("calls_lost", "rollouts_trained_twice", "too_stale", "findings")
+    return int(any(totals[name] for name in wrong))
+
+
+_OUTSIDE = ("outside_calls", "mislabelled", "amid_updates")
+"""Of campaigns against weight agents: calls whose versions were held against the engine's own ledger, those that were wrong,
+and kills in the middle of an update."""
+
+
+def _times(reports: list[dict[str, Any]], what: str, victim: str) -> tuple[str, str]:
+    """Median and longest."""
+    times = [value for report in reports for value in report[what].get(victim, [])]
+    return (f"{statistics.median(times):.1f}", f"{max(times):.1f}") if times else ("-", "-")
 
 
 if __name__ == "__main__":

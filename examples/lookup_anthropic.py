@@ -8,6 +8,8 @@ Reads `catalog.json` in the working directory and writes `answer.txt` there. It 
 import argparse
 import json
 import os
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from anthropic.types import ContentBlock, Message
 
 SYSTEM_PROMPT = "Use the tools, then give the value."
 MAX_TURNS = 6
+LONGEST_S = 10.0
+"""No tool takes longer."""
 MAX_TOKENS = 256
 
 
@@ -41,6 +45,13 @@ def call_tool(catalog: dict[str, Any], name: str, arguments: Any) -> str:
     if name == "find":
         return str(catalog["ids"].get(arguments["name"], "unknown"))
     return str(catalog["attributes"].get(arguments["id"], {}).get(name, "unknown"))
+
+
+def take_time(draw: random.Random, delay: str | None) -> None:
+    """Sleep as long as a slow tool might take: lognormal, `MEDIAN:SIGMA` in seconds and standard deviation of the logarithm."""
+    if delay:
+        median, sigma = (float(number) for number in delay.split(":"))
+        time.sleep(min(median * draw.lognormvariate(0, sigma), LONGEST_S))
 
 
 def ask(client: Anthropic, messages: list[Any], stream: bool) -> Message:
@@ -73,7 +84,10 @@ def main() -> None:
     parser.add_argument("text", nargs="?", help="the instruction itself")
     parser.add_argument("--instruction", default="instruction.txt", help="file that holds the instruction")
     parser.add_argument("--stream", action="store_true", help="ask for streamed answers")
+    parser.add_argument("--delay", help="seconds that a tool takes, lognormal: MEDIAN:SIGMA, as in 0.3:1")
+    parser.add_argument("--seed", type=int, default=0, help="of the delays")
     options = parser.parse_args()
+    draw = random.Random(options.seed)
     instruction = options.text or Path(options.instruction).read_text()
     catalog = json.loads(Path("catalog.json").read_text())
     messages: list[Any] = [{"role": "user", "content": instruction}]
@@ -86,6 +100,7 @@ def main() -> None:
                 break
             results = []
             for call in calls:
+                take_time(draw, options.delay)
                 result = call_tool(catalog, call.name, call.input)
                 print(f"{call.name}({json.dumps(call.input)}) -> {result}")
                 results.append({"type": "tool_result", "tool_use_id": call.id, "content": result})

@@ -8,6 +8,8 @@ Reads `catalog.json` in the working directory and writes `answer.txt` there. It 
 import argparse
 import json
 import os
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from openai.types.chat import ChatCompletion
 
 SYSTEM_PROMPT = "Use the tools, then give the value."
 MAX_TURNS = 6
+LONGEST_S = 10.0
+"""No tool takes longer."""
 
 
 def tool(name: str, description: str, argument: str) -> Any:
@@ -46,6 +50,13 @@ def call_tool(catalog: dict[str, Any], name: str, arguments: Any) -> str:
     return str(catalog["attributes"].get(arguments["id"], {}).get(name, "unknown"))
 
 
+def take_time(draw: random.Random, delay: str | None) -> None:
+    """Sleep as long as a slow tool might take: lognormal, `MEDIAN:SIGMA` in seconds and standard deviation of the logarithm."""
+    if delay:
+        median, sigma = (float(number) for number in delay.split(":"))
+        time.sleep(min(median * draw.lognormvariate(0, sigma), LONGEST_S))
+
+
 def ask(client: OpenAI, messages: list[Any], stream: bool) -> dict[str, Any]:
     """The model's next message, as the dict that goes back into the history."""
     request: dict[str, Any] = {"model": os.environ.get("OPENAI_MODEL", "policy"), "messages": messages, "tools": TOOLS}
@@ -71,7 +82,10 @@ def main() -> None:
     parser.add_argument("text", nargs="?", help="the instruction itself")
     parser.add_argument("--instruction", default="instruction.txt", help="file that holds the instruction")
     parser.add_argument("--stream", action="store_true", help="ask for streamed answers")
+    parser.add_argument("--delay", help="seconds that a tool takes, lognormal: MEDIAN:SIGMA, as in 0.3:1")
+    parser.add_argument("--seed", type=int, default=0, help="of the delays")
     options = parser.parse_args()
+    draw = random.Random(options.seed)
     instruction = options.text or Path(options.instruction).read_text()
     catalog = json.loads(Path("catalog.json").read_text())
     messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": instruction}]
@@ -84,6 +98,7 @@ def main() -> None:
                 break
             for call in message["tool_calls"]:
                 name, arguments = call["function"]["name"], call["function"]["arguments"]
+                take_time(draw, options.delay)
                 result = call_tool(catalog, name, arguments)
                 print(f"{name}({arguments}) -> {result}")
                 messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})

@@ -25,6 +25,8 @@ class Endpoint:
     key: str = field(repr=False)
     model: str = "policy"
     """The model name a harness should ask for."""
+    seed: int = 0
+    """The rollout's: for whatever a harness draws by itself. A rollout that is run again has the same."""
 
     @property
     def openai_url(self) -> str:

@@ -6,10 +6,10 @@ import subprocess
 import pytest
 from hypothesis import settings
 
+from benchmarks.raylets.machines import ray_available
 from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
 from harnessgym.sandboxes.engine import unavailable as docker_unavailable
-from tests.harnessgym.cluster.raylets import ray_available
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("harnessgym", deadline=None)  # a loaded machine is no counterexample

@@ -23,7 +23,11 @@ def _providers() -> dict[str, str]:
 
 
 class CommandConfig(BaseModel):
-    """How to run a program. Templates may use `{instruction}`, `{url}`, `{key}`, `{model}` and `{task}` (the task's id)."""
+    """How to run a program.
+
+    Templates may use `{instruction}`, `{url}`, `{key}`, `{model}`, `{task}` (the task's id) and `{seed}` (the rollout's: the
+    same number again when it is run again).
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,6 +80,7 @@ class Command:
             "key": endpoint.key,
             "model": endpoint.model,
             "task": task.id,
+            "seed": str(endpoint.seed),
         }
         config = self._config
         return Launch(

@@ -169,7 +169,7 @@ class Attempt:
     async def _launch(self, task: Task) -> Launch:
         """How the harness is started on a task, or on a step as one; its files are laid."""
         assert self._session is not None
-        launch = self._harness().launch(task, Endpoint(self._sandbox.proxy_url, self._session.key))
+        launch = self._harness().launch(task, Endpoint(self._sandbox.proxy_url, self._session.key, seed=self.row.seed))
         for path, text in launch.files.items():
             await self._sandbox.write(path, text.encode())
         return replace(launch, files={})

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 from harnessgym.store import TraceStore, policies, rollouts, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.store.workers import WorkerRow
+from harnessgym.supervisor.hold_ups import Engines, hold_ups
 from harnessgym.supervisor.processes import Processes
 
 _PURPOSES: Mapping[str, tuple[str, ...]] = {
@@ -37,6 +38,10 @@ class Standing:
     def behind(self, worker: WorkerRow) -> bool:
         """Whether a worker serves an older version of its policy than the newest."""
         return worker.version < self.versions.get(worker.policy_id or "", self.version)
+
+    def behind(self, worker: WorkerRow) -> bool:
+        """Whether a worker serves an older version than the newest."""
+        return worker.version < self.version
 
     @property
     def progress(self) -> tuple[object, ...]:
@@ -76,13 +81,19 @@ class StallWatch:
         if now - self._told < self.period_s:
             return None
         self._told = now
-        return self._explain(standing, now - self._since)
+        return self._explain(standing, now - self._since, self._hold_ups(standing))
 
-    def _explain(self, standing: Standing, seconds: float) -> str:
+    def _hold_ups(self, standing: Standing) -> list[str]:
+        behind = frozenset(worker.id for worker in standing.workers if standing.behind(worker))
+        engines, purposes = Engines(standing.workers, standing.version, behind), _PURPOSES.get(standing.status, ())
+        return self.store.read(lambda conn: hold_ups(conn, self.run_id, purposes, engines))
+
+    def _explain(self, standing: Standing, seconds: float, held_up: list[str]) -> str:
         engines = ", ".join(f"{each.id} v{each.version} {each.state}" for each in standing.workers) or "none has registered"
         lines = [
             f"No rollout has finished and no step was taken for {seconds:.0f} s while {standing.status.replace('_', ' ')}.",
             f"  {waiting(standing)}",
+            *(f"  {sentence}" for sentence in held_up),
             f"  rollouts: {_counts(standing.rollouts)}; groups of this phase: {_counts(standing.groups)}",
             f"  newest version: {standing.version}; engines: {engines}",
         ]

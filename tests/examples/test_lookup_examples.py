@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
@@ -220,3 +222,24 @@ def test_the_instruction_may_come_as_text_or_file(name, tmp_path):
     for options, text in ((("as text",), "as text"), (("--instruction", "other.txt"), "from a file")):
         requests, _, _ = run(name, ["x"], tmp_path, *options)
         assert requests[0][2]["messages"][-1]["content"] == text
+
+
+@BOTH
+def test_slow_tools_take_as_long_as_the_seed_says(name, tmp_path):
+    example, draw = module(name), random.Random(7)
+    drawn = [0.05 * draw.lognormvariate(0, 0.5) for _ in CALLS]
+    began = time.monotonic()
+    again = random.Random(7)
+    for _ in CALLS:
+        example.take_time(again, "0.05:0.5")
+    assert time.monotonic() - began >= sum(drawn)
+    assert again.getstate() == draw.getstate()
+    example.take_time(again, None)
+    assert again.getstate() == draw.getstate()
+
+
+@BOTH
+def test_slow_tools_say_the_same(name, tmp_path):
+    requests, answer, _ = run(name, [CALLS[:1], "47"], tmp_path, "--delay", "0.001:1", "--seed", "3")
+    assert results(name, requests[-1][2]) == expected(CALLS[:1])
+    assert answer == "47"

@@ -10,7 +10,7 @@ from harnessgym.sandbox import Capability, Prewarm, needs, require
 from harnessgym.task import Limits, Task
 
 TASK = Task("t/1", 'Do {this} "now".', limits=Limits(wall_s=3))
-ENDPOINT = Endpoint("http://127.0.0.1:8080", "hg-secret", "tiny")
+ENDPOINT = Endpoint("http://127.0.0.1:8080", "hg-secret", "tiny", seed=11)
 
 
 def launch(**config):
@@ -31,7 +31,8 @@ def test_defaults_point_both_sdks_at_the_proxy_and_lay_out_the_instruction():
 
 
 def test_env_adds_to_and_overrides_the_providers():
-    made = launch(argv=("a",), env={"X": "{task}", "OPENAI_API_KEY": "p-{key}"}, stdin="{instruction}")
+    made = launch(argv=("a", "{seed}"), env={"X": "{task}", "OPENAI_API_KEY": "p-{key}"}, stdin="{instruction}")
+    assert made.argv == ("a", "11")
     assert made.env["X"] == "t/1"
     assert made.env["OPENAI_API_KEY"] == "p-hg-secret"
     assert made.stdin == TASK.instruction.encode()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
+from benchmarks.raylets.machines import Raylets
 from benchmarks.store.cluster import Cluster
 from harnessgym.process import ProcessId, identify
 from harnessgym.store import TraceStore, presence, runs
-from tests.harnessgym.cluster.raylets import Raylets
 from tests.harnessgym.rollout.tiny import HERE
 from tests.test_bad_input_runs import ROOT, Run, processes_of
 

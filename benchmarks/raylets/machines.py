@@ -26,7 +26,7 @@ _STORE_BYTES = 80_000_000
 """Of the object store, on which nothing here rests: the smallest that Ray takes."""
 
 
-def ray_available():
+def ray_available() -> str | None:
     """Why there can be no cluster here; None if there can."""
     from importlib.util import find_spec
 
@@ -36,16 +36,17 @@ def ray_available():
 class Raylets:
     """A head and whatever machines are added to it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hg-ray-", dir="/tmp"))  # short: unix sockets lie in it
         self.port = _free_port()
-        self.machines = {}
+        self.machines: dict[str, subprocess.Popen[bytes]] = {}
 
     @property
-    def address(self):
+    def address(self) -> str:
+        """Of Ray's head."""
         return f"127.0.0.1:{self.port}"
 
-    def add(self, name, **resources):
+    def add(self, name: str, **resources: float) -> None:
         """Start a machine with these resources, and wait until it is there; the first one is the head."""
         role = ["--address", self.address]
         if not self.machines:
@@ -68,7 +69,7 @@ class Raylets:
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.1)
 
-    def kill(self, name):
+    def kill(self, name: str) -> list[int]:
         """A machine dies: its raylet, and with it what ran there. Returns the pids of that."""
         process = self.machines.pop(name)
         below = _below(process.pid)
@@ -78,7 +79,7 @@ class Raylets:
         process.wait()
         return below
 
-    def close(self):
+    def close(self) -> None:
         """End what was started, with what Ray started, without asking: Ray takes half a minute to say goodbye."""
         known = [identify(pid) for process in self.machines.values() for pid in _below(process.pid)]
         for process in self.machines.values():
@@ -90,23 +91,23 @@ class Raylets:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _children(pid):
+def _children(pid: int) -> list[int]:
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except FileNotFoundError:
         return []
 
 
-def _below(pid):
+def _below(pid: int) -> list[int]:
     found = _children(pid)
     return found + [lower for child in found for lower in _below(child)]
 
 
-def _free_port():
+def _free_port() -> int:
     """A port that is free, and none of those that Ray gives its workers."""
     while True:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
+            port = int(listener.getsockname()[1])
         if not 10_000 <= port < 20_000:
             return port

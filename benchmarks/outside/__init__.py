@@ -1,0 +1,1 @@
+"""An engine that no supervisor starts, for kills of its weight agent."""
