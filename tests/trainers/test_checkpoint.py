@@ -10,7 +10,9 @@ from trainers.checkpoint import Checkpoint, RandomState
 
 
 def state(step):
-    return Checkpoint(step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, RandomState.here(), None, {"reward": 0.5})
+    return Checkpoint(
+        step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, (RandomState.here(),), None, {"reward": 0.5}
+    )
 
 
 def test_the_newest_is_loaded_whole(tmp_path):
@@ -29,7 +31,7 @@ def test_every_generator_goes_on_where_it_was(tmp_path):
 
     drawn = draw()
     assert draw() != drawn
-    checkpoint.load_newest(tmp_path).random.restore()
+    checkpoint.load_newest(tmp_path).randoms[0].restore()
     assert draw() == drawn
 
 
