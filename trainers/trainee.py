@@ -31,6 +31,7 @@ class Trainee:
         settings = validate(UpdateSettings, dict(config.trainer.update), "[trainer.update]")
         self.settings = settings.model_copy(update={"temperature": config.sampling.temperature})
         self.world = world
+        world.take_device()
         torch.manual_seed(config.seed + world.rank)
         self.policy: Policy = load_policy(Path(config.policy.path))
         if world.size > 1:

@@ -36,6 +36,16 @@ class World:
     size: int = 1
     device: Device = "cpu"
 
+    def take_device(self) -> None:
+        """Compute on the GPU of this rank, if on any. Raises `TrainerError` if there is none."""
+        if self.device == "cuda":
+            if torch.cuda.device_count() <= self.rank:
+                raise TrainerError(
+                    f"trainer.device is cuda, but of the {self.size} GPUs that the trainer needs, one for each of its "
+                    f'processes, there are {torch.cuda.device_count()}. Set fewer trainer.processes, or trainer.device = "cpu".'
+                )
+            torch.cuda.set_device(self.rank)
+
     def lead(self, *order: Any) -> None:
         """Tell all followers to do something; see `heard`. In a follower, and alone, does nothing."""
         if self.size > 1 and self.rank == 0:
@@ -113,8 +123,6 @@ def _take_part(
     address, descriptor = listener.getsockname(), listener.detach()
     if world.rank:
         os.close(descriptor)
-    if world.device == "cuda":
-        torch.cuda.set_device(world.rank)
     try:
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
             address[0], address[1], world.size, world.rank == 0, master_listen_fd=None if world.rank else descriptor
