@@ -95,7 +95,7 @@ class Trainee:
     ) -> None:
         """Go on from these weights and, if given, from this optimizer state and these generators.
 
-        A process that the generators are not known of keeps its own, which begin with the run's seed plus its rank.
+        A process whose generators are not among them keeps its own: torch's begins with the run's seed plus its rank.
         """
         self.world.lead("load")
         if self.world.size == 1:

@@ -84,6 +84,18 @@ def test_a_process_that_is_killed_ends_the_others_who_wait_for_it(tmp_path, vict
     assert not any(identify(int(path.read_text())) for path in tmp_path.iterdir())
 
 
+def test_any_other_error_ends_all_and_is_in_the_log(tmp_path, capfd):
+    def work(world):
+        world.everyones(None)
+        if world.rank == 1:
+            raise MemoryError("no room for rank 1")
+        world.heard() if world.rank else time.sleep(600)
+
+    with pytest.raises(SystemExit, match=r"rank 1 \(pid \d+\) ended with status 1"):
+        launch(2, "cpu", work)
+    assert "MemoryError: no room for rank 1" in capfd.readouterr().err
+
+
 WAITING = """
 import sys, time
 from pathlib import Path
