@@ -212,6 +212,10 @@ class TrainerSection(Config):
     stream: bool = False
     """Whether gradients of a batch accumulate group by group as these complete, instead of when the last one has. Equal up to
     rounding."""
+    processes: int = Field(1, gt=0)
+    """Processes that train together on one machine, each with a shard of the policy (FSDP2). Changes rounding, nothing else."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where weights and gradients are. cuda: each process takes the GPU of its rank."""
     checkpoints: Literal["lazy", "blocking"] = "lazy"
     """lazy: written and published by a thread, from copies, while the trainer gathers and computes the next step."""
     advantage: str = "grpo"

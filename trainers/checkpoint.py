@@ -53,7 +53,8 @@ class Checkpoint:
     weights: dict[str, torch.Tensor]
     """Hugging Face names, as published."""
     optimizer: dict[str, Any]
-    random: RandomState
+    randoms: tuple[RandomState, ...]
+    """Of each process that trained, by rank."""
     record: StepRecord | None
     """What the store must learn from the last step; None for the start."""
     metrics: dict[str, float]
@@ -100,8 +101,11 @@ def load_newest(root: Path) -> Checkpoint | None:
         return None
     path = root / f"step-{found[-1]:06d}" / "state.pt"
     try:
-        loaded = Checkpoint(**torch.load(path, weights_only=False))
-        if not isinstance(loaded.random, RandomState):
+        values = torch.load(path, map_location="cpu", weights_only=False)
+        if "random" in values:  # of a release whose trainer was one process
+            values["randoms"] = (values.pop("random"),)
+        loaded = Checkpoint(**values)
+        if not all(isinstance(found, RandomState) for found in loaded.randoms):
             raise TypeError("another release made it")
     except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise TrainerError(

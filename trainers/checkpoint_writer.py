@@ -25,13 +25,12 @@ class CheckpointWriter:
         self._pending: Future[None] | None = None
         self._staging: Any = None
 
-    def stage(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    def stage(self, state: dict[str, Any]) -> dict[str, Any]:
         """A copy of an optimizer's state that no step tears, in memory that is used again: it holds until the next one.
 
         Waits until the checkpoint before is committed, and raises what stopped it.
         """
         self.settle()
-        state: dict[str, Any] = optimizer.state_dict()
         if not self.lazy:
             return state
         self._staging = staged(state, self._staging)

@@ -4,20 +4,23 @@ Take the next complete groups, give each rollout its group-relative advantage, t
 truncated importance weights, checkpoint, publish the weights as a new policy version. Rollouts go on meanwhile under older
 versions; η bounds how much older. Checkpoint and publication of a step may lag behind the gathering and computing of the next.
 
-Left out: a KL penalty to a reference policy, several steps per batch, gradient accumulation over processes.
+The policy may lie in shards over several processes (`trainers.trainee`); this is what their leader does.
+
+Left out: a KL penalty to a reference policy, several steps per batch.
 """
 
 import json
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from harnessgym.config import Config, validate
+from harnessgym.config import Config
 from harnessgym.errors import TrainerError
 from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
@@ -28,17 +31,18 @@ from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.policies import PolicyVersion
 from trainers import checkpoint
 from trainers.batch import Batch, Estimator, LoadedGroup, join, make_batch, share_of
-from trainers.checkpoint import Checkpoint, RandomState
+from trainers.checkpoint import Checkpoint
 from trainers.checkpoint_writer import CheckpointWriter
 from trainers.gathering import Gathering
 from trainers.length_bias import LengthBias
-from trainers.policy import Policy, load_policy, load_weights, published_weights
 from trainers.replaying import replayable
 from trainers.shared_gathering import SharedGathering
-from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
+from trainers.trainee import Trainee
+from trainers.update import UpdateMetrics
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
 from trainers.weights.publisher import Publisher
+from trainers.world import World, launch
 
 
 class TrainerSettings(Config):
@@ -54,30 +58,41 @@ def train(settings: TrainerSettings) -> None:
     """Train until the run has had all its steps, resuming where an earlier trainer of this run stopped."""
     folder = RunFolder(settings.run, settings.policy)
     config = folder.config().of_policy(settings.policy)
+    if config.trainer.processes > 1:
+        launch(config.trainer.processes, config.trainer.device, partial(take_part, folder, config))
+    else:
+        take_part(folder, config, World(device=config.trainer.device))
+
+
+def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
+    """What each process of the trainer does: the leader trains, the others follow."""
     torch.set_num_threads(config.supervisor.threads)
-    synchronous = config.store.synchronous
-    with TraceStore.open(folder.store_url(), synchronous=synchronous) as store, Learner(folder, config, store) as learner:
+    trainee = Trainee(config, world)
+    if world.rank > 0:
+        trainee.follow()
+        return
+    with (
+        TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store,
+        Learner(folder, config, store, trainee) as learner,
+    ):
         learner.resume()
         while learner.step < config.trainer.steps:
             learner.train_step(learner.arriving())
         learner.settle()
+    trainee.dismiss()
 
 
 class Learner:
-    """Policy, optimizer and their place in the run. As a context manager it waits for its checkpoints before it is left."""
+    """A trainee and its place in the run. As a context manager it waits for its checkpoints before it is left."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig, store: TraceStore) -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig, store: TraceStore, trainee: Trainee) -> None:
         run = store.read(runs.only)
         if run is None:
             raise TrainerError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
         self.folder, self.config, self.store, self.run = folder, config, store, run
         self.policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
-        self.settings = validate(UpdateSettings, dict(config.trainer.update), "[trainer.update]")
-        self.settings = self.settings.model_copy(update={"temperature": config.sampling.temperature})
         self.estimator: Estimator = load("advantage", config.trainer.advantage)
-        torch.manual_seed(config.seed)
-        self.policy: Policy = load_policy(Path(config.policy.path))
-        self.optimizer = make_optimizer(self.policy, self.settings)
+        self.trainee = trainee
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
         shared = SharedGathering(store, run.id, self.policy_id, config.trainer) if config.policies else None
@@ -100,9 +115,7 @@ class Learner:
         found = checkpoint.load_newest(self.folder.checkpoints)
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
         if found is not None:
-            load_weights(self.policy, found.weights)
-            self.optimizer.load_state_dict(found.optimizer)
-            found.random.restore()
+            self.trainee.load(found.weights, found.optimizer, found.randoms)
             self.step, self.version, self._last = found.step, found.version, found.record
             self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
@@ -110,11 +123,10 @@ class Learner:
                 self.log(found.metrics)  # the trainer may have died before it could
         elif newest is not None:
             _, weights = read_version(Path(newest.path))
-            load_weights(self.policy, weights)
+            self.trainee.load(weights)
             self.step, self.version = newest.step, newest.version
         else:
-            state = self.optimizer.state_dict()
-            self._commit(Checkpoint(0, 0, published_weights(self.policy), state, RandomState.here(), None, {}))
+            self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}))
 
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
@@ -130,8 +142,8 @@ class Learner:
         made = {} if update is None else {name: float(getattr(update, name)) for name in update.__dataclass_fields__}
         given_up = self.gathering.given_up(self.version)
         held = time.perf_counter()
-        optimizer = self.writer.stage(self.optimizer)
-        weights = published_weights(self.policy)
+        weights, optimizer, randoms = self.trainee.state()
+        optimizer = self.writer.stage(optimizer)
         metrics = made | {
             "step": self.step + 1,
             "reward": float(np.mean(batch.rewards)),
@@ -157,7 +169,7 @@ class Learner:
         metrics["version"] = self.version
         self._last = self._record(batch, parent)
         self._newest = tuple(TrainedGroup(item.id, item.ordinal, self.version, item.staleness) for item in batch.groups)
-        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, RandomState.here(), self._last, metrics))
+        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, randoms, self._last, metrics))
         return metrics
 
     def settle(self) -> None:
@@ -171,18 +183,18 @@ class Learner:
         batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle)
         if not batch.rows:
             return batch, None
-        return batch, policy_update(self.policy, self.optimizer, batch.rows, batch.advantages, self.settings)
+        return batch, self.trainee.update(batch.rows, batch.advantages)
 
     def _streamed(self, groups: Iterable[LoadedGroup]) -> tuple[Batch, UpdateMetrics | None]:
         """The same, group by group as they arrive."""
         chain, shares = self._chain(), []
-        update = GradientAccumulation(self.policy, self.optimizer, self.settings)
+        self.trainee.begin()
         for group in groups:
             shares.append(share_of(group, group.rewards, self.version, chain, self.estimator))
             if shares[-1].rows:
-                update.add(shares[-1].rows, shares[-1].advantages)
+                self.trainee.add(shares[-1].rows, shares[-1].advantages)
         batch = join(shares)
-        return batch, update.step() if batch.rows else None
+        return batch, self.trainee.step() if batch.rows else None
 
     def log(self, metrics: dict[str, float]) -> None:
         """Append a line to the run's metrics."""

@@ -9,6 +9,7 @@ Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -177,6 +178,11 @@ class Block(nn.Module):
         """What attention sees of the residual stream."""
         return _rms_norm(x, self.input_layernorm, self.eps)
 
+    def forward(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> Tensor:
+        """The residual stream of whole sequences, a layer later."""
+        q, k, v = self.self_attn.project(self.pre_attention(x_BTE), cos_BT1D, sin_BT1D)
+        return self.feed_forward(x_BTE + self.self_attn.attend(q, k, v, None))
+
     def feed_forward(self, x: Tensor) -> Tensor:
         """The residual stream after the feed-forward net."""
         normed = _rms_norm(x, self.post_attention_layernorm, self.eps)
@@ -211,8 +217,7 @@ class Policy(nn.Module):
         cos, sin = self.cos[None, :length, None], self.sin[None, :length, None]
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         for layer in self.blocks:
-            q, k, v = layer.self_attn.project(layer.pre_attention(x), cos, sin)
-            x = layer.feed_forward(x + layer.self_attn.attend(q, k, v, None))
+            x = layer(x, cos, sin)
         return self.logits(x)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -294,11 +299,14 @@ def save_policy(policy: Policy, folder: Path) -> None:
     save_file(published_weights(policy), folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def published_weights(policy: Policy) -> dict[str, Tensor]:
-    """Copies of all weights under their Hugging Face names, as policy versions store them."""
+def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Copies of all weights under their Hugging Face names, as policy versions store them.
+
+    `state` stands in for `policy.state_dict()` where that has not the whole tensors.
+    """
     config, out = policy.config, dict[str, Tensor]()
     split_qkv = [n * config.head_dim for n in (config.num_attention_heads, *(config.num_key_value_heads,) * 2)]
-    for name, tensor in policy.state_dict().items():
+    for name, tensor in (policy.state_dict() if state is None else state).items():
         layer, _, _ = name.partition(".self_attn.") if ".self_attn." in name else name.rpartition(".")
         if name.endswith("qkv_proj.weight"):
             parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split(split_qkv), strict=True)
@@ -318,13 +326,29 @@ def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
 
     Raises `PolicyError` naming the first that is missing or misshaped; the policy is then unchanged.
     """
+    found, state = _parts(policy, weights), policy.state_dict()
+    for name, parts in found.items():
+        for part, rows in zip(parts, torch.split(state[name], [len(part) for part in parts]), strict=True):
+            rows.copy_(part)
+
+
+def packed_weights(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Hugging Face tensors as the policy's `state_dict()` has them; the reverse of `published_weights`.
+
+    Raises `PolicyError` naming the first that is missing or misshaped.
+    """
+    return {name: torch.cat(parts) for name, parts in _parts(policy, weights).items()}
+
+
+def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+    """The tensors that one after another make up each of the policy's."""
 
     def take(name: str) -> Tensor:
         if name not in weights:
             raise PolicyError(f"The weights have no tensor {name!r}; is this the model that config.json describes?")
         return weights[name]
 
-    loaded: list[tuple[Tensor, list[Tensor]]] = []
+    found: dict[str, list[Tensor]] = {}
     for name, target in policy.state_dict().items():
         prefix = "model." + name
         if name.endswith("qkv_proj.weight"):
@@ -336,10 +360,8 @@ def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         if shape != target.shape:
             raise PolicyError(f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}.")
-        loaded.append((target, parts))
-    for target, parts in loaded:
-        for part, rows in zip(parts, torch.split(target, [len(part) for part in parts]), strict=True):
-            rows.copy_(part)
+        found[name] = parts
+    return found
 
 
 def _hf_name(name: str) -> str:

@@ -2,6 +2,9 @@
 
 What is computed is decoupled PPO (arXiv 2505.24298): the clipped surrogate against a proximal policy, weighted per token by the
 truncated ratio between that policy and the one that sampled. Given equal inputs, the step is deterministic.
+
+With a `World` of several processes, each of them calls the same functions with the same rows, computes its part of them, and
+gets the metrics of all.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,6 +22,7 @@ from trainers.losses.clipped import clipped_surrogate, clipped_tokens
 from trainers.losses.normalisation import denominator, token_weights
 from trainers.policy import Policy, token_logprobs
 from trainers.update_settings import UpdateSettings
+from trainers.world import ALONE, World
 
 __all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_optimizer", "micro_batches", "policy_update"]
 
@@ -56,6 +60,7 @@ def policy_update(
     advantages: Sequence[float | FloatArray],
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None = None,
+    world: World = ALONE,
 ) -> UpdateMetrics:
     """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
 
@@ -65,7 +70,7 @@ def policy_update(
     """
     batch = _checked(rows, advantages, settings, proximal)
     optimizer.zero_grad(set_to_none=True)
-    seen = _backward_all(policy, batch, settings)
+    seen = _backward_all(policy, batch, settings, world)
     norm = _clip_and_step(policy, optimizer, settings)
     return _metrics(seen, norm, len({row.rollout_id for row in rows}))
 
@@ -77,8 +82,10 @@ class GradientAccumulation:
     whenever each of them came. Until `step` nothing else may touch the gradients; begun again, it starts from none.
     """
 
-    def __init__(self, policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
-        self.policy, self.optimizer, self.settings = policy, optimizer, settings
+    def __init__(
+        self, policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, world: World = ALONE
+    ) -> None:
+        self.policy, self.optimizer, self.settings, self.world = policy, optimizer, settings, world
         self._seen: list[_Seen] = []
         self._rollouts: set[str] = set()
         self._denominator = 0
@@ -94,7 +101,7 @@ class GradientAccumulation:
             raise TrainerError(f"Rollout {min(again)} is in two parts of a batch: its rows must be added together.")
         if any(row.mask.any() for row in rows):
             part = _checked(rows, advantages, self.settings, None, total=1)
-            self._seen += _backward_all(self.policy, part, self.settings)
+            self._seen += _backward_all(self.policy, part, self.settings, self.world)
         self._rollouts |= {row.rollout_id for row in rows}
         self._denominator += denominator(rows, self.settings.normalisation)
 
@@ -167,15 +174,30 @@ def _checked(
     return items
 
 
-def _backward_all(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) -> list[_Seen]:
-    """Add the gradients of all items, micro-batch by micro-batch."""
-    micro = micro_batches([len(item.row.ids) for item in items], settings.micro_batch_tokens)
-    return [_backward(policy, [items[index] for index in indices], settings) for indices in micro]
+def _backward_all(policy: Policy, items: Sequence[_Item], settings: UpdateSettings, world: World) -> list[_Seen]:
+    """Add the gradients of all items, micro-batch by micro-batch; each process adds its part of them.
+
+    Shards are exchanged in every pass, so all processes make as many as the one that needs most.
+    """
+    lengths = [len(item.row.ids) for item in items]
+    parts = [[items[index] for index in part] for part in world.parts(lengths)]
+    plans = [list(micro_batches([len(item.row.ids) for item in part], settings.micro_batch_tokens)) for part in parts]
+    mine, plan = parts[world.rank], plans[world.rank]
+    seen = [_backward(policy, [mine[index] for index in indices], settings) for indices in plan]
+    for _ in range(max(map(len, plans)) - len(plan)):
+        _pass_without_rows(policy)
+    return [part for parts in world.everyones(seen) for part in parts]
+
+
+def _pass_without_rows(policy: Policy) -> None:
+    """Add a gradient of zero."""
+    (policy(torch.zeros(1, 1, dtype=torch.long, device=policy.cos.device)).sum() * 0.0).backward()
 
 
 def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> float:
     """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is not finite."""
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm))
+    length = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm)
+    norm = float(length.full_tensor() if hasattr(length, "full_tensor") else length)
     if not np.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise TrainerError(f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs.")
@@ -187,16 +209,16 @@ def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: U
 
 def _backward(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) -> _Seen:
     """Add the micro-batch's gradient; its loss is already divided by the whole batch's denominator, or by 1."""
-    longest = max(len(item.row.ids) for item in items)
-    ids_BT = _padded([item.row.ids for item in items], longest).long()
-    mask_BT = _padded([item.row.mask for item in items], longest) != 0
+    longest, device = max(len(item.row.ids) for item in items), policy.cos.device
+    ids_BT = _padded([item.row.ids for item in items], longest, device).long()
+    mask_BT = _padded([item.row.mask for item in items], longest, device) != 0
     logprobs_N = token_logprobs(policy(ids_BT), ids_BT, settings.temperature)[mask_BT]
-    behaviour_N = _padded([item.row.logprobs for item in items], longest)[mask_BT]
-    advantages_N = _padded([item.advantages for item in items], longest)[mask_BT]
-    weights_N = _padded([item.weights for item in items], longest)[mask_BT]
+    behaviour_N = _padded([item.row.logprobs for item in items], longest, device)[mask_BT]
+    advantages_N = _padded([item.advantages for item in items], longest, device)[mask_BT]
+    weights_N = _padded([item.weights for item in items], longest, device)[mask_BT]
     known = [item.proximal for item in items if item.proximal is not None]
     if known:
-        old_N = _padded(known, longest)[mask_BT]
+        old_N = _padded(known, longest, device)[mask_BT]
     else:
         old_N = behaviour_N if settings.proximal == "behaviour" else logprobs_N.detach()
     step_N = logprobs_N - old_N
@@ -204,15 +226,15 @@ def _backward(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) 
     loss = (weights_N * truncated(old_N - behaviour_N, settings.tis_cap) * loss_N).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     clipped_N = clipped_tokens(step_N.detach(), advantages_N, settings.clip_low, settings.clip_high)
-    return _Seen(float(loss.detach()), (logprobs_N - behaviour_N).detach(), logprobs_N.detach(), clipped_N)
+    return _Seen(float(loss.detach()), (logprobs_N - behaviour_N).detach().cpu(), logprobs_N.detach().cpu(), clipped_N.cpu())
 
 
-def _padded(arrays: Sequence[np.ndarray], length: int) -> Tensor:
+def _padded(arrays: Sequence[np.ndarray], length: int, device: torch.device) -> Tensor:
     """[B, length] of right-padded rows."""
     out = np.zeros((len(arrays), length), dtype=arrays[0].dtype)
     for row, array in zip(out, arrays, strict=True):
         row[: len(array)] = array
-    return torch.from_numpy(out)
+    return torch.from_numpy(out).to(device)
 
 
 def _metrics(seen: Sequence[_Seen], grad_norm: float, rollouts: int) -> UpdateMetrics:

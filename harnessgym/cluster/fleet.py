@@ -18,6 +18,7 @@ from typing import Any
 from harnessgym.cluster.berth import KILLED, Berth, Role
 from harnessgym.cluster.ground import Ground, Handle
 from harnessgym.cluster.place import About, Order, release
+from harnessgym.cluster.section import Need
 from harnessgym.cluster.wish import wished
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
@@ -176,7 +177,8 @@ class Fleet:
         return [berth for berth in self._berths.values() if berth.role == role]
 
     def _claim(self, name: str, role: Role) -> None:
-        need = getattr(self.config.cluster, role)
+        need: Need = getattr(self.config.cluster, role)
+        need = need.times(self.config.trainer.processes) if role == "trainer" else need
         handle, again = self.ground.claim(name, need, _sockets(role)), Restarts(self.config.supervisor.max_restarts)
         with self._lock:
             self._berths[name] = Berth(name, role, need, again, handle, self._about(handle, role))

@@ -17,6 +17,11 @@ class Need(Config):
     resources: dict[str, float] = Field(default_factory=dict)
     """Other resources of Ray's, as named in `ray start --resources`: they say which machines will do."""
 
+    def times(self, processes: int) -> "Need":
+        """That of so many of them on one machine."""
+        more = {name: getattr(self, name) * processes for name in ("cpus", "gpus", "memory_mb")}
+        return self.model_copy(update=more)
+
 
 class ClusterSection(Config):
     """Where `harnessgym cluster` places the processes of a run. `harnessgym train` does not read it."""
@@ -41,4 +46,4 @@ class ClusterSection(Config):
     node: Need = Need()
     """Of each node, harnesses included."""
     trainer: Need = Need()
-    """Of the trainer."""
+    """Of each of the trainer's `trainer.processes`; they share a machine. `resources` are those of all of them."""

@@ -17,6 +17,7 @@ from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.forest import Forest
 from trainers.grpo import Learner
 from trainers.policy import Policy, PolicyConfig, load_policy, save_policy, token_logprobs
+from trainers.trainee import Trainee
 
 PROMPT = [3, 1, 4, 1, 5]
 STEPS = 4
@@ -96,6 +97,7 @@ def record_rollout(store, policy, row, ordinal, version):
 
 
 def learner_of(folder, store):
-    learner = Learner(folder, folder.config(), store)
+    config = folder.config()
+    learner = Learner(folder, config, store, Trainee(config))
     learner.resume()
     return learner

@@ -10,7 +10,9 @@ from trainers.checkpoint import Checkpoint, RandomState
 
 
 def state(step):
-    return Checkpoint(step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, RandomState.here(), None, {"reward": 0.5})
+    return Checkpoint(
+        step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, (RandomState.here(),), None, {"reward": 0.5}
+    )
 
 
 def test_the_newest_is_loaded_whole(tmp_path):
@@ -29,7 +31,7 @@ def test_every_generator_goes_on_where_it_was(tmp_path):
 
     drawn = draw()
     assert draw() != drawn
-    checkpoint.load_newest(tmp_path).random.restore()
+    checkpoint.load_newest(tmp_path).randoms[0].restore()
     assert draw() == drawn
 
 
@@ -66,6 +68,15 @@ def test_saving_the_same_step_again_replaces_it(tmp_path):
 
 def test_a_checkpoint_of_another_release_is_refused_with_what_to_do(tmp_path):
     path = checkpoint.save(tmp_path, state(1)) / "state.pt"
-    torch.save(torch.load(path, weights_only=False) | {"random": torch.get_rng_state()}, path)
+    torch.save(torch.load(path, weights_only=False) | {"randoms": (torch.get_rng_state(),)}, path)
     with pytest.raises(TrainerError, match=r"another release made it.*Remove its folder"):
         checkpoint.load_newest(tmp_path)
+
+
+def test_a_checkpoint_of_a_trainer_that_was_one_process_is_read(tmp_path):
+    path = checkpoint.save(tmp_path, state(1)) / "state.pt"
+    values = torch.load(path, weights_only=False)
+    (values["random"],) = values.pop("randoms")
+    torch.save(values, path)
+    (found,) = checkpoint.load_newest(tmp_path).randoms
+    assert torch.equal(found.torch, values["random"].torch)

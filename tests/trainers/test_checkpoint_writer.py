@@ -25,7 +25,7 @@ def step(parameter, optimizer):
 
 
 def state(number, optimizer):
-    return Checkpoint(number, number, {}, optimizer, RandomState.here(), None, {})
+    return Checkpoint(number, number, {}, optimizer, (RandomState.here(),), None, {})
 
 
 def moments(optimizer):
@@ -42,7 +42,7 @@ def test_what_is_written_is_what_was_staged_however_many_steps_are_taken_meanwhi
 
     writer = CheckpointWriter(commit, lazy=True)
     expected = moments(optimizer.state_dict())
-    writer.submit(state(1, writer.stage(optimizer)))
+    writer.submit(state(1, writer.stage(optimizer.state_dict())))
     step(parameter, optimizer)
     assert not torch.equal(moments(optimizer.state_dict()), expected)
     go_on.set()
@@ -60,9 +60,9 @@ def test_the_next_copy_waits_for_the_one_before(caplog):
         order.append(found.step)
 
     writer = CheckpointWriter(commit, lazy=True)
-    writer.submit(state(1, writer.stage(optimizer)))
+    writer.submit(state(1, writer.stage(optimizer.state_dict())))
     threading.Timer(0.05, go_on.set).start()
-    staging = writer.stage(optimizer)
+    staging = writer.stage(optimizer.state_dict())
     assert order == [1]
     writer.submit(state(2, staging))
     writer.close()
@@ -72,8 +72,8 @@ def test_the_next_copy_waits_for_the_one_before(caplog):
 def test_the_same_memory_is_used_again():
     _, optimizer = stepped()
     writer = CheckpointWriter(lambda found: None, lazy=True)
-    first = writer.stage(optimizer)["state"][0]["exp_avg"]
-    assert writer.stage(optimizer)["state"][0]["exp_avg"] is first
+    first = writer.stage(optimizer.state_dict())["state"][0]["exp_avg"]
+    assert writer.stage(optimizer.state_dict())["state"][0]["exp_avg"] is first
     writer.close()
 
 
@@ -87,8 +87,8 @@ def test_what_stops_a_checkpoint_is_raised_once(lazy):
     writer = CheckpointWriter(commit, lazy=lazy)
 
     def commit_one():
-        writer.submit(state(1, writer.stage(optimizer)))
-        writer.stage(optimizer)
+        writer.submit(state(1, writer.stage(optimizer.state_dict())))
+        writer.stage(optimizer.state_dict())
 
     with pytest.raises(OSError, match="the disk is full"):
         commit_one()

@@ -42,7 +42,7 @@ def weights_after(folder, stops):
             while learner.step < stop:
                 learner.train_step(list(learner.arriving()))
             learner.settle()
-            found = published_weights(learner.policy)
+            found = published_weights(learner.trainee.policy)
     return found
 
 
@@ -127,7 +127,7 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
         assert (learner.step, learner.version) == (1, 1)
-        assert all(torch.equal(value, before[name]) for name, value in published_weights(learner.policy).items())
+        assert all(torch.equal(value, before[name]) for name, value in published_weights(learner.trainee.policy).items())
         assert learner.train_step(list(learner.arriving()))["version"] == 2
         learner.settle()
 
@@ -270,7 +270,7 @@ def learner_weights(tmp_path, model):
     """Those that training starts from."""
     folder = make_run(tmp_path / "untrained", model)
     with TraceStore.open(folder.store_url()) as store:
-        return published_weights(learner_of(folder, store).policy)
+        return published_weights(learner_of(folder, store).trainee.policy)
 
 
 def test_metrics_count_what_was_given_up_and_where_time_went(tmp_path, model):
@@ -391,3 +391,59 @@ def test_old_versions_leave_the_disk_but_those_that_a_worker_serves(tmp_path, mo
         store.write(lambda conn: workers.upsert(conn, row))
     weights_after(run, [STEPS])
     assert sorted(published(run, STEPS + 1)) == [1, STEPS - 1, STEPS]
+
+
+def after_processes(folder, stops):
+    """The newest checkpoint when the trainer is started with (processes, steps), one after the other."""
+    config = json.loads(folder.config_path.read_text())
+    for processes, steps in stops:
+        config["trainer"] |= {"processes": processes, "steps": steps}
+        write_json(folder.config_path, config)
+        train(TrainerSettings(run=folder.root))
+    return checkpoint.load_newest(folder.checkpoints)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not(tmp_path, model, stream):
+    stops = {"straight": [(1, 3)], "changing": [(1, 1), (2, 2), (1, 3)]}
+    found = {}
+    for name, each in stops.items():
+        run = make_run(tmp_path / name, model, max_staleness=STEPS, stream=stream, update={"lr": 0.01, "max_grad_norm": 1e9})
+        record_groups(run, range(6))
+        found[name] = after_processes(run, each)
+        assert final_weights(run)[0] == 3
+        assert [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()[-1:]] == [3]
+    straight, changed = found["straight"], found["changing"]
+    assert (straight.step, straight.version) == (changed.step, changed.version) == (3, 3)
+    assert all(torch.allclose(changed.weights[name], tensor, rtol=1e-4, atol=2e-5) for name, tensor in straight.weights.items())
+    for index, values in straight.optimizer["state"].items():
+        for name, value in values.items():
+            assert torch.allclose(changed.optimizer["state"][index][name], value, rtol=1e-4, atol=1e-6)
+    assert torch.equal(straight.randoms[0].torch, changed.randoms[0].torch)
+    assert len(changed.randoms) == 1
+
+
+@pytest.mark.timeout(120)
+def test_two_processes_publish_the_starting_weights_that_one_publishes_and_resume_exactly(tmp_path, model):
+    runs_ = {name: make_run(tmp_path / name, model, max_staleness=STEPS) for name in ("one", "two", "resumed")}
+    for run in runs_.values():
+        record_groups(run, range(4))
+    after_processes(runs_["one"], [(1, 2)])
+    two, resumed = (after_processes(runs_[name], stops) for name, stops in [("two", [(2, 2)]), ("resumed", [(2, 1), (2, 2)])])
+    assert len({read_version(version_path(run.versions, 0))[0].checksum for run in runs_.values()}) == 1
+    assert all(torch.equal(two.weights[name], tensor) for name, tensor in resumed.weights.items())
+    assert len(two.randoms) == 2
+
+
+@pytest.mark.timeout(120)
+def test_several_processes_go_on_from_published_weights_where_the_checkpoint_is_gone(tmp_path, model):
+    run = make_run(tmp_path / "run", model, max_staleness=STEPS)
+    record_groups(run, range(4))
+    after_processes(run, [(1, 1)])
+    before = final_weights(run)[1]
+    shutil.rmtree(run.checkpoints)
+    found = after_processes(run, [(2, 2)])
+    assert (found.step, found.version) == (2, 2)
+    assert any(not torch.equal(before[name], tensor) for name, tensor in found.weights.items())
+    assert all(torch.allclose(before[name], tensor, atol=0.05) for name, tensor in found.weights.items())

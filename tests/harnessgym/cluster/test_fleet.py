@@ -10,6 +10,7 @@ import pytest
 
 from harnessgym.cluster.fleet import Fleet
 from harnessgym.cluster.place import About, release
+from harnessgym.cluster.section import Need
 from harnessgym.cluster.wish import wish, wished
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.process import identify
@@ -26,7 +27,7 @@ ALL = {"proxy", "engine-0", "engine-1", "node-0", "node-1", "trainer"}
 class Harbour:
     """A fleet whose supervisor is the test."""
 
-    def __init__(self, tmp_path, *, ground=None, engine=None, **cluster):
+    def __init__(self, tmp_path, *, ground=None, engine=None, processes=1, **cluster):
         self.folder = RunFolder(tmp_path / "run")
         self.config = RunConfig.model_validate(
             {
@@ -37,6 +38,7 @@ class Harbour:
                 "engine": engine or {},
                 "store": {"url": "postgresql+psycopg:///of_nobody"},
                 "supervisor": {"max_restarts": 3},
+                "trainer": {"processes": processes},
                 "cluster": {"nodes": 2, "silent_s": SILENT_S, "wait_s": 20.0} | cluster,
             }
         )
@@ -352,6 +354,13 @@ def test_a_place_that_is_lost_when_it_is_asked_what_it_lacks_is_named(make):
         ConfigError, match=r"place of node-0 \(.*\) was lost before the start \(ConnectionError: The actor died\.\)"
     ):
         harbour.fleet.lacks("process")
+
+
+def test_a_trainer_of_several_processes_gets_a_place_that_holds_them_all(make):
+    need = {"cpus": 1.5, "gpus": 1, "memory_mb": 100, "resources": {"fast_disk": 1}}
+    berths = make(processes=3, trainer=need).start().fleet.by_name
+    assert berths["trainer"].need == Need(cpus=4.5, gpus=3, memory_mb=300, resources={"fast_disk": 1})
+    assert berths["proxy"].need == Need()
 
 
 def test_the_trainers_place_is_given_back_when_it_is_through(make):

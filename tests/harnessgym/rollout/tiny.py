@@ -1,6 +1,7 @@
 """Tasks, graders and harnesses of a few lines, good and bad, for tests of nodes and runs."""
 
 import time
+import zlib
 
 from harnessgym.task import Grade, Limits, Setup, Task
 
@@ -106,6 +107,10 @@ class Picky(Tiny):
     grader = "grade_first"
 
 
+class Mixed(Tiny):
+    grader = "grade_by_chance"
+
+
 class SetUp(Tiny):
     setup = Setup((("sh", "-c", "cat given.txt > made.txt"), ("sh", "-c", "test -s made.txt")))
 
@@ -153,6 +158,10 @@ def grade_nan(task, workspace):
 
 def grade_cheated(task, workspace):
     return Grade({"reward": 1.0}, tampered="the answer was there before")
+
+
+def grade_by_chance(task, workspace):
+    return Grade({"reward": float(zlib.crc32(str(workspace).encode()) % 2)})
 
 
 def grade_first(task, workspace):

@@ -1,0 +1,66 @@
+"""A policy and its optimizer in shards over the processes of a world (FSDP2), and both of them whole again in its leader.
+
+What is gathered does not depend on the number of shards, bit for bit: one checkpoint format serves every number of processes.
+Importing this takes a second, so whoever trains in one process does not.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+
+from trainers.policy import Policy
+from trainers.world import World
+
+_GATHER = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SCATTER = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+
+
+def shard(policy: Policy, world: World) -> None:
+    """Keep this process's shard of each weight, on its device. Gradients are sums over the processes, not means."""
+    mesh = init_device_mesh(world.device, (world.size,))
+    for module in (*policy.blocks, policy):
+        sharded = fully_shard(module, mesh=mesh)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(True)
+
+
+def gather(policy: Policy, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """`state_dict()` of both as one process would have them, in the leader's memory; of other processes nothing.
+
+    All processes call this together.
+    """
+    weights: Any = get_model_state_dict(policy, options=_GATHER)
+    if not optimizer.state:  # asked for what is not there, the library would take a step
+        return weights, optimizer.state_dict()
+    found: Any = get_optimizer_state_dict(policy, optimizer, options=_GATHER)
+    if not found:
+        return {}, {}
+    index = {name: number for number, (name, _) in enumerate(policy.named_parameters())}
+    state = {index[name]: values for name, values in found["state"].items()}
+    return weights, {"state": dict(sorted(state.items())), "param_groups": optimizer.state_dict()["param_groups"]}
+
+
+def scatter(policy: Policy, optimizer: Optimizer, weights: dict[str, Tensor], state: dict[str, Any] | None) -> None:
+    """Undo `gather`: the leader's weights and optimizer state into everyone's shards; None leaves the optimizer.
+
+    All processes call this together; only the leader's arguments count, but whether there is a state must be known to all.
+    """
+    set_model_state_dict(policy, dict(weights), options=_SCATTER)
+    if state is None:
+        return
+    names = [name for name, _ in policy.named_parameters()]
+    named: dict[str, Any] = {}
+    if state:
+        groups = [group | {"params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
+        named = {"state": {names[number]: values for number, values in state["state"].items()}, "param_groups": groups}
+    set_optimizer_state_dict(policy, optimizer, named, options=_SCATTER)
