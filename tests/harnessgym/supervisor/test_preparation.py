@@ -178,7 +178,7 @@ def test_names_of_further_policies_are_names_of_folders_that_differ(name):
 
 def test_what_processes_of_several_policies_are_told(tmp_path):
     told = config(policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}], trainer={"update": {"lr": 0.1, "clip_low": 0.1}})
-    orders = Orders(RunFolder(tmp_path), told, "run", "id-1", "key", "process", True, {"policy": "id-1", "helper": "id-2"})
+    orders = Orders(prepare(told, tmp_path), told, "run", "id-1", "key", "process", True, {"policy": "id-1", "helper": "id-2"})
     assert orders.engines == ["engine-0", "engine-1", "engine-2", "engine-3"]
     engines = [orders.engine(name, "http://e", "unix:c") for name in orders.engines]
     assert [engine["agent"]["policy_id"] for engine in engines] == ["id-1", "id-1", "id-2", "id-2"]
@@ -196,7 +196,7 @@ def test_what_processes_of_several_policies_are_told(tmp_path):
 
 
 def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
-    orders = Orders(RunFolder(tmp_path), config(), "run", "id-1", "key", "process", True, {"policy": "id-1"})
+    orders = Orders(prepare(config(), tmp_path), config(), "run", "id-1", "key", "process", True, {"policy": "id-1"})
     assert "policies" not in orders.proxy()
     assert orders.trainer() == {"run": str(tmp_path)}
     assert orders.trainers == ["trainer"]
