@@ -39,10 +39,6 @@ class Standing:
         """Whether a worker serves an older version of its policy than the newest."""
         return worker.version < self.versions.get(worker.policy_id or "", self.version)
 
-    def behind(self, worker: WorkerRow) -> bool:
-        """Whether a worker serves an older version than the newest."""
-        return worker.version < self.version
-
     @property
     def progress(self) -> tuple[object, ...]:
         """Changes whenever a rollout finishes, a step is taken or a phase ends. Failed rollouts are no progress."""

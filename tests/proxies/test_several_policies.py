@@ -1,7 +1,7 @@
 """Contract of routing where a proxy serves several policies: whom a model name asks for, and that no tokens cross over."""
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select, text, update
 
 from harnessgym.store import policies, workers
 from harnessgym.store.policies import PolicyVersion
@@ -92,13 +92,14 @@ async def test_every_policy_continues_its_own_answers_alone(make_world: MakeWorl
             assert sorted(trained) == sorted(sampled)
             assert {int(each) for row in own.rows for each in row.versions[row.mask == 1]} == {version}
             assert own.trained == own.sampled == len(sampled)
-        by_id = {call.id: call for call in calls}
-        parents = [by_id[call.parent_call_id] for call in calls if call.parent_call_id]
-        assert all(
-            parent.policy_id == call.policy_id
-            for call, parent in zip([call for call in calls if call.parent_call_id], parents, strict=True)
-        )
+        policy_of = {call.id: call.policy_id for call in calls}
+        continued = [call for call in calls if call.parent_call_id]
+        assert len(continued) == 2
+        assert all(policy_of[str(call.parent_call_id)] == call.policy_id for call in continued)
         assert not verify(world.store).findings
+        crossed = update(calls_table).where(calls_table.c.id == calls[3].id).values(policy_id=ids["policy"])
+        world.store.write(lambda conn: conn.execute(crossed))
+        assert "parent_policy" in {finding.kind for finding in verify(world.store).findings}
 
 
 async def test_equal_requests_to_two_policies_are_two_prompts(make_world: MakeWorld) -> None:
