@@ -80,7 +80,7 @@ def _recorded(call_id: str, prompt: Segment, completion: Segment, digest: str) -
         id=call_id, session_id="s", rollout_id="r", agent_id=None, ordinal=0, kind="policy", status="committed",
         parent_call_id=None, request_digest="", chain_digest="", answer_digest=digest, prompt_len=0,
         prompt_segment=prompt.id, completion_len=len(completion.ids), completion_segment=completion.id, version_spans=(),
-        finish_reason="stop", protocol="chat", usage={},
+        finish_reason="stop", protocol="chat", usage={}, policy_id=None,
     )  # fmt: skip
 
 
