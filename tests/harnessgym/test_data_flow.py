@@ -242,7 +242,7 @@ class Flow(RuleBasedStateMachine):
                 str(group.ordinal),
                 group.ordinal,
                 group.state == "complete",
-                chain.between(self.last.version, group.born) if group.state == "complete" else 0,
+                chain.between(self.last.version, group.born) if group.state == "complete" or self.policy != "wait" else 0,
             )
             for group in free
             if group.ordinal not in busy or self.last.version in self.published

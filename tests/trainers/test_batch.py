@@ -6,9 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harnessgym.staleness import VersionChain
 from harnessgym.store.advantages import AdvantageRange
+from harnessgym.store.rollouts import GroupRow, Member
 from harnessgym.traces.trajectories import Row, Turn
-from trainers.batch import ranges_of
+from trainers.advantages.group_relative import grpo
+from trainers.batch import LoadedGroup, TakenGroup, join, ranges_of, share_of
 
 
 def row(mask, *turns):
@@ -48,3 +51,24 @@ def test_ranges_say_of_each_token_what_the_arrays_say(tokens, data):
     assert said == {at: value for at, (trained, value) in enumerate(tokens) if trained}
     pairs = [(one, two) for one, two in pairwise(found) if (one.call_id, one.end) == (two.call_id, two.start)]
     assert all(one.value != two.value for one, two in pairs)
+
+
+def loaded(name, *versions):
+    """A group whose rollouts have one row each, of tokens that these versions sampled; -1 marks those of the prompt."""
+    rows = []
+    for own in versions:
+        ids = np.array(own, np.int32)
+        rows.append((Row("r", name, ids, (ids >= 0).astype(np.int32), np.zeros(len(own), np.float32), ids),))
+    members = tuple(Member(f"{name}{slot}", slot, float(slot), "valid") for slot in range(len(versions)))
+    return LoadedGroup(GroupRow(name, 3, "task", 0, len(versions), members), tuple(rows), ())
+
+
+def test_a_batch_tells_which_tokens_are_old_and_which_rollouts_were_carried_over():
+    groups = (loaded("a", [-1, 2, 2, 2], [-1, 1, 1, 2]), loaded("b", [-1, 2], [-1, 0, 0, 1, 1]))
+    batch = join([share_of(item, item.rewards, 2, VersionChain(()), grpo) for item in groups])
+    assert batch.off_policy == 6 / 11
+    assert batch.carried == 2
+    assert batch.staleness == 2
+    assert batch.groups == (TakenGroup("a", 3, 1), TakenGroup("b", 3, 2))
+    fresh = join([share_of(loaded("a", [-1, 2], [-1, 2]), np.array([0.0, 1.0]), 2, VersionChain(()), grpo)])
+    assert (fresh.off_policy, fresh.carried) == (0.0, 0)

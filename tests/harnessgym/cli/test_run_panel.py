@@ -116,6 +116,13 @@ def test_many_engines_share_a_row():
     assert "v4 or newer, 2 ready" in text
 
 
+@pytest.mark.parametrize(("bias", "shown"), [(0.93, True), (1.02, True), (0.995, False), (1.0, False)])
+def test_a_length_bias_is_shown_where_there_is_one(bias, shown):
+    picture = "\n".join(drawn(replace(PROGRESS, metrics=PROGRESS.metrics | {"length_bias": bias}), 200))
+    assert (f"length bias: {bias:.2f}" in picture) == shown
+    assert ("length bias" in picture) == shown
+
+
 def test_trouble_is_named():
     progress = replace(
         PROGRESS,

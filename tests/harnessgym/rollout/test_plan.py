@@ -280,6 +280,21 @@ def test_a_version_that_was_orphaned_counts_as_the_one_it_forked_from(make_plan)
     assert submit(store, plan) == (2 + 1 + 1) * 2 - kept
 
 
+def test_with_replays_fewer_groups_are_submitted_ahead(make_plan):
+    """η = 3 and half of every batch of four: what stands fills four batches of two new groups, and at least one of four."""
+    store, plan = make_plan(steps=9, groups_per_step=4, max_running=99)
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": 3, "reuse": 1})
+    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    publish(store, plan, 0)
+    assert submit(store, plan) == 8
+    for version, new in ((1, 4), (2, 2), (3, 2)):
+        move(store, plan, "open", "consumed", new)
+        publish(store, plan, version, serve=False)
+        assert submit(store, plan) == max(0, new - 2), "what is left of the window while engines lag"
+        serving(store, plan, version)
+        assert submit(store, plan) == min(2, new)
+
+
 def test_groups_are_told_how_few_graded_members_are_enough(make_plan):
     store, plan = make_plan(steps=2, group_size=4)
     trainer = plan.config.trainer.model_copy(update={"min_group": 3})

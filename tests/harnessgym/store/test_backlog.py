@@ -5,6 +5,7 @@ from harnessgym.errors import StoreError
 from harnessgym.store import TraceStore, backlog, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.tables import groups
+from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.task import Task
 
 
@@ -58,6 +59,24 @@ def test_only_a_complete_group_is_given_up_and_only_once(world):
     ]
     row = world.store.read(lambda conn: conn.execute(select(groups).where(groups.c.id == complete)).mappings().one())
     assert (row["state"], row["given_up"], row["given_up_version"]) == ("dropped", "too_stale", 4)
+
+
+def test_an_open_group_is_stopped_once_with_all_that_runs_of_it(world):
+    opened, complete, other = world.submit("open"), world.submit(), world.submit("open")
+    assert world.store.read(lambda conn: backlog.oldest_version(conn, opened)) is None
+    claimed = world.store.write(lambda conn: rollouts.claim(conn, world.run, "node", 60.0, 1))
+    assert [row.group_id for row in claimed] == [opened]
+
+    def stop(group):
+        return world.store.write(lambda conn: backlog.stop(conn, group, "requeued", 4))
+
+    assert [stop(group) for group in (complete, opened, opened)] == [False, True, False]
+    assert world.ask(backlog.given_up, 4) == {"requeued": 1}
+    assert [item.ordinal for item in world.ask(backlog.requeued, 9)] == [0]
+    statuses = select(rollouts_table.c.status).where(rollouts_table.c.group_id == opened)
+    assert world.store.read(lambda conn: conn.execute(statuses).scalars().all()) == ["cancelled", "cancelled"]
+    assert world.store.read(lambda conn: rollouts.not_running(conn, [claimed[0].id], "node")) == [claimed[0].id]
+    assert [item.id for item in world.ask(backlog.standing)] == [complete, other]
 
 
 def test_what_a_step_gave_up_is_counted_by_reason(world):

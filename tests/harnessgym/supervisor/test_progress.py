@@ -51,8 +51,8 @@ def test_what_the_trainer_waits_and_works():
 
 
 def test_what_was_dropped_or_put_back_is_summed_whatever_it_is_called():
-    told = lines({"dropped_groups": 2, "requeued": 1, "reward": 1.0}, {"dropped_groups": 3})
-    assert counters(told) == {"dropped_groups": 5, "requeued": 1}
+    told = lines({"dropped_groups": 2, "requeued": 1, "reward": 1.0}, {"dropped_groups": 3, "replayed": 2})
+    assert counters(told) == {"dropped_groups": 5, "requeued": 1, "replayed": 2}
 
 
 def test_what_the_trainer_counts_is_summed_line_by_line(lived):
