@@ -191,7 +191,8 @@ def final_weights(folder):
     return newest.step, read_version(version_path(folder.versions, newest.version))[1]
 
 
-@pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}], ids=str)
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}, {"processes": 2}], ids=str)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
     steps, draw = 8, random.Random(3)
     groups = 2 * steps - 3 * options.get("reuse", 0)  # some come again
