@@ -23,7 +23,12 @@ class RunFolder:
     @property
     def of_policy(self) -> Path:
         """What belongs to one policy alone: the run's own folder for the first."""
-        return self.root / "policies" / self.policy if self.policy else self.root
+        return self.policies / self.policy if self.policy else self.root
+
+    @property
+    def policies(self) -> Path:
+        """What belongs to the run's further policies, a folder each."""
+        return self.root / "policies"
 
     @property
     def config_path(self) -> Path:

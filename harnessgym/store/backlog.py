@@ -107,7 +107,7 @@ def settle_batch(conn: Connection, run_id: str, step: int, known: int, group_ids
     """
     runs.lock(conn, run_id)
     free = (groups.c.state == "complete") & groups.c.batch.is_(None) & groups.c.id.in_(group_ids)
-    found = set(conn.execute(select(groups.c.id).where(_mine(run_id), free)).scalars())
+    found = set(conn.execute(select(groups.c.id).where(_mine(run_id), free).with_for_update()).scalars())
     if len(batch(conn, run_id, step)) != known or found != set(group_ids):
         return False
     for place, group_id in enumerate(group_ids, known):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, insert, select, update
 
-from harnessgym.store import advantages, policies, rollouts
+from harnessgym.store import advantages, policies, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.backend import insert_into
 from harnessgym.store.policies import PolicyVersion
@@ -70,6 +70,7 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
     """
     if policies.get(conn, policy_id, record.version.version) is not None:
         return
+    others = _others(conn, policy_id)
     policies.publish(conn, policy_id, record.version)
     version, step = record.version.version, record.version.step
     ranges = {new_id(): item.advantages for item in record.trained}
@@ -88,12 +89,13 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
     advantages.add(conn, ranges)
     exclude_tokens(conn, record.excluded)
     for group_id in record.group_ids:
-        if not _awaited(conn, policy_id, group_id):
+        if not _awaited(conn, others, group_id):
             rollouts.set_group_state(conn, group_id, "consumed")
 
 
 def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
     """Go on from an earlier version: orphan the later ones, and give back the groups only they consumed. Returns how many."""
+    _others(conn, policy_id)
     given_up = policies.orphan_after(conn, policy_id, version)
     if given_up:
         members = select(rollouts_table.c.group_id).join(trained, trained.c.rollout_id == rollouts_table.c.id)
@@ -118,10 +120,18 @@ def trained_into(conn: Connection, policy_id: str, versions: Sequence[int]) -> l
     return [TrainedGroup(*row) for row in conn.execute(query)]
 
 
-def _awaited(conn: Connection, policy_id: str, group_id: str) -> bool:
-    """Whether another policy of the run has not trained on a group, or only in steps that are given up."""
-    run_id = select(groups.c.run_id).where(groups.c.id == group_id).scalar_subquery()
-    others = set(conn.execute(select(policies_table.c.id).where(policies_table.c.run_id == run_id)).scalars()) - {policy_id}
+def _others(conn: Connection, policy_id: str) -> set[str]:
+    """The run's other policies. If there are any, the run is locked: two that commit at one time must see each other."""
+    run_id = conn.execute(select(policies_table.c.run_id).where(policies_table.c.id == policy_id)).scalar_one()
+    of_run = select(policies_table.c.id).where(policies_table.c.run_id == run_id, policies_table.c.id != policy_id)
+    others = set(conn.execute(of_run).scalars())
+    if others:
+        runs.lock(conn, run_id)
+    return others
+
+
+def _awaited(conn: Connection, others: set[str], group_id: str) -> bool:
+    """Whether one of some policies has not trained on a group, or only in steps that are given up."""
     if not others:
         return False
     same = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
@@ -132,7 +142,7 @@ def _awaited(conn: Connection, policy_id: str, group_id: str) -> bool:
         .where(rollouts_table.c.group_id == group_id, ~policy_versions.c.orphaned)
         .distinct()
     )
-    return bool(others - set(conn.execute(done).scalars()))
+    return not others <= set(conn.execute(done).scalars())
 
 
 def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:

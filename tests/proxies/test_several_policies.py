@@ -1,5 +1,8 @@
 """Contract of routing where a proxy serves several policies: whom a model name asks for, and that no tokens cross over."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from sqlalchemy import select, text, update
 
@@ -15,10 +18,17 @@ from tests.proxies.conftest import POLICY, MakeWorld, World
 
 pytestmark = pytest.mark.anyio
 END = "<|im_end|>"
+MARKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role != 'assistant' %}said: {% endif %}{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 HI = [{"role": "user", "content": "hi"}]
 
 
-async def two_policies(world: World, *, helper_version: int = 0, **options: object) -> dict[str, str]:
+async def two_policies(
+    world: World, *, helper_version: int = 0, helper_folder: Path = POLICY, **options: object
+) -> dict[str, str]:
     """Start the world's proxy anew with the policies `policy` and `helper`, one worker each; their ids."""
     await world.stop()
     run_id = world.settings.run_id
@@ -29,7 +39,10 @@ async def two_policies(world: World, *, helper_version: int = 0, **options: obje
         row = PolicyVersion(version, None, "full", "", version, "", 0, committed=True, orphaned=False)
         for policy_id in ids.values():
             world.store.write(lambda conn, policy_id=policy_id, row=row: policies.publish(conn, policy_id, row))
-    several = tuple(PolicySettings(id=policy_id, name=name, path=POLICY) for name, policy_id in ids.items())
+    several = tuple(
+        PolicySettings(id=policy_id, name=name, path=helper_folder if name == "helper" else POLICY)
+        for name, policy_id in ids.items()
+    )
     world.settings = world.settings.model_copy(update={"policies": several, **options})
     world.upstreams = {}
     await world.start()
@@ -111,6 +124,24 @@ async def test_equal_requests_to_two_policies_are_two_prompts(make_world: MakeWo
         one, other = world.calls(session)
         assert world.prompt(session, one) == world.prompt(session, other)
         assert one.prompt_segment != other.prompt_segment
+
+
+async def test_every_policy_is_asked_in_its_own_language(make_world: MakeWorld, tmp_path: Path) -> None:
+    """The helper's template marks what is said; a conversation that both take part in is rendered for each as its own."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(POLICY / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(MARKING)
+    async with make_world("x") as world:
+        await two_policies(world, helper_folder=tmp_path)
+        session = await world.open()
+        messages: list[dict[str, object]] = [*HI]
+        for model in ("policy", "helper", "policy", "helper"):
+            messages += [await ask(world, session.key, model, messages), {"role": "user", "content": "go on"}]
+        written = world.language.renderer.written
+        prompts = [written(world.prompt(session, call)).decode() for call in world.calls(session)]
+        assert ["said:" in prompt for prompt in prompts] == [False, True, False, True]
+        assert prompts[3].startswith(prompts[1] + f"helper 0{END}")
+        assert "policy 1" in prompts[3]
 
 
 async def test_a_restarted_proxy_goes_on_in_every_policys_own_conversation(make_world: MakeWorld) -> None:
