@@ -139,10 +139,15 @@ class OutsideEngine(Config):
 class EngineSection(Config):
     """What samples: embedded engines, which the run starts, and engines that are other programs."""
 
+<<<<<<< ours
     workers: int = Field(2, ge=0)
     """Embedded engine processes."""
     outside: tuple[OutsideEngine, ...] = ()
     """Engines that serve the policy already, `[[engine.outside]]` each. Only these are used with `workers = 0`."""
+=======
+    workers: int = Field(2, gt=0)
+    """Engine processes; of the first policy, where there are several."""
+>>>>>>> theirs
     max_batch: int = Field(32, gt=0)
     """Sequences that one embedded engine decodes together."""
     max_length: int = Field(1024, gt=0)

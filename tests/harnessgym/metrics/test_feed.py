@@ -95,6 +95,7 @@ def test_the_trainers_numbers_and_what_was_observed_become_one_entry(folder):
 
 def test_the_numbers_of_further_policies_trainers_have_their_names(folder):
     metric(folder, 1, reward=0.5)
+    (folder.policies / "helper").mkdir(parents=True)
     metric(RunFolder(folder.root, "helper"), 1, reward=0.25, step_s=2.0)
     observe(folder, 1, idle__trainer=0.3)
     _, ((line),) = fed(folder, Kept)

@@ -83,6 +83,7 @@ def test_a_run_of_several_policies_is_as_far_as_the_last_of_them(tmp_path):
     helper_id = lived.write(lambda conn: policies.register(conn, lived.run, "helper"))
     row = PolicyVersion(3, None, "full", "", 3, "", 0, committed=True, orphaned=False)
     lived.write(lambda conn: policies.publish(conn, helper_id, row))
+    (lived.folder.policies / "helper").mkdir(parents=True)
     for folder, steps in ((lived.folder, 2), (RunFolder(tmp_path, "helper"), 3)):
         for step in range(1, steps + 1):
             append(folder.metrics_path, {"step": step, "wait_s": 1.0, "step_s": 3.0})
