@@ -10,7 +10,7 @@ from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
-from harnessgym.store import rollouts
+from harnessgym.store import rollouts, runs
 from harnessgym.store.tables import groups, tasks
 from harnessgym.store.tables import rollouts as rollouts_table
 
@@ -45,8 +45,8 @@ def standing(conn: Connection, run_id: str) -> list[Standing]:
 
 
 def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
-    """Drop a complete group that the step from `version` does not want. False if it is not complete (any more)."""
-    ours = (groups.c.id == group_id) & (groups.c.state == "complete")
+    """Drop a complete group that the step from `version` does not want. False if it is not complete, or in a batch."""
+    ours = (groups.c.id == group_id) & (groups.c.state == "complete") & groups.c.batch.is_(None)
     values = {"state": "dropped", "given_up": reason, "given_up_version": version}
     if not conn.execute(update(groups).where(ours).values(values)).rowcount:
         return False
@@ -67,6 +67,34 @@ def too_few(conn: Connection, run_id: str) -> int:
     """Groups dropped because too few of their rollouts were graded."""
     query = select(func.count()).select_from(groups).where(_dropped(run_id), groups.c.given_up == "too_few")
     return int(conn.execute(query).scalar_one())
+
+
+def batch(conn: Connection, run_id: str, step: int) -> list[str]:
+    """The groups that the trainers of a run with several policies take in a step, in their order, as far as that is settled."""
+    query = select(groups.c.id).where(_mine(run_id), groups.c.batch == step).order_by(groups.c.place)
+    return list(conn.execute(query).scalars())
+
+
+def settle_batch(conn: Connection, run_id: str, step: int, known: int, group_ids: Sequence[str]) -> bool:
+    """Put groups into the batch of a step, behind the `known` ones that are in it: every policy's trainer takes the same.
+
+    False, and nothing is changed, if another trainer was faster: then ask `batch` again.
+    """
+    runs.lock(conn, run_id)
+    free = (groups.c.state == "complete") & groups.c.batch.is_(None) & groups.c.id.in_(group_ids)
+    found = set(conn.execute(select(groups.c.id).where(_mine(run_id), free).with_for_update()).scalars())
+    if len(batch(conn, run_id, step)) != known or found != set(group_ids):
+        return False
+    for place, group_id in enumerate(group_ids, known):
+        conn.execute(update(groups).where(groups.c.id == group_id).values(batch=step, place=place))
+    return True
+
+
+def free(conn: Connection, run_id: str) -> list[Standing]:
+    """Those `standing` groups that are in no batch."""
+    settled = select(groups.c.id).where(_mine(run_id), groups.c.batch.is_not(None), groups.c.state == "complete")
+    in_batches = set(conn.execute(settled).scalars())
+    return [item for item in standing(conn, run_id) if item.id not in in_batches]
 
 
 def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:

@@ -81,6 +81,8 @@ class CallIntent:
     break_detail: str | None = None
     side_call: str | None = None
     """Name of the rule that made it a call of another kind than `policy`."""
+    policy_id: str | None = None
+    """The policy that was asked; None is the rollout's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class RecordedCall:
     completion_segment: str | None
     finish_reason: str | None
     protocol: str
+    policy_id: str | None
     version_spans: tuple[VersionSpan, ...]
     usage: dict[str, int]
 

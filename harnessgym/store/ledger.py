@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, insert, select, update
 
-from harnessgym.store import advantages, policies, rollouts
+from harnessgym.store import advantages, policies, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.backend import insert_into
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.tables import exclusions, groups, new_id, trained
+from harnessgym.store.tables import exclusions, groups, new_id, policy_versions, trained
+from harnessgym.store.tables import policies as policies_table
 from harnessgym.store.tables import rollouts as rollouts_table
 
 
@@ -50,9 +51,13 @@ class StepRecord:
 
 
 def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
-    """Publish the version, write the ledger, mark the groups consumed. Doing it again changes nothing."""
+    """Publish the version, write the ledger, mark the groups consumed that every policy of the run has trained on.
+
+    Doing it again changes nothing.
+    """
     if policies.get(conn, policy_id, record.version.version) is not None:
         return
+    others = _others(conn, policy_id)
     policies.publish(conn, policy_id, record.version)
     version, step = record.version.version, record.version.step
     ranges = {new_id(): item.advantages for item in record.trained}
@@ -71,11 +76,13 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
     advantages.add(conn, ranges)
     exclude_tokens(conn, record.excluded)
     for group_id in record.group_ids:
-        rollouts.set_group_state(conn, group_id, "consumed")
+        if not _awaited(conn, others, group_id):
+            rollouts.set_group_state(conn, group_id, "consumed")
 
 
 def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
     """Go on from an earlier version: orphan the later ones, and give back the groups only they consumed. Returns how many."""
+    _others(conn, policy_id)
     given_up = policies.orphan_after(conn, policy_id, version)
     if given_up:
         members = select(rollouts_table.c.group_id).join(trained, trained.c.rollout_id == rollouts_table.c.id)
@@ -83,6 +90,31 @@ def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
         consumed = (groups.c.state == "consumed") & groups.c.id.in_(later)
         conn.execute(update(groups).where(consumed).values(state="complete"))
     return given_up
+
+
+def _others(conn: Connection, policy_id: str) -> set[str]:
+    """The run's other policies. If there are any, the run is locked: two that commit at one time must see each other."""
+    run_id = conn.execute(select(policies_table.c.run_id).where(policies_table.c.id == policy_id)).scalar_one()
+    of_run = select(policies_table.c.id).where(policies_table.c.run_id == run_id, policies_table.c.id != policy_id)
+    others = set(conn.execute(of_run).scalars())
+    if others:
+        runs.lock(conn, run_id)
+    return others
+
+
+def _awaited(conn: Connection, others: set[str], group_id: str) -> bool:
+    """Whether one of some policies has not trained on a group, or only in steps that are given up."""
+    if not others:
+        return False
+    same = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+    done = (
+        select(trained.c.policy_id)
+        .join(rollouts_table, rollouts_table.c.id == trained.c.rollout_id)
+        .join(policy_versions, same)
+        .where(rollouts_table.c.group_id == group_id, ~policy_versions.c.orphaned)
+        .distinct()
+    )
+    return not others <= set(conn.execute(done).scalars())
 
 
 def exclude_tokens(conn: Connection, items: Sequence[ExcludedTokens]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 
 from harnessgym.store import runs
-from harnessgym.store.tables import new_id, policies, policy_versions
+from harnessgym.store.tables import new_id, policies, policy_versions, rollouts, sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,19 @@ def register(conn: Connection, run_id: str, name: str) -> str:
         found = new_id()
         conn.execute(insert(policies).values(id=found, run_id=run_id, name=name))
     return str(found)
+
+
+def of_run(conn: Connection, run_id: str) -> dict[str, str]:
+    """Ids of a run's policies by name, in order of registration."""
+    query = select(policies.c.name, policies.c.id).where(policies.c.run_id == run_id).order_by(policies.c.id)
+    return {row.name: row.id for row in conn.execute(query)}
+
+
+def of_rollout(conn: Connection, rollout_id: str) -> dict[str, str]:
+    """Those of the run that a rollout, or a session's rollout, is of."""
+    named = select(sessions.c.rollout_id).where(sessions.c.id == rollout_id)
+    run_id = conn.execute(select(rollouts.c.run_id).where((rollouts.c.id == rollout_id) | rollouts.c.id.in_(named))).scalar()
+    return {} if run_id is None else of_run(conn, run_id)
 
 
 def publish(conn: Connection, policy_id: str, version: PolicyVersion) -> None:

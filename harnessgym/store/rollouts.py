@@ -45,6 +45,8 @@ class GroupSpec:
     """Graded rollouts below which it is given up; one is always enough for a group of one."""
     replaces: int | None = None
     """Ordinal of the group that was given up and this one is in place of."""
+    submitted_versions: dict[str, int] | None = None
+    """Of the run's further policies, by id, what `submitted_version` is of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class RolloutRow:
     task_set: str = ""
     task_payload: dict[str, Any] | None = None
     """The task itself, where it came with a request instead of from a set."""
+    submitted_versions: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,7 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
             state="open",
             min_members=spec.min_members,
             replaces=spec.replaces,
+            submitted_versions=spec.submitted_versions,
             **shared,
         )
     )
@@ -162,7 +166,7 @@ def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) 
     conn.execute(update(rollouts).where(rollouts.c.id.in_(ids)).values(_begun(holder, ttl_s)))
     own = ("id", "group_id", "run_id", "policy_id", "slot", "attempt", "harness", "seed")
     columns = [rollouts.c[name] for name in own]
-    of_group = [groups.c.purpose, groups.c.sampling, groups.c.submitted_version]
+    of_group = [groups.c.purpose, groups.c.sampling, groups.c.submitted_version, groups.c.submitted_versions]
     of_task = [tasks.c.key.label("task_key"), tasks.c.set.label("task_set"), tasks.c.payload.label("task_payload")]
     joined = (
         select(*columns, *of_group, *of_task)

@@ -13,7 +13,7 @@ from harnessgym.store import views
 
 Alone = Callable[[Connection], AbstractContextManager[None]]
 _SCRIPTS = Path(__file__).parent / "migrations"
-HEAD = "0009"
+HEAD = "0011"
 """Newest revision in `migrations/versions`; a test compares it with Alembic's own answer, which is slow to import."""
 WRITING: Final = {"harnessgym_write": True}
 """Execution options of a connection whose transactions take the write lock when they begin, not at their first write."""

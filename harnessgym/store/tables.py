@@ -115,9 +115,13 @@ groups = Table(
     Column("given_up", String),
     Column("given_up_version", Integer),
     Column("replaces", Integer),
+    Column("batch", Integer),
+    Column("place", Integer),
+    Column("submitted_versions", JSON(none_as_null=True)),
     UniqueConstraint("run_id", "purpose", "ordinal"),
     Index("ix_groups_state", "run_id", "purpose", "state"),
     Index("ix_groups_replaces", "run_id", "purpose", "replaces", unique=True),
+    Index("ix_groups_batch", "run_id", "purpose", "batch", "place", unique=True),
 )  # fmt: skip
 
 rollouts = Table(
@@ -224,6 +228,7 @@ calls = Table(
     Column("error", Text),
     _created(),
     Column("side_call", String),
+    _ref("policies", null=True, index=False, name="policy_id"),
     UniqueConstraint("session_id", "ordinal"),
 )  # fmt: skip
 
@@ -324,6 +329,7 @@ workers = Table(
     Column("version", Integer, nullable=False),
     Column("state", String, nullable=False),
     Column("updated_at", Float, nullable=False),
+    _ref("policies", null=True, index=False, name="policy_id"),
 )  # fmt: skip
 
 leases = Table(

@@ -33,8 +33,10 @@ SELECT c.id AS call_id, c.rollout_id, c.session_id, c.ordinal, c.agent_id, a.nam
        CASE WHEN c.parent_evidence = 'token_prefix' THEN c.prompt_len - p.prompt_len - coalesce(p.completion_len, 0)
             ELSE c.prompt_len END AS new_prompt_tokens,
        c.completion_len AS sampled_tokens, {first_version} AS first_version, {last_version} AS last_version,
-       c.finish_reason, c.break_class, c.break_detail, c.upstream, c.error, c.created_at
-  FROM calls c LEFT JOIN agents a ON a.id = c.agent_id LEFT JOIN calls p ON p.id = c.parent_call_id
+       c.finish_reason, c.break_class, c.break_detail, c.upstream, c.error, c.created_at,
+       (SELECT o.name FROM policies o WHERE o.id = coalesce(c.policy_id, r.policy_id)) AS policy
+  FROM calls c JOIN rollouts r ON r.id = c.rollout_id
+  LEFT JOIN agents a ON a.id = c.agent_id LEFT JOIN calls p ON p.id = c.parent_call_id
 """
 
 _AGENT_TREE = """

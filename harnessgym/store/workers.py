@@ -34,6 +34,12 @@ class WorkerRow:
     version: int
     """Policy version it serves."""
     state: WorkerState
+    policy_id: str | None = None
+    """The policy that it serves; None where the run has but one, and for outside models."""
+
+    def follows(self, policy_id: str) -> bool:
+        """Whether it serves versions of a policy."""
+        return self.policy_id in (None, policy_id)
 
 
 def upsert(conn: Connection, worker: WorkerRow) -> None:

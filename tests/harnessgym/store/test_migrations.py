@@ -1,13 +1,15 @@
 """A database of any earlier release, with data in every table, is brought to this code's schema with nothing lost."""
 
+from pathlib import Path
+
 import pytest
 from sqlalchemy import JSON, Boolean, Float, Integer, LargeBinary, MetaData, create_engine, insert, select, text
 
-from harnessgym.store import TraceStore, policies, runs
+from harnessgym.store import TraceStore, policies, runs, schema
 from harnessgym.store.backend import open_backend
-from harnessgym.store.schema import HEAD, upgrade
+from harnessgym.store.schema import upgrade
 
-REVISIONS = [f"{number:04d}" for number in range(1, int(HEAD) + 1)]
+REVISIONS = sorted(path.name[:4] for path in Path(schema.__file__).parent.glob("migrations/versions/[0-9]*.py"))
 
 
 def value_for(table, column):
