@@ -8,7 +8,7 @@ from harnessgym.errors import UpstreamLost
 from harnessgym.store.workers import WorkerRow
 from proxies.call import Call
 from proxies.feed import Feed
-from proxies.language import Language
+from proxies.served_policies import ServedPolicies
 from proxies.session import Session
 from proxies.text_upstream import TextCall, TextUpstream
 from proxies.upstream import Upstream
@@ -21,9 +21,9 @@ _ATTEMPTS = 6
 class Answerer:
     """Gets calls their tokens."""
 
-    def __init__(self, workers: WorkerTable, language: Language, run_id: str) -> None:
-        """Prefix caches are salted with the run and the version: what one computed is never read under another."""
-        self._workers, self._language, self._run_id = workers, language, run_id
+    def __init__(self, workers: WorkerTable, policies: ServedPolicies, run_id: str) -> None:
+        """Prefix caches are salted with the run, policy and version: what one computed is never read under another."""
+        self._workers, self._policies, self._run_id = workers, policies, run_id
 
     async def answer(self, session: Session, call: Call, feed: Feed) -> None:
         """Sample the answer, on another worker from the tokens so far whenever one is lost.
@@ -56,7 +56,7 @@ class Answerer:
         sampling = call.sampling.limited(call.sampling.max_tokens - before)
         if before and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + before)
-        salt = f"{self._run_id}:{worker.version}"
+        salt = f"{self._run_id}:{worker.version}" if call.policy_id is None else f"{call.policy_id}:{worker.version}"
         async with aclosing(upstream.generate(given, sampling, salt=salt)) as chunks:
             async for chunk in chunks:
                 sampled.take(chunk)
@@ -73,6 +73,7 @@ class Answerer:
         """Let an outside model answer."""
         call.sampled.worker = worker_id
         prompt, timeout_s = tuple(call.prompt.ids), session.options.answer_timeout_s
+        language = self._policies.by_id(call.policy_id).language
         asked = TextCall(
             id=call.id,
             session_id=session.row.id,
@@ -80,21 +81,25 @@ class Answerer:
             request=call.request,
             prompt=prompt,
             sampling=call.sampling,
-            language=self._language,
+            language=language,
             timeout_s=timeout_s,
             replay=session.options.replay or "",
         )
         answer = await upstream.complete(asked)
         call.interruptible = False
-        call.sampled.hear(answer, self._language)
+        call.sampled.hear(answer, language)
         feed.add(call.sampled.ids)
 
-    @staticmethod
-    def _wanted(session: Session, call: Call) -> Wanted:
-        parent = call.prompt.parent
+    def _wanted(self, session: Session, call: Call) -> Wanted:
+        """The first policy's pin and oldest version are the session's; others have theirs in its limits, by policy."""
+        parent, limits = call.prompt.parent, session.row.limits
+        pin, least = session.row.version_pin, limits.get("min_version")
+        if call.policy_id != self._policies.first.id:
+            pin, least = (limits.get(name, {}).get(call.policy_id) for name in ("pins", "min_versions"))
         return Wanted(
             upstream=session.options.upstream if session.options.replay is None else REPLAY,
             prefix_owner=None if parent is None else session.workers.get(parent.segment_id),
-            pin=session.row.version_pin,
-            min_version=session.row.limits.get("min_version"),
+            pin=pin,
+            min_version=least,
+            policy_id=call.policy_id,
         )

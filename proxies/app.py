@@ -31,6 +31,7 @@ from proxies.otlp import SpanIntake
 from proxies.recorder import Recorder
 from proxies.relay import Relay, RelayLimits
 from proxies.replaying import playback_of
+from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import SessionTable
 from proxies.upstreams.replay import ReplayUpstream
 from proxies.workers import Connect, WorkerTable, connect_upstream
@@ -39,6 +40,17 @@ _SHUTDOWN_S = 3.0
 _COLLECT = (20_000, 20, 50)
 """Thresholds of the cycle collector. What a proxy keeps is sessions, which are in no cycle: to look through them all the time
 costs a tenth of its processor time."""
+
+
+class PolicySettings(Config):
+    """One of several policies behind a proxy."""
+
+    id: str
+    """In the store."""
+    name: str
+    """The model name that asks for it."""
+    path: Path
+    """Its model folder."""
 
 
 class ProxySettings(Config):
@@ -58,6 +70,8 @@ class ProxySettings(Config):
     """How requests become the policy's tokens: auto, template, family or `module:Class`."""
     served_model_name: str = "policy"
     """Name under which harnesses find the policy."""
+    policies: tuple[PolicySettings, ...] = ()
+    """Where there are several: all of them, `policy` first."""
     host: str = "127.0.0.1"
     """Where harnesses connect over TCP."""
     port: int | None = None
@@ -108,15 +122,16 @@ class Proxy:
     ) -> None:
         """`language` and `connect` stand in for the policy folder's and for the known kinds of worker."""
         self.settings = settings
-        language = language or Language.of_policy(settings.policy, settings.parser, settings.renderer)
+        policies = _served(settings, language)
         self._store = store
         self.recorder = Recorder(store)
         self.workers = WorkerTable(
-            connect or (lambda row: connect_upstream(row, language)),
+            connect or (lambda row: connect_upstream(row, policies.by_id(row.policy_id).language)),
             wait_s=settings.worker_wait_s,
-            replay=ReplayUpstream(lambda name: playback_of(store, name, language.read)),
+            replay=ReplayUpstream(lambda name: playback_of(store, name, policies.read)),
+            first_policy=policies.first.id,
         )
-        self.sessions = SessionTable(store, language.read)
+        self.sessions = SessionTable(store, policies.read)
         limits = RelayLimits(
             settings.served_model_name,
             settings.run_id,
@@ -125,7 +140,7 @@ class Proxy:
             settings.disconnect_grace_s,
             settings.max_body,
         )
-        self.relay = Relay(self.recorder, self.workers, language, limits)
+        self.relay = Relay(self.recorder, self.workers, policies, limits)
         spans, dialects = SpanIntake(store, self.sessions, self.recorder), [load_dialect(name) for name in DIALECTS]
         self._gateway = Gateway(self.sessions, self.relay, self.recorder, dialects, settings.keepalive_s, spans)
         self._control = Control(
@@ -186,6 +201,18 @@ class Proxy:
             if self._serving[-1].done():
                 self._serving[-1].result()
             await asyncio.sleep(0)
+
+
+def _served(settings: ProxySettings, language: Language | None) -> ServedPolicies:
+    """The policies of a proxy; `language` stands in for all of theirs."""
+
+    def of_folder(folder: Path) -> Language:
+        return language or Language.of_policy(folder, settings.parser, settings.renderer)
+
+    if not settings.policies:
+        return ServedPolicies.alone(of_folder(settings.policy), settings.served_model_name)
+    languages = {folder: of_folder(folder) for folder in {policy.path for policy in settings.policies}}
+    return ServedPolicies([ServedPolicy.of(each.name, languages[each.path], each.id) for each in settings.policies])
 
 
 class _Server(uvicorn.Server):

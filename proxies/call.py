@@ -86,6 +86,8 @@ class Call:
     """Digest of the request's messages."""
     sampling: Sampling
     stamp: Stamp
+    policy_id: str | None = None
+    """The policy that answers, where there are several."""
     sampled: Sampled = field(default_factory=Sampled)
     deltas: list[Delta] = field(default_factory=list)
     answer: Answer | None = None

@@ -45,7 +45,7 @@ class OpenSession(BaseModel, extra="forbid"):
     history: Literal["keep", "template"] = "keep"
     limits: dict[str, Any] = Field(default_factory=dict)
     """turns: calls at most. tokens: sampled tokens at most. wall_s: seconds from now on. min_version: the oldest policy version
-    that may answer."""
+    that may answer. min_versions, pins: by id of a further policy, the oldest and the only version of it that may."""
     options: SessionOptions = SessionOptions()
     version_pin: int | None = None
     min_version: int | None = None
@@ -67,6 +67,8 @@ class RegisterWorker(BaseModel, extra="forbid"):
     version: int
     state: WorkerState = "ready"
     kind: str = "embedded"
+    policy_id: str | None = None
+    """The policy that it serves; the run's first if not given."""
 
 
 class Drain(BaseModel, extra="forbid"):
@@ -168,9 +170,9 @@ class Control:
 
     async def _register(self, request: Request) -> Response:
         wanted = await _read(request, RegisterWorker)
-        row = WorkerRow(wanted.id, self._run_id, wanted.kind, wanted.address, wanted.version, wanted.state)
-        await self._workers.put(row)
-        await self._recorder.write(lambda conn: workers.upsert(conn, row))
+        row = WorkerRow(wanted.id, self._run_id, wanted.kind, wanted.address, wanted.version, wanted.state, wanted.policy_id)
+        known = await self._workers.put(row)
+        await self._recorder.write(lambda conn: workers.upsert(conn, known))
         return JSONResponse({})
 
     async def _drain(self, request: Request) -> Response:
@@ -197,6 +199,7 @@ class Control:
                 "id": worker.row.id,
                 "address": worker.row.address,
                 "version": worker.row.version,
+                "policy_id": worker.row.policy_id,
                 "state": worker.row.state,
                 "load": worker.load,
                 "suspect": worker.suspect,

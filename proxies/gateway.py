@@ -72,7 +72,7 @@ class Gateway:
                     self._patterns.append((route.method, _compile(route.path), _Endpoint(dialect, route.purpose)))
                 else:
                     self._exact[route.method, route.path] = _Endpoint(dialect, route.purpose)
-        self._cards = ModelCards(relay.limits.model, relay.limits.max_length)
+        self._cards = ModelCards(relay.policies.names, relay.limits.max_length)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""

@@ -24,7 +24,7 @@ class Recollection:
     calls: Mapping[str, RecordedCall]
     """By id."""
     segments: Mapping[str, Segment]
-    read: Callable[[TokenIds], Message]
+    read: Callable[[TokenIds, str | None], Message]
     options: SessionOptions
 
     def request(self, call_id: str) -> ModelRequest:
@@ -52,14 +52,14 @@ class Recollection:
         call = self.calls.get(call_id)
         if call is None or call.completion_segment is None:
             raise not_found(response_id(call_id))
-        return self.read(self.segments[call.completion_segment].ids)
+        return self.read(self.segments[call.completion_segment].ids, call.policy_id)
 
 
 def latest_requests(
     store: TraceStore,
     recorded: Sequence[RecordedCall],
     segments: Mapping[str, Segment],
-    read: Callable[[TokenIds], Message],
+    read: Callable[[TokenIds, str | None], Message],
     options: SessionOptions,
 ) -> dict[str, ModelRequest]:
     """What the last call of each of a session's latest branches was asked, by call; without those that cannot be read."""

@@ -27,12 +27,13 @@ from proxies.constraints import constrained, refuse_images
 from proxies.continuation import Break, Prompt, continue_from
 from proxies.dialect import Answer, Finished, FinishReason, ModelRequest, Problem, RequestProblem, Stamp, Usage
 from proxies.feed import Feed
-from proxies.language import Language
 from proxies.parsers.raw import RawParser
-from proxies.raw_prompt import RawPrompts, raw_chain
+from proxies.raw_prompt import raw_chain
 from proxies.recorder import Recorder
+from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session, answer_digest
 from proxies.side_calls import classify
+from proxies.strand import Strand
 from proxies.text_upstream import TextRefusal
 from proxies.workers import WorkerTable
 
@@ -73,11 +74,9 @@ class Arrival:
 class Relay:
     """Runs the calls of all sessions."""
 
-    def __init__(self, recorder: Recorder, workers: WorkerTable, language: Language, limits: RelayLimits) -> None:
-        self.limits, self.workers, self.recorder = limits, workers, recorder
-        self._language = language
-        self._answerer = Answerer(workers, language, limits.run_id)
-        self._raw = RawPrompts(language)
+    def __init__(self, recorder: Recorder, workers: WorkerTable, policies: ServedPolicies, limits: RelayLimits) -> None:
+        self.limits, self.workers, self.recorder, self.policies = limits, workers, recorder, policies
+        self._answerer = Answerer(workers, policies, limits.run_id)
         self.in_flight = 0
         self.started = 0
         self.tokens = 0
@@ -102,7 +101,9 @@ class Relay:
     def count(self, session: Session, request: ModelRequest) -> int:
         """How many tokens a request's prompt has. Nothing is recorded. Raises `RequestProblem`."""
         request = self._constrained(session, request)
-        return len(self._prompt(session, request, self._chain(session, request)).ids)
+        policy = self.policies.named(request.model)
+        strand = session.strand(policy.id)
+        return len(self._prompt(session, policy, request, self._chain(strand, request)).ids)
 
     def _constrained(self, session: Session, request: ModelRequest) -> ModelRequest:
         if self.workers.speaks(session.options.upstream):
@@ -136,29 +137,32 @@ class Relay:
         return resume(session, arrival, earlier)
 
     @staticmethod
-    def _chain(session: Session, request: ModelRequest) -> list[str]:
+    def _chain(strand: Strand, request: ModelRequest) -> list[str]:
         if request.prompt is not None:
             return raw_chain(request.prompt)
-        return session.forest.chain(context_digest(request.tools), request.messages)
+        return strand.forest.chain(context_digest(request.tools), request.messages)
 
-    def _prompt(self, session: Session, request: ModelRequest, chain: Sequence[str]) -> Prompt:
-        if not self._language.sees_images and not self.workers.speaks(session.options.upstream):
-            answered = session.forest.attach(chain)  # what is before an answer was looked at when it came
+    def _prompt(self, session: Session, policy: ServedPolicy, request: ModelRequest, chain: Sequence[str]) -> Prompt:
+        strand, history = session.strand(policy.id), session.row.history
+        if not policy.language.sees_images and not self.workers.speaks(session.options.upstream):
+            answered = strand.forest.attach(chain)  # what is before an answer was looked at when it came
             refuse_images(request.messages[0 if answered is None else answered.matched :])
         if request.prompt is not None:
-            prompt = self._raw.prompt(session.forest, session.heads, request, session.row.history)
+            prompt = policy.raw.prompt(strand.forest, strand.heads, request, history)
         else:
-            known = session.conversations
-            prompt = continue_from(session.forest, session.heads, known, chain, request, self._language, session.row.history)
+            known = strand.conversations
+            prompt = continue_from(strand.forest, strand.heads, known, chain, request, policy.language, history)
         self._check_length(prompt)
         return prompt
 
     def _start(self, session: Session, arrival: Arrival) -> Call:
         request = arrival.request
-        context, chain = context_digest(request.tools), self._chain(session, request)
-        prompt = self._prompt(session, request, chain)
+        policy = self.policies.named(request.model)
+        strand = session.strand(policy.id)
+        context, chain = context_digest(request.tools), self._chain(strand, request)
+        prompt = self._prompt(session, policy, request, chain)
         parent = prompt.parent
-        segment, new = session.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
+        segment, new = strand.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
         call = self._make(session, arrival, prompt, segment, chain[-1], new_id(), session.next_ordinal)
         rule = classify(request, session.options.side_calls)
         agent = fresh = None
@@ -181,8 +185,8 @@ class Relay:
 
     def _resume(self, session: Session, arrival: Arrival, stored: RecordedCall) -> Call:
         """Take up an intent of an earlier process: the same call, sampled anew."""
-        prompt = Prompt(session.forest.ids(stored.prompt_segment), None, [], None)
-        segment = session.forest.segments[stored.prompt_segment]
+        forest = session.strand(stored.policy_id).forest
+        prompt, segment = Prompt(forest.ids(stored.prompt_segment), None, [], None), forest.segments[stored.prompt_segment]
         call = self._make(session, arrival, prompt, segment, stored.chain_digest, stored.id, stored.ordinal)
         session.take_up(stored)
         session.remember(call, [])
@@ -194,9 +198,8 @@ class Relay:
     def _restore(self, session: Session, arrival: Arrival, stored: RecordedCall) -> Call:
         """Give again what an earlier process committed."""
         assert stored.completion_segment is not None
-        prompt = Prompt([], None, [], None)
-        tokens, chain = session.forest.segments[stored.completion_segment], stored.chain_digest
-        segment = session.forest.segments[stored.prompt_segment]
+        prompt, segments = Prompt([], None, [], None), session.strand(stored.policy_id).forest.segments
+        tokens, chain, segment = segments[stored.completion_segment], stored.chain_digest, segments[stored.prompt_segment]
         call = self._make(session, arrival, prompt, segment, chain, stored.id, stored.ordinal)
         feed = self._feed(call)
         feed.add(tokens.ids)
@@ -224,10 +227,11 @@ class Relay:
         self, session: Session, arrival: Arrival, prompt: Prompt, segment: Segment, chain: str, call_id: str, ordinal: int
     ) -> Call:
         request = arrival.request
+        policy = self.policies.named(request.model)
         sampling = session.sampling.limited(request.max_tokens).limited(self.limits.max_length - len(prompt.ids))
         sampling = sampling.limited(session.tokens_left())
         seed = session.seed(segment.id, hash_ids(prompt.ids))
-        stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *self._language.stop_token_ids)))
+        stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *policy.language.stop_token_ids)))
         return Call(
             id=call_id,
             ordinal=ordinal,
@@ -240,6 +244,7 @@ class Relay:
             chain=chain,
             sampling=replace(sampling, seed=seed, stop=(*sampling.stop, *request.stop), stop_token_ids=stop_token_ids),
             stamp=Stamp(call_id, request.model or self.limits.model, int(time.time())),
+            policy_id=policy.id,
         )
 
     def _intent(
@@ -268,13 +273,15 @@ class Relay:
             parent_evidence="none" if parent is None else "token_prefix",
             break_class=None if broken is None else broken.kind,
             break_detail=None if broken is None else broken.detail,
+            policy_id=call.policy_id,
         )
 
     def _feed(self, call: Call) -> Feed:
+        language = self.policies.by_id(call.policy_id).language
         if call.request.prompt is not None:
-            return Feed(call, RawParser(self._language.renderer.written, stop_token_ids=self._language.stop_token_ids))
+            return Feed(call, RawParser(language.renderer.written, stop_token_ids=language.stop_token_ids))
         tools = bool(call.request.tools) and call.request.tool_choice != "none"
-        return Feed(call, self._language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
+        return Feed(call, language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
 
     def _run(self, session: Session, call: Call, intended: "Future[None]") -> None:
         self.in_flight += 1

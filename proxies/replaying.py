@@ -6,7 +6,7 @@ commit. The recorded tokens answer it, so that each request meets the conversati
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -28,11 +28,12 @@ from proxies.language import Language
 from proxies.recollection import Recollection
 from proxies.recorder import Recorder
 from proxies.relay import Arrival, Relay, RelayLimits
+from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session
 from proxies.upstreams.replay import ReplayUpstream, request_of
 from proxies.workers import REPLAY, WorkerTable
 
-Read = Callable[[TokenIds], Message]
+Read = Callable[[TokenIds, str | None], Message]
 _TEMPORARY = "harnessgym-replay-"
 _AROUND = 48
 """Tokens on both sides of the first that differs, whose text is shown."""
@@ -98,10 +99,13 @@ async def replay_rollout(store: TraceStore, rollout_id: str, language: Language)
     """Put the requests of a rollout's sessions through a relay, one after the other, up to the first that differs."""
     done: list[CallReplay] = []
     skipped: list[str] = []
-    found = await asyncio.to_thread(recordings_of, store, rollout_id, language.read)
+    read = ServedPolicies.alone(language).read
+    found = await asyncio.to_thread(recordings_of, store, rollout_id, read)
+    several = any(call.policy_id is not None for recording in found for call in recording.calls)
+    names = tuple(store.read(lambda conn: policies.of_rollout(conn, rollout_id))) if several else ()
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder, TraceStore.create(f"sqlite:///{folder}/replay.db") as own:
         for recording in found:
-            await _Rehearsal(own, language, recording, done, skipped).run()
+            await _Rehearsal(own, language, names, recording, done, skipped).run()
             if done and done[-1].problem is not None:
                 break
     return ReplayReport(rollout_id, tuple(done), tuple(skipped))
@@ -111,15 +115,25 @@ class _Rehearsal:
     """One session through a relay."""
 
     def __init__(
-        self, own: TraceStore, language: Language, recording: Recording, done: list[CallReplay], skipped: list[str]
+        self,
+        own: TraceStore,
+        language: Language,
+        names: Sequence[str],
+        recording: Recording,
+        done: list[CallReplay],
+        skipped: list[str],
     ) -> None:
+        """`names` are those of the policies, where there are several; all speak the one language."""
         self._recording, self._done, self._skipped = recording, done, skipped
         self._language, self._playback = language, Playback([])
         self._workers = WorkerTable(replay=ReplayUpstream(lambda _: self._playback))
         limits = RelayLimits("policy", "replay", max_length=1 << 30, max_in_flight=1 << 30, grace_s=0.0)
         self._recorder = Recorder(own)
-        self._relay = Relay(self._recorder, self._workers, language, limits)
-        self._session = Session.of(own.write(lambda conn: _session(conn, recording.row)))
+        row, ids = own.write(lambda conn: _session(conn, recording.row, names))
+        several = [ServedPolicy.of(name, language, policy_id) for name, policy_id in ids.items()]
+        served = ServedPolicies(several) if several else ServedPolicies.alone(language)
+        self._relay = Relay(self._recorder, self._workers, served, limits)
+        self._session = Session.of(row)
 
     async def run(self) -> None:
         """Ask every recorded request."""
@@ -144,7 +158,8 @@ class _Rehearsal:
         prefix = load_dialect(recorded.protocol).tool_call_prefix
         arrival = Arrival(recorded.protocol, request, b"{}", recorded.id, prefix, retry=False)
         (call,) = self._relay.calls(self._session, arrival)
-        prompt, expected = self._session.forest.ids(call.prompt_segment), self._recording.prompt(recorded)
+        strand = self._session.strand(call.policy_id)
+        prompt, expected = strand.forest.ids(call.prompt_segment), self._recording.prompt(recorded)
         assert call.task is not None
         await call.task
         if list(prompt) != list(expected):
@@ -161,11 +176,16 @@ class _Rehearsal:
         return self._language.renderer.written(ids).decode(errors="replace")
 
 
-def _session(conn: Connection, recorded: SessionRow) -> SessionRow:
-    """A session like the recorded one, of a rollout of its own; without limits, and answered from the record."""
+def _session(conn: Connection, recorded: SessionRow, names: Sequence[str]) -> tuple[SessionRow, dict[str, str]]:
+    """A session like the recorded one, of a rollout of its own; without limits, and answered from the record.
+
+    With the ids of the policies that have these names.
+    """
     run_id = runs.add(conn, "replay", {}, "", "training")
+    ids = {name: policies.register(conn, run_id, name) for name in names}
     task_id, policy_id = runs.add_task(conn, "replay", Task("replay", "")), policies.register(conn, run_id, "policy")
     spec = GroupSpec(run_id, task_id, policy_id, "replay", 0, 0, {}, ("replay",), "none", (0,))
     rollout_id = rollouts.start(conn, spec, "replay", 3_600.0)
     options = {**recorded.options, "upstream": REPLAY, "replay": recorded.id, "contracts": []}
-    return sessions.add(conn, rollout_id, recorded.id, sampling=recorded.sampling, history=recorded.history, options=options)
+    row = sessions.add(conn, rollout_id, recorded.id, sampling=recorded.sampling, history=recorded.history, options=options)
+    return row, ids

@@ -27,16 +27,16 @@ from harnessgym.traces.orchestration import Orchestration
 from harnessgym.traces.orchestration_rows import Rows
 from proxies.call import Call
 from proxies.contract_watch import ContractWatch
-from proxies.conversations import Conversations
 from proxies.dialect import ModelRequest, Problem
 from proxies.lineage import Lineages
 from proxies.orchestration import Traffic
 from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
 from proxies.recollection import latest_requests
+from proxies.strand import Strand
 
-ReadAnswer = Callable[[TokenIds], Message]
-"""Sampled tokens to the message they say."""
+ReadAnswer = Callable[[TokenIds, str | None], Message]
+"""Sampled tokens, and the policy that sampled them, to the message they say."""
 _REMEMBERED = 64
 """Finished calls of a session that can be given again without the store."""
 
@@ -46,7 +46,6 @@ class Session:
     """One open session."""
 
     row: SessionRow
-    forest: Forest
     sampling: Sampling
     options: SessionOptions
     lineages: Lineages
@@ -56,10 +55,8 @@ class Session:
     stale: bool = False
     """A write failed, so that memory and store differ: load it again before the next call."""
     next_ordinal: int = 0
-    heads: set[str] = field(default_factory=set)
-    """Digests of every leading part of every request so far."""
-    conversations: Conversations = field(default_factory=Conversations)
-    """What the latest calls were asked."""
+    strands: dict[str | None, Strand] = field(default_factory=dict)
+    """By policy."""
     live: dict[str, Call] = field(default_factory=dict)
     """Calls in flight by id."""
     recent: "deque[Call]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
@@ -71,8 +68,8 @@ class Session:
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)
     """Completion segment to the worker that sampled it and has its prefix cached."""
-    completions: dict[str, str] = field(default_factory=dict)
-    """Call to the segment that it sampled."""
+    completions: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    """Call to the segment that it sampled, and the policy that did."""
     tokens: int = 0
     """Tokens sampled and committed."""
     refusals: int = 0
@@ -88,7 +85,7 @@ class Session:
         """A session without its calls."""
         options, lineages = SessionOptions.model_validate(row.options), Lineages(row.rollout_id, row.id)
         watch, traffic = ContractWatch(options.contracts), Traffic(Orchestration(row.rollout_id))
-        return cls(row, Forest(row.id), _sampling(row), options, lineages, watch, traffic, row.sealed)
+        return cls(row, _sampling(row), options, lineages, watch, traffic, row.sealed)
 
     @classmethod
     def load(
@@ -105,14 +102,15 @@ class Session:
         events.
         """
         session = cls.of(row)
-        session.forest = Forest.load(row.id, segments, recorded)
+        session.strands = _strands(row.id, segments, recorded)
         by_id, answers = {agent.id: agent for agent in agents}, dict[str, Message]()
         for call in recorded:
+            strand = session.strand(call.policy_id)
             if call.agent_id is not None:
                 session.lineages.begin(by_id[call.agent_id], call.id)
-            session.conversations.begin(call.id, asked.get(call.id), call.parent_call_id)
+            strand.conversations.begin(call.id, asked.get(call.id), call.parent_call_id)
             session.next_ordinal = max(session.next_ordinal, call.ordinal + 1)
-            session.heads.add(call.chain_digest)
+            strand.heads.add(call.chain_digest)
             session.tokens += call.completion_len or 0
             if call.status != "intent":
                 session.prompts[call.prompt_segment] = session.prompts.get(call.prompt_segment, 0) + 1
@@ -121,15 +119,21 @@ class Session:
             if call.status in ("intent", "committed", "undelivered"):
                 session.unanswered.setdefault(call.request_digest, deque()).append(call)
             if call.completion_segment is not None and call.answer_digest is not None:
-                session.completions[call.id] = call.completion_segment
-                answer = answers[call.id] = read(session.forest.segments[call.completion_segment].ids)
-                session.forest.add_replays(call.chain_digest, answer, call.answer_digest)
+                session.completions[call.id] = call.completion_segment, call.policy_id
+                answer = answers[call.id] = read(strand.forest.segments[call.completion_segment].ids, call.policy_id)
+                strand.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.lineages.end(call.id, answer)
                 session.watched(call.id, call.completion_len or 0, answer)
-                session.conversations.answer(call.id, answer, call.finish_reason or "")
-                session.heads.add(call.answer_digest)
+                strand.conversations.answer(call.id, answer, call.finish_reason or "")
+                strand.heads.add(call.answer_digest)
         session.traffic = Traffic.load(row.rollout_id, happened, recorded, agents, answers)
         return session
+
+    def strand(self, policy_id: str | None) -> Strand:
+        """What a policy was asked and said."""
+        if policy_id not in self.strands:
+            self.strands[policy_id] = Strand(Forest(self.row.id))
+        return self.strands[policy_id]
 
     def read(self, dialect: str, body: bytes) -> bytes:
         """A request's body, with what was read of it."""
@@ -188,26 +192,27 @@ class Session:
 
     def remember(self, call: Call, chain: Sequence[str]) -> None:
         """A call of this session begins."""
-        parent = call.prompt.parent
+        parent, strand = call.prompt.parent, self.strand(call.policy_id)
         known = 0 if parent is None or parent.call_id not in self._begun else parent.matched
-        self.heads.update(chain[known:])
+        strand.heads.update(chain[known:])
         if chain:
             self._begun.add(call.id)
-        self.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
+        strand.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
         self.live[call.id] = call
         self.recent.append(call)
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
 
     def record(self, call: Call, segment: Segment, answer: Message, answer_digest: str) -> None:
         """A call is committed: later requests can continue it."""
-        self.forest.graft(call.id, segment, answer_digest)
-        self.forest.add_replays(call.chain, answer, answer_digest)
+        strand = self.strand(call.policy_id)
+        strand.forest.graft(call.id, segment, answer_digest)
+        strand.forest.add_replays(call.chain, answer, answer_digest)
         self.lineages.end(call.id, answer)
         self.watched(call.id, len(segment.ids), answer)
-        self.conversations.answer(call.id, answer, call.sampled.finish_reason)
-        self.heads.add(answer_digest)
+        strand.conversations.answer(call.id, answer, call.sampled.finish_reason)
+        strand.heads.add(answer_digest)
         self.workers[segment.id] = call.sampled.worker
-        self.completions[call.id] = segment.id
+        self.completions[call.id] = segment.id, call.policy_id
         self.tokens += len(segment.ids)
 
     def decided(self, call: Call, status: CallStatus, answer: Message, answer_digest: str) -> Rows | None:
@@ -265,13 +270,14 @@ class SessionTable:
         recent = next((call for call in session.recent if call.id == call_id and call.answer is not None), None)
         if recent is not None and recent.answer is not None:
             return recent.request, recent.answer.message
-        segment = session.completions.get(call_id)
+        sampled = session.completions.get(call_id)
         body = None
-        if segment is not None:
+        if sampled is not None:
             body = await asyncio.to_thread(self._store.read, lambda conn: bodies.of_call(conn, call_id))
-        if segment is None or body is None:
+        if sampled is None or body is None:
             raise not_found(response_id(call_id))
-        return parse(body), self._read(session.forest.segments[segment].ids)
+        segment, policy_id = sampled
+        return parse(body), self._read(session.strand(policy_id).forest.segments[segment].ids, policy_id)
 
     def open(self) -> list[Session]:
         """Sessions in memory."""
@@ -311,6 +317,17 @@ class SessionTable:
 def answer_digest(chain: str, answer: Message) -> str:
     """Digest of a conversation with digest `chain` once `answer` follows."""
     return chain_digests(chain, (answer,))[0]
+
+
+def _strands(session_id: str, segments: Sequence[Segment], recorded: Sequence[RecordedCall]) -> dict[str | None, Strand]:
+    """Stored segments by the policy whose calls they are of; equal prompts of two policies are two segments."""
+    policy_of = {name: call.policy_id for call in recorded for name in (call.prompt_segment, call.completion_segment)}
+    out = {}
+    for policy_id in {call.policy_id for call in recorded}:
+        own = [segment for segment in segments if policy_of.get(segment.id) == policy_id]
+        asked = [call for call in recorded if call.policy_id == policy_id]
+        out[policy_id] = Strand(Forest.load(session_id, own, asked))
+    return out
 
 
 def _sampling(row: SessionRow) -> Sampling:

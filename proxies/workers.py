@@ -46,10 +46,13 @@ class Wanted:
     """The policy version that must answer."""
     min_version: int | None = None
     """The oldest that may."""
+    policy_id: str | None = None
+    """The policy whose engines are meant; None where there is but one."""
 
     def __str__(self) -> str:
         versions = f"version pinned: {self.pin}, at least: {self.min_version}"
-        return f"{self.upstream or 'engine'} worker ({versions})"
+        policy = f" of policy {self.policy_id}" if self.policy_id else ""
+        return f"{self.upstream or 'engine'} worker{policy} ({versions})"
 
 
 @dataclass
@@ -63,9 +66,10 @@ class Worker:
 
     def serves(self, wanted: Wanted) -> bool:
         """Whether it is one of the workers that are wanted; its state aside."""
-        if wanted.upstream is None:
-            return not is_text(self.upstream)
-        return wanted.upstream in (self.row.id, self.row.kind)
+        text = is_text(self.upstream)
+        if not text and wanted.policy_id not in (None, self.row.policy_id):
+            return False
+        return not text if wanted.upstream is None else wanted.upstream in (self.row.id, self.row.kind)
 
     def view(self) -> WorkerLoad:
         """What routing may know."""
@@ -97,9 +101,11 @@ class WorkerTable:
         wait_s: float = 60.0,
         seed: int | None = None,
         replay: ReplayUpstream | None = None,
+        first_policy: str | None = None,
     ) -> None:
+        """With several policies, a worker of which nobody says whose it is serves `first_policy`."""
         self._connect = connect or connect_upstream
-        self._wait_s = wait_s
+        self._wait_s, self._first_policy = wait_s, first_policy
         self._rng = random.Random(seed)
         self._workers: dict[str, Worker] = {}
         self.parked = ParkedUpstream()
@@ -132,8 +138,9 @@ class WorkerTable:
             if worker.row.state != "ready":
                 await self._notify()
 
-    async def put(self, row: WorkerRow) -> None:
-        """Add a worker, or change what is known of one."""
+    async def put(self, row: WorkerRow) -> WorkerRow:
+        """Add a worker, or change what is known of one. Returns it with its policy."""
+        row = replace(row, policy_id=row.policy_id or self._first_policy)
         known = self._workers.get(row.id)
         if known is None:
             known = self._workers[row.id] = Worker(row, self._connect(row))
@@ -142,6 +149,7 @@ class WorkerTable:
             known.upstream = self._connect(row)
         known.row, known.suspect, known.upstream.version = row, False, row.version
         await self._notify()
+        return row
 
     async def set_state(self, worker_id: str, state: WorkerState, version: int | None = None) -> WorkerRow | None:
         """Change a worker's state, and its version if given; None if there is no such worker."""

@@ -96,10 +96,18 @@ class ControlClient:
         await self._ask("POST", f"/control/sessions/{session_id}/answer", {"call_id": call_id, **answer})
 
     async def register(
-        self, worker_id: str, address: str, version: int, *, state: WorkerState = "ready", kind: str = "embedded"
+        self,
+        worker_id: str,
+        address: str,
+        version: int,
+        *,
+        state: WorkerState = "ready",
+        kind: str = "embedded",
+        policy_id: str | None = None,
     ) -> None:
-        """Add an engine worker, or say what changed."""
+        """Add an engine worker, or say what changed. It serves the run's first policy if none is given."""
         wanted = {"id": worker_id, "address": address, "version": version, "state": state, "kind": kind}
+        wanted["policy_id"] = policy_id
         await self._ask("POST", "/control/workers", wanted)
 
     async def drain(self, worker_id: str, timeout_s: float = 5.0) -> int:

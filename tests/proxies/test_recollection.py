@@ -11,6 +11,7 @@ from harnessgym.session_options import SessionOptions
 from harnessgym.store.tables import calls as calls_table
 from harnessgym.traces.diagnosis import Conversation
 from proxies.recollection import latest_requests
+from proxies.served_policies import ServedPolicies
 from tests.proxies.conftest import MakeWorld, World
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +22,7 @@ Held = list[Conversation]
 async def held(world: World, session: OpenedSession) -> Held:
     found = await world.proxy.sessions.by_key(session.key)
     assert found is not None
-    return found.conversations.newest_first()
+    return found.strand(None).conversations.newest_first()
 
 
 async def before_and_after(world: World, session: OpenedSession) -> tuple[Held, Held]:
@@ -107,7 +108,7 @@ async def test_only_the_latest_branches_are_read_and_only_the_last_call_of_each(
         before, after = await before_and_after(world, session)
         assert after == before
         recorded, segments = world.calls(session), world.segments(session)
-        read = latest_requests(world.store, recorded, segments, world.language.read, SessionOptions())
+        read = latest_requests(world.store, recorded, segments, ServedPolicies.alone(world.language).read, SessionOptions())
         assert list(read) == [call.id for call in recorded if call.ordinal in (*range(2, 17), 18)]
 
 
