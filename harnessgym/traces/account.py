@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,9 @@ from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
 from harnessgym.store.ledger import ExcludedTokens, exclude_tokens
 from harnessgym.store.tables import calls, exclusions, groups, rollouts, trained
+
+_POLICY = func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy")
+"""Whose tokens a call's are; the query joins its rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class TokenAccount:
     """Tokens by reason."""
     staleness: Mapping[int, int]
     """Trained tokens by their staleness in versions."""
+    trained_by_policy: Mapping[str, int] = field(default_factory=dict)
+    """Trained tokens by the policy that sampled them."""
 
     @property
     def excluded(self) -> int:
@@ -39,7 +44,7 @@ class TokenAccount:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A rollout's share in the surviving step that trained it."""
+    """A rollout's share in the surviving step of one policy that trained it."""
 
     version: int
     tokens: int
@@ -55,7 +60,10 @@ def account(conn: Connection, run_id: str, purpose: str = "train") -> TokenAccou
     by_reason = {str(reason): int(total) for reason, total in conn.execute(reasons.group_by(exclusions.c.reason))}
     steps = _surviving(conn, run_id, purpose)
     staleness = _staleness(conn, run_id, purpose, steps)
-    return TokenAccount(number, sampled, sum(step.tokens for step in steps.values()), by_reason, staleness)
+    by_policy: Counter[str] = Counter()
+    for (_, policy_id), step in steps.items():
+        by_policy[policy_id] += step.tokens
+    return TokenAccount(number, sampled, by_policy.total(), by_reason, staleness, by_policy)
 
 
 def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> int:
@@ -65,11 +73,11 @@ def exclude_rest(conn: Connection, run_id: str, reason: str = "run_ended") -> in
     """
     steps = _surviving(conn, run_id, "train")
     taken = _excluded_ranges(conn, run_id, "train")
-    found = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len).where(calls.c.completion_len > 0)
+    found = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len, _POLICY).where(calls.c.completion_len > 0)
     rest = [
         ExcludedTokens(call.rollout_id, call.id, start, end, reason)
         for call in conn.execute(_of_groups(found, calls.c.rollout_id, run_id, "train"))
-        if call.rollout_id not in steps
+        if (call.rollout_id, call.policy) not in steps
         for start, end in _gaps(taken.get(call.id, ()), call.completion_len)
     ]
     exclude_tokens(conn, rest)
@@ -82,8 +90,8 @@ def _of_groups(query: Select[Any], rollout_id: Column[Any], run_id: str, purpose
     return joined.where(groups.c.run_id == run_id, groups.c.purpose == purpose)
 
 
-def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[str, _Step]:
-    """Rollouts that a step on the surviving version chain trained."""
+def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[tuple[str, str], _Step]:
+    """By rollout and policy: the step on the policy's surviving version chain that trained it."""
     chains: dict[str, VersionChain] = {}
     query = select(trained.c.rollout_id, trained.c.policy_id, trained.c.version, trained.c.tokens)
     out = {}
@@ -91,19 +99,18 @@ def _surviving(conn: Connection, run_id: str, purpose: str) -> dict[str, _Step]:
         if row.policy_id not in chains:
             chains[row.policy_id] = VersionChain(policies.versions(conn, row.policy_id))
         if chains[row.policy_id].survives(row.version):
-            out[row.rollout_id] = _Step(row.version, row.tokens, chains[row.policy_id])
+            out[row.rollout_id, row.policy_id] = _Step(row.version, row.tokens, chains[row.policy_id])
     return out
 
 
-def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[str, _Step]) -> dict[int, int]:
+def _staleness(conn: Connection, run_id: str, purpose: str, steps: Mapping[tuple[str, str], _Step]) -> dict[int, int]:
     """Trained tokens by staleness: those of trained rollouts that no exclusion names."""
     taken = _excluded_ranges(conn, run_id, purpose)
     histogram: Counter[int] = Counter()
-    query = select(calls.c.id, calls.c.rollout_id, calls.c.completion_len, calls.c.version_spans).where(
-        calls.c.completion_len > 0
-    )
+    columns = (calls.c.id, calls.c.rollout_id, calls.c.completion_len, calls.c.version_spans, _POLICY)
+    query = select(*columns).where(calls.c.completion_len > 0)
     for call in conn.execute(_of_groups(query, calls.c.rollout_id, run_id, purpose)):
-        step = steps.get(call.rollout_id)
+        step = steps.get((call.rollout_id, call.policy))
         if step is None:
             continue
         kept = np.zeros(call.completion_len, dtype=bool)

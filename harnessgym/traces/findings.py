@@ -22,6 +22,7 @@ FindingKind = Literal[
     "span_coverage",  # version spans do not tile the completion
     "span_version",  # a token names a version that was never published
     "usage",  # the engine counted other tokens
+    "parent_policy",  # a call continues tokens that another policy sampled
     "parent_prefix",  # a call does not continue the tokens of its parent
     "exclusion_range",  # an excluded range lies outside its call, or overlaps another
     "advantage",  # advantages of a trained rollout are not those of exactly the tokens that were trained

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, RowMapping, bindparam, select
+from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from harnessgym.errors import TraceError
-from harnessgym.store.tables import calls, segments, sessions
+from harnessgym.store.tables import calls, rollouts, segments, sessions
 from harnessgym.tokens import FloatArray, IdArray, VersionSpan, unpack_logprobs, versions_of, widen_ids
 
 
@@ -43,6 +43,8 @@ class Row:
     versions: IdArray
     """int32 [T], the policy version that sampled the token; -1 where mask is 0"""
     turns: tuple[Turn, ...] = ()
+    policy_id: str = ""
+    """The policy that sampled what has mask 1. What others said is context like any other."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.ids), len(self.mask), len(self.logprobs), len(self.versions)}
@@ -63,6 +65,8 @@ class Exclusion:
     end: int
     reason: str
     """side_call, aborted, error, undelivered, truncated_sampling or text_only."""
+    policy_id: str = field(default="", compare=False)
+    """The policy that was asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,14 @@ class Trajectory:
         excluded = sum(item.end - item.start for item in self.exclusions)
         if self.trained + excluded != self.sampled:
             raise TraceError(f"{self.trained} trained + {excluded} excluded tokens are not the {self.sampled} sampled ones.")
+
+    def of_policy(self, policy_id: str) -> "Trajectory":
+        """What of it one policy sampled."""
+        rows = tuple(row for row in self.rows if row.policy_id == policy_id)
+        exclusions = tuple(item for item in self.exclusions if item.policy_id == policy_id)
+        trained = sum(int(row.mask.sum()) for row in rows)
+        sampled = trained + sum(item.end - item.start for item in exclusions)
+        return Trajectory(rows, exclusions, sampled, trained, self.incomplete)
 
 
 def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
@@ -106,7 +118,7 @@ def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
         if reason is None:
             trained[node.id] = call
         else:
-            exclusions.append(Exclusion(call["id"], 0, len(node.ids), reason))
+            exclusions.append(Exclusion(call["id"], 0, len(node.ids), reason, call["policy_id"]))
     rows = _Rows(rollout_id, group_id, nodes, owners, trained).build()
     in_rows = sum(int(row.mask.sum()) for row in rows)
     return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(found))
@@ -170,18 +182,20 @@ class _Rows:
         ids = np.concatenate([node.ids for node in path])
         mask, logprobs = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.float32)
         versions, turns, start = np.full(len(ids), -1, np.int32), [], 0
+        policy_id = self.owners[path[-1].id]["policy_id"]
         for node in path:
             end, call = start + len(node.ids), self.owners.get(node.id)
             if call is not None:
                 turns.append(Turn(start, end, call["id"], call["agent_id"] or ""))
-            if call is not None and node.id in self.trained and node.id not in self._used:
+            own = call is not None and call["policy_id"] == policy_id
+            if call is not None and own and node.id in self.trained and node.id not in self._used:
                 assert node.logprobs is not None
                 self._used.add(node.id)
                 mask[start:end] = 1
                 logprobs[start:end] = node.logprobs
                 versions[start:end] = versions_of(_spans(call), len(node.ids))
             start = end
-        return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns))
+        return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id)
 
 
 _CALL_COLUMNS = (
@@ -248,8 +262,11 @@ def _incomplete(found: Sequence[RowMapping]) -> str | None:
 
 
 _CALLS = (
-    select(*(calls.c[name] for name in _CALL_COLUMNS))
+    select(
+        *(calls.c[name] for name in _CALL_COLUMNS), func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id")
+    )
     .join(sessions, sessions.c.id == calls.c.session_id)
+    .join(rollouts, rollouts.c.id == calls.c.rollout_id)
     .where(calls.c.rollout_id == bindparam("rollout"))
     .order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)
 )

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, exists, select
 from harnessgym.errors import StoreError
 from harnessgym.store import TraceStore, policies
 from harnessgym.store.tables import metadata, rollouts, runs, sessions
+from harnessgym.store.tables import policies as policies_table
 from harnessgym.traces.findings import Checked, Finding, FindingKind, Report, Tally
 from harnessgym.traces.verify_ledger import LedgerCheck
 from harnessgym.traces.verify_session import SessionCheck
@@ -54,12 +55,12 @@ def _check_sessions(conn: Connection, run_ids: list[str], tally: Tally, progress
     query = select(sessions.c.id, sessions.c.rollout_id, sessions.c.calls_at_seal, rollouts.c.policy_id)
     query = query.join(rollouts, rollouts.c.id == sessions.c.rollout_id).where(rollouts.c.run_id.in_(run_ids))
     found = conn.execute(query.order_by(sessions.c.created_at, sessions.c.id)).mappings().all()
-    known = {
-        name: frozenset(item.version for item in policies.versions(conn, name)) for name in {row["policy_id"] for row in found}
-    }
+    named = conn.execute(select(policies_table.c.id).where(policies_table.c.run_id.in_(run_ids))).scalars().all()
+    ids = {*named, *(row["policy_id"] for row in found)}
+    known = {name: frozenset(item.version for item in policies.versions(conn, name)) for name in ids}
     for done, row in enumerate(found):
         if progress is not None:
             progress(done, len(found))
-        SessionCheck.load(conn, row, known[row["policy_id"]], tally).run()
+        SessionCheck.load(conn, row, known, tally).run()
     if progress is not None:
         progress(len(found), len(found))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, func, select
 
 from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
@@ -26,6 +26,24 @@ class _Books:
     trained: list[RowMapping] = field(default_factory=list)
     advantages: dict[str, list[RowMapping]] = field(default_factory=dict)
     """By row of the ledger."""
+
+    def of_policy(self, policy_id: str) -> "_Books":
+        """What of them is about the tokens that one policy sampled."""
+        own = {call["id"] for call in self.calls if call["policy_id"] == policy_id}
+        trained = [row for row in self.trained if row["policy_id"] == policy_id]
+        return _Books(
+            self.rollout,
+            [call for call in self.calls if call["id"] in own],
+            [item for item in self.exclusions if item["call_id"] in own],
+            trained,
+            {row["id"]: self.advantages[row["id"]] for row in trained if row["id"] in self.advantages},
+        )
+
+    @property
+    def policies(self) -> list[str]:
+        """Ids of those that sampled or were trained, the rollout's own first."""
+        others = {call["policy_id"] for call in self.calls} | {row["policy_id"] for row in self.trained}
+        return [self.rollout["policy_id"], *sorted(others - {self.rollout["policy_id"]})]
 
     @property
     def sampled(self) -> int:
@@ -73,13 +91,16 @@ class LedgerCheck:
                 "tokens",
                 "step",
             )
-            columns = [table.c[column] for column in wanted if column in table.c]
+            columns: list[ColumnElement[Any]] = [table.c[column] for column in wanted if column in table.c]
+            if table is calls:
+                own = func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id")
+                columns = [*(column for column in columns if column is not calls.c.policy_id), own]
             found = select(table.c.rollout_id, *columns).join(rollouts, rollouts.c.id == table.c.rollout_id)
             for row in conn.execute(found.where(rollouts.c.run_id == run_id)).mappings():
                 getattr(books[row["rollout_id"]], name).append(row)
         for row in _advantages(conn, run_id):
             books[row["rollout_id"]].advantages.setdefault(row["trained_id"], []).append(row)
-        named = {book.rollout["policy_id"] for book in books.values()}
+        named = {policy for book in books.values() for policy in book.policies}
         chains = {policy: VersionChain(policies.versions(conn, policy)) for policy in named}
         return cls(books, chains, _max_staleness(run.config), run.status == "done", tally)
 
@@ -87,21 +108,29 @@ class LedgerCheck:
         """Check every rollout's books."""
         for rollout_id, book in self.books.items():
             where = f"rollout {rollout_id}"
-            chain = self.chains[book.rollout["policy_id"]]
-            counted = [row for row in book.trained if chain.survives(row["version"])]
-            if len(counted) > 1:
-                steps = ", ".join(f"step {row['step']} into version {row['version']}" for row in counted)
-                self.tally.find("trained_twice", where, f"was trained in {steps}, all of which survive.")
-            if book.rollout["purpose"] != "train":
-                if book.trained:
-                    self.tally.find("trained_purpose", where, f"is a rollout for {book.rollout['purpose']!r} and was trained.")
-                continue
-            self._check_ranges(book)
-            if self._must_close(book, counted):
-                self._check_closed(book, counted, where)
-            for row in counted:
-                self._check_staleness(book, row["version"], chain)
-                self._check_advantages(book, row, where)
+            if book.rollout["purpose"] == "train":
+                self._check_ranges(book)
+            elif book.trained:
+                self.tally.find("trained_purpose", where, f"is a rollout for {book.rollout['purpose']!r} and was trained.")
+            several = len(book.policies) > 1
+            for policy in book.policies:
+                self._check_policy(book.of_policy(policy), policy, f"{where}, policy {policy}" if several else where)
+
+    def _check_policy(self, book: _Books, policy: str, where: str) -> None:
+        """Every policy has a ledger of its own."""
+        chain = self.chains[policy]
+        counted = [row for row in book.trained if chain.survives(row["version"])]
+        if len(counted) > 1:
+            steps = ", ".join(f"step {row['step']} into version {row['version']}" for row in counted)
+            self.tally.find("trained_twice", where, f"was trained in {steps}, all of which survive.")
+        if book.rollout["purpose"] != "train":
+            return
+        if self._must_close(book, counted):
+            self.tally.count("rollouts", policy == book.rollout["policy_id"])
+            self._check_closed(book, counted, where)
+        for row in counted:
+            self._check_staleness(book, row["version"], chain)
+            self._check_advantages(book, row, where)
 
     def _must_close(self, book: _Books, counted: Sequence[RowMapping]) -> bool:
         """Consumed or given up. A rollout that only orphaned steps trained may be trained again while the run goes on."""
@@ -110,7 +139,6 @@ class LedgerCheck:
 
     def _check_closed(self, book: _Books, counted: Sequence[RowMapping], where: str) -> None:
         in_rows = sum(row["tokens"] for row in counted)
-        self.tally.count("rollouts")
         self.tally.count("trained_tokens", in_rows)
         self.tally.count("excluded_tokens", book.excluded)
         if in_rows + book.excluded != book.sampled:

@@ -34,9 +34,9 @@ class SessionCheck:
     """A session's rows, and where findings about them go."""
 
     session: RowMapping
-    """id, rollout_id, calls_at_seal"""
-    versions: frozenset[int]
-    """Published versions of the session's policy."""
+    """id, rollout_id, calls_at_seal, policy_id"""
+    versions: Mapping[str, frozenset[int]]
+    """Published versions, by policy."""
     calls: Sequence[RowMapping]
     """In order of their ordinals."""
     segments: dict[str, Mapping[str, Any]]
@@ -45,7 +45,9 @@ class SessionCheck:
     tally: Tally
 
     @classmethod
-    def load(cls, conn: Connection, session: RowMapping, versions: frozenset[int], tally: Tally) -> "SessionCheck":
+    def load(
+        cls, conn: Connection, session: RowMapping, versions: Mapping[str, frozenset[int]], tally: Tally
+    ) -> "SessionCheck":
         """Read a session's rows and hash its paths."""
         wanted = select(calls).where(calls.c.session_id == session["id"]).order_by(calls.c.ordinal)
         found = conn.execute(wanted).mappings().all()
@@ -139,13 +141,14 @@ class SessionCheck:
     def _check_spans(self, call: RowMapping, length: int, where: str, *, text_only: bool) -> list[list[int]]:
         """Returns the spans as they are hashed. What an outside model said has neither logprobs nor versions."""
         spans, reached = stored_spans(call["version_spans"]), 0
+        published = self.versions.get(call["policy_id"] or self.session["policy_id"], frozenset())
         if spans is None:
             self.tally.find("span_coverage", where, "version spans are not a list of [start, end, version].")
             return []
         for start, end, version in spans:
             if start != reached or end <= start:
                 self.tally.find("span_coverage", where, f"version span [{start}, {end}) does not continue at token {reached}.")
-            if version not in self.versions:
+            if version not in published:
                 self.tally.find(
                     "span_version", where, f"tokens [{start}, {end}) name version {version}, which was never published."
                 )
@@ -171,6 +174,8 @@ class SessionCheck:
         parent = by_id.get(call["parent_call_id"])
         if call["parent_call_id"] is not None and parent is None:
             self.tally.find("reference", where, f"its parent call {call['parent_call_id']} is not in this session.")
+        if parent is not None and parent["policy_id"] != call["policy_id"]:
+            self.tally.find("parent_policy", where, f"continues call {parent['id']}, which another policy answered.")
         if parent is not None and parent["ordinal"] >= call["ordinal"]:
             self.tally.find("ordinal_order", where, f"is call {call['ordinal']} and continues call {parent['ordinal']}.")
         if call["parent_evidence"] == "token_prefix" and not self._continues(parent, call):
