@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from harnessgym.config import load_config
+from harnessgym.errors import ConfigError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, policies, runs
@@ -28,6 +29,8 @@ def prepare(config: Path, root: Path, overrides: list[str]) -> None:
     evaluating = ["--evaluation.tasks", "0"]  # phases are what a supervisor is for
     folder = lay_out(load_config(RunConfig, config, [*evaluating, *overrides]), root)
     told = folder.config()
+    if told.policies:
+        raise ConfigError("policies: these containers are those of one policy. `harnessgym train` runs several.")
     with TraceStore.create(folder.store_url(), synchronous=told.store.synchronous) as store:
         found = store.read(runs.only)
         if found is None:

@@ -1,12 +1,13 @@
-"""What `harnessgym train run.toml` and `harnessgym cluster run.toml` read: one model, one section per part of a run."""
+"""What `harnessgym train run.toml` and `harnessgym cluster run.toml` read, one section per part of a run."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from harnessgym.cluster.section import ClusterSection
 from harnessgym.config import Config
 from harnessgym.consumption import WhenStale
+from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.metrics.sink import MetricsSection
 from harnessgym.session_options import SessionOptions
@@ -19,6 +20,17 @@ class PolicySection(Config):
     """Name of the policy in the store, and the model name harnesses see."""
     path: str
     """Folder of the starting weights, tokenizer and chat template (Hugging Face layout)."""
+
+
+class FurtherPolicySection(PolicySection):
+    """One more policy that the run trains, from the same rollouts: another agent's."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the policy in the store, and the model name by which harnesses ask for it."""
+    workers: int = Field(1, gt=0)
+    """Engine processes that serve it."""
+    update: dict[str, Any] = Field(default_factory=dict)
+    """Settings of its update that differ from `[trainer.update]`."""
 
 
 class TasksSection(Config):
@@ -114,7 +126,7 @@ class EngineSection(Config):
     """The embedded engines."""
 
     workers: int = Field(2, gt=0)
-    """Engine processes."""
+    """Engine processes; of the first policy, where there are several."""
     max_batch: int = Field(32, gt=0)
     """Sequences that one engine decodes together."""
     max_length: int = Field(1024, gt=0)
@@ -220,6 +232,8 @@ class RunConfig(Config):
     seed: int = 0
     """Seeds task order, sampling and the trainer."""
     policy: PolicySection
+    policies: tuple[FurtherPolicySection, ...] = ()
+    """Besides the first. A call whose `model` is the name of one of these is its own; every other call is the first's."""
     tasks: TasksSection
     harnesses: tuple[HarnessSection, ...] = Field(min_length=1)
     rewards: tuple[RewardSection, ...] = ()
@@ -240,7 +254,30 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _names_differ(self) -> "RunConfig":
-        names = [harness.name for harness in self.harnesses]
-        if len(set(names)) != len(names):
-            raise ValueError(f"two harnesses share a name: {names}")
+        for kind, named in (("harnesses", self.harnesses), ("policies", self.all_policies)):
+            names = [each.name for each in named]
+            if len(set(names)) != len(names):
+                raise ValueError(f"two {kind} share a name: {names}")
         return self
+
+    @property
+    def all_policies(self) -> tuple[PolicySection, ...]:
+        """Every policy, the first one first."""
+        return self.policy, *self.policies
+
+    @property
+    def engine_policies(self) -> tuple[str, ...]:
+        """By number of the engine process: the name of the policy that it serves."""
+        others = (each.name for each in self.policies for _ in range(each.workers))
+        return (self.policy.name,) * self.engine.workers + tuple(others)
+
+    def of_policy(self, name: str) -> Self:
+        """The run as the trainer of one policy sees it. Raises `ConfigError` if there is no such policy."""
+        if name in ("", self.policy.name):
+            return self
+        found = next((each for each in self.policies if each.name == name), None)
+        if found is None:
+            known = ", ".join(each.name for each in self.all_policies)
+            raise ConfigError(f"The run has no policy {name!r}. It has: {known}.")
+        trainer = self.trainer.model_copy(update={"update": self.trainer.update | found.update})
+        return self.model_copy(update={"policy": PolicySection(name=found.name, path=found.path), "trainer": trainer})

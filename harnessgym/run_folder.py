@@ -17,6 +17,18 @@ class RunFolder:
     """Paths of a run. Nothing here is made before it is needed."""
 
     root: Path
+    policy: str = ""
+    """Name of the policy whose versions, checkpoints and metrics are meant; empty for the first."""
+
+    @property
+    def of_policy(self) -> Path:
+        """What belongs to one policy alone: the run's own folder for the first."""
+        return self.policies / self.policy if self.policy else self.root
+
+    @property
+    def policies(self) -> Path:
+        """What belongs to the run's further policies, a folder each."""
+        return self.root / "policies"
 
     @property
     def config_path(self) -> Path:
@@ -26,12 +38,12 @@ class RunFolder:
     @property
     def versions(self) -> Path:
         """Policy versions."""
-        return self.root / "versions"
+        return self.of_policy / "versions"
 
     @property
     def checkpoints(self) -> Path:
         """Trainer checkpoints."""
-        return self.root / "checkpoints"
+        return self.of_policy / "checkpoints"
 
     @property
     def logs(self) -> Path:
@@ -46,7 +58,7 @@ class RunFolder:
     @property
     def metrics_path(self) -> Path:
         """One JSON line per training step."""
-        return self.root / "metrics.jsonl"
+        return self.of_policy / "metrics.jsonl"
 
     @property
     def observed_path(self) -> Path:

@@ -14,7 +14,7 @@ from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row, rows_of
+from harnessgym.traces.trajectories import Row, Trajectory, rows_of
 
 Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 """Rewards of one group, float [G], to its advantages, float64 [G]."""
@@ -81,6 +81,11 @@ class Share:
 def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
     """Read a complete group's rows."""
     found = [store.read(partial(rows_of, rollout_id=member.rollout_id, group_id=group.id)) for member in group.members]
+    return loaded(group, found)
+
+
+def loaded(group: GroupRow, found: Sequence[Trajectory]) -> LoadedGroup:
+    """A group with what was read of its members, in their order."""
     excluded = [
         ExcludedTokens(member.rollout_id, item.call_id, item.start, item.end, item.reason)
         for member, trajectory in zip(group.members, found, strict=True)

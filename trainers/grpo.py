@@ -32,6 +32,7 @@ from trainers.checkpoint import Checkpoint, RandomState
 from trainers.checkpoint_writer import CheckpointWriter
 from trainers.gathering import Gathering
 from trainers.policy import Policy, load_policy, load_weights, published_weights
+from trainers.shared_gathering import SharedGathering
 from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
@@ -43,12 +44,14 @@ class TrainerSettings(Config):
 
     run: Path
     """Folder of the run."""
+    policy: str = ""
+    """The policy that is trained; the run's first if not given."""
 
 
 def train(settings: TrainerSettings) -> None:
     """Train until the run has had all its steps, resuming where an earlier trainer of this run stopped."""
-    folder = RunFolder(settings.run)
-    config = folder.config()
+    folder = RunFolder(settings.run, settings.policy)
+    config = folder.config().of_policy(settings.policy)
     torch.set_num_threads(config.supervisor.threads)
     synchronous = config.store.synchronous
     with TraceStore.open(folder.store_url(), synchronous=synchronous) as store, Learner(folder, config, store) as learner:
@@ -75,7 +78,8 @@ class Learner:
         self.optimizer = make_optimizer(self.policy, self.settings)
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
-        self.gathering = Gathering(store, run.id, config.trainer)
+        shared = SharedGathering(store, run.id, self.policy_id, config.trainer) if config.policies else None
+        self.gathering = shared or Gathering(store, run.id, config.trainer)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
         """Of the newest step; the store may not have it yet."""

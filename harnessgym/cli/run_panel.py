@@ -156,8 +156,13 @@ def _process_rows(progress: Progress) -> Iterable[tuple[str, float | None, str]]
         yield "trainer", use.idle, f"waits {use.wait_s:.1f} s, works {use.step_s:.1f} s a step"
     elif "trainer" in progress.processors:
         yield "trainer", None, "has taken no step"
+    for other in list(progress.policies.values())[1:]:
+        idle = None if other.trainer is None else other.trainer.idle
+        yield f"trainer-{other.name}", idle, f"{other.steps} steps, published v{other.version}"
     for worker, engine in progress.engines[:_ENGINES]:
-        about = f"v{worker.version} {worker.state}, {engine.calls:.1f} calls, {engine.tokens_per_s:,.0f} tokens/s"
+        served = progress.policies.get(worker.policy_id or "")
+        about = f"{served.name} " if served else ""
+        about += f"v{worker.version} {worker.state}, {engine.calls:.1f} calls, {engine.tokens_per_s:,.0f} tokens/s"
         yield worker.id, max(0.0, 1 - engine.busy), about
     if others := progress.engines[_ENGINES:]:
         busy = sum(engine.busy for _, engine in others) / len(others)

@@ -64,7 +64,7 @@ class Fleet:
         """Ask for places for everything but the trainer, and wait for them. Raises `ConfigError` if they cannot be had."""
         self._pulse.start()
         self._claim("proxy", "proxy")
-        for index in range(self.config.engine.workers):
+        for index in range(len(self.config.engine_policies)):
             self._claim(f"engine-{index}", "engine")
         for index in range(wished(self.folder)):
             self._claim(f"node-{index}", "node")
@@ -98,7 +98,8 @@ class Fleet:
         """See `Processes`."""
         self.orders = orders
         if orders.training:
-            self._claim("trainer", "trainer")
+            for name in orders.trainers:
+                self._claim(name, "trainer")
         self._await("started", lambda berth: berth.state in ("running", "ended"))
 
     def tend(self) -> list[str]:
@@ -177,7 +178,7 @@ class Fleet:
 
     def _about(self, handle: Handle, role: Role) -> "Future[Any]":
         shared = [str(self.folder.config_path)] if role in ("engine", "trainer") else []
-        shared += [] if role == "node" else [str(Path(self.config.policy.path) / "config.json")]
+        shared += [] if role == "node" else [str(Path(each.path) / "config.json") for each in self.config.all_policies]
         return handle.call("about", shared, self.orders.sandbox if role == "node" and self.orders is not None else None)
 
     def _await(self, what: str, there: Callable[[Berth], bool]) -> None:
@@ -257,7 +258,7 @@ class Fleet:
         elif berth.role == "node":
             settings, config = orders.node(berth.name, proxy[1], proxy[0]), self.config.model_dump(mode="json")
         else:
-            settings = orders.trainer()
+            settings = orders.trainer(berth.name)
         return Order(_COMMANDS[berth.role], settings, _LISTENERS[berth.role], config, self.config.supervisor.threads)
 
     @property

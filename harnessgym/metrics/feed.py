@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from harnessgym.metrics.lines import Entry, StepLines
 from harnessgym.metrics.sink import Sink, SinkPlace
@@ -43,6 +44,7 @@ class Feed:
     def __post_init__(self) -> None:
         self.step = self.standings.of(self.name).step
         self._metrics, self._observed = StepLines(self.folder.metrics_path), StepLines(self.folder.observed_path)
+        self._further: dict[str, StepLines] = {}
         self._thread = threading.Thread(target=self._run, name=f"sink-{self.name}", daemon=True)
         self._thread.start()
 
@@ -88,29 +90,44 @@ class Feed:
         sink.close()
 
     def _feed(self, sink: Sink, *, final: bool) -> None:
-        fed = False
-        for step, at, values in merged(self._metrics.read(), self._observed.read(), self.step, final=final):
+        fed, further = False, {name: lines.read() for name, lines in self._of_policies().items()}
+        for step, at, values in merged(self._metrics.read(), self._observed.read(), self.step, further, final=final):
             sink.write(step, at, values)
             self.step, fed = step, True
         if fed:
             sink.flush()
             self.standings.note(self.name, Standing(self.step, self.failures))
 
+    def _of_policies(self) -> dict[str, StepLines]:
+        """The metrics of further policies' trainers, by policy, as far as there are any."""
+        for path in self.folder.policies.glob("*/metrics.jsonl"):
+            self._further.setdefault(path.parent.name, StepLines(path))
+        return self._further
+
 
 def merged(
-    metrics: Sequence[Entry], observed: Sequence[Entry], after: int, *, final: bool
+    metrics: Sequence[Entry],
+    observed: Sequence[Entry],
+    after: int,
+    further: Mapping[str, Sequence[Entry]] = MappingProxyType({}),
+    *,
+    final: bool,
 ) -> Iterator[tuple[int, float, Mapping[str, float]]]:
     """Step, time and numbers of the steps above `after`, the trainer's under `trainer/`, what was observed as it is named.
 
-    A step waits until it, or a later one, has been observed; the last ones do not wait if this is `final`.
+    Those of the trainers of `further` policies are under `trainer-NAME/`. A step waits until it, or a later one, has been
+    observed; the last ones do not wait if this is `final`.
     """
     seen = {int(entry["step"]): entry for entry in observed}
+    others = {name: {int(entry["step"]): entry for entry in lines} for name, lines in further.items()}
     newest = max(seen, default=-1)
     for entry in metrics:
         step = int(entry["step"])
         if step <= after or (step > newest and not final):
             continue
         values = {f"trainer/{name}": value for name, value in entry.items() if name not in _ABOUT}
+        for policy, lines in others.items():
+            values |= {f"trainer-{policy}/{name}": value for name, value in lines.get(step, {}).items() if name not in _ABOUT}
         values |= {name: value for name, value in seen.get(step, {}).items() if name not in _ABOUT}
         yield step, float(entry.get("time", 0.0)), {k: float(v) for k, v in values.items() if isinstance(v, (int, float))}
 

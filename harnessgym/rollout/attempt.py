@@ -161,7 +161,7 @@ class Attempt:
         self._session = await line.control.open_session(
             row.id,
             sampling={**row.sampling, "seed": row.seed},
-            limits={"turns": task.limits.turns, "tokens": task.limits.tokens},
+            limits={"turns": task.limits.turns, "tokens": task.limits.tokens, **_least(row)},
             min_version=row.submitted_version,
             options=line.options.model_copy(update={"side_calls": (*line.options.side_calls, *harness.side_calls)}),
         )
@@ -283,3 +283,8 @@ def described(result: ExecResult) -> str:
     tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
     flood = " Output beyond the limit was dropped." if result.stdout_truncated or result.stderr_truncated else ""
     return f"It ended after {result.wall_s:.1f} s: {how}.{flood} Its last output:\n{tail or '(none)'}"
+
+
+def _least(row: RolloutRow) -> dict[str, dict[str, int]]:
+    """The oldest versions of the run's further policies that may answer."""
+    return {"min_versions": row.submitted_versions} if row.submitted_versions else {}

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
@@ -13,6 +13,7 @@ from harnessgym.run_config import RunConfig
 from harnessgym.staleness import VersionChain
 from harnessgym.store import backlog, policies, presence, rollouts, runs, workers
 from harnessgym.store.rollouts import GroupSpec
+from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 
@@ -60,22 +61,26 @@ class Plan:
 
     def _submit_evaluation(self, conn: Connection, purpose: str) -> int:
         """All groups of an evaluation, once the workers serve the newest version alone."""
-        latest = policies.latest(conn, self.policy_id)
-        serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state in SERVING]
-        if rollouts.group_states(conn, self.run_id, purpose) or latest is None or not serving or min(serving) < latest.version:
+        if rollouts.group_states(conn, self.run_id, purpose):
             return 0
+        versions = {}
+        for policy_id, engines in self._engines(conn).items():
+            latest = policies.latest(conn, policy_id)
+            serving = [worker.version for worker in engines if worker.state in SERVING]
+            if latest is None or not serving or min(serving) < latest.version:
+                return 0
+            versions[policy_id] = latest.version
         wanted = min(self.config.evaluation.tasks, len(self._tasks["test"]))
         for ordinal in range(wanted):
-            self._add(conn, purpose, ordinal, self._tasks["test"][ordinal], 1, latest.version)
+            self._add(conn, purpose, ordinal, self._tasks["test"][ordinal], 1, versions)
         return wanted
 
     def _submit_training(self, conn: Connection) -> int:
         options = self.config.trainer
-        chain = VersionChain(policies.versions(conn, self.policy_id))
-        engines = [(worker.state, worker.version) for worker in workers.engines_of(conn, self.run_id)]
-        served = serving_step(engines, chain.depth)
-        if served is None:
+        standing = self._standing(conn)
+        if standing is None:
             return 0
+        served, versions = standing
         states = rollouts.group_states(conn, self.run_id, "train")
         submitted = sum(count for state, count in states.items() if state != "dropped")
         places = self.config.node.in_flight * max(1, presence.nodes(conn, self.run_id))
@@ -88,7 +93,6 @@ class Plan:
             max_running=1 + groups_holding(places, options.group_size),
             total=options.steps * options.groups_per_step,
         )
-        oldest = min(version for state, version in engines if state in SERVING)
         first, again = sum(states.values()), backlog.requeued(conn, self.run_id, admission.capacity())
         fresh = first - backlog.replacements(conn, self.run_id)
         for place in range(admission.capacity()):
@@ -96,8 +100,32 @@ class Plan:
                 task, replaces = self.task(again[place].task_key), again[place].ordinal
             else:
                 task, replaces = self._in_turn(fresh + place - len(again)), None
-            self._add(conn, "train", first + place, task, options.group_size, oldest, replaces)
+            self._add(conn, "train", first + place, task, options.group_size, versions, replaces)
         return admission.capacity()
+
+    def _standing(self, conn: Connection) -> tuple[int, dict[str, int]] | None:
+        """The serving step of the policy that is furthest behind, and by policy the oldest version that is served.
+
+        None while a policy is served by nobody. η bounds the staleness of every policy's tokens, each along its own chain.
+        """
+        steps, oldest = [], {}
+        for policy_id, engines in self._engines(conn).items():
+            chain = VersionChain(policies.versions(conn, policy_id))
+            serving = [(worker.state, worker.version) for worker in engines]
+            step = serving_step(serving, chain.depth)
+            if step is None:
+                return None
+            steps.append(step)
+            oldest[policy_id] = min(version for state, version in serving if state in SERVING)
+        return min(steps), oldest
+
+    def _engines(self, conn: Connection) -> dict[str, list[WorkerRow]]:
+        """Workers by policy, the first one first."""
+        found = workers.engines_of(conn, self.run_id)
+        if not self.config.policies:
+            return {self.policy_id: found}
+        ids = [self.policy_id, *(policies.register(conn, self.run_id, policy.name) for policy in self.config.policies)]
+        return {policy_id: [worker for worker in found if worker.follows(policy_id)] for policy_id in ids}
 
     def _in_turn(self, number: int) -> Task:
         """The training task that comes after `number` others: each once an epoch, in an order of the epoch's own."""
@@ -107,8 +135,16 @@ class Plan:
         return tasks[order[place]]
 
     def _add(
-        self, conn: Connection, purpose: str, ordinal: int, task: Task, size: int, version: int, replaces: int | None = None
+        self,
+        conn: Connection,
+        purpose: str,
+        ordinal: int,
+        task: Task,
+        size: int,
+        versions: Mapping[str, int],
+        replaces: int | None = None,
     ) -> None:
+        """`versions` are those that every policy is at least asked for."""
         sampling = {
             "temperature": 0.0 if purpose.endswith("greedy") else self.config.sampling.temperature,
             "max_tokens": self.config.sampling.max_tokens,
@@ -120,13 +156,14 @@ class Plan:
             policy_id=self.policy_id,
             purpose=purpose,
             ordinal=ordinal,
-            submitted_version=version,
+            submitted_version=versions[self.policy_id],
             sampling=sampling,
             harnesses=tuple(names[(ordinal + slot) % len(names)] for slot in range(size)),
             sandbox=self.sandbox,
             seeds=tuple(self._seed(purpose, ordinal, slot) for slot in range(size)),
             min_members=self.config.trainer.min_group,
             replaces=replaces,
+            submitted_versions={each: versions[each] for each in versions if each != self.policy_id} or None,
         )
         rollouts.submit(conn, spec)
 

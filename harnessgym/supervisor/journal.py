@@ -54,6 +54,9 @@ def numbers(progress: Progress) -> Entry:
     out |= {f"staleness/{lag}": tokens for lag, tokens in sorted(progress.staleness_of_step.items())}
     if progress.trainer is not None:
         out |= {"idle/trainer": progress.trainer.idle, "rate/step_s": progress.trainer.interval_s}
+    for other in list(progress.policies.values())[1:]:
+        if other.trainer is not None:
+            out[f"idle/trainer-{other.name}"] = other.trainer.idle
     for worker, use in progress.engines:
         out |= {
             f"busy/{worker.id}": use.busy,

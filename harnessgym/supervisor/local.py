@@ -14,7 +14,7 @@ class LocalProcesses(Children):
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
         super().__init__(folder, config.supervisor.threads, config.supervisor.max_restarts)
-        self._engines = config.engine.workers
+        self._engines = len(config.engine_policies)
         self._sockets: Sockets | None = None
 
     def open(self) -> None:
@@ -40,7 +40,8 @@ class LocalProcesses(Children):
         node = orders.node("node", sockets.control_url, sockets.proxy_url, sockets.proxy_folder)
         self.start(ChildSpec("node", "node", node))
         if orders.training:
-            self.start(ChildSpec("trainer", "train-worker", orders.trainer()))
+            for name in orders.trainers:
+                self.start(ChildSpec(name, "train-worker", orders.trainer(name)))
 
     def tend(self) -> list[str]:
         """Nothing: what a child does is seen when it exits."""

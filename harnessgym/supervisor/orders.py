@@ -1,12 +1,14 @@
 """What the processes of a run are told, wherever they run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder
 
 Settings = dict[str, object]
+_TRAINER = "trainer-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,15 +24,24 @@ class Orders:
     """Backend that nodes use."""
     training: bool
     """Whether there is anything left to train."""
+    policy_ids: Mapping[str, str] = field(default_factory=dict)
+    """By name, where there are several."""
 
     @property
     def engines(self) -> list[str]:
         """Names of the engine processes."""
-        return [f"engine-{index}" for index in range(self.config.engine.workers)]
+        return [f"engine-{index}" for index in range(len(self.config.engine_policies))]
+
+    @property
+    def trainers(self) -> list[str]:
+        """Names of the trainer processes, one a policy."""
+        return ["trainer", *(f"{_TRAINER}{policy.name}" for policy in self.config.policies)]
 
     def proxy(self) -> Settings:
         """Of the proxy."""
-        return {
+        several = [{"id": self.policy_ids[each.name], "name": each.name, "path": each.path} for each in self._several]
+        served = {"policies": several} if several else {}
+        return served | {
             "store": self.folder.store_url(),
             "run_id": self.run_id,
             "policy": self.config.policy.path,
@@ -42,9 +53,11 @@ class Orders:
 
     def engine(self, name: str, address: str, control_url: str) -> Settings:
         """Of the engine that the proxy reaches at `address`."""
+        index = self.engines.index(name)
+        policy = next(each for each in self.config.all_policies if each.name == self.config.engine_policies[index])
         agent = {
             "store": self.folder.store_url(),
-            "policy_id": self.policy_id,
+            "policy_id": self.policy_ids.get(policy.name, self.policy_id),
             "run_id": self.run_id,
             "address": address,
             "control_url": control_url,
@@ -53,13 +66,13 @@ class Orders:
             "drain_s": self.config.engine.drain_s,
         }
         return {
-            "model": self.config.policy.path,
-            "served_model_name": self.config.policy.name,
+            "model": policy.path,
+            "served_model_name": policy.name,
             "worker_id": name,
             "max_batch": self.config.engine.max_batch,
             "max_length": self.config.engine.max_length,
             "threads": self.config.supervisor.threads,
-            "seed": self.config.seed + self.engines.index(name),
+            "seed": self.config.seed + index,
             "agent": agent,
         }
 
@@ -75,6 +88,13 @@ class Orders:
             "sandbox": self.sandbox,
         }
 
-    def trainer(self) -> Settings:
-        """Of the trainer."""
-        return {"run": str(self.folder.root)}
+    def trainer(self, name: str = "trainer") -> Settings:
+        """Of a trainer."""
+        settings: Settings = {"run": str(self.folder.root)}
+        if name.startswith(_TRAINER):
+            settings["policy"] = name.removeprefix(_TRAINER)
+        return settings
+
+    @property
+    def _several(self) -> tuple[PolicySection, ...]:
+        return self.config.all_policies if self.config.policies else ()

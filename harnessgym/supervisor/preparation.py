@@ -14,12 +14,13 @@ from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.process import identify
 from harnessgym.registry import Kind, load, names
 from harnessgym.reward import make_rewards
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.tasks.fitness import fitness
 from harnessgym.tasks.source import absolute, remarks_of, task_set
 
 T = TypeVar("T")
+P = TypeVar("P", bound=PolicySection)
 Notify = Callable[[str], None]
 _PLACING = {"cluster"}
 """Sections that may change between two starts of a run: where its processes are is no part of what it is."""
@@ -32,16 +33,18 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
     Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another configuration.
     """
     folder = RunFolder(root.resolve())
-    policy = Path(config.policy.path).resolve()
     paths = {
-        "policy": config.policy.model_copy(update={"path": str(policy)}),
+        "policy": _resolved(config.policy),
+        "policies": tuple(_resolved(policy) for policy in config.policies),
         "tasks": config.tasks.model_copy(update={"set": absolute(config.tasks.set)}),
     }
     config = config.model_copy(update=paths)
     _check_names(config)
     _check_tasks(config, notify)
-    if not (policy / "config.json").is_file():
-        raise ConfigError(f"policy.path: there is no model at {policy} (config.json is missing).")
+    for policy in config.all_policies:
+        if not (Path(policy.path) / "config.json").is_file():
+            setting = "policy.path" if policy is config.policy else f"policy {policy.name!r}: path"
+            raise ConfigError(f"{setting}: there is no model at {policy.path} (config.json is missing).")
     if not folder.config_path.exists():
         try:
             write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
@@ -57,6 +60,10 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
     if recorded != config:
         write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
     return folder
+
+
+def _resolved(policy: P) -> P:
+    return policy.model_copy(update={"path": str(Path(policy.path).resolve())})
 
 
 def _essence(config: RunConfig) -> dict[str, Any]:
@@ -126,7 +133,10 @@ def _check_names(config: RunConfig) -> None:
     if trainer.algorithm not in names("algorithm"):
         _load("trainer.algorithm", "algorithm", trainer.algorithm)
     else:
-        validate(load("settings", _UPDATE_SETTINGS), dict(trainer.update), "[trainer.update]")
+        settings = load("settings", _UPDATE_SETTINGS)
+        validate(settings, dict(trainer.update), "[trainer.update]")
+        for policy in config.policies:
+            validate(settings, trainer.update | policy.update, f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
 

@@ -31,7 +31,9 @@ class Process(Protocol):
 
 
 class Processes(Protocol):
-    """All processes of one run. `proxy`, `trainer`, `engine-N`, and `node` or `node-N` are their names."""
+    """All processes of one run. Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and for
+    further policies `trainer-NAME`.
+    """
 
     folder: RunFolder
 

@@ -51,6 +51,19 @@ class TrainerUse:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyProgress:
+    """How far one of several policies is."""
+
+    name: str
+    version: int
+    """Newest, -1 before there is one."""
+    steps: int
+    metrics: Entry
+    """Of its last training step."""
+    trainer: TrainerUse | None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """One look at a run. Rates and shares are those of the last minute."""
 
@@ -100,6 +113,8 @@ class Progress:
     """How the metrics sinks stand, by name."""
     restarts: int | None
     """Processes that were started again; None where only the supervisor knows."""
+    policies: Mapping[str, PolicyProgress] = field(default_factory=dict)
+    """By id, where there are several: all of them, the first one first. What is above is the first one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +137,8 @@ class _Seen:
     """Those that run, or may have ended since the last look; of other runs too."""
     trained: Sequence[TrainedTokens]
     """What is new in the ledger."""
+    policies: Mapping[str, tuple[str, int]]
+    """Name and newest version by id, where there are several."""
 
 
 @dataclass
@@ -133,6 +150,8 @@ class Observer:
     restarts: Callable[[], int] | None = None
     _config: RunConfig = field(init=False)
     _lines: StepLines = field(init=False)
+    _of_policy: dict[str, StepLines] = field(init=False)
+    """By name of the policy."""
     _processors: Processors = field(init=False)
     _window: Window = field(default_factory=lambda: Window(_WINDOW_S))
     _known: set[str] = field(default_factory=set)
@@ -153,6 +172,9 @@ class Observer:
     def __post_init__(self) -> None:
         self._config = self.folder.config()
         self._lines = StepLines(self.folder.metrics_path)
+        self._of_policy = {self._config.policy.name: self._lines}
+        for policy in self._config.policies:
+            self._of_policy[policy.name] = StepLines(RunFolder(self.folder.root, policy.name).metrics_path)
         self._processors = Processors(self.folder.processes_path)
 
     def look(self) -> Progress:
@@ -161,7 +183,9 @@ class Observer:
         self._follow(seen)
         lines, config = self._lines.read(), self._config
         trainer, recorded = trainer_use(lines[-_STEPS:]), self.folder.processes_path.exists()
+        policies = self._policies(seen)
         steps = int(lines[-1]["step"]) if lines else 0
+        steps = min((each.steps for each in policies.values()), default=steps)
         done, total = seen.evaluated if seen.run.status in EVALUATIONS else (steps, config.trainer.steps)
         return Progress(
             name=config.name,
@@ -192,7 +216,16 @@ class Observer:
             rollouts_per_s=self._window.rollouts_per_s,
             sinks=standings(self.folder.sinks_path),
             restarts=self.restarts() if self.restarts else None,
+            policies=policies,
         )
+
+    def _policies(self, seen: _Seen) -> dict[str, PolicyProgress]:
+        out = {}
+        for policy_id, (name, version) in seen.policies.items():
+            lines = self._of_policy[name].read()
+            steps, metrics = (int(lines[-1]["step"]), lines[-1]) if lines else (0, {})
+            out[policy_id] = PolicyProgress(name, version, steps, metrics, trainer_use(lines[-_STEPS:]))
+        return out
 
     def _counted(self, lines: Sequence[Entry]) -> dict[str, float]:
         """`counters` of all lines, of which only the new ones are looked at, unless old ones have changed."""
@@ -238,7 +271,16 @@ class Observer:
             calls=calls,
             rollouts=recent.rollouts_of(conn, asked),
             trained=recent.trained_since(conn, policy, after) if policy else (),
+            policies=self._standing(conn, run.id),
         )
+
+    def _standing(self, conn: Connection, run_id: str) -> dict[str, tuple[str, int]]:
+        out = {}
+        for name in self._of_policy if self._config.policies else ():
+            if policy := recent.policy_of(conn, run_id, name):
+                newest = recent.newest_versions(conn, policy, 1)
+                out[policy] = name, newest[-1].version if newest else -1
+        return out
 
     def _follow(self, seen: _Seen) -> None:
         """Move the window and the ledger's counts on."""

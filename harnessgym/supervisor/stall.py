@@ -31,11 +31,23 @@ class Standing:
     version: int
     """Newest version, -1 if there is none."""
     workers: tuple[WorkerRow, ...]
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Newest version by policy, where there are several; `version` is the least of them."""
+
+    def behind(self, worker: WorkerRow) -> bool:
+        """Whether a worker serves an older version of its policy than the newest."""
+        return worker.version < self.versions.get(worker.policy_id or "", self.version)
 
     @property
     def progress(self) -> tuple[object, ...]:
         """Changes whenever a rollout finishes, a step is taken or a phase ends. Failed rollouts are no progress."""
-        return self.status, self.rollouts.get("finished", 0), self.groups.get("consumed", 0), self.version
+        return (
+            self.status,
+            self.rollouts.get("finished", 0),
+            self.groups.get("consumed", 0),
+            self.version,
+            *self.versions.values(),
+        )
 
 
 @dataclass
@@ -84,10 +96,11 @@ def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> S
     """A run's counts now."""
     found = [rollouts.group_states(conn, run_id, purpose) for purpose in _PURPOSES.get(status, ())]
     states = {state: sum(each.get(state, 0) for each in found) for each in found for state in each}
-    latest = policies.latest(conn, policy_id)
-    version = -1 if latest is None else latest.version
+    ids = [policy_id, *(each for each in policies.of_run(conn, run_id).values() if each != policy_id)]
+    newest = {each: -1 if (latest := policies.latest(conn, each)) is None else latest.version for each in ids}
+    version, several = min(newest.values()), newest if len(newest) > 1 else {}
     by_status = rollouts.rollout_states(conn, run_id)
-    return Standing(status, states, by_status, version, tuple(workers.engines_of(conn, run_id)))
+    return Standing(status, states, by_status, version, tuple(workers.engines_of(conn, run_id)), several)
 
 
 def waiting(standing: Standing) -> str:
@@ -99,7 +112,7 @@ def waiting(standing: Standing) -> str:
         (standing.rollouts.get("running"), "The trainer waits for rollouts, which wait for a harness, an engine or a grader."),
         (standing.rollouts.get("pending"), "The trainer waits for rollouts, which wait for the node to run them."),
         (
-            any(worker.version < standing.version for worker in serving),
+            any(standing.behind(worker) for worker in serving),
             "The node waits for every engine to serve the newest version.",
         ),
         (standing.groups.get("complete"), "The node waits for the trainer to consume complete groups."),

@@ -3,6 +3,7 @@
 import math
 import random
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection
@@ -41,7 +42,8 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
     values = {name: rollouts.rewards_of(conn, run.id, name) for name in _PURPOSES}
     gain, low, high = paired_gain(*_paired(conn, run.id))
     finished = counts.finished_rollouts(conn, run.id, "train")
-    return {
+    several = {"policies": _by_policy(conn, run.id, tokens.trained_by_policy)} if config.policies else {}
+    return several | {
         "success_before": _mean(values["before_sampled"]),
         "success_after": _mean(values["after_sampled"]),
         "gain": _number(gain),
@@ -71,6 +73,16 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "seed": config.seed,
         "reward_shuffle": config.trainer.reward_shuffle,
     }
+
+
+def _by_policy(conn: Connection, run_id: str, trained: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """What every policy of a run that has several came to, by name."""
+    out = {}
+    for name, policy_id in policies.of_run(conn, run_id).items():
+        versions = policies.versions(conn, policy_id)
+        written = sum(version.bytes for version in versions)
+        out[name] = {"versions_published": len(versions), "tokens_trained": trained.get(policy_id, 0), "bytes": written}
+    return out
 
 
 def _paired(conn: Connection, run_id: str) -> tuple[list[float], list[float]]:

@@ -41,7 +41,8 @@ class Supervisor:
         self.folder, self.config, self.notify = folder, folder.config(), notify
         self.store = TraceStore.create(folder.store_url(), synchronous=self.config.store.synchronous)
         self.children: Processes = children or LocalProcesses(folder, self.config)
-        self.run_id, self.policy_id = self._enter_run()
+        self.run_id, self.policy_ids = self._enter_run()
+        self.policy_id = self.policy_ids[self.config.policy.name]
         self.stages = self._stages()
         self._saved = 0.0
 
@@ -114,7 +115,8 @@ class Supervisor:
         """Close the store."""
         self.store.close()
 
-    def _enter_run(self) -> tuple[str, str]:
+    def _enter_run(self) -> tuple[str, dict[str, str]]:
+        """The run's id, and those of its policies by name, the first one first."""
         run = self.store.read(runs.only)
         if run is None:
             first: RunStatus = "evaluating_before" if self.config.evaluation.tasks else "training"
@@ -123,17 +125,19 @@ class Supervisor:
             run_id = self.store.write(lambda conn: runs.add(conn, self.config.name, values, code, first))
         else:
             run_id = run.id
-        return run_id, self.store.write(lambda conn: policies.register(conn, run_id, self.config.policy.name))
+        names = [policy.name for policy in self.config.all_policies]
+        return run_id, self.store.write(lambda conn: {name: policies.register(conn, run_id, name) for name in names})
 
     def _start_all(self) -> None:
         sandbox = choose_sandbox(self.config, self.notify, self.children.lacks)
         write_json(self.folder.root / "sandbox.json", sandbox)
         key, training = secrets.token_urlsafe(24), self.status in ("evaluating_before", "training")
-        self.children.start_all(Orders(self.folder, self.config, self.run_id, self.policy_id, key, sandbox, training))
+        ids = self.policy_ids
+        self.children.start_all(Orders(self.folder, self.config, self.run_id, self.policy_id, key, sandbox, training, ids))
 
     def _check_processes(self, status: RunStatus) -> None:
         for name, code in self.children.exited():
-            if name == "trainer" and code == 0:
+            if name.startswith("trainer") and code == 0:
                 self.children.forget(name)
                 continue
             self._refuse_full_disk(None)
@@ -158,7 +162,7 @@ class Supervisor:
             done = self.store.read(lambda conn: [rollouts.group_states(conn, self.run_id, p) for p in EVALUATIONS[status]])
             if any(not states or states.get("open", 0) for states in done):
                 return
-        elif status == "training" and "trainer" in self.children.by_name:
+        elif status == "training" and any(name.startswith("trainer") for name in self.children.by_name):
             return
         following: dict[str, RunStatus] = {
             "evaluating_before": "training",
@@ -175,8 +179,9 @@ class Supervisor:
 
     def _resumed_status(self) -> RunStatus:
         """The phase a failed run goes on with."""
-        latest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
-        if self.config.evaluation.tasks and latest is not None and latest.step >= self.config.trainer.steps:
+        newest = [self.store.read(partial(policies.latest, policy_id=each)) for each in self.policy_ids.values()]
+        trained = all(latest is not None and latest.step >= self.config.trainer.steps for latest in newest)
+        if self.config.evaluation.tasks and trained:
             return "evaluating_after"
         started = self.store.read(lambda conn: rollouts.group_states(conn, self.run_id, "train"))
         return "training" if started or not self.config.evaluation.tasks else "evaluating_before"

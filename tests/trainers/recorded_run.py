@@ -29,10 +29,12 @@ def save_model(folder):
     return folder
 
 
-def make_run(root, model, **trainer):
+def make_run(root, model, further=(), **trainer):
+    """`further` are the names of further policies, with the same starting weights."""
     config = {
         "name": "t",
         "policy": {"path": str(model)},
+        "policies": [{"name": name, "path": str(model)} for name in further],
         "tasks": {"set": "lookup"},
         "harnesses": [{"name": "h"}],
         "trainer": {"steps": STEPS, "groups_per_step": 2, "group_size": 3, "update": {"lr": 0.01}} | trainer,
@@ -40,14 +42,17 @@ def make_run(root, model, **trainer):
     folder = RunFolder(root)
     write_json(folder.config_path, validate(RunConfig, config, "test").model_dump(mode="json"))
     with TraceStore.create(folder.store_url()) as store:
-        store.write(lambda conn: runs.add(conn, "t", config, "0", "training"))
+        run_id = store.write(lambda conn: runs.add(conn, "t", config, "0", "training"))
+        for name in ("policy", *further):
+            store.write(lambda conn, name=name: policies.register(conn, run_id, name))
     return folder
 
 
-def record_groups(folder, ordinals, version=0, rewards=None, unfinished=()):
+def record_groups(folder, ordinals, version=0, rewards=None, unfinished=(), further=None):
     """Finished groups whose completions are random, with the policy's own logprobs; rewards depend on the tokens.
 
-    `rewards` gives a group's rewards by its ordinal, where they should be others; `unfinished` ordinals go on running.
+    `rewards` gives a group's rewards by its ordinal, where they should be others; `unfinished` ordinals go on running;
+    `further` has the versions of further policies, by name: each answers a call of every rollout but the first of a group.
     """
     config = folder.config()
     policy = load_policy(Path(config.policy.path))
@@ -63,13 +68,16 @@ def record_groups(folder, ordinals, version=0, rewards=None, unfinished=()):
                 continue
             for row in claimed:
                 reward = record_rollout(store, policy, row, ordinal, version)
+                for name, other in (further or {}).items() if row.slot else ():
+                    other_id = store.read(lambda conn: policies.of_run(conn, run.id))[name]
+                    record_rollout(store, policy, row, ordinal, other, other_id)
                 if rewards and ordinal in rewards:
                     reward = rewards[ordinal][row.slot]
                 outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
                 store.write(partial(rollouts.finish, outcome=outcome))
 
 
-def record_rollout(store, policy, row, ordinal, version):
+def record_rollout(store, policy, row, ordinal, version, policy_id=None):
     draw = torch.Generator().manual_seed(100 * ordinal + row.slot)
     completion = torch.randint(0, 32, (6,), generator=draw).tolist()
     with torch.no_grad():
@@ -82,7 +90,7 @@ def record_rollout(store, policy, row, ordinal, version):
     intent = calls.CallIntent(
         call_id, session.id, row.id, 0, "chat", "policy", "keep", "d", chain,
         len(PROMPT), hash_ids(PROMPT), prompt.id, "engine",
-        sampling_applied={"temperature": 1.0, "top_p": 1.0, "top_k": 0},
+        sampling_applied={"temperature": 1.0, "top_p": 1.0, "top_k": 0}, policy_id=policy_id,
     )  # fmt: skip
     store.write(lambda conn: calls.intend(conn, intent, prompt))
     segment = forest.add_completion(call_id, prompt.id, completion, logprobs, "a" + call_id)
@@ -95,7 +103,7 @@ def record_rollout(store, policy, row, ordinal, version):
     return float(sum(completion) % 2)
 
 
-def learner_of(folder, store):
-    learner = Learner(folder, folder.config(), store)
+def learner_of(folder, store, policy=""):
+    learner = Learner(RunFolder(folder.root, policy), folder.config().of_policy(policy), store)
     learner.resume()
     return learner

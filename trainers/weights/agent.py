@@ -232,7 +232,7 @@ class WeightAgent:
         await self._report(store, "dead")
         if self._control and self._announced is not None:
             gone = self._announced
-            await self._control.register(self.worker_id, self._address, gone, state="dead", kind=self.engine.kind)
+            await self._register(self._control, gone, "dead")
         self._announced = None
 
     async def _cut_off(self) -> None:
@@ -267,8 +267,12 @@ class WeightAgent:
         await self.engine.resume()
         await self._report(store, "ready")
         if self._control:
-            await self._control.register(self.worker_id, self._address, self._served, kind=self.engine.kind)
+            await self._register(self._control, self._served, "ready")
         self._announced = self._served
+
+    async def _register(self, control: ControlClient, version: int, state: WorkerState) -> None:
+        kind, policy_id = self.engine.kind, self.settings.policy_id
+        await control.register(self.worker_id, self._address, version, state=state, kind=kind, policy_id=policy_id)
 
     @contextlib.asynccontextmanager
     async def _lease(self, store: TraceStore) -> AsyncIterator[str]:
@@ -327,7 +331,8 @@ class WeightAgent:
         return await store.awrite(lambda conn: leases.renew(conn, lease, self.worker_id, ttl))
 
     async def _report(self, store: TraceStore, state: WorkerState) -> None:
-        row = WorkerRow(self.worker_id, self.settings.run_id, self.engine.kind, self._address, self._served, state)
+        own = self.settings
+        row = WorkerRow(self.worker_id, own.run_id, self.engine.kind, self._address, self._served, state, own.policy_id)
         await store.awrite(lambda conn: workers.upsert(conn, row))
         self._state = state
 

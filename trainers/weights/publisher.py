@@ -55,7 +55,9 @@ class Publisher:
             return []
         served = self._store.read(lambda conn: workers.of_run(conn, self._run_id))
         latest = self._store.read(lambda conn: policies.latest(conn, self._policy_id))
-        in_use = {worker.version for worker in served} | ({latest.version} if latest else set())
+        in_use = {worker.version for worker in served if worker.follows(self._policy_id)} | (
+            {latest.version} if latest else set()
+        )
         return collect(self.root, self.settings.keep, in_use)
 
     def _found(self, path: Path, weights: dict[str, Tensor]) -> PublishedVersion:

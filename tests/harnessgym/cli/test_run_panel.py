@@ -13,7 +13,7 @@ from harnessgym.metrics.standing import Standing
 from harnessgym.metrics.window import StageUse, WorkerUse
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
-from harnessgym.supervisor.progress import Progress, TrainerUse
+from harnessgym.supervisor.progress import PolicyProgress, Progress, TrainerUse
 
 
 def engine(number, busy=0.8, state="ready", version=6):
@@ -114,6 +114,16 @@ def test_many_engines_share_a_row():
     assert "engine-4" not in text
     assert "5 more" in text
     assert "v4 or newer, 2 ready" in text
+
+
+def test_several_policies_have_a_trainer_each_and_engines_that_say_whose_they_are():
+    helper = PolicyProgress("helper", 5, 4, {}, TrainerUse(0.5, 1.0, 1.0, 2.0))
+    known = {"a": PolicyProgress("scout", 6, 6, {}, PROGRESS.trainer), "b": helper}
+    (first, use), (second, _) = PROGRESS.engines
+    engines = ((replace(first, policy_id="a"), use), (replace(second, policy_id="b", version=5), use))
+    text = "\n".join(drawn(replace(PROGRESS, policies=known, engines=engines)))
+    for part in ("trainer-helper", "4 steps, published v5", "scout v6 ready", "helper v5 ready"):
+        assert part in text
 
 
 def test_trouble_is_named():

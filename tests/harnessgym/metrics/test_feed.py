@@ -93,6 +93,17 @@ def test_the_trainers_numbers_and_what_was_observed_become_one_entry(folder):
     assert standings(folder.sinks_path) == {"kept": Standing(1, 0)}
 
 
+def test_the_numbers_of_further_policies_trainers_have_their_names(folder):
+    metric(folder, 1, reward=0.5)
+    (folder.policies / "helper").mkdir(parents=True)
+    metric(RunFolder(folder.root, "helper"), 1, reward=0.25, step_s=2.0)
+    observe(folder, 1, idle__trainer=0.3)
+    _, ((line),) = fed(folder, Kept)
+    assert line["values"] == {
+        "trainer/reward": 0.5, "trainer-helper/reward": 0.25, "trainer-helper/step_s": 2.0, "idle/trainer": 0.3
+    }  # fmt: skip
+
+
 def test_a_step_waits_until_it_has_been_observed_but_the_last_do_not():
     lines = [{"step": 1, "reward": 0.1}, {"step": 2, "reward": 0.2}, {"step": 3, "reward": 0.3}]
     seen = [{"step": 2, "rate/x": 1.0}]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from harnessgym.rollout.plan import Plan
+from harnessgym.run_config import FurtherPolicySection
 from harnessgym.store import TraceStore, backlog, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import groups, tasks
@@ -109,6 +110,50 @@ def test_an_outside_engine_whose_agent_fell_silent_does_not_hold_training_up(mak
     store.write(lambda conn: workers.show(conn, "v0", 0.01))
     time.sleep(0.05)
     assert submit(store, plan) == 2
+
+
+def two_policies(make_plan, **options):
+    """A plan for two policies, and the id of the second."""
+    store, plan = make_plan(**options)
+    further = FurtherPolicySection(name="helper", path=plan.config.policy.path)
+    plan.config = plan.config.model_copy(update={"policies": (further,)})
+    return store, plan, store.write(lambda conn: policies.register(conn, plan.run_id, "helper"))
+
+
+def advance(store, plan, policy_id, version, name):
+    """A policy's next version, served by a worker."""
+    row = PolicyVersion(version, version - 1 if version else None, "full", "", version, "", 0, committed=True, orphaned=False)
+    worker = WorkerRow(name, plan.run_id, "embedded", name, version, "ready", policy_id)
+    store.write(lambda conn: policies.publish(conn, policy_id, row))
+    store.write(lambda conn: workers.upsert(conn, worker))
+
+
+def test_the_policy_that_is_furthest_behind_says_how_much_may_be_submitted(make_plan):
+    store, plan, helper = two_policies(make_plan, steps=9, groups_per_step=2)
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": 0})
+    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    advance(store, plan, plan.policy_id, 0, "w0")
+    assert submit(store, plan) == 0
+    advance(store, plan, helper, 0, "w1")
+    assert submit(store, plan) == 2
+    advance(store, plan, plan.policy_id, 1, "w0")
+    assert submit(store, plan) == 0
+    advance(store, plan, helper, 1, "w1")
+    assert submit(store, plan) == 2
+    query = select(groups.c.submitted_version, groups.c.submitted_versions).order_by(groups.c.ordinal)
+    found = store.read(lambda conn: [tuple(row) for row in conn.execute(query)])
+    assert found == [(0, {helper: 0})] * 2 + [(1, {helper: 1})] * 2
+
+
+def test_an_evaluation_waits_until_the_workers_of_all_policies_serve_the_newest(make_plan):
+    store, plan, helper = two_policies(make_plan)
+    advance(store, plan, plan.policy_id, 0, "w0")
+    assert submit(store, plan, "evaluating_before") == 0
+    advance(store, plan, helper, 1, "w1")
+    store.write(lambda conn: workers.upsert(conn, WorkerRow("w1", plan.run_id, "embedded", "w1", 0, "ready", helper)))
+    assert submit(store, plan, "evaluating_before") == 0
+    store.write(lambda conn: workers.upsert(conn, WorkerRow("w1", plan.run_id, "embedded", "w1", 1, "ready", helper)))
+    assert submit(store, plan, "evaluating_before") == 4
 
 
 def test_greedy_evaluation_samples_at_temperature_zero_and_the_rest_does_not(make_plan):

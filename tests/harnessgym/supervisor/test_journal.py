@@ -3,6 +3,7 @@ from dataclasses import replace
 
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.supervisor.journal import Journal, numbers
+from harnessgym.supervisor.progress import PolicyProgress, TrainerUse
 from tests.harnessgym.cli.test_run_panel import PROGRESS
 
 
@@ -38,6 +39,12 @@ def test_numbers_have_names_and_are_numbers():
     assert found["processor/proxy"] == 0.25
     assert "processor/node" not in found  # looked at for the first time
     assert all(isinstance(value, (int, float)) for value in found.values())
+
+
+def test_the_trainers_of_further_policies_are_named():
+    helper = PolicyProgress("helper", 5, 5, {}, TrainerUse(0.5, 1.0, 1.0, 2.0))
+    known = {"a": PolicyProgress("scout", 6, 6, {}, PROGRESS.trainer), "b": helper}
+    assert numbers(replace(PROGRESS, policies=known))["idle/trainer-helper"] == 0.5
 
 
 def test_what_nobody_knows_is_left_out():

@@ -10,6 +10,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor import claim_folder, prepare
+from harnessgym.supervisor.orders import Orders
 from harnessgym.supervisor.preparation import choose_sandbox
 
 
@@ -153,3 +154,51 @@ def test_files_that_a_killed_writer_left_go_with_the_next_claim(tmp_path):
         path.touch()
     os.close(claim_folder(RunFolder(tmp_path)))
     assert [path.exists() for path in (*torn, *kept)] == [False, False, True, True]
+
+
+HELPER = {"name": "helper", "path": "environments/lookup/policy"}
+
+
+def test_every_policy_is_found_and_its_settings_are_checked(tmp_path):
+    folder = prepare(config(policies=[HELPER]), tmp_path / "run")
+    assert [os.path.isabs(policy.path) for policy in folder.config().all_policies] == [True, True]
+    with pytest.raises(ConfigError, match="policy 'helper': path: there is no model at"):
+        prepare(config(policies=[HELPER | {"path": "nowhere"}]), tmp_path / "other")
+    with pytest.raises(ConfigError, match="update of policy 'helper'"):
+        prepare(config(policies=[HELPER | {"update": {"learning": 1}}]), tmp_path / "other")
+    with pytest.raises(ConfigError, match="policies was"):
+        prepare(config(), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["policy", "a/b", "..", ""])
+def test_names_of_further_policies_are_names_of_folders_that_differ(name):
+    with pytest.raises(ConfigError):
+        config(policies=[HELPER | {"name": name}])
+
+
+def test_what_processes_of_several_policies_are_told(tmp_path):
+    told = config(policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}], trainer={"update": {"lr": 0.1, "clip_low": 0.1}})
+    orders = Orders(prepare(told, tmp_path), told, "run", "id-1", "key", "process", True, {"policy": "id-1", "helper": "id-2"})
+    assert orders.engines == ["engine-0", "engine-1", "engine-2", "engine-3"]
+    engines = [orders.engine(name, "http://e", "unix:c") for name in orders.engines]
+    assert [engine["agent"]["policy_id"] for engine in engines] == ["id-1", "id-1", "id-2", "id-2"]
+    assert [engine["served_model_name"] for engine in engines] == ["policy", "policy", "helper", "helper"]
+    assert [policy["id"] for policy in orders.proxy()["policies"]] == ["id-1", "id-2"]
+    assert {name: orders.trainer(name).get("policy") for name in orders.trainers} == {
+        "trainer": None,
+        "trainer-helper": "helper",
+    }
+    own = told.of_policy("helper")
+    assert (own.policy.name, own.trainer.update) == ("helper", {"lr": 0.5, "clip_low": 0.1})
+    assert told.of_policy("") is told
+    with pytest.raises(ConfigError, match="It has: policy, helper"):
+        told.of_policy("nobody")
+
+
+def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
+    orders = Orders(prepare(config(), tmp_path), config(), "run", "id-1", "key", "process", True, {"policy": "id-1"})
+    assert "policies" not in orders.proxy()
+    assert orders.trainer() == {"run": str(tmp_path)}
+    assert orders.trainers == ["trainer"]
+    assert RunFolder(tmp_path).versions == tmp_path / "versions"
+    assert RunFolder(tmp_path, "helper").versions == tmp_path / "policies/helper/versions"

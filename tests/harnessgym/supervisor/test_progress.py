@@ -4,7 +4,7 @@ from benchmarks.store.bulk import write_rollout
 from harnessgym.config import validate
 from harnessgym.errors import StoreError
 from harnessgym.metrics.lines import append
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config import FurtherPolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, policies, presence, rollouts, runs, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
@@ -70,6 +70,28 @@ def test_what_the_trainer_counts_is_summed_line_by_line(lived):
     path.write_text("")
     append(path, {"step": 1, "dropped_groups": 9})
     assert lived.observer.look().counters == {"dropped_groups": 9}
+
+
+def test_a_run_of_several_policies_is_as_far_as_the_last_of_them(tmp_path):
+    lived = Lived(tmp_path)
+    config = lived.folder.config()
+    helper = FurtherPolicySection(name="helper", path=config.policy.path)
+    several = config.model_copy(update={"policies": (helper,)}).model_dump(mode="json")
+    write_json(lived.folder.config_path, several)
+    observer = Observer(lived.folder, lived.store)
+    lived.begin()
+    helper_id = lived.write(lambda conn: policies.register(conn, lived.run, "helper"))
+    row = PolicyVersion(3, None, "full", "", 3, "", 0, committed=True, orphaned=False)
+    lived.write(lambda conn: policies.publish(conn, helper_id, row))
+    (lived.folder.policies / "helper").mkdir(parents=True)
+    for folder, steps in ((lived.folder, 2), (RunFolder(tmp_path, "helper"), 3)):
+        for step in range(1, steps + 1):
+            append(folder.metrics_path, {"step": step, "wait_s": 1.0, "step_s": 3.0})
+    seen = observer.look()
+    assert (seen.steps, seen.done) == (2, 2)
+    assert [(each.name, each.version, each.steps) for each in seen.policies.values()] == [("policy", -1, 2), ("helper", 3, 3)]
+    assert seen.policies[helper_id].trainer.idle == 0.25
+    lived.store.close()
 
 
 class Lived:

@@ -11,6 +11,8 @@ from harnessgym.task import Task
 
 READY, OLD, DEAD = (WorkerRow("e", "r", "embedded", "", v, s) for v, s in ((2, "ready"), (1, "ready"), (2, "dead")))
 
+OF_OTHER = WorkerRow("e", "r", "embedded", "", 3, "ready", "other")
+
 
 @pytest.mark.parametrize(
     ("standing", "words"),
@@ -20,6 +22,8 @@ READY, OLD, DEAD = (WorkerRow("e", "r", "embedded", "", v, s) for v, s in ((2, "
         (Standing("training", {"open": 1}, {"running": 1}, 2, (READY,)), "wait for a harness"),
         (Standing("training", {"open": 1}, {"pending": 1}, 2, (READY,)), "wait for the node"),
         (Standing("evaluating_after", {}, {}, 2, (READY, OLD)), "serve the newest"),
+        (Standing("training", {}, {}, 2, (READY, OF_OTHER), {"": 2, "other": 7}), "serve the newest"),
+        (Standing("training", {}, {}, 2, (READY, OF_OTHER), {"": 2, "other": 3}), "submits nothing"),
         (Standing("training", {"complete": 4}, {}, 2, (READY,)), "trainer to consume"),
         (Standing("training", {}, {}, 2, (READY,)), "submits nothing"),
     ],
