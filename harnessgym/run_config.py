@@ -30,8 +30,8 @@ class FurtherPolicySection(PolicySection):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the policy in the store, and the model name by which harnesses ask for it."""
-    workers: int = Field(1, gt=0)
-    """Engine processes that serve it."""
+    workers: int = Field(1, ge=0)
+    """Embedded engine processes that serve it."""
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of its update that differ from `[trainer.update]`."""
 
@@ -139,15 +139,10 @@ class OutsideEngine(Config):
 class EngineSection(Config):
     """What samples: embedded engines, which the run starts, and engines that are other programs."""
 
-<<<<<<< ours
     workers: int = Field(2, ge=0)
-    """Embedded engine processes."""
+    """Embedded engine processes; of the first policy, where there are several."""
     outside: tuple[OutsideEngine, ...] = ()
-    """Engines that serve the policy already, `[[engine.outside]]` each. Only these are used with `workers = 0`."""
-=======
-    workers: int = Field(2, gt=0)
-    """Engine processes; of the first policy, where there are several."""
->>>>>>> theirs
+    """Engines that serve a policy already, `[[engine.outside]]` each. Only these are used with `workers = 0`."""
     max_batch: int = Field(32, gt=0)
     """Sequences that one embedded engine decodes together."""
     max_length: int = Field(1024, gt=0)
@@ -158,9 +153,7 @@ class EngineSection(Config):
     """How long a worker's calls in flight may finish on the old weights; then they go on under the new ones."""
 
     @model_validator(mode="after")
-    def _some(self) -> "EngineSection":
-        if not self.workers and not self.outside:
-            raise ValueError("nothing would sample: give workers, or engines in [[engine.outside]]")
+    def _differ(self) -> "EngineSection":
         urls = [engine.url for engine in self.outside]
         if len(set(urls)) != len(urls):
             raise ValueError(f"an outside engine is named twice: {urls}")
@@ -345,6 +338,9 @@ class RunConfig(Config):
         for engine in self.engine.outside:
             if engine.policy not in known:
                 raise ValueError(f"{engine.url} serves the policy {engine.policy!r}, which the run does not have: {known[1:]}")
+        served = {*self.engine_policies, *(engine.policy or self.policy.name for engine in self.engine.outside)}
+        if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
+            raise ValueError(f"no engine serves {', '.join(idle)}: give workers, or engines in [[engine.outside]]")
         if self.policies and self.trainer.reuse:
             raise ValueError("several policies are trained on the same groups, each group once: set trainer.reuse = 0")
         return self

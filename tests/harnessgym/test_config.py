@@ -82,7 +82,8 @@ RUN = {"name": "x", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnes
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"workers": 0}, "nothing would sample"),
+        ({"workers": 0}, "no engine serves policy: give workers"),
+        ({"workers": 0, "outside": [{"kind": "vllm", "url": "http://a:1", "policy": "b"}]}, "which the run does not have"),
         ({"outside": [{"kind": "vllm", "url": "http://a:1"}] * 2}, "named twice"),
         ({"outside": [{"kind": "vllm", "url": "a:1"}]}, "engine.outside.0.url"),
         ({"outside": [{"kind": "tgi", "url": "http://a:1"}]}, "engine.outside.0.kind"),
