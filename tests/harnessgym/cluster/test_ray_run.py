@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -151,3 +152,39 @@ def test_a_machine_dies_and_the_run_ends_all_the_same(tmp_path, database, raylet
         assert set(run.holders("finished")) == staying
         assert run.rows("SELECT DISTINCT cause FROM rollouts WHERE status = 'failed'") == [("node_lost",)]
     assert f"The place of {node} has not answered for 10 s" in said
+
+
+def test_a_killed_supervisor_takes_its_places_along_and_the_same_command_goes_on(tmp_path, database, raylets):
+    raylets.add("fourth", engine=1, node=1)
+    with ClusterRun(tmp_path, database.create_database(), raylets.address, nodes=1).start() as run:
+        run.wait(lambda: run.holders() == {"node-0": 2})
+        processes = [identify(run.pid(name)) for name in run.places()]
+        run.process.kill()
+        run.process.wait()
+        deadline = time.monotonic() + 60
+        while any(process is not None and process.alive() for process in processes):
+            assert time.monotonic() < deadline, "processes outlive their supervisor"
+            time.sleep(0.1)
+        run.let()
+        said = run.finish()
+        assert run.rows("SELECT DISTINCT cause FROM rollouts WHERE status = 'failed'") == [("node_lost",)]
+    assert "starting it again" not in said
+
+
+@pytest.mark.soak  # Ray looks for its head for a minute
+def test_a_killed_head_ends_the_run_and_with_another_one_the_same_command_goes_on(tmp_path, database):
+    machines = Raylets()
+    try:
+        machines.add("head", first=2, node=1, engine=1)
+        with ClusterRun(tmp_path, database.create_database(), machines.address, nodes=1).start() as run:
+            run.wait(lambda: run.holders() == {"node-0": 2})
+            processes = [identify(run.pid(name)) for name in run.places()]
+            machines.kill("head")
+            run.process.wait(timeout=120)
+            assert run.process.returncode != 0
+            assert not any(process is not None and process.alive() for process in processes)
+            machines.add("head", first=2, node=1, engine=1)
+            run.let()
+            run.finish()
+    finally:
+        machines.close()
