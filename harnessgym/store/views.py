@@ -148,7 +148,7 @@ END $$
 """
 _TOLD = {
     "runs": "UPDATE OF status",
-    "groups": "INSERT OR UPDATE OF state",
+    "groups": "INSERT OR UPDATE OF state, batch",
     "rollouts": "INSERT OR UPDATE OF status",
     "policy_versions": "INSERT OR UPDATE OF committed, orphaned",
     "workers": "INSERT OR UPDATE OF version, state",

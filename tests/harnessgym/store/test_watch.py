@@ -12,6 +12,7 @@ from sqlalchemy import update
 from benchmarks.store.cluster import Cluster
 from harnessgym.store import TraceStore, leases, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome
+from harnessgym.store.tables import groups
 from harnessgym.store.tables import rollouts as rollout_rows
 from harnessgym.store.workers import WorkerRow, upsert
 
@@ -47,6 +48,7 @@ def changes(store, rollout_id):
         "a lease": lambda conn: leases.release(conn, "r", "h"),
         "a rollout that failed": lambda conn: rollouts.fail(conn, RolloutOutcome(rollout_id, "s", "infrastructure_error"), 2),
         "a claim": lambda conn: rollouts.claim(conn, run_id, "h", 60.0, 1),
+        "a batch": lambda conn: conn.execute(update(groups).values(batch=1, place=0)),
         "a run's end": lambda conn: runs.set_status(conn, run_id, "done"),
     }
 

@@ -3,7 +3,8 @@ import torch
 
 from harnessgym.errors import PolicyError
 from harnessgym.run_config import PublishSection
-from harnessgym.store import TraceStore, policies, runs
+from harnessgym.store import TraceStore, policies, runs, workers
+from harnessgym.store.workers import WorkerRow
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import DELTA, FULL, version_numbers, version_path
 from trainers.weights.publisher import Publisher
@@ -64,3 +65,16 @@ def test_nothing_is_removed_unless_asked(site):
         for version in range(len(version_numbers(publisher.root)), 5):
             publisher.publish(version, None, weights(version), 0)
         assert publisher.collect() == ([] if not keep else [2, 1, 0])
+
+
+def test_what_another_policys_engine_serves_is_not_in_use(tmp_path):
+    with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as store:
+        run_id = store.write(lambda conn: runs.add(conn, "r", {}, "0", "training"))
+        ours, other = (store.write(lambda conn, name=name: policies.register(conn, run_id, name)) for name in ("a", "b"))
+        for name, version, policy_id in (("e0", 1, ours), ("e1", 0, other)):
+            row = WorkerRow(name, run_id, "embedded", name, version, "ready", policy_id)
+            store.write(lambda conn, row=row: workers.upsert(conn, row))
+        publisher = Publisher(tmp_path / "v", store, run_id, ours, PublishSection(kind="full", keep=1))
+        for version in range(4):
+            publisher.publish(version, None, weights(version), 0)
+        assert publisher.collect() == [2, 0]
