@@ -219,6 +219,7 @@ def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, prox
             raw.execute(f"DROP VIEW {view}")
         raw.execute("DROP INDEX ix_groups_replaces")
         raw.execute("DROP INDEX ix_groups_batch")
+        raw.execute("DROP INDEX ix_trained_version")
         raw.execute("PRAGMA writable_schema = ON")  # a column with a foreign key cannot be dropped
         for table in ("calls", "workers"):
             key = rf",\s*CONSTRAINT fk_{table}_policy_id FOREIGN KEY\s*\(policy_id\) REFERENCES policies \(id\)"
