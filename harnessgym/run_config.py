@@ -1,5 +1,6 @@
 """What `harnessgym train run.toml` and `harnessgym cluster run.toml` read, one section per part of a run."""
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -132,8 +133,13 @@ class OutsideEngine(Config):
     """What it is."""
     policy: str = ""
     """Name of the policy that it serves; the first one if not given."""
-    url: str = Field(pattern="^https?://")
+    url: str = Field(pattern="^https?://[^/@]+(/[^@]*)?$")
     """Where its HTTP API is: `http://host:port`. Whoever reaches its development routes can replace its weights."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which follows from where it is: `vllm-host-port`."""
+        return f"{self.kind}-{re.sub('[^A-Za-z0-9.]+', '-', self.url.partition('://')[2]).strip('-')}"
 
 
 class EngineSection(Config):
@@ -154,9 +160,9 @@ class EngineSection(Config):
 
     @model_validator(mode="after")
     def _differ(self) -> "EngineSection":
-        urls = [engine.url for engine in self.outside]
-        if len(set(urls)) != len(urls):
-            raise ValueError(f"an outside engine is named twice: {urls}")
+        names = [engine.name for engine in self.outside]
+        if len(set(names)) != len(names):
+            raise ValueError(f"an outside engine is named twice: {[engine.url for engine in self.outside]}")
         return self
 
 
@@ -343,6 +349,8 @@ class RunConfig(Config):
             raise ValueError(f"no engine serves {', '.join(idle)}: give workers, or engines in [[engine.outside]]")
         if self.policies and self.trainer.reuse:
             raise ValueError("several policies are trained on the same groups, each group once: set trainer.reuse = 0")
+        if self.policies and self.trainer.over_launch is not None:
+            raise ValueError("several policies are launched for together, η + 1 batches: leave trainer.over_launch out")
         return self
 
     @property

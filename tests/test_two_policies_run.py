@@ -12,10 +12,14 @@ import numpy as np
 import pytest
 import torch
 
+from harnessgym.errors import TraceError
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, backlog, calls, ledger, policies, rollouts, runs
 from harnessgym.store.tables import sessions
 from harnessgym.tokens import versions_of
+from harnessgym.traces.account import account
+from harnessgym.traces.answers import Languages
+from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.verify import verify
 from trainers.policy import load_policy, load_weights, token_logprobs
 from trainers.weights.chain import read_version
@@ -111,6 +115,24 @@ def test_every_token_has_the_logprob_of_its_own_policys_weights(run):
                 logprobs = token_logprobs(policy(whole), whole)[0, len(prompt) :].numpy()
             here = versions_of(call.version_spans, len(own.ids)) == version
             assert np.abs(logprobs - np.asarray(own.logprobs))[here].max(initial=0.0) < 1e-4
+
+
+def test_whoever_reads_traces_knows_whose_tokens_are_whose(run, tmp_path):
+    _, store, _ = run
+    run_id, ids = store.read(runs.only).id, ids_of(store)
+    found, _ = recorded(store)
+    asked = {call.rollout_id for call in found if call.policy_id == ids["helper"]}
+    said = asked & {call.rollout_id for call in found if call.policy_id == ids["scout"]}
+    view = "SELECT sum(a.trained), sum(a.untrained) FROM v_token_account a JOIN v_rollout r ON r.id = a.rollout_id"
+    of_view = store.read(lambda conn: conn.exec_driver_sql(f"{view} WHERE r.purpose = 'train'").one())
+    assert of_view == (store.read(lambda conn: account(conn, run_id)).trained, 0)
+    rollout = TracedRollout(store, min(said), Languages())
+    trained = {call.completion_segment for call in rollout.graph.calls.values() if call.completion_len}
+    assert set(rollout.advantages) == trained
+    with pytest.raises(TraceError, match="sampled by several policies"):
+        export(store, [rollout.id], "trl", tmp_path / "rows.jsonl")
+    languages = [store.read(lambda conn, each=each: Languages().of_rollout(conn, rollout.facts, each)) for each in ids.values()]
+    assert not any(isinstance(language, str) for language in languages)
 
 
 def test_metrics_and_summary_are_told_by_policy(run):

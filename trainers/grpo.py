@@ -97,7 +97,7 @@ class Learner:
         self.step = self.version = 0
         shared = SharedGathering(store, run.id, self.policy_id, config.trainer) if config.policies else None
         self.gathering = shared or Gathering(store, run.id, config.trainer)
-        self.length_bias = LengthBias(store, run.id)
+        self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
         """Of the newest step; the store may not have it yet."""
@@ -154,7 +154,6 @@ class Learner:
             "carried": batch.carried,
             "replayed": self.gathering.replayed,
             "early": self.gathering.early,
-            "length_bias": self.length_bias.measure({*batch.group_ids, *(self._last.group_ids if self._last else ())}),
             "dropped": given_up.get("too_stale", 0),
             "requeued": given_up.get("requeued", 0),
             "no_signal": given_up.get("no_signal", 0),
@@ -162,6 +161,9 @@ class Learner:
             "step_s": held - began - self.gathering.waited_s,
             "held_s": time.perf_counter() - held,
         }
+        if self.length_bias is not None:  # which groups are trained is each policy's own affair, where there are several
+            last = self._last.group_ids if self._last else ()
+            metrics["length_bias"] = self.length_bias.measure({*batch.group_ids, *last})
         parent = self.version
         self.step += 1
         unused = self.store.read(lambda conn: policies.next_version(conn, self.policy_id))

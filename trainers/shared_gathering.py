@@ -75,6 +75,8 @@ class SharedGathering:
         """Put groups into the step's batch, behind the `known` ones, and give others up. False if there are none for now."""
         open_places = self.options.groups_per_step - known
         standing = self.store.read(lambda conn: backlog.free(conn, self.run_id))
+        free = {item.id for item in standing}
+        self._read = {group_id: read for group_id, read in self._read.items() if group_id in free}
         candidates = [self._candidate(item) for item in standing]
         options = self.options
         found = choose(candidates, 1 if options.stream else open_places, options.max_staleness, options.when_stale)

@@ -123,8 +123,13 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
 
 
 def _told(config: "RunConfig") -> dict[str, Any]:
-    """The settings that sinks are told, which may send them away: without those that hold keys and passwords."""
-    secret: Any = {"harnesses": {"__all__": {"settings"}}, "rewards": {"__all__": {"settings"}}, "store": True}
+    """The settings that sinks are told, which may send them away: without those that hold keys, passwords and addresses."""
+    secret: Any = {
+        "harnesses": {"__all__": {"settings"}},
+        "rewards": {"__all__": {"settings"}},
+        "store": True,
+        "engine": {"outside"},
+    }
     return config.model_dump(mode="json", exclude=secret)
 
 

@@ -59,9 +59,11 @@ SELECT r.id AS rollout_id, r.run_id, coalesce(s.tokens, 0) AS sampled, coalesce(
        x.reasons
   FROM rollouts r
   LEFT JOIN (SELECT rollout_id, sum(completion_len) AS tokens FROM calls GROUP BY rollout_id) s ON s.rollout_id = r.id
-  LEFT JOIN (SELECT l.rollout_id, max(l.tokens) AS tokens
-               FROM trained l JOIN policy_versions v ON v.policy_id = l.policy_id AND v.version = l.version
-              WHERE NOT v.orphaned GROUP BY l.rollout_id) t ON t.rollout_id = r.id
+  LEFT JOIN (SELECT rollout_id, sum(tokens) AS tokens
+               FROM (SELECT l.rollout_id, max(l.tokens) AS tokens
+                       FROM trained l JOIN policy_versions v ON v.policy_id = l.policy_id AND v.version = l.version
+                      WHERE NOT v.orphaned GROUP BY l.rollout_id, l.policy_id) by_policy
+              GROUP BY rollout_id) t ON t.rollout_id = r.id
   LEFT JOIN (SELECT rollout_id, CAST(sum(tokens) AS bigint) AS tokens, {reasons} AS reasons
                FROM (SELECT rollout_id, reason, sum("end" - start) AS tokens FROM exclusions
                       GROUP BY rollout_id, reason ORDER BY rollout_id, reason) by_reason

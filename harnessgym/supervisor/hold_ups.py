@@ -6,7 +6,7 @@ its session and its calls: nodes write down times of stages only when it has end
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
@@ -25,9 +25,21 @@ class Engines:
 
     rows: Sequence[WorkerRow]
     newest: int
-    """Version, -1 if there is none."""
+    """Version, -1 if there is none; where there are several policies, the least of theirs."""
     behind: frozenset[str]
     """Ids of those that serve an older version than the newest of their policy."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Newest version by policy, where there are several."""
+    followed: frozenset[str] = frozenset()
+    """Ids of outside engines whose weight agents are the run's own processes."""
+
+    def newest_of(self, row: WorkerRow) -> int:
+        """The newest version of an engine's policy."""
+        return self.versions.get(row.policy_id or "", self.newest)
+
+    def may_answer(self, row: WorkerRow, version: int) -> bool:
+        """Whether an engine may answer a rollout that was submitted under a version of the first policy."""
+        return row.state == "ready" and (bool(self.versions) or row.version >= version)
 
 
 def hold_ups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines) -> list[str]:
@@ -48,8 +60,9 @@ def _engines(conn: Connection, engines: Engines, now: float) -> Iterable[str]:
     changed = waiting.changed_at(conn)
     held = {each.resource: each for each in waiting.update_leases(conn, now)}
     for row in engines.rows:
-        lease = next((name for name, each in held.items() if each.holder == row.id), None)
-        yield from _engine(row, engines, now - changed.get(row.id, now), held, lease)
+        own = {name: each for name, each in held.items() if name.startswith(f"update:{row.policy_id or ''}")}
+        lease = next((name for name, each in own.items() if each.holder == row.id), None)
+        yield from _engine(row, engines, now - changed.get(row.id, now), own, lease)
     known = {row.id for row in engines.rows}
     for name, each in held.items():
         if each.holder not in known:
@@ -63,10 +76,12 @@ def _engine(
     row: WorkerRow, engines: Engines, age_s: float, held: Mapping[str, UpdateLease], lease: str | None
 ) -> Iterable[str]:
     """What is to be said of one engine."""
-    log = f"logs/{row.id}.log" if row.kind == EMBEDDED else "the log of its weight agent"
+    log = f"logs/{row.id}.log" if row.kind == EMBEDDED or row.id in engines.followed else "the log of its weight agent"
     holds = f", and holds update lease {lease}, which ends in {held[lease].left_s:.0f} s unless it is renewed" if lease else ""
     if row.state == "dead" and row.kind == EMBEDDED:
         yield f"{row.id} is out of service{holds}: it is started again by itself; if not, see {log}."
+    elif row.state == "dead" and row.id in engines.followed:
+        yield f"{row.id} at {row.address} is out of service{holds}: it does not answer. Start the engine; {log} has more."
     elif row.state == "dead":
         yield (
             f"{row.id} ({row.kind} at {row.address}) is out of service{holds}: it does not answer, or nobody follows it. Start "
@@ -76,8 +91,8 @@ def _engine(
         yield f"{row.id} has been starting for {age_s:.0f} s, and takes no calls before it has a version: see {log}."
     elif row.state in ("draining", "updating"):
         yield (
-            f"{row.id} has been {row.state} for {age_s:.0f} s, from version {row.version} to {engines.newest}{holds}. If that "
-            f"lasts, see {log} and end its process: another one starts with the newest version."
+            f"{row.id} has been {row.state} for {age_s:.0f} s, from version {row.version} to {engines.newest_of(row)}{holds}. "
+            f"If that lasts, see {log} and end its process: another one starts with the newest version."
         )
     elif row.id in engines.behind:
         yield _lagging(row, engines, held, lease, log)
@@ -85,7 +100,7 @@ def _engine(
 
 def _lagging(row: WorkerRow, engines: Engines, held: Mapping[str, UpdateLease], lease: str | None, log: str) -> str:
     """Of an engine that serves an old version and is not being updated."""
-    lacks = f"{row.id} serves version {row.version} and lacks version {engines.newest}"
+    lacks = f"{row.id} serves version {row.version} and lacks version {engines.newest_of(row)}"
     if lease:
         return f"{lacks}: it holds update lease {lease} and reads the version's files. If that lasts, see {log}."
     if not held:
@@ -132,7 +147,7 @@ def _groups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Eng
     if "train" in purposes and ready >= wanted["groups_per_step"]:
         yield (
             f"A whole batch is complete ({ready} groups, {wanted['groups_per_step']} are wanted): the trainer trains on it, or "
-            "has failed to. See logs/trainer.log."
+            "has failed to. See logs/trainer*.log."
         )
         return
     left = waiting.unfinished(conn, group.id)
@@ -149,11 +164,11 @@ def _groups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Eng
 def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> Iterable[str]:
     """Whose turn it is when no group is open."""
     if complete and "train" in purposes:
-        yield f"{complete} groups are complete and none is open: the trainer trains, or has failed to. See logs/trainer.log."
+        yield f"{complete} groups are complete and none is open: the trainer trains, or has failed to. See logs/trainer*.log."
     elif engines.behind:
         names = ", ".join(sorted(engines.behind))
         yield (
-            f"Nothing runs, and nothing is submitted before {names} serves version {engines.newest}: what started under an "
+            f"Nothing runs, and nothing is submitted before {names} serves the newest version: what started under an "
             "older one could get staler than trainer.max_staleness."
         )
     elif purposes and engines.newest >= 0:
@@ -174,6 +189,6 @@ def _stage(row: waiting.Unfinished, version: int, engines: Engines, now: float) 
     age = f"{now - since:.0f} s"
     if status != "intent":
         return f"{at} works by itself since its call {ordinal}, {age} ago: its tools run, until the task's limits end it."
-    able = [each.id for each in engines.rows if each.state == "ready" and each.version >= version]
+    able = [each.id for each in engines.rows if engines.may_answer(each, version)]
     whom = ", ".join(able) if able else f"an engine, and none is ready with version {version} or later"
     return f"{at} waits since {age} for the answer to its call {ordinal}: from {whom}."

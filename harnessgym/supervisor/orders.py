@@ -115,4 +115,4 @@ class Orders:
 
 def outside_names(config: RunConfig) -> list[str]:
     """Names of a run's outside engines, in the order of its settings."""
-    return [f"{engine.kind}-{index}" for index, engine in enumerate(config.engine.outside)]
+    return [engine.name for engine in config.engine.outside]

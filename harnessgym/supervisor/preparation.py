@@ -22,7 +22,7 @@ from harnessgym.tasks.source import absolute, remarks_of, task_set
 T = TypeVar("T")
 P = TypeVar("P", bound=PolicySection)
 Notify = Callable[[str], None]
-_PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}}
+_PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
 """What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
 _UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
 

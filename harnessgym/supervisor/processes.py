@@ -34,7 +34,7 @@ class Processes(Protocol):
     """All processes of one run.
 
     Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further policies. Agents of
-    outside engines are `vllm-N` and `sglang-N`.
+    outside engines are called as these are, `vllm-HOST-PORT`.
     """
 
     folder: RunFolder

@@ -81,7 +81,9 @@ class StallWatch:
 
     def _hold_ups(self, standing: Standing) -> list[str]:
         behind = frozenset(worker.id for worker in standing.workers if standing.behind(worker))
-        engines, purposes = Engines(standing.workers, standing.version, behind), _PURPOSES.get(standing.status, ())
+        followed = frozenset(self.children.by_name)
+        engines = Engines(standing.workers, standing.version, behind, standing.versions, followed)
+        purposes = _PURPOSES.get(standing.status, ())
         return self.store.read(lambda conn: hold_ups(conn, self.run_id, purposes, engines))
 
     def _explain(self, standing: Standing, seconds: float, held_up: list[str]) -> str:

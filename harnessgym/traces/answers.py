@@ -46,9 +46,11 @@ class Languages:
     renderer: str = "auto"
     _known: dict[Path, Any] = field(default_factory=dict)
 
-    def of_rollout(self, conn: Connection, rollout: RolloutFacts) -> Any:
-        """The language of a rollout's policy, or a text that says why there is none."""
-        folders = [self.folder] if self.folder is not None else _folders(conn, rollout)
+    def of_rollout(self, conn: Connection, rollout: RolloutFacts, policy_id: str | None = None) -> Any:
+        """The language of a rollout's policy, or of another policy of its run, or a text that says why there is none."""
+        policy_id = policy_id or rollout.policy_id
+        own = self.folder is not None and policy_id == rollout.policy_id
+        folders = [self.folder] if own and self.folder is not None else _folders(conn, rollout, policy_id)
         usable = [folder for folder in folders if (folder / "tokenizer.json").is_file()]
         if not usable:
             named = ", ".join(map(str, folders)) or "the store names none"
@@ -66,8 +68,8 @@ class Languages:
 class Answers:
     """The answers of one rollout's calls."""
 
-    _language: Any
-    """Or a text that says why there is none."""
+    _languages: Mapping[str | None, Any]
+    """By policy, None for the rollout's own; or a text that says why there is none."""
     _ids: Mapping[str, IdArray]
     """By segment."""
     _told: StoredBodies
@@ -78,36 +80,41 @@ class Answers:
         sampled = select(segments.c.id, segments.c.length, segments.c.ids)
         sampled = sampled.join(calls, calls.c.completion_segment == segments.c.id).where(calls.c.rollout_id == rollout.id)
         ids = {row.id: widen_ids(row.ids, row.length, row.id) for row in conn.execute(sampled)}
-        return cls(languages.of_rollout(conn, rollout), ids, StoredBodies.load(conn, rollout.id, "answer"))
+        asked = conn.execute(select(calls.c.policy_id).where(calls.c.rollout_id == rollout.id).distinct()).scalars().all()
+        known = {policy_id: languages.of_rollout(conn, rollout, policy_id) for policy_id in {None, *asked}}
+        return cls(known, ids, StoredBodies.load(conn, rollout.id, "answer"))
 
     def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:
         """What a call was answered. Ids of tool calls begin with `id_prefix`; without `tools` there are none; `raw` answers
         have no markup at all.
         """
         ids = self._ids.get(call.completion_segment or "", ())
-        told = self._told.of_call(call.id)
-        if isinstance(self._language, str):
+        told, language = self._told.of_call(call.id), self._languages[call.policy_id]
+        if isinstance(language, str):
             if told is not None:
                 return ReadAnswer(_told_message(told), "body")
-            return ReadAnswer(missing=self._language if len(ids) else None)
+            return ReadAnswer(missing=language if len(ids) else None)
         if not len(ids):
             return ReadAnswer() if told is None else ReadAnswer(_told_message(told), "body")
-        message = self._raw(ids) if raw else self._parsed(ids, id_prefix, tools=tools)
+        message = _raw(language, ids) if raw else _parsed(language, ids, id_prefix, tools=tools)
         return ReadAnswer(replace(message, content=_before(call.sampling.get("stop", ()), message.content)), "tokens")
 
-    def text(self, ids: Sequence[int]) -> str | None:
-        """Any tokens of the policy as text; None without its language."""
-        return None if isinstance(self._language, str) else _text(self._language, ids)
+    def text(self, call: CallFacts, ids: Sequence[int]) -> str | None:
+        """Any tokens of a call's policy as text; None without its language."""
+        language = self._languages[call.policy_id]
+        return None if isinstance(language, str) else _text(language, ids)
 
-    def _parsed(self, ids: IdArray | tuple[()], id_prefix: str, *, tools: bool) -> Message:
-        parser = self._language.parser(call_prefix=id_prefix, tools=tools)
-        parser.feed(list(map(int, ids)))
-        found: Message = parser.finish()
-        return found
 
-    def _raw(self, ids: IdArray | tuple[()]) -> Message:
-        ended = frozenset(self._language.stop_token_ids)
-        return Message("assistant", _text(self._language, [token for token in map(int, ids) if token not in ended]))
+def _parsed(language: Any, ids: IdArray | tuple[()], id_prefix: str, *, tools: bool) -> Message:
+    parser = language.parser(call_prefix=id_prefix, tools=tools)
+    parser.feed(list(map(int, ids)))
+    found: Message = parser.finish()
+    return found
+
+
+def _raw(language: Any, ids: IdArray | tuple[()]) -> Message:
+    ended = frozenset(language.stop_token_ids)
+    return Message("assistant", _text(language, [token for token in map(int, ids) if token not in ended]))
 
 
 def _text(language: Any, ids: Sequence[int]) -> str:
@@ -115,12 +122,16 @@ def _text(language: Any, ids: Sequence[int]) -> str:
     return written.decode("utf-8", "replace")
 
 
-def _folders(conn: Connection, rollout: RolloutFacts) -> list[Path]:
-    """Where the policy's files may be: where the run got it from, or where its versions are."""
-    named = run_config_of(conn, rollout.run_id).get("policy")
+def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Path]:
+    """Where a policy's files may be: where the run got it from, or where its versions are."""
+    config = run_config_of(conn, rollout.run_id)
+    named = config.get("policy")
+    if policy_id != rollout.policy_id:
+        names = {found: name for name, found in policies.of_run(conn, rollout.run_id).items()}
+        named = next((each for each in config.get("policies", ()) if each["name"] == names.get(policy_id)), None)
     path = named.get("path") if isinstance(named, dict) else named
     folders = [Path(path)] if isinstance(path, str) else []
-    published = policies.latest(conn, rollout.policy_id)
+    published = policies.latest(conn, policy_id)
     return folders if published is None or "://" in published.path else [*folders, Path(published.path)]
 
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sqlalchemy import select
 
-from harnessgym.errors import ConfigError
+from harnessgym.errors import ConfigError, TraceError
 from harnessgym.registry import load
 from harnessgym.store import TraceStore, calls, sessions
 from harnessgym.store.calls import Segment
@@ -67,6 +67,11 @@ class TracedRollout:
             at = self.segments.get(at.parent_id or "")
         return [token for ids in reversed(parts) for token in ids]
 
+    @property
+    def several(self) -> bool:
+        """Whether calls of it are another policy's than the rollout's."""
+        return any(call.policy_id not in (None, self.facts.policy_id) for call in self.graph.calls.values())
+
     @cached_property
     def reward(self) -> float | None:
         """What it was trained on: the channel `reward` of the rollout."""
@@ -80,14 +85,14 @@ class TracedRollout:
 
     @cached_property
     def advantages(self) -> dict[str, list[tuple[int, int, float]]]:
-        """What its latest training that counts gave: (start, end, value) within a segment, by segment."""
+        """What its latest training that counts gave, each policy's: (start, end, value) within a segment, by segment."""
         made = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
         counts = (trained.c.rollout_id == self.id, ~policy_versions.c.orphaned)
-        step = (
-            select(trained.c.id).join(policy_versions, made).where(*counts).order_by(trained.c.step.desc(), trained.c.id.desc())
-        )
+        steps = select(trained.c.policy_id, trained.c.id).join(policy_versions, made).where(*counts)
+        found = self.store.read(lambda conn: conn.execute(steps.order_by(trained.c.step, trained.c.id)).all())
+        latest = {row.policy_id: row.id for row in found}
         columns = [advantages.c[name] for name in ("segment_id", "start", "end", "value")]
-        query = select(*columns).where(advantages.c.trained_id == step.limit(1).scalar_subquery())
+        query = select(*columns).where(advantages.c.trained_id.in_(latest.values()))
         out: dict[str, list[tuple[int, int, float]]] = {}
         for row in self.store.read(lambda conn: conn.execute(query.order_by(advantages.c.start)).all()):
             out.setdefault(row.segment_id, []).append((row.start, row.end, row.value))
@@ -118,7 +123,8 @@ def export(
     """Write rollouts in a format: a registered name or `module:Class`. What stood at `out` is replaced when all is written.
 
     Raises `ConfigError` for an unknown format, `StoreError` for an unknown rollout, `TraceError` for one that cannot be
-    written; then nothing is left at `out` that was not there before.
+    written, or that several policies sampled, which no format tells apart. Then nothing is left at `out` that was not there
+    before.
     """
     member: Export = load("export", format)()
     known, counted = languages or Languages(), _Counted()
@@ -135,6 +141,11 @@ class _Counted:
     def of(self, rollouts: Iterator[TracedRollout]) -> Iterator[TracedRollout]:
         """The same rollouts."""
         for rollout in rollouts:
+            if rollout.several:
+                raise TraceError(
+                    f"Rollout {rollout.id} was sampled by several policies, and an export does not tell whose a call is. "
+                    "`harnessgym traces sql` does: column `policy` of `v_turn`."
+                )
             self.number += 1
             yield rollout
 

@@ -73,6 +73,8 @@ class CallFacts:
     break_detail: str | None
     error: str | None
     created_at: float
+    policy_id: str | None = None
+    """Whose it is; None where the run has one policy."""
 
 
 @dataclass(frozen=True, slots=True)

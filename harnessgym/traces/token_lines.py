@@ -132,6 +132,8 @@ class TokenRows:
     def rollout_text(self) -> Callable[[int], str | None]:
         """The text of a token, each read once."""
         rollout = self.rollout
+        if rollout.several:
+            return lambda _: None  # ids mean something else in each one's tokenizer
         language: Any = rollout.store.read(lambda conn: rollout.languages.of_rollout(conn, rollout.facts))
         if isinstance(language, str):
             return lambda _: None

@@ -165,7 +165,7 @@ class _Session:
         answer = self.answers.of_call(call, id_prefix=id_prefix, tools=offered, raw=request.prompt is not None)
         missing, messages = _told(answer.missing), request.messages
         if request.prompt is not None:
-            text = raw if raw is not None else self.answers.text(request.prompt)
+            text = raw if raw is not None else self.answers.text(call, request.prompt)
             messages = () if text is None else self._prompted(call, text)
             missing = (
                 *missing,

@@ -86,12 +86,20 @@ RUN = {"name": "x", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnes
         ({"workers": 0, "outside": [{"kind": "vllm", "url": "http://a:1", "policy": "b"}]}, "which the run does not have"),
         ({"outside": [{"kind": "vllm", "url": "http://a:1"}] * 2}, "named twice"),
         ({"outside": [{"kind": "vllm", "url": "a:1"}]}, "engine.outside.0.url"),
+        ({"outside": [{"kind": "vllm", "url": "http://me:secret@a:1"}]}, "engine.outside.0.url"),
         ({"outside": [{"kind": "tgi", "url": "http://a:1"}]}, "engine.outside.0.kind"),
     ],
 )
 def test_engines_that_cannot_be_are_refused(engine, said):
     with pytest.raises(ConfigError, match=said):
         validate(RunConfig, RUN | {"engine": engine}, "the test")
+
+
+@pytest.mark.parametrize("trainer", [{"reuse": 1, "max_staleness": 2}, {"over_launch": 2, "when_stale": "drop"}])
+def test_what_several_policies_cannot_do_is_refused(trainer):
+    assert validate(RunConfig, RUN | {"trainer": trainer}, "the test")
+    with pytest.raises(ConfigError, match="several policies are"):
+        validate(RunConfig, RUN | {"trainer": trainer, "policies": [{"name": "b", "path": "p"}]}, "the test")
 
 
 def test_two_harnesses_may_not_share_a_name():

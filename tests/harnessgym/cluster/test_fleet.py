@@ -130,15 +130,21 @@ def test_everything_is_placed_told_where_the_proxy_is_and_ended(make):
 def test_outside_engines_are_followed_from_places_of_their_own(make):
     outside = [{"kind": "vllm", "url": "http://10.0.0.1:8000"}, {"kind": "sglang", "url": "http://10.0.0.2:30000"}]
     harbour = make(engine={"workers": 0, "outside": outside}).start()
-    names = {"vllm-0", "sglang-1"}
+    names = {"vllm-10.0.0.1-8000", "sglang-10.0.0.2-30000"}
     assert set(harbour.fleet.by_name) == (ALL | names) - {"engine-0", "engine-1"}
     harbour.until(lambda: all(harbour.running(name) for name in names))
-    told = harbour.settings("sglang-1")
-    assert (told["engine"], told["engine_url"], told["worker_id"]) == ("sglang", "http://10.0.0.2:30000", "sglang-1")
+    told = harbour.settings("sglang-10.0.0.2-30000")
+    assert (told["engine"], told["engine_url"], told["worker_id"]) == (
+        "sglang",
+        "http://10.0.0.2:30000",
+        "sglang-10.0.0.2-30000",
+    )
     assert told["control_url"] == harbour.fleet.by_name["proxy"].urls[1]
     assert told["scratch"] == str(harbour.folder.staged)
     harbour.ground.at("proxy").lose()
-    harbour.until(lambda: harbour.running("proxy") and harbour.settings("vllm-0")["control_url"] != told["control_url"])
+    harbour.until(
+        lambda: harbour.running("proxy") and harbour.settings("vllm-10.0.0.1-8000")["control_url"] != told["control_url"]
+    )
 
 
 def test_what_ends_is_told_and_started_again_where_it_was(make):

@@ -161,7 +161,7 @@ def test_a_whole_batch_is_the_trainers_turn(make_site):
     assert "The trainer waits" not in said
     for row in rows[4:]:
         site.finish(row)
-    assert "3 groups are complete and none is open: the trainer trains, or has failed to. See logs/trainer.log." in site.said()
+    assert "3 groups are complete and none is open: the trainer trains, or has failed to. See logs/trainer*.log." in site.said()
 
 
 def test_a_gap_is_waited_for_unless_order_does_not_matter(make_site, tmp_path):
@@ -197,7 +197,7 @@ def test_who_lacks_which_version_and_who_holds_the_lease(make_site):
         f"engine-1 has been updating for 0 s, from version 0 to 1, and holds update lease {lease}, which ends in 30 s" in said
     )
     assert "engine-0 serves version 0 and lacks version 1: it waits for an update lease, held by engine-1" in said
-    assert "nothing is submitted before engine-0, engine-1 serves version 1" in said
+    assert "nothing is submitted before engine-0, engine-1 serves the newest version" in said
 
 
 def test_a_lease_that_nobody_holds_or_a_stranger_does(make_site):
@@ -230,6 +230,30 @@ def test_an_engine_out_of_service_is_named(make_site, state, kind, words):
     site = make_site()
     site.engine("engine-1", 0, state, kind)
     assert words in site.said()
+
+
+def test_an_outside_engine_that_the_run_follows_needs_no_other_agent(make_site):
+    site = make_site()
+    site.engine("vllm-a-1", 0, "dead", "vllm")
+    rows = site.store.read(lambda conn: workers.engines_of(conn, site.run))
+    engines = Engines(rows, 0, frozenset(), followed=frozenset({"vllm-a-1"}))
+    said = "\n".join(site.store.read(lambda conn: hold_ups(conn, site.run, ("train",), engines)))
+    assert "vllm-a-1 at http://vllm-a-1 is out of service: it does not answer. Start the engine; logs/vllm-a-1.log" in said
+    assert "weights-agent" not in said
+
+
+def test_of_several_policies_each_engine_lacks_a_version_and_waits_for_a_lease_of_its_own(make_site):
+    site = make_site()
+    other = site.do(lambda conn: policies.register(conn, site.run, "helper"))
+    row = WorkerRow("engine-1", site.run, "embedded", "http://engine-1", 3, "ready", other)
+    site.do(lambda conn: workers.upsert(conn, WorkerRow("engine-0", site.run, "embedded", "", 0, "ready", site.policy)))
+    site.do(lambda conn: workers.upsert(conn, row))
+    site.lease("engine-0")
+    rows = site.store.read(lambda conn: workers.engines_of(conn, site.run))
+    engines = Engines(rows, 1, frozenset({"engine-0", "engine-1"}), {site.policy: 1, other: 5})
+    said = "\n".join(site.store.read(lambda conn: hold_ups(conn, site.run, ("train",), engines)))
+    assert "engine-1 serves version 3 and lacks version 5, though no update lease is held" in said
+    assert "engine-0 serves version 0 and lacks version 1: it holds update lease" in said
 
 
 def test_before_anything_is_there(make_site):

@@ -55,6 +55,8 @@ def test_where_outside_engines_are_may_change_when_a_run_is_taken_up_again(tmp_p
     prepare(config(), tmp_path)
     folder = prepare(config(engine={"outside": [{"kind": "vllm", "url": "http://a:1"}]}), tmp_path)
     assert folder.config().engine.outside[0].url == "http://a:1"
+    moved = config(engine={"outside": [{"kind": "vllm", "url": "http://b:2/x"}]}, trainer={"processes": 2})
+    assert prepare(moved, tmp_path).config().engine.outside[0].name == "vllm-b-2-x"
     with pytest.raises(ConfigError, match=r"engine\.max_batch was 32 and is 8"):
         prepare(config(engine={"max_batch": 8}), tmp_path)
 
