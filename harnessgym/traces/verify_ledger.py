@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, select
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
 
 from harnessgym.staleness import VersionChain
 from harnessgym.store import policies
@@ -217,12 +217,15 @@ class LedgerCheck:
 
 
 def _graded(run_id: str) -> Select[Any]:
-    """Training groups that are not open, each with how many of its rollouts were graded."""
+    """Training groups that are not open and whole, each with how many of its rollouts were graded.
+
+    Of a group that is not whole, some rollouts were removed from the store since.
+    """
     columns = [groups.c[name] for name in ("id", "state", "given_up", "size", "min_members")]
-    graded = func.count(rollouts.c.id).label("graded")
-    finished = (rollouts.c.group_id == groups.c.id) & (rollouts.c.status == "finished")
-    query = select(*columns, graded).outerjoin(rollouts, finished).group_by(*columns)
-    return query.where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.state != "open")
+    graded = func.sum(case((rollouts.c.status == "finished", 1), else_=0)).label("graded")
+    query = select(*columns, graded).join(rollouts, rollouts.c.group_id == groups.c.id).group_by(*columns)
+    whole = func.count(rollouts.c.slot.distinct()) == groups.c.size
+    return query.where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.state != "open").having(whole)
 
 
 def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
