@@ -65,7 +65,7 @@ def test_every_policy_trains_the_same_groups_on_its_own_tokens(make):
     assert tokens[first.policy_id] == [SAMPLED] * 2 * SIZE
     assert tokens[helper.policy_id] == [0, SAMPLED, SAMPLED] * 2  # the first rollout of a group never asked it
     assert not verify(store).findings
-    weights = [published_weights(learner.policy) for learner in (first, helper)]
+    weights = [published_weights(learner.trainee.policy) for learner in (first, helper)]
     assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
     newest = [store.read(lambda conn, one=one: policies.latest(conn, one.policy_id)) for one in (first, helper)]
     assert [version.version for version in newest] == [1, 1]
