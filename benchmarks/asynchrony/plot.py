@@ -22,7 +22,10 @@ def draw(parts: dict[str, Any], path: Path) -> None:
     left.plot(names, bounds, linestyle="", marker="_", markersize=22, markeredgewidth=2, color="#c44", label="bound")
     for place, name in enumerate(names):
         left.annotate(f"{rows[name]['mean_staleness']['median']:.1f}", (place, 0.04), ha="center", fontsize=8, color="w")
-    left.set(ylabel="trained rollouts per virtual second", title="8 workers, batches of 256 (simulated; in bars: staleness)")
+    left.set(
+        ylabel="trained rollouts per virtual second",
+        title="8 workers, batches of 256 (simulated; in bars: staleness)",
+    )
     left.tick_params(axis="x", rotation=30)
     left.legend(loc="upper left", fontsize=8)
     for part, arm, label in (

@@ -11,7 +11,26 @@ from proxies.dialect import ModelRequest
 
 def recorded(call_id: str, parent: str | None, ordinal: int) -> RecordedCall:
     return RecordedCall(
-        call_id, "s", "r", None, ordinal, "policy", "committed", parent, "", "", "", 1, "p", 1, "c", "stop", "chat", None, (), {}
+        call_id,
+        "s",
+        "r",
+        None,
+        ordinal,
+        "policy",
+        "committed",
+        parent,
+        "",
+        "",
+        "",
+        1,
+        "p",
+        1,
+        "c",
+        "stop",
+        "chat",
+        None,
+        (),
+        {},
     )
 
 
