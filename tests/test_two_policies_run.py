@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from harnessgym.errors import TraceError
+from harnessgym.errors import ConfigError
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, backlog, calls, ledger, policies, rollouts, runs
 from harnessgym.store.tables import sessions
@@ -20,6 +20,7 @@ from harnessgym.tokens import versions_of
 from harnessgym.traces.account import account
 from harnessgym.traces.answers import Languages
 from harnessgym.traces.export import TracedRollout, export
+from harnessgym.traces.replay import replay
 from harnessgym.traces.verify import verify
 from trainers.policy import load_policy, load_weights, token_logprobs
 from trainers.weights.chain import read_version
@@ -129,10 +130,14 @@ def test_whoever_reads_traces_knows_whose_tokens_are_whose(run, tmp_path):
     rollout = TracedRollout(store, min(said), Languages())
     trained = {call.completion_segment for call in rollout.graph.calls.values() if call.completion_len}
     assert set(rollout.advantages) == trained
-    with pytest.raises(TraceError, match="sampled by several policies"):
-        export(store, [rollout.id], "trl", tmp_path / "rows.jsonl")
-    languages = [store.read(lambda conn, each=each: Languages().of_rollout(conn, rollout.facts, each)) for each in ids.values()]
-    assert not any(isinstance(language, str) for language in languages)
+    with pytest.raises(ConfigError, match="Choose one"):
+        export(store, [rollout.id], "areal", tmp_path / "rows.jsonl")
+    learnt = 0
+    for name in ids:
+        export(store, [rollout.id], "areal", tmp_path / f"{name}.jsonl", sampled_by=name)
+        learnt += sum(sum(json.loads(line)["loss_mask"][0]) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines())
+    assert learnt == rollout.trajectory.trained
+    assert replay(store, rollout.id).ok
 
 
 def test_metrics_and_summary_are_told_by_policy(run):
