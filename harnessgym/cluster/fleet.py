@@ -117,6 +117,7 @@ class Fleet:
         """Move every process on, give up silent places, let nodes join and leave. Raises `HarnessGymError` if that is over."""
         if not self._pulse.is_alive():
             raise HarnessGymError("The supervisor can ask its places no more. The same command goes on from here.")
+        self.ground.check()
         with self._lock:
             for berth in list(self._berths.values()):
                 self._move_on(berth)

@@ -26,7 +26,11 @@ class Ground(Protocol):
         ...
 
     def claim(self, name: str, need: Need, sockets: int) -> Handle:
-        """Ask for a place that holds `sockets` listening sockets."""
+        """Ask for a place that holds `sockets` listening sockets. Raises as `check` does, after waiting for the cluster."""
+        ...
+
+    def check(self) -> None:
+        """Raises `HarnessGymError` if the cluster has been out of reach for too long. Waits for nothing."""
         ...
 
     def room(self) -> str:
