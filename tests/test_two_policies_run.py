@@ -1,4 +1,4 @@
-"""A run of two policies through the whole line, one of whose trainers is killed on the way."""
+"""A run of two policies with tokenizers of their own through the whole line, one of whose trainers is killed on the way."""
 
 import json
 import os
@@ -22,10 +22,12 @@ from harnessgym.traces.answers import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.replay import replay
 from harnessgym.traces.verify import verify
+from tests.other_tokenizer import with_other_ids
 from trainers.policy import load_policy, load_weights, token_logprobs
 from trainers.weights.chain import read_version
 
 ROOT = Path(__file__).parents[1]
+POLICY = ROOT / "environments/lookup/policy"
 STEPS, GROUPS, SIZE = 3, 2, 4
 SETTINGS = {
     "trainer.steps": STEPS, "trainer.groups_per_step": GROUPS, "trainer.group_size": SIZE, "evaluation.tasks": 0,
@@ -48,9 +50,15 @@ def kill_when(process, folder, name, there):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run that has ended, its store, and what was said."""
-    folder = RunFolder(tmp_path_factory.mktemp("two") / "run")
+    place = tmp_path_factory.mktemp("two")
+    folder, config = RunFolder(place / "run"), place / "run.toml"
+    helper = f'name = "helper"\npath = "{with_other_ids(POLICY, place / "helper")}"'
+    shipped = 'name = "helper"\npath = "environments/lookup/policy"'
+    said_of_both = (ROOT / "examples/two_policies.toml").read_text()
+    assert shipped in said_of_both
+    config.write_text(said_of_both.replace(shipped, helper))
     given = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "harnessgym", "train", "examples/two_policies.toml", "--folder", str(folder.root), *given]
+    command = [sys.executable, "-m", "harnessgym", "train", str(config), "--folder", str(folder.root), *given]
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -100,7 +108,7 @@ def test_every_token_has_the_logprob_of_its_own_policys_weights(run):
     found, segments = recorded(store)
     names = {policy_id: name for name, policy_id in ids_of(store).items()}
     assert {names[call.policy_id] for call in found} == {"scout", "helper"}
-    policy = load_policy(ROOT / "environments/lookup/policy")
+    policy = load_policy(POLICY)
     served = {(call.policy_id, version) for call in found for version in {span.version for span in call.version_spans}}
     assert len({version for _, version in served}) > 1
     for policy_id, version in sorted(served):

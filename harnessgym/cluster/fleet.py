@@ -135,6 +135,8 @@ class Fleet:
 
     def restart(self, name: str) -> None:
         """Start a process again in its place, or in another one if that is lost. Raises `HarnessGymError` if too often."""
+        if self._berths[name].about is None:
+            self.ground.check(wait=True)  # while the other places are still asked
         with self._lock:
             berth = self._berths[name]
             berth.again.add(name, self.log_path(name))

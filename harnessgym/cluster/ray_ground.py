@@ -85,8 +85,7 @@ class RayGround:
 
     def claim(self, name: str, need: Need, sockets: int) -> RayHandle:
         """See `Ground`. Ray would wait for its head itself, and then end this process."""
-        if self._head is not None:
-            self._head.wait()
+        self.check(wait=True)
         options = {
             "name": f"{name}-{secrets.token_hex(4)}",
             "namespace": self._namespace,
@@ -100,9 +99,11 @@ class RayGround:
         }
         return RayHandle(ray.remote(RayPlace).options(**options).remote(sockets, self._options.silent_s))
 
-    def check(self) -> None:
+    def check(self, *, wait: bool = False) -> None:
         """See `Ground`."""
-        if self._head is not None:
+        if self._head is not None and wait:
+            self._head.wait()
+        elif self._head is not None:
             self._head.check()
 
     def room(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether Ray's head is there: the process that knows the whole cluster, and without which Ray ends everybody after a while.
+"""Whether Ray's head is there: the process that knows the whole cluster, and without which Ray ends all after a while.
 
 Ray does so in the middle of whatever the supervisor does, with a message of its own. Whoever looks here first can still say
 what happened, and end what runs in good order.

@@ -1,14 +1,17 @@
 """What two policies of different languages said through a real proxy: replayed, exported and imported again."""
 
+import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
+from harnessgym.cli.traces import app
 from harnessgym.errors import TraceError
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.traces.answers import Languages
@@ -16,9 +19,11 @@ from harnessgym.traces.atif import Trajectory
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.importing import import_traces
 from harnessgym.traces.replay import replay
+from harnessgym.traces.token_lines import TokenRows
 from harnessgym.traces.verify import verify
 from proxies.language import Language
 from proxies.replaying import replay_rollout
+from tests.other_tokenizer import with_other_ids
 from tests.proxies.conftest import POLICY, MakeWorld, World
 from tests.proxies.two_policies import MARKING, ask, two_policies
 
@@ -28,11 +33,8 @@ TURNS = ("policy", "helper", "helper", "policy", "helper")
 
 @pytest.fixture
 def marking(tmp_path: Path) -> Path:
-    """The folder of a policy whose template marks what it did not say."""
-    folder = tmp_path / "marking"
-    folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(POLICY / name, folder)
+    """The folder of a policy whose template marks what it did not say, and whose tokens have other ids."""
+    folder = Path(with_other_ids(POLICY, tmp_path / "marking"))
     (folder / "chat_template.jinja").write_text(MARKING)
     return folder
 
@@ -58,7 +60,7 @@ async def test_every_policy_is_replayed_in_its_own_language(make_world: MakeWorl
         assert len(report.calls) == len(TURNS)
         one = await replay_rollout(world.store, world.rollout_id, {ids["policy"]: plain, ids["helper"]: plain})
         assert [call.problem is None for call in one.calls] == [True, False]
-        assert "said:" in str(one.calls[-1].problem)
+        assert "differs from token 1 " in str(one.calls[-1].problem)
 
 
 async def test_a_request_that_would_ask_another_policy_is_told(make_world: MakeWorld) -> None:
@@ -80,6 +82,18 @@ async def test_a_language_that_is_missing_names_its_policy(make_world: MakeWorld
             TraceError, match=r"policy '(helper|policy)' sampled in part, cannot be replayed: there is no folder"
         ):
             replay(world.store, world.rollout_id, Languages())
+
+
+async def test_tokens_are_shown_in_the_tokenizer_of_the_policy_that_sampled_them(make_world: MakeWorld, marking: Path) -> None:
+    async with talked(make_world, marking) as (world, _):
+        languages = Languages.of([str(POLICY), f"helper={marking}"])
+        rows = TokenRows(TracedRollout(world.store, world.rollout_id, languages))
+        said = [
+            "".join(line.text or "" for line in rows.call(number).tokens if line.call == number) for number in range(len(TURNS))
+        ]
+        assert said == [f"{text}<|im_end|>" for text in ("policy 0", "helper 0", "helper 1", "policy 1", "helper 2")]
+        ids = [[line.id for line in rows.call(number).tokens if line.call == number][-2] for number in (0, 1)]
+        assert ids[0] != ids[1], "both end in the token of one digit"
 
 
 def roles_learnt(line: dict[str, Any]) -> list[str]:
@@ -114,3 +128,21 @@ async def test_an_import_keeps_whose_every_call_is(make_world: MakeWorld, markin
             assert verify(other, made.run_id).findings == ()
             export(other, made.rollouts, "atif", tmp_path / "again.json", languages)
             assert json.loads((tmp_path / "again.json").read_text()) == document
+
+
+async def test_the_commands_take_policies_by_name(make_world: MakeWorld, marking: Path, tmp_path: Path) -> None:
+    async with talked(make_world, marking) as (world, _):
+        source, out = [world.store.url, world.rollout_id], ["--out", str(tmp_path / "rows.jsonl"), "--format", "verl"]
+        folders = ["--policy", str(POLICY), "--policy", f"helper={marking}"]
+
+        async def ask_for(*words: str) -> Result:
+            return await asyncio.to_thread(CliRunner().invoke, app, words)
+
+        refused = await ask_for("export", *source, *out)
+        assert "Choose one: `--sampled-by NAME`" in str(refused.exception)
+        done = await ask_for("export", *source, *out, "--sampled-by", "helper", "--json")
+        assert json.loads(done.stdout)["records"] == 1, done.output
+        replayed = json.loads((await ask_for("replay", *source, *folders, "--json")).stdout)
+        assert replayed["ok"], replayed
+        shown = (await ask_for("show", *source, *folders)).stdout
+        assert "helper 2" in shown

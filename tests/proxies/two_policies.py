@@ -6,6 +6,7 @@ from harnessgym.store import policies
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
 from proxies.app import PolicySettings
+from proxies.language import Language
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import POLICY, World
 
@@ -39,7 +40,9 @@ async def two_policies(
     world.upstreams = {}
     await world.start()
     for name, version in (("policy", 0), ("helper", helper_version)):
-        upstream = ScriptedUpstream([world.text(f"{name} {number}{END}") for number in range(9)], version=version)
+        tokenizer = Language.of_policy(helper_folder if name == "helper" else POLICY).renderer.tokenizer
+        said = [list(tokenizer.encode(f"{name} {number}{END}", add_special_tokens=False).ids) for number in range(9)]
+        upstream = ScriptedUpstream(said, version=version)
         world.upstreams[f"w-{name}"] = upstream
         await world.proxy.workers.put(WorkerRow(f"w-{name}", run_id, "scripted", f"w-{name}", version, "ready", ids[name]))
     return ids

@@ -97,7 +97,7 @@ class LocalGround:
         self.machines.setdefault(name, []).append(machine)
         return machine
 
-    def check(self):
+    def check(self, *, wait=False):
         if self.problem is not None:
             raise HarnessGymError(self.problem)
 
