@@ -348,9 +348,10 @@ class RunConfig(Config):
         if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
             raise ValueError(f"no engine serves {', '.join(idle)}: give workers, or engines in [[engine.outside]]")
         if self.policies and self.trainer.reuse:
-            raise ValueError("several policies are trained on the same groups, each group once: set trainer.reuse = 0")
-        if self.policies and self.trainer.over_launch is not None:
-            raise ValueError("several policies are launched for together, η + 1 batches: leave trainer.over_launch out")
+            raise ValueError(
+                "trainer.reuse: the store keeps one batch for a group that several policies train, so none can come again in a "
+                "later one. Set it to 0, or train one policy"
+            )
         return self
 
     @property

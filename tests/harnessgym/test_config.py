@@ -95,11 +95,12 @@ def test_engines_that_cannot_be_are_refused(engine, said):
         validate(RunConfig, RUN | {"engine": engine}, "the test")
 
 
-@pytest.mark.parametrize("trainer", [{"reuse": 1, "max_staleness": 2}, {"over_launch": 2, "when_stale": "drop"}])
-def test_what_several_policies_cannot_do_is_refused(trainer):
+def test_several_policies_train_no_group_again():
+    trainer, several = {"reuse": 1, "max_staleness": 2}, {"policies": [{"name": "b", "path": "p"}]}
     assert validate(RunConfig, RUN | {"trainer": trainer}, "the test")
-    with pytest.raises(ConfigError, match="several policies are"):
-        validate(RunConfig, RUN | {"trainer": trainer, "policies": [{"name": "b", "path": "p"}]}, "the test")
+    with pytest.raises(ConfigError, match=r"one batch for a group that several policies train.*Set it to 0"):
+        validate(RunConfig, RUN | {"trainer": trainer} | several, "the test")
+    assert validate(RunConfig, RUN | {"trainer": {"over_launch": 2, "when_stale": "drop"}} | several, "the test")
 
 
 def test_two_harnesses_may_not_share_a_name():

@@ -26,7 +26,7 @@ def test_a_chain_is_one_row_that_repeats_what_the_engine_saw(recording):
     second = session.call(3, after=first, versions=[1, 1])
     found = read(recording, rollout_id)
     (row,) = found.rows
-    assert row.ids.tolist() == session.forest.ids(session.forest.leaves()[0].id)
+    assert row.ids.tolist() == session.forests[None].ids(session.forests[None].leaves()[0].id)
     assert row.mask.tolist() == [0] * 6 + [1] * 3 + [0] * 3 + [1] * 2
     assert row.versions.tolist() == [-1] * 6 + [0, 0, 1] + [-1] * 3 + [1, 1]
     assert [(turn.start, turn.end, turn.call_id, turn.agent_id) for turn in row.turns] == [
@@ -35,7 +35,7 @@ def test_a_chain_is_one_row_that_repeats_what_the_engine_saw(recording):
     ]
     assert (found.sampled, found.trained, found.exclusions, found.incomplete) == (5, 5, (), None)
     assert (row.rollout_id, row.group_id) == (rollout_id, "g")
-    logprobs = [segment.logprobs for segment in session.forest.segments.values() if segment.logprobs]
+    logprobs = [segment.logprobs for segment in session.forests[None].segments.values() if segment.logprobs]
     assert row.logprobs[row.mask == 1].tolist() == pytest.approx([*logprobs[0], *logprobs[1]])
 
 
@@ -58,7 +58,7 @@ def test_siblings_under_one_prompt_are_two_rows(recording):
     session.call([1, 2, 3], versions=[0])
     found = read(recording, rollout_id)
     assert [row.mask.sum() for row in found.rows] == [2, 1]
-    assert len(session.forest.children[None]) == 1
+    assert len(session.forests[None].children[None]) == 1
 
 
 def test_rows_of_all_sessions_come_in_order_of_opening(recording):
@@ -234,7 +234,7 @@ def test_every_sampled_token_is_trained_once_or_excluded(recording, plan):
         versions = [session.random.randrange(3) for _ in range(sampled)]
         wanted[session.call(added, after=after, versions=versions, kind=kind, status=status)] = versions
     found = read(recording, rollout_id)
-    paths = [session.forest.ids(segment.id) for segment in session.forest.segments.values()]
+    paths = [session.forests[None].ids(segment.id) for segment in session.forests[None].segments.values()]
     seen: dict[str, int] = {}
     for row in found.rows:
         assert row.ids.tolist() in paths
