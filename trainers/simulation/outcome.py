@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import comb
 from typing import TYPE_CHECKING, Any
 
-from trainers.simulation.bound import Bound, bound_of
+from trainers.simulation.bound import Bound, bound_of, rollouts_needed
 
 if TYPE_CHECKING:
     from trainers.simulation.simulation import Simulation
@@ -89,7 +89,7 @@ def outcome_of(simulation: "Simulation") -> Outcome:
         virtual_s=seconds,
         rollouts_per_s=measures.counted("rollouts trained") / seconds,
         tokens_per_s=measures.counted("tokens trained") / seconds,
-        bound=bound_of(config),
+        bound=bound_of(config, simulation.draws.table(rollouts_needed(config))),
         idle={kind: 1 - measures.level(kind).mean() / count for kind, count in places.items()},
         staleness=dict(sorted(measures.staleness.items())),
         versions=dict(sorted(measures.versions.items())),

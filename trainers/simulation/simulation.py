@@ -50,7 +50,7 @@ class Simulation:
         self.config = config
         self.clock = Clock()
         self.measures = Measures(self.clock)
-        draws = self._draws = Draws(config)
+        draws = self.draws = Draws(config)
         self.fleet = Fleet(self.clock, self.measures, config.engines, config.seed)
         self.updates = Updates(self.clock, draws, config, self.fleet)
         self.node = Node(self.clock, self.measures, draws, config, self.fleet)
@@ -141,12 +141,12 @@ class Simulation:
             self._after_exponential(failures.trainer_s, self._kill_trainer)
 
     def _after_exponential(self, mean: float, action: Callable[[], None]) -> None:
-        self.clock.after(float(self._draws.failures.exponential(mean)), action)
+        self.clock.after(float(self.draws.failures.exponential(mean)), action)
 
     def _kill_worker(self) -> None:
         alive = [worker for worker in self.fleet.workers if worker.state != "dead"]
         if alive:
-            worker = alive[int(self._draws.failures.integers(len(alive)))]
+            worker = alive[int(self.draws.failures.integers(len(alive)))]
             self.fleet.kill(worker)
             self.updates.died(worker)
             self.measures.counts["worker deaths"] += 1
