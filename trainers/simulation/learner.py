@@ -31,6 +31,8 @@ class Learner:
         """Groups by the surviving version that they were trained into."""
         self.state: str = "idle"
         self._life = 0
+        self._look = False
+        """Whether a group may be too stale that was not a moment ago."""
         self._batch: list[Group] = []
         """What the step in progress has taken."""
         self.published: Callable[[int], None] = lambda _: None
@@ -52,9 +54,10 @@ class Learner:
         """What was taken and is not trained."""
         return tuple(self._batch)
 
-    def completed(self) -> None:
+    def completed(self, group: Group) -> None:
         """A group is complete."""
         self._complete.add(1)
+        self._look = self._look or self._staleness(group) > self._options.max_staleness
         self.consider()
 
     def consider(self) -> None:
@@ -66,7 +69,7 @@ class Learner:
         while looking:
             choice = choose(self._candidates(part), part, self._options.max_staleness, self._options.consumption)
             for group_id in (*choice.drop, *choice.requeue):
-                self._complete.add(-1)
+                self._complete.add(-int(self._planner.outstanding[group_id].complete))
                 self._planner.give_up(group_id, again=group_id in choice.requeue)
             if choice.take:
                 self._work([self._planner.outstanding.pop(group_id) for group_id in choice.take])
@@ -89,15 +92,25 @@ class Learner:
         self._clock.after(self._failures.trainer_restart_s, self._resume, self._life)
 
     def _candidates(self, part: int) -> list[Candidate]:
-        """All that can matter to the choice: those next in line, or all that are complete."""
-        if self._complete.value < part:
+        """All that can matter to the choice: those next in line, or all that are complete or too stale already."""
+        waits, most = self._options.consumption == "wait", self._options.max_staleness
+        if self._complete.value < part and (waits or not self._look):
             return []
-        groups = self._planner.outstanding.values()
-        found = islice(groups, part) if self._options.consumption == "wait" else (item for item in groups if item.complete)
-        return [Candidate(item.id, item.ordinal, item.complete, self._staleness(item)) for item in found]
+        self._look, groups = False, self._planner.outstanding.values()
+        ages = ((item, self._staleness(item)) for item in (islice(groups, part) if waits else groups))
+        return [
+            Candidate(item.id, item.ordinal, item.complete, age) for item, age in ages if waits or item.complete or age > most
+        ]
 
     def _staleness(self, group: Group) -> int:
-        return max((self._planner.chain.between(self.version, version) for version in group.versions), default=0)
+        """Of its oldest token in the next step; of an open group, 0 unless it can be beyond η."""
+        between = self._planner.chain.between
+        if group.complete:
+            return max((between(self.version, version) for version in group.versions), default=0)
+        if between(self.version, group.submitted_version) <= self._options.max_staleness:
+            return 0
+        sampled = {version for member in group.members for version in member.spans}
+        return max((between(self.version, version) for version in sampled), default=0)
 
     def _work(self, groups: list[Group]) -> None:
         """A batch, or the next part of one."""
@@ -177,6 +190,7 @@ class Learner:
         self._planner.outstanding.update(sorted(found.items(), key=lambda item: item[1].ordinal))
 
     def _learn_versions(self) -> None:
+        self._look = self._options.consumption != "wait"
         self._planner.chain = VersionChain(self.versions)
 
 

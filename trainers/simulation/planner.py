@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-from harnessgym.admission import Admission, groups_holding, serving_step
+from harnessgym.admission import SERVING, Admission, groups_holding, serving_step
 from harnessgym.run_config import NodeSection
 from harnessgym.staleness import VersionChain
 from trainers.simulation.fleet import Fleet
@@ -54,23 +54,28 @@ class Planner:
 
     def submit(self) -> None:
         """As many groups as may be."""
-        for _ in range(self.capacity()):
+        capacity = self.capacity()
+        oldest = min((version for state, version in self._fleet.serving() if state in SERVING), default=0) if capacity else 0
+        for _ in range(capacity):
             self._ordinal += 1
             if self.again:
-                self._begin(self.again.popleft())
+                self._begin(self.again.popleft(), oldest)
                 continue
-            group = self._begin(self.drawn)
+            group = self._begin(self.drawn, oldest)
             self.drawn += 1
             self.drawn_tokens[0] += sum(sum(member.work.tokens) for member in group.members)
             self.drawn_tokens[1] += len(group.members)
 
-    def _begin(self, draw: int) -> Group:
-        group = self.outstanding[str(self._ordinal)] = self._node.submit(self._ordinal, draw)
+    def _begin(self, draw: int, version: int) -> Group:
+        group = self.outstanding[str(self._ordinal)] = self._node.submit(self._ordinal, draw, version)
         return group
 
     def give_up(self, group_id: str, *, again: bool) -> None:
-        """A group is too stale to be trained."""
+        """A group is too stale to be trained. What of it still runs is stopped."""
         group = self.outstanding.pop(group_id)
+        if not group.complete:
+            self._measures.counts["groups stopped"] += 1
+            self._node.stop(group)
         self._measures.counts["groups requeued" if again else "groups dropped"] += 1
         self._measures.counts["tokens dropped"] += group.tokens
         if again:

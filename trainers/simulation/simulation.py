@@ -57,6 +57,7 @@ class Simulation:
         self.planner = Planner(config, self.measures, self.fleet, self.node)
         self.learner = Learner(self.clock, self.measures, draws, config, self.planner)
         self.node.completed, self.node.ended = self._completed, self.planner.submit
+        self.node.emptied = self.updates.follow
         self.updates.quiet = lambda: not self.node.open
         self.updates.served = self._served
         self.learner.published = self._published
@@ -92,8 +93,8 @@ class Simulation:
             left=left,
         )
 
-    def _completed(self, _: Group) -> None:
-        self.learner.completed()
+    def _completed(self, group: Group) -> None:
+        self.learner.completed(group)
         if not self.node.open:
             self.updates.follow()
         self._served()
