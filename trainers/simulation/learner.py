@@ -33,6 +33,8 @@ class Learner:
         self._life = 0
         self._look = False
         """Whether a group may be too stale that was not a moment ago."""
+        self._gap: Group | None = None
+        """With order: the first group that is waited for, so that not all are looked at whenever another is complete."""
         self._batch: list[Group] = []
         """What the step in progress has taken."""
         self.published: Callable[[int], None] = lambda _: None
@@ -94,9 +96,12 @@ class Learner:
     def _candidates(self, part: int) -> list[Candidate]:
         """All that can matter to the choice: those next in line, or all that are complete or too stale already."""
         waits, most = self._options.consumption == "wait", self._options.max_staleness
-        if self._complete.value < part and (waits or not self._look):
+        waited_for = self._gap is not None and not self._gap.complete
+        if not self._look and (self._complete.value < part or waited_for):
             return []
         self._look, groups = False, self._planner.outstanding.values()
+        if waits:
+            self._gap = next((item for item in islice(groups, part) if not item.complete), None)
         ages = ((item, self._staleness(item)) for item in (islice(groups, part) if waits else groups))
         return [
             Candidate(item.id, item.ordinal, item.complete, age) for item, age in ages if waits or item.complete or age > most
@@ -185,12 +190,13 @@ class Learner:
         """Groups that were taken are complete again."""
         self._planner.consumed -= len(groups)
         self._complete.add(len(groups))
+        self._gap = None
         found = {**self._planner.outstanding, **{group.id: group for group in groups}}
         self._planner.outstanding.clear()
         self._planner.outstanding.update(sorted(found.items(), key=lambda item: item[1].ordinal))
 
     def _learn_versions(self) -> None:
-        self._look = self._options.consumption != "wait"
+        self._look = True
         self._planner.chain = VersionChain(self.versions)
 
 

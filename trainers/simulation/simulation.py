@@ -66,10 +66,7 @@ class Simulation:
 
     def run(self, observe: Observer = lambda _: None) -> Outcome:
         """Run to the end. Raises `TrainerError` if the run stands still, saying who waits for whom."""
-        if not self.config.trainer.warmup:
-            self.measures.restart()
-        self._plan_failures()
-        self._served()
+        self.begin()
         seen = 0
         while not self.learner.done:
             if not self.clock.step():
@@ -79,6 +76,13 @@ class Simulation:
                 observe(seen)
         self.fleet.settle()
         return outcome_of(self)
+
+    def begin(self) -> None:
+        """Submit what may be, and plan what breaks. `run` does it; who steps the clock otherwise must."""
+        if not self.config.trainer.warmup:
+            self.measures.restart()
+        self._plan_failures()
+        self._served()
 
     def account(self) -> TokenAccount:
         """The tokens so far. Those of calls that run are counted once `fleet.settle` was called, or they end."""

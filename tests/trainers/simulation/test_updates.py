@@ -109,7 +109,7 @@ def test_a_pause_does_not_wait_for_the_dead(make_updates):
 
 
 def test_a_call_that_nobody_wants_leaves_the_others_its_time(make_updates):
-    """Two share a worker of 10 tokens/s in all; when one is withdrawn after 4 s, the other has 80 of its 100 tokens before it."""
+    """Two share a worker of 10 tokens/s in all; when one is withdrawn after 4 s, the other has 80 of 100 tokens before it."""
     clock, fleet, _ = make_updates()
     for worker in fleet.workers[1:]:
         fleet.set_state(worker, "dead")
