@@ -29,7 +29,8 @@ wait for has engines to itself (the bound may be too low, by 1 to 2 % where that
 than an even one (too high, by 6 % for η = 4, where the environments run empty behind a straggler and fill up again). A drain is
 counted as E[min(drain, longest rest of the calls in flight)].
 
-When groups are given up and others come in their place, the path sets no limit.
+When groups are given up and others come in their place, the path sets no limit. Nor does it when groups are trained again, of
+which a batch has a share at most: engines and graders then allow so much more.
 
 Every term is over the draws of the steps that count, those after the warm-up. As these batches were sampled, in part, before
 the warm-up ended, a run may still exceed the bound a little, the more the fewer steps there are.
@@ -80,11 +81,12 @@ def bound_of(config: SimulationConfig, work: WorkTable | None = None) -> Bound:
     counted = slice(trainer.warmup * batch, trainer.steps * batch)
     decoding, grading = float(work.decoding[counted].mean()), float(work.grading_s[counted].mean())
     step_s = trainer.step_s.expected()
+    sampled = trainer.groups_per_step / (trainer.groups_per_step - trainer.replayed)
     return Bound(
-        engines=_engines(config, decoding, float(work.environment_s[counted].mean())),
-        graders=config.work.graders / grading if grading else _NEVER,
+        engines=sampled * _engines(config, decoding, float(work.environment_s[counted].mean())),
+        graders=sampled * config.work.graders / grading if grading else _NEVER,
         trainer=batch / step_s if step_s else _NEVER,
-        path=_path(config, work, decoding),
+        path=_NEVER if trainer.reuse else _path(config, work, decoding),
     )
 
 

@@ -13,6 +13,7 @@ from trainers.simulation.draws import Draws
 from trainers.simulation.measures import Measures
 from trainers.simulation.node import Group
 from trainers.simulation.planner import Planner
+from trainers.simulation.replays import Replays
 from trainers.simulation.settings import SimulationConfig
 
 
@@ -37,6 +38,9 @@ class Learner:
         """With order: the first group that is waited for, so that not all are looked at whenever another is complete."""
         self._batch: list[Group] = []
         """What the step in progress has taken."""
+        self._again: list[Group] | None = None
+        """What it trains again; None before that is settled."""
+        self.replays = Replays(config, planner)
         self.published: Callable[[int], None] = lambda _: None
         self.halted: Callable[[bool], None] = lambda _: None
         self._learn_versions()
@@ -66,7 +70,9 @@ class Learner:
         """Take what can be taken, if there is nothing to do."""
         if self.state != "idle" or self.done:
             return
-        part = self._options.groups_per_step // self._options.micro_batches
+        if self._again is None:
+            self._again = self.replays.choose(self.version, self.ledger, self._staleness)
+        part = (self._options.groups_per_step - len(self._again)) // self._options.micro_batches
         gave_up, looking = False, True
         while looking:
             choice = choose(self._candidates(part), part, self._options.max_staleness, self._options.consumption)
@@ -88,7 +94,7 @@ class Learner:
         if self._batch and self._options.alone:
             self.halted(False)
         self._give_back(self._batch)
-        self._batch = []
+        self._batch, self._again = [], None
         self.state = "dead"
         self._measures.counts["trainer deaths"] += 1
         self._clock.after(self._failures.trainer_restart_s, self._resume, self._life)
@@ -126,7 +132,7 @@ class Learner:
         self._planner.consumed += len(groups)
         self.state = "working"
         self._working.add(1)
-        share = len(groups) / self._options.groups_per_step
+        share = 1 / self._options.micro_batches
         self._clock.after(share * self._draws.step_s[self.step], self._worked, self._life)
 
     def _worked(self, life: int) -> None:
@@ -134,17 +140,18 @@ class Learner:
             return
         self._working.add(-1)
         self.state = "idle"
-        if len(self._batch) == self._options.groups_per_step:
+        if len(self._batch) + len(self._again or ()) == self._options.groups_per_step:
             self._commit()
         self.consider()
 
     def _commit(self) -> None:
         """The batch is trained: a version more, and its tokens in the ledger."""
-        batch, self._batch, start = self._batch, [], self.version
-        self._count(batch, start, 1)
+        batch, again, start = self._batch, self._again or [], self.version
+        self._batch, self._again = [], None
+        self._count(batch, again, start, 1)
         self.version = self.versions[-1].version + 1
         self.versions.append(_version(self.version, start))
-        self.ledger[self.version] = batch
+        self.ledger[self.version], self.replays.into[self.version] = batch, again
         self.steps.append((self.version, self._clock.now))
         self._learn_versions()
         if self.step == self._options.warmup:
@@ -153,11 +160,12 @@ class Learner:
         if self._options.alone:
             self.halted(False)
 
-    def _count(self, batch: list[Group], start: int, sign: int) -> None:
+    def _count(self, batch: list[Group], again: list[Group], start: int, sign: int) -> None:
         """Count a batch that was trained from a version, or with -1 take back that it was."""
         measures, tokens_by, rollouts_by = self._measures, Counter[int](), Counter[int]()
-        staleness = {version: self._planner.chain.between(start, version) for group in batch for version in group.versions}
-        for rollout in (member for group in batch for member in group.members):
+        groups, between = [*batch, *again], self._planner.chain.between
+        staleness = {version: between(start, version) for group in groups for version in group.versions}
+        for rollout in (member for group in groups for member in group.members):
             for version, tokens in rollout.spans.items():
                 tokens_by[staleness[version]] += tokens
             rollouts_by[len(rollout.spans)] += 1
@@ -166,8 +174,12 @@ class Learner:
                 total[value] += sign * count
                 if not total[value]:
                     del total[value]
-        measures.counts["tokens trained"] += sign * sum(tokens_by.values())
-        measures.counts["rollouts trained"] += sign * sum(rollouts_by.values())
+        replayed = sum(group.tokens for group in again), sum(len(group.members) for group in again)
+        if again:
+            measures.counts["tokens replayed"] += sign * replayed[0]
+            measures.counts["rollouts replayed"] += sign * replayed[1]
+        measures.counts["tokens trained"] += sign * (sum(tokens_by.values()) - replayed[0])
+        measures.counts["rollouts trained"] += sign * (sum(rollouts_by.values()) - replayed[1])
 
     def _resume(self, life: int) -> None:
         """Go on from the newest checkpoint that is there, under version numbers no other has had."""
@@ -176,13 +188,13 @@ class Learner:
         for version in sorted(self.ledger)[::-1][: self._failures.versions_lost]:
             groups, start = self.ledger.pop(version), self.versions[version].parent_version
             assert start is not None, "a version that was trained has a parent"
-            self._count(groups, start, -1)
+            self._count(groups, self.replays.into.pop(version), start, -1)
             self._measures.counts["versions orphaned"] += 1
             self._give_back(groups)
             self.versions[version] = replace(self.versions[version], orphaned=True)
         self.version = max(self.ledger, default=0)
         self._learn_versions()
-        self.state = "idle"
+        self.state, self._again = "idle", None
         self.published(self.version)
         self.consider()
 
@@ -198,6 +210,7 @@ class Learner:
     def _learn_versions(self) -> None:
         self._look = True
         self._planner.chain = VersionChain(self.versions)
+        self._planner.trained = (sum(map(len, self.ledger.values())), self.step)
 
 
 def _version(number: int, parent: int | None) -> PolicyVersion:

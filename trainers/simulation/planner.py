@@ -20,6 +20,8 @@ class Planner:
         self.outstanding: dict[str, Group] = {}
         """Groups that are neither consumed nor given up, in order of submission."""
         self.consumed = 0
+        self.trained = (0, 0)
+        """Of the consumed groups, those behind the newest version, and the batches behind it."""
         self.chain = VersionChain(())
         self.again: deque[int] = deque()
         """Draws of tasks to be submitted again."""
@@ -32,12 +34,19 @@ class Planner:
         in_flight = NodeSection(max_running=work.environments, evaluate_at_once=work.graders).in_flight
         self._most = 1 + groups_holding(in_flight, config.trainer.group_size)
 
+    @property
+    def batches(self) -> int:
+        """Batches that are launched for: more than are trained, so that a run's end is like its middle."""
+        options = self._config.trainer
+        ahead = options.max_staleness if options.over_launch is None else math.ceil(options.over_launch) - 1
+        return options.steps + ahead + 1
+
     def capacity(self) -> int:
         """Groups that may be submitted now."""
         options, served = self._config.trainer, serving_step(self._fleet.serving(), self.chain.depth)
         if served is None:
             return 0
-        ahead = options.max_staleness if options.over_launch is None else math.ceil(options.over_launch) - 1
+        groups, step = self.trained if options.reuse else (0, 0)
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
@@ -45,8 +54,11 @@ class Planner:
             submitted=self.consumed + len(self.outstanding),
             running=groups_holding(self._node.unfinished, options.group_size),
             max_running=self._most,
-            total=(options.steps + ahead + 1) * options.groups_per_step,
+            total=self.batches * options.groups_per_step,
             over_launch=options.over_launch,
+            replayed=options.replayed,
+            consumed=groups,
+            trained_step=step,
         )
         if self._config.work.sampling == "batch":
             return 0 if self._node.open else min(admission.capacity(), options.groups_per_step)

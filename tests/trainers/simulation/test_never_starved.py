@@ -37,6 +37,7 @@ SETTINGS = st.fixed_dictionaries(
                 "consumption": st.sampled_from(["wait", "drop", "requeue"]),
                 "over_launch": st.none() | st.sampled_from([1, 1.5, 2, 4, 6]),
                 "alone": st.booleans(),
+                "reuse": st.sampled_from([0, 0, 1, 2]),
             }
         ),
         "updates": st.fixed_dictionaries(
