@@ -11,7 +11,7 @@ from trainers.simulation.settings import SimulationConfig
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
-ARMS = ("sync", "one-step", "periodic", "recycle", "eta-1", "eta-2", "eta-4", "eta-8")
+ARMS = ("sync", "one-step", "periodic", "recycle", "over-launch", "eta-1", "eta-2", "eta-4", "eta-8")
 WORKERS = (1, 3, 10, 30, 100, 300, 1_000)
 _TAIL = "pareto:300:1.5:8192"
 _WINDOW = 30
@@ -26,7 +26,7 @@ def compared(seeds: int, *, quick: bool) -> Rows:
 
 def tail(seeds: int, *, quick: bool) -> Rows:
     """The same with tokens of a call from a Pareto tail of infinite variance, cut at 8,192."""
-    for name in ("sync", "recycle", "eta-4", "eta-8"):
+    for name in ("sync", "recycle", "over-launch", "eta-4", "eta-8"):
         yield name, _figures(runs(arm(_with(_base(8, quick), work={"tokens": _TAIL}), name), seeds))
 
 
