@@ -3,6 +3,16 @@
 import numpy as np
 import numpy.typing as npt
 
+from trainers.algorithms import Algorithm
+
+GRPO = Algorithm(
+    "advantage", "grpo", "A = (r - mean(r)) / (std(r) + 1e-4), std over the group with ddof 0", "arXiv 2402.03300", "source",
+    "TRL 1.16 `GRPOTrainer`, its standard deviation (ddof 1) times sqrt((G - 1) / G)",
+)  # fmt: skip
+DR_GRPO = Algorithm(
+    "advantage", "dr_grpo", "A = r - mean(r)", "arXiv 2503.20783", "source", 'TRL 1.16 `GRPOTrainer`, `scale_rewards = "none"`'
+)
+
 Float64Array = npt.NDArray[np.float64]
 
 
