@@ -35,7 +35,7 @@ class Algorithm:
 
 def algorithms() -> list[Algorithm]:
     """All that there are, by kind and name. Raises `ValueError` if two share both."""
-    found = {}
+    found: dict[tuple[str, str], Algorithm] = {}
     for home in _HOMES:
         package = importlib.import_module(home)
         for info in pkgutil.iter_modules(package.__path__, f"{home}."):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 from harnessgym.consumption import Candidate, Replayable, choose
 from harnessgym.run_config import TrainerSection
@@ -29,8 +30,15 @@ Read = tuple[GroupRow, tuple[Trajectory, ...]]
 class SharedGathering:
     """What `trainers.gathering.Gathering` is for one of several policies."""
 
-    def __init__(self, store: TraceStore, run_id: str, policy_id: str, options: TrainerSection) -> None:
-        self.store, self.run_id, self.policy_id, self.options = store, run_id, policy_id, options
+    def __init__(
+        self,
+        store: TraceStore,
+        run_id: str,
+        policy_id: str,
+        options: TrainerSection,
+        teaches: Callable[[LoadedGroup], bool] = attrgetter("signal"),
+    ) -> None:
+        self.store, self.run_id, self.policy_id, self.options, self.teaches = store, run_id, policy_id, options, teaches
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self.replayed = 0
@@ -81,7 +89,7 @@ class SharedGathering:
         options = self.options
         found = choose(candidates, 1 if options.stream else open_places, options.max_staleness, options.when_stale)
         refills = self._refills()
-        barren = [group_id for group_id in found.take if not _signal(self._read[group_id][0])][:refills]
+        barren = [group_id for group_id in found.take if not self.teaches(loaded(*self._read[group_id]))][:refills]
         self._give_up(found.drop, "too_stale")
         self._give_up(found.requeue, "requeued")
         self._give_up(barren, "no_signal")
@@ -153,8 +161,3 @@ class SharedGathering:
         began = time.perf_counter()
         watch.wait()
         self.waited_s += time.perf_counter() - began
-
-
-def _signal(group: GroupRow) -> bool:
-    """Whether its rewards differ: equal ones teach nothing."""
-    return len({member.reward for member in group.members}) > 1

@@ -116,7 +116,7 @@ def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str
 
 
 def _check_names(config: RunConfig) -> None:
-    """Look up every name. Algorithms and advantages are only looked up in the registry: loading them would load torch."""
+    """Look up every name. Algorithms are only looked up in the registry: loading them would load torch."""
     for section in config.harnesses:
         _load(f"harness {section.name!r}", "harness", section.type)
         try:
@@ -139,6 +139,8 @@ def _check_names(config: RunConfig) -> None:
             validate(settings, trainer.update | policy.update, f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
+    elif model := getattr(load("advantage", trainer.advantage), "Settings", None):
+        validate(model, dict(trainer.advantage_settings), "[trainer.advantage_settings]")
 
 
 def _check_sink(name: str) -> None:

@@ -194,7 +194,7 @@ def test_a_thousand_turns_are_read_at_once(recording):
     assert time.perf_counter() - started < 5.0
     assert len(row.ids) == 5000
     assert len(row.turns) == 1000
-    assert len(statements) == 2
+    assert len(statements) == 3
 
 
 def test_an_account_that_does_not_close_is_refused():
