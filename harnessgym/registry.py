@@ -70,7 +70,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "hgpo": "trainers.advantages.hgpo:Hgpo",
         "igpo": "trainers.advantages.igpo:Igpo",
         "m_grpo": "trainers.advantages.m_grpo:MGrpo",
-        "mc_grpo": "trainers.advantages.mc_grpo:mc_grpo",
+        "mc_grpo": "trainers.advantages.mc_grpo:McGrpo",
         "rloo": "trainers.advantages.group_relative:rloo",
         "ui_s1": "trainers.advantages.ui_s1:UiS1",
     },

@@ -217,7 +217,9 @@ def join(shares: Sequence[Share]) -> Batch:
 
 def _teaches(group: LoadedGroup, advantages: Advantages) -> bool:
     kept = ((rows, own) for rows, own in zip(group.rows, advantages, strict=True) if own is not None)
-    return any(np.any(np.asarray(value) * row.mask) for rows, own in kept for row, value in zip(rows, own, strict=True))
+    return any(
+        np.any((np.asarray(value) != 0) & (row.mask != 0)) for rows, own in kept for row, value in zip(rows, own, strict=True)
+    )
 
 
 def _tokens_by_version(rows: Sequence[Row]) -> Counter[int]:

@@ -13,7 +13,11 @@ from trainers.update_settings import UpdateSettings
 
 @torch.no_grad()
 def mean_logprobs(policy: Policy, texts: Sequence[IdArray], tails: Sequence[int], settings: UpdateSettings) -> list[float]:
-    """The mean logprob of the last `tails[i]` tokens of `texts[i]`, at the sampling temperature; 0 for none of them."""
+    """The mean logprob of the last `tails[i]` tokens of `texts[i]`, at the sampling temperature; 0 for none of them.
+
+    Of a text that is longer than the policy can read the beginning is left out.
+    """
+    texts = [text[-policy.config.max_position_embeddings :] for text in texts]
     out = [0.0] * len(texts)
     for part in micro_batches([len(text) for text in texts], settings.micro_batch_tokens):
         padded = np.zeros((len(part), max(len(texts[index]) for index in part)), np.int64)

@@ -69,10 +69,9 @@ class OnRewards:
     function: Callable[[npt.ArrayLike], Float64Array]
 
     def __call__(self, group: Sequence[Scored]) -> Advantages:
-        """The same advantage for all rows of a rollout; NaN drops the rollout."""
+        """The same advantage for all rows of a rollout."""
         values = self.function(np.array([item.reward for item in group]))
-        pairs = zip(group, values, strict=True)
-        return [None if np.isnan(value) else [float(value)] * len(item.rows) for item, value in pairs]
+        return [[float(value)] * len(item.rows) for item, value in zip(group, values, strict=True)]
 
 
 def make_estimator(config: RunConfig, store: "TraceStore | None" = None, trainee: "Trainee | None" = None) -> Estimator:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
+import xxhash
 from tokenizers import Tokenizer
 
 from harnessgym.errors import ConfigError, TrainerError
@@ -36,8 +37,8 @@ Score = Callable[[Sequence[IdArray], Sequence[int]], list[float]]
 class InformationGain:
     """Gains of a group's steps; `gold` has the tokens of a task's right answer, by the task's id in the store."""
 
-    def __init__(self, gold: Callable[[str], TokenIds], score: Score) -> None:
-        self._gold, self._score = gold, score
+    def __init__(self, gold: Callable[[str], TokenIds], score: Score, *, shuffle: bool = False) -> None:
+        self._gold, self._score, self._shuffle = gold, score, shuffle
 
     @classmethod
     def of_run(
@@ -45,8 +46,8 @@ class InformationGain:
     ) -> "InformationGain":
         """With right answers from the metadata of the run's tasks, under `key`, and the policy's own tokenizer.
 
-        With `trainer.reward_shuffle` each task has the right answer of the next one. Raises `ConfigError` without a store and a
-        trainee.
+        With `trainer.reward_shuffle` the gains are permuted over all steps of the group. Raises `ConfigError` without a store
+        and a trainee.
         """
         if store is None or trainee is None:
             raise ConfigError("Information gain needs the run's store and its policy: it can be computed in its trainer alone.")
@@ -54,7 +55,7 @@ class InformationGain:
         known: dict[str, Task] = {}
         for split in get_args(Split):
             tasks = task_set(config.tasks.set).tasks(split)
-            known |= {task.id: tasks[(at + config.trainer.reward_shuffle) % len(tasks)] for at, task in enumerate(tasks)}
+            known |= {task.id: task for task in tasks}
 
         def encode(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False).ids)
@@ -69,7 +70,7 @@ class InformationGain:
                 )
             return (*encode(before), *encode(answer))
 
-        return cls(gold, trainee.score)
+        return cls(gold, trainee.score, shuffle=config.trainer.reward_shuffle)
 
     def __call__(self, group: Sequence[Scored]) -> list[list[Float64Array]]:
         """See `Gains`."""
@@ -80,7 +81,8 @@ class InformationGain:
         ]
         found = self._score([text for text, _ in texts.values()], [tail for _, tail in texts.values()]) if texts else []
         chance = dict(zip(texts, np.exp(found).tolist(), strict=True))
-        return [[np.diff([chance[key] for key in keys]) for keys in each] for each in asked]
+        gains = [[np.diff([chance[key] for key in keys]) for keys in each] for each in asked]
+        return _permuted(gains, group) if self._shuffle else gains
 
     def _ask(self, item: Scored, row: Row, turns: Sequence[Turn], texts: dict[bytes, tuple[IdArray, int]]) -> list[bytes]:
         """Add to `texts` what has to be scored of a branch. Returns under which keys it is there, turn by turn."""
@@ -90,3 +92,11 @@ class InformationGain:
             keys.append(text.tobytes())
             texts.setdefault(keys[-1], (text, len(gold)))
         return keys
+
+
+def _permuted(gains: list[list[Float64Array]], group: Sequence[Scored]) -> list[list[Float64Array]]:
+    """In an order that hangs on the group alone."""
+    random = np.random.default_rng([xxhash.xxh3_64_intdigest(item.rollout_id.encode()) for item in group])
+    flat = random.permutation(np.concatenate([np.zeros(0), *(own for each in gains for own in each)]))
+    parts = iter(np.split(flat, np.cumsum([len(own) for each in gains for own in each])[:-1]))
+    return [[next(parts) for _ in each] for each in gains]
