@@ -25,6 +25,7 @@ Notify = Callable[[str], None]
 _PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
 """What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
 _UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
+_ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
 def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
@@ -139,8 +140,7 @@ def _check_names(config: RunConfig) -> None:
             validate(settings, trainer.update | policy.update, f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
-    elif model := getattr(load("advantage", trainer.advantage), "Settings", None):
-        validate(model, dict(trainer.advantage_settings), "[trainer.advantage_settings]")
+    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings)
 
 
 def _check_sink(name: str) -> None:

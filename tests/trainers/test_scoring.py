@@ -19,6 +19,7 @@ from trainers.scoring import mean_logprobs
 from trainers.update_settings import UpdateSettings
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("micro_batch_tokens", [1, 40, 10_000])
 def test_scores_are_those_of_a_forward_of_each_text_alone(micro_batch_tokens):
     policy, random = make_policy(), np.random.default_rng(0)
@@ -70,6 +71,7 @@ def test_a_turn_gains_what_the_right_answer_becomes_likelier_after_it(played):
         assert max(tools) > 0.1  # the right tool was called by somebody, and its result can be copied
 
 
+@torch.no_grad()
 def chance(policy, before, gold):
     ids = torch.tensor([[*before.tolist(), *gold]])
     return float(token_logprobs(policy(ids), ids)[0, len(before) :].mean())
