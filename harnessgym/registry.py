@@ -64,8 +64,15 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     },
     "algorithm": {"grpo": "trainers.grpo:train"},
     "advantage": {
-        "grpo": "trainers.advantages.group_relative:grpo",
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
+        "gdpo": "trainers.advantages.gdpo:Gdpo",
+        "grpo": "trainers.advantages.group_relative:grpo",
+        "hgpo": "trainers.advantages.hgpo:Hgpo",
+        "igpo": "trainers.advantages.igpo:Igpo",
+        "m_grpo": "trainers.advantages.m_grpo:MGrpo",
+        "mc_grpo": "trainers.advantages.mc_grpo:McGrpo",
+        "rloo": "trainers.advantages.group_relative:rloo",
+        "ui_s1": "trainers.advantages.ui_s1:UiS1",
     },
     "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {

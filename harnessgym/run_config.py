@@ -223,7 +223,9 @@ class TrainerSection(Config):
     checkpoints: Literal["lazy", "blocking"] = "lazy"
     """lazy: written and published by a thread, from copies, while the trainer gathers and computes the next step."""
     advantage: str = "grpo"
-    """Advantage estimator."""
+    """Advantage estimator; docs/algorithms.md has them all."""
+    advantage_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the estimator, where it has any."""
     reward_shuffle: bool = False
     """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
     publish: PublishSection = PublishSection()

@@ -1,6 +1,6 @@
 """Asynchronous GRPO (arXiv 2402.03300) in plain torch, top to bottom.
 
-Take the next complete groups, give each rollout its group-relative advantage, take one step on the clipped surrogate with
+Take the next complete groups, give each rollout its advantages within its group, take one step on the clipped surrogate with
 truncated importance weights, checkpoint, publish the weights as a new policy version. Rollouts go on meanwhile under older
 versions; η bounds how much older. Checkpoint and publication of a step may lag behind the gathering and computing of the next.
 
@@ -22,7 +22,6 @@ import torch
 
 from harnessgym.config import Config
 from harnessgym.errors import TrainerError
-from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.staleness import VersionChain
@@ -30,7 +29,8 @@ from harnessgym.store import TraceStore, ledger, policies, runs
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.policies import PolicyVersion
 from trainers import checkpoint
-from trainers.batch import Batch, Estimator, LoadedGroup, join, make_batch, share_of
+from trainers.advantages.estimator import make_estimator
+from trainers.batch import Batch, LoadedGroup, gives_signal, join, make_batch, share_of
 from trainers.checkpoint import Checkpoint
 from trainers.checkpoint_writer import CheckpointWriter
 from trainers.gathering import Gathering
@@ -91,12 +91,13 @@ class Learner:
             raise TrainerError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
         self.folder, self.config, self.store, self.run = folder, config, store, run
         self.policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
-        self.estimator: Estimator = load("advantage", config.trainer.advantage)
+        self.estimator = make_estimator(config, store, trainee)
         self.trainee = trainee
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
-        shared = SharedGathering(store, run.id, self.policy_id, config.trainer) if config.policies else None
-        self.gathering = shared or Gathering(store, run.id, config.trainer)
+        teaches = partial(gives_signal, self.estimator)
+        shared = SharedGathering(store, run.id, self.policy_id, config.trainer, teaches) if config.policies else None
+        self.gathering = shared or Gathering(store, run.id, config.trainer, teaches)
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
@@ -192,7 +193,7 @@ class Learner:
         chain, shares = self._chain(), []
         self.trainee.begin()
         for group in groups:
-            shares.append(share_of(group, group.rewards, self.version, chain, self.estimator))
+            shares.append(share_of(group, self.estimator(group.scored), self.version, chain))
             if shares[-1].rows:
                 self.trainee.add(shares[-1].rows, shares[-1].advantages)
         batch = join(shares)

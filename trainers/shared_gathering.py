@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 
@@ -31,8 +32,15 @@ Read = tuple[GroupRow, tuple[Trajectory, ...]]
 class SharedGathering:
     """What `trainers.gathering.Gathering` is for one of several policies."""
 
-    def __init__(self, store: TraceStore, run_id: str, policy_id: str, options: TrainerSection) -> None:
-        self.store, self.run_id, self.policy_id, self.options = store, run_id, policy_id, options
+    def __init__(
+        self,
+        store: TraceStore,
+        run_id: str,
+        policy_id: str,
+        options: TrainerSection,
+        teaches: Callable[[LoadedGroup], bool] = attrgetter("signal"),
+    ) -> None:
+        self.store, self.run_id, self.policy_id, self.options, self.teaches = store, run_id, policy_id, options, teaches
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self.replayed = 0
@@ -90,7 +98,7 @@ class SharedGathering:
         found = choose(candidates, wanted, options.max_staleness, options.when_stale)
         allowed = 0 if options.zero_signal == "leave_out" else options.refill_batches * options.groups_per_step
         left = max(0, allowed - self.given_up(0).get("no_signal", 0)) if allowed else 0
-        barren = [group_id for group_id in found.take if not _signal(self._read[group_id][0])][:left]
+        barren = [group_id for group_id in found.take if not self.teaches(loaded(*self._read[group_id]))][:left]
         take = [group_id for group_id in found.take if group_id not in barren]
         leave: dict[GivenUp, Sequence[str]] = {"too_stale": found.drop, "requeued": found.requeue, "no_signal": barren}
         if not take and not any(leave.values()):
@@ -162,8 +170,3 @@ class SharedGathering:
         began = time.perf_counter()
         watch.wait()
         self.waited_s += time.perf_counter() - began
-
-
-def _signal(group: GroupRow) -> bool:
-    """Whether its rewards differ: equal ones teach nothing."""
-    return len({member.reward for member in group.members}) > 1

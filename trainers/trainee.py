@@ -13,10 +13,11 @@ from torch import Tensor
 
 from harnessgym.config import validate
 from harnessgym.run_config import RunConfig
-from harnessgym.tokens import FloatArray
+from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
 from trainers.policy import Policy, load_policy, load_weights, packed_weights, published_weights
+from trainers.scoring import mean_logprobs
 from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
 from trainers.world import ALONE, World
 
@@ -74,6 +75,14 @@ class Trainee:
         self.world.lead("step")
         assert self._gradients is not None
         return self._gradients.step()
+
+    def score(self, texts: Sequence[IdArray], tails: Sequence[int]) -> list[float]:
+        """Of texts, int32 [T] each: the mean logprob of so many tokens at the end of each. Changes nothing.
+
+        Every process computes them all: where the policy lies in shards, each has to take part in each pass.
+        """
+        self.world.lead("score", texts, tails)
+        return mean_logprobs(self.policy, texts, tails, self.settings)
 
     def state(self) -> State:
         """All that a checkpoint needs. Weights are copies in main memory; the optimizer's may change with the next step."""

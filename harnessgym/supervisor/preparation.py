@@ -25,6 +25,7 @@ Notify = Callable[[str], None]
 _PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
 """What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
 _UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
+_ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
 def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
@@ -116,7 +117,7 @@ def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str
 
 
 def _check_names(config: RunConfig) -> None:
-    """Look up every name. Algorithms and advantages are only looked up in the registry: loading them would load torch."""
+    """Look up every name. Algorithms are only looked up in the registry: loading them would load torch."""
     for section in config.harnesses:
         _load(f"harness {section.name!r}", "harness", section.type)
         try:
@@ -139,6 +140,7 @@ def _check_names(config: RunConfig) -> None:
             validate(settings, trainer.update | policy.update, f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
+    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings)
 
 
 def _check_sink(name: str) -> None:

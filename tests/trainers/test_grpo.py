@@ -77,9 +77,7 @@ def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
         expected = {
             member.rollout_id: float(value)
             for item in groups
-            for member, value in zip(
-                item.group.members, learner.estimator([member.reward for member in item.group.members]), strict=True
-            )
+            for member, (value,) in zip(item.group.members, learner.estimator(item.scored), strict=True)
         }
         assert len(set(expected.values())) > 1
         for rollout_id, value in expected.items():

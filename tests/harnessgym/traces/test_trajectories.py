@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from sqlalchemy import event, text
 
 from harnessgym.errors import TraceError
-from harnessgym.traces.trajectories import Row, Trajectory, rows_of
+from harnessgym.store import agents, new_id, rewards
+from harnessgym.store.agents import AgentRow
+from harnessgym.store.rewards import RewardRow
+from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
 
 
 def read(recording, rollout_id) -> Trajectory:
@@ -50,6 +53,45 @@ def test_a_shared_segment_is_trained_in_the_first_branch_and_context_in_the_othe
     assert second.ids[:7].tolist() == first.ids[:7].tolist()
     assert second.versions[:10].tolist() == [-1] * 10
     assert [turn.call_id for turn in second.turns] == [root, session.calls[2]]
+
+
+def test_turns_that_heard_the_same_have_the_same_state(recording):
+    rollout_id, session = rollout(recording)
+    question, answer = [1, 2, 3], [7, 8]
+    for _ in range(2):
+        first = session.call(question, versions=[0, 0])
+        second = session.call(answer, after=first, versions=[0])
+        session.call([9], after=second, versions=[0])
+    one, other = ([turn.state_key for turn in row.turns] for row in read(recording, rollout_id).rows)
+    assert one == other
+    assert len(set(one)) == 3
+
+
+def test_rewards_are_with_what_they_were_given_for(recording):
+    rollout_id, session = rollout(recording)
+    main = AgentRow(new_id(), rollout_id, session.id, "main", "main", None, "content")
+    helper = AgentRow(new_id(), rollout_id, session.id, "helper", "helper", main.id, "content")
+    first = session.call(versions=[0])
+    second = session.call(versions=[0])
+    given = [
+        ("rollout", rollout_id, "reward", 1.0), ("rollout", rollout_id, "process.short", 0.5), ("turn", first, "reward", 0.25),
+        ("agent", helper.id, "expert", 0.75), ("token", f"{first}:0", "reward", 9.0),
+    ]  # fmt: skip
+
+    def write(conn):
+        for agent, call in ((main, first), (helper, second)):
+            agents.add(conn, agent)
+            conn.execute(text("UPDATE calls SET agent_id = :agent WHERE id = :call"), {"agent": agent.id, "call": call})
+        for unit, target, channel, value in given:
+            rewards.add(conn, RewardRow(rollout_id, unit, target, channel, value, "test"))
+
+    recording.store.write(write)
+    found = read(recording, rollout_id)
+    assert found.credit == Credit({"reward": 1.0, "process.short": 0.5}, {helper.id: {"expert": 0.75}})
+    turns = [turn for row in found.rows for turn in row.turns]
+    assert [turn.rewards for turn in turns] == [{"reward": 0.25}, {}]
+    assert [turn.parent_agent_id for turn in turns] == ["", main.id]
+    assert found.of_policy(recording.policy_id).credit == found.credit
 
 
 def test_siblings_under_one_prompt_are_two_rows(recording):
@@ -194,7 +236,7 @@ def test_a_thousand_turns_are_read_at_once(recording):
     assert time.perf_counter() - started < 5.0
     assert len(row.ids) == 5000
     assert len(row.turns) == 1000
-    assert len(statements) == 2
+    assert len(statements) == 3
 
 
 def test_an_account_that_does_not_close_is_refused():
