@@ -12,7 +12,7 @@ from harnessgym.errors import ConfigError
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
-    "task_format", "task_writer", "sink",
+    "task_format", "task_writer", "sink", "loss", "correction",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -66,6 +66,24 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     "advantage": {
         "grpo": "trainers.advantages.group_relative:grpo",
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
+        "reward": "trainers.advantages.raw:reward",
+    },
+    "loss": {
+        "cispo": "trainers.losses.settings:Cispo",
+        "dapo": "trainers.losses.settings:Dapo",
+        "decoupled_ppo": "trainers.losses.settings:DecoupledPpo",
+        "dppo_tv": "trainers.losses.settings:DppoTv",
+        "gspo": "trainers.losses.settings:Gspo",
+        "minpro": "trainers.losses.settings:MinPro",
+        "ppo": "trainers.losses.settings:Ppo",
+        "reinforce": "trainers.losses.settings:Reinforce",
+    },
+    "correction": {
+        "geometric": "trainers.corrections.settings:Geometric",
+        "icepop": "trainers.corrections.settings:IcePop",
+        "mis": "trainers.corrections.settings:Mis",
+        "opsm": "trainers.corrections.settings:Opsm",
+        "tis": "trainers.corrections.settings:Tis",
     },
     "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harnessgym.config import validate
 from harnessgym.run_config import RunConfig
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
 from trainers.policy import Policy, load_policy, load_weights, packed_weights, published_weights
-from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
+from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
+from trainers.update_settings import settings_of
 from trainers.world import ALONE, World
 
 State = tuple[dict[str, Tensor], dict[str, Any], tuple[RandomState, ...]]
@@ -28,8 +28,7 @@ class Trainee:
     """One process's part of the policy and its optimizer. Calls are the leader's; `follow` is for the others."""
 
     def __init__(self, config: RunConfig, world: World = ALONE) -> None:
-        settings = validate(UpdateSettings, dict(config.trainer.update), "[trainer.update]")
-        self.settings = settings.model_copy(update={"temperature": config.sampling.temperature})
+        self.settings = settings_of(config)
         self.world = world
         world.take_device()
         torch.manual_seed(config.seed + world.rank)
