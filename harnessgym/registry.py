@@ -12,7 +12,7 @@ from harnessgym.errors import ConfigError
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
-    "task_format", "task_writer", "sink",
+    "task_format", "task_writer", "sink", "loss", "correction",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -71,8 +71,26 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "igpo": "trainers.advantages.igpo:Igpo",
         "m_grpo": "trainers.advantages.m_grpo:MGrpo",
         "mc_grpo": "trainers.advantages.mc_grpo:McGrpo",
+        "reward": "trainers.advantages.raw:reward",
         "rloo": "trainers.advantages.group_relative:rloo",
         "ui_s1": "trainers.advantages.ui_s1:UiS1",
+    },
+    "loss": {
+        "cispo": "trainers.losses.settings:Cispo",
+        "dapo": "trainers.losses.settings:Dapo",
+        "decoupled_ppo": "trainers.losses.settings:DecoupledPpo",
+        "dppo_tv": "trainers.losses.settings:DppoTv",
+        "gspo": "trainers.losses.settings:Gspo",
+        "minpro": "trainers.losses.settings:MinPro",
+        "ppo": "trainers.losses.settings:Ppo",
+        "reinforce": "trainers.losses.settings:Reinforce",
+    },
+    "correction": {
+        "geometric": "trainers.corrections.settings:Geometric",
+        "icepop": "trainers.corrections.settings:IcePop",
+        "mis": "trainers.corrections.settings:Mis",
+        "opsm": "trainers.corrections.settings:Opsm",
+        "tis": "trainers.corrections.settings:Tis",
     },
     "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {

@@ -231,7 +231,8 @@ class TrainerSection(Config):
     publish: PublishSection = PublishSection()
     """How policy versions are written."""
     update: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the update: lr, proximal, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
+    """Settings of the update: lr, loss, proximal, corrections, lr_rule, baseline, max_grad_norm, normalisation,
+    micro_batch_tokens. Names and tables; see docs/running.md."""
 
     @property
     def replayed(self) -> int:

@@ -1,7 +1,7 @@
 """Asynchronous GRPO (arXiv 2402.03300) in plain torch, top to bottom.
 
-Take the next complete groups, give each rollout its advantages within its group, take one step on the clipped surrogate with
-truncated importance weights, checkpoint, publish the weights as a new policy version. Rollouts go on meanwhile under older
+Take the next complete groups, give each rollout its advantages within its group, take one step on the loss and with the
+corrections that the run names, checkpoint, publish the weights as a new policy version. Rollouts go on meanwhile under older
 versions; η bounds how much older. Checkpoint and publication of a step may lag behind the gathering and computing of the next.
 
 The policy may lie in shards over several processes (`trainers.trainee`); this is what their leader does.
@@ -11,7 +11,7 @@ Left out: a KL penalty to a reference policy, several steps per batch.
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,14 @@ from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, ledger, policies, runs
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.policies import PolicyVersion
+from harnessgym.tokens import IdArray
+from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.advantages.estimator import make_estimator
 from trainers.batch import Batch, LoadedGroup, gives_signal, join, make_batch, share_of
 from trainers.checkpoint import Checkpoint
 from trainers.checkpoint_writer import CheckpointWriter
+from trainers.corrections.loglinear import ages
 from trainers.gathering import Gathering
 from trainers.length_bias import LengthBias
 from trainers.replaying import replayable
@@ -67,7 +70,7 @@ def train(settings: TrainerSettings) -> None:
 def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
     """What each process of the trainer does: the leader trains, the others follow."""
     torch.set_num_threads(config.supervisor.threads)
-    trainee = Trainee(config, world)
+    trainee = Trainee(config, world, folder.versions)
     if world.rank > 0:
         trainee.follow()
         return
@@ -116,7 +119,7 @@ class Learner:
         found = checkpoint.load_newest(self.folder.checkpoints)
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
         if found is not None:
-            self.trainee.load(found.weights, found.optimizer, found.randoms)
+            self.trainee.load(found.weights, found.optimizer, found.randoms, found.proximal)
             self.step, self.version, self._last = found.step, found.version, found.record
             self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
@@ -127,7 +130,7 @@ class Learner:
             self.trainee.load(weights)
             self.step, self.version = newest.step, newest.version
         else:
-            self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}))
+            self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}, self.trainee.proximal_state()))
 
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
@@ -144,7 +147,7 @@ class Learner:
         given_up = self.gathering.given_up(self.version)
         held = time.perf_counter()
         weights, optimizer, randoms = self.trainee.state()
-        optimizer = self.writer.stage(optimizer)
+        optimizer, proximal = self.writer.stage(optimizer), self.trainee.proximal_state()
         metrics = made | {
             "step": self.step + 1,
             "reward": float(np.mean(batch.rewards)),
@@ -172,7 +175,7 @@ class Learner:
         metrics["version"] = self.version
         self._last = self._record(batch, parent)
         self._newest = tuple(TrainedGroup(item.id, item.ordinal, self.version, item.staleness) for item in batch.groups)
-        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, randoms, self._last, metrics))
+        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, randoms, self._last, metrics, proximal))
         return metrics
 
     def settle(self) -> None:
@@ -186,7 +189,7 @@ class Learner:
         batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle)
         if not batch.rows:
             return batch, None
-        return batch, self.trainee.update(batch.rows, batch.advantages)
+        return batch, self.trainee.update(batch.rows, batch.advantages, self._ages(batch.rows, self._chain()))
 
     def _streamed(self, groups: Iterable[LoadedGroup]) -> tuple[Batch, UpdateMetrics | None]:
         """The same, group by group as they arrive."""
@@ -195,9 +198,13 @@ class Learner:
         for group in groups:
             shares.append(share_of(group, self.estimator(group.scored), self.version, chain))
             if shares[-1].rows:
-                self.trainee.add(shares[-1].rows, shares[-1].advantages)
+                self.trainee.add(shares[-1].rows, shares[-1].advantages, self._ages(shares[-1].rows, chain))
         batch = join(shares)
         return batch, self.trainee.step() if batch.rows else None
+
+    def _ages(self, rows: Sequence[Row], chain: VersionChain) -> list[IdArray] | None:
+        """Staleness of each token of each row, where the update depends on it."""
+        return [ages(row.versions, self.version, chain) for row in rows] if self.trainee.wants_ages else None
 
     def log(self, metrics: dict[str, float]) -> None:
         """Append a line to the run's metrics."""

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harnessgym.config import validate
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.process import identify
@@ -24,7 +23,7 @@ P = TypeVar("P", bound=PolicySection)
 Notify = Callable[[str], None]
 _PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
 """What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
-_UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
+_UPDATE_SETTINGS = "trainers.update_settings:settings_of"
 _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
@@ -134,10 +133,10 @@ def _check_names(config: RunConfig) -> None:
     if trainer.algorithm not in names("algorithm"):
         _load("trainer.algorithm", "algorithm", trainer.algorithm)
     else:
-        settings = load("settings", _UPDATE_SETTINGS)
-        validate(settings, dict(trainer.update), "[trainer.update]")
+        settings_of = load("settings", _UPDATE_SETTINGS)
+        settings_of(config)
         for policy in config.policies:
-            validate(settings, trainer.update | policy.update, f"update of policy {policy.name!r}")
+            settings_of(config.of_policy(policy.name), f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
     load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings)

@@ -111,6 +111,7 @@ def record_rollout(store, policy, row, ordinal, version, policy_id=None):
 
 def learner_of(folder, store, policy=""):
     config = folder.config().of_policy(policy)
-    learner = Learner(RunFolder(folder.root, policy), config, store, Trainee(config))
+    own = RunFolder(folder.root, policy)
+    learner = Learner(own, config, store, Trainee(config, versions=own.versions))
     learner.resume()
     return learner

@@ -187,7 +187,7 @@ def test_names_of_further_policies_are_names_of_folders_that_differ(name):
 
 
 def test_what_processes_of_several_policies_are_told(tmp_path):
-    told = config(policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}], trainer={"update": {"lr": 0.1, "clip_low": 0.1}})
+    told = config(policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}], trainer={"update": {"lr": 0.1, "loss": "gspo"}})
     orders = Orders(prepare(told, tmp_path), told, "run", "id-1", "key", "process", True, {"policy": "id-1", "helper": "id-2"})
     assert orders.engines == ["engine-0", "engine-1", "engine-2", "engine-3"]
     engines = [orders.engine(name, "http://e", "unix:c") for name in orders.engines]
@@ -199,7 +199,7 @@ def test_what_processes_of_several_policies_are_told(tmp_path):
         "trainer-helper": "helper",
     }
     own = told.of_policy("helper")
-    assert (own.policy.name, own.trainer.update) == ("helper", {"lr": 0.5, "clip_low": 0.1})
+    assert (own.policy.name, own.trainer.update) == ("helper", {"lr": 0.5, "loss": "gspo"})
     assert told.of_policy("") is told
     with pytest.raises(ConfigError, match="It has: policy, helper"):
         told.of_policy("nobody")

@@ -1,0 +1,11 @@
+"""Rewards as they are: for losses that choose a baseline themselves."""
+
+import numpy as np
+import numpy.typing as npt
+
+from trainers.advantages.group_relative import Float64Array
+
+
+def reward(rewards_G: npt.ArrayLike) -> Float64Array:
+    """The rewards, float64 [G]. Nothing is subtracted: `baseline = "minimum_variance"` does that for the whole batch."""
+    return np.array(rewards_G, dtype=np.float64)
