@@ -1,4 +1,7 @@
-"""The TRL examples as trainers of a real run: proxy, engine, node and agents go on, engines serve what TRL trained."""
+"""The TRL examples as trainers of a real run: proxy, engine, node and agents go on, engines serve what TRL trained.
+
+The asynchronous one runs behind the shims that it needs on a CPU.
+"""
 
 import os
 import subprocess
@@ -14,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 STEPS = 3
 
 
-@pytest.mark.parametrize("algorithm", ["examples.trl_grpo:train"])
+@pytest.mark.parametrize("algorithm", ["examples.trl_grpo:train", "tests.trainers.trl_bridge.cpu_shims:train"])
 def test_trl_trains_a_run(algorithm, tmp_path):
     settings = {
         "trainer.algorithm": algorithm, "trainer.steps": STEPS, "trainer.groups_per_step": 2, "trainer.group_size": 2,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -123,8 +124,20 @@ class TrainingRun:
         return folder
 
     def begin(self, weights: dict[str, Tensor]) -> None:
-        """Publish what training starts from, Hugging Face names, as version 0 of a run that has none."""
-        if self.newest is None:
+        """Publish what training starts from, Hugging Face names, as version 0 of a run that has none.
+
+        Raises `TrainerError` if the run has versions and these are not the newest one's weights.
+        """
+        newest = self.newest
+        if newest is not None:
+            _, known = read_version(Path(newest.path))
+            if known.keys() != weights.keys() or not all(
+                torch.equal(tensor, weights[name].to(tensor.dtype)) for name, tensor in known.items()
+            ):
+                raise TrainerError(
+                    f"The model is not version {newest.version} of the run, which it must be: load `run.model_folder()`."
+                )
+        else:
             made = self._publisher.publish(0, None, weights, 0)
             start = PolicyVersion(
                 0, None, made.kind, str(made.path), 0, made.checksum, made.bytes, committed=True, orphaned=False

@@ -8,7 +8,7 @@ import torch
 from transformers import TrainerCallback
 
 from harnessgym.store import TraceStore
-from tests.trainers.recorded_run import make_run, record_groups, record_rollout
+from tests.trainers.recorded_run import STEPS, make_run, record_groups, record_rollout
 from trainers.grpo import TrainerSettings
 from trainers.policy import Policy, PolicyConfig, load_policy, save_policy
 from trainers.trl_bridge.training_run import TrainingRun
@@ -25,14 +25,17 @@ def save_tiny(folder, seed=0):
     return folder
 
 
-def off_policy_run(root, groups=2, branched=0, **trainer):
+def off_policy_run(root, groups=2, branched=0, equal=False, lag=STEPS, **trainer):
     """A run of `groups` recorded groups; what the trainer loads are other weights than those that sampled.
 
-    The first `branched` rollouts have a second row.
+    Every two groups are of a later version, from version 0 on, `lag` steps before they are trained. The first `branched`
+    rollouts have a second row; with `equal` rewards there is nothing to learn.
     """
     model = save_tiny(root / "model")
     folder = make_run(root / "run", model, **trainer)
-    record_groups(folder, range(groups), rewards=REWARDS)
+    rewards = dict.fromkeys(range(groups), [0.5] * 3) if equal else REWARDS
+    for ordinal in range(groups):
+        record_groups(folder, [ordinal], max(0, ordinal // 2 - lag), rewards)
     policy = load_policy(model)
     with TraceStore.open(folder.store_url()) as store:
         known = store.read(lambda conn: [row.id for row in conn.exec_driver_sql("SELECT id FROM rollouts ORDER BY id")])
