@@ -1,9 +1,9 @@
 """Ways to train, simulated: `make bench NAME=async`, or `python -m benchmarks.async [--quick] [--resume] [--only PART]`.
 
-Synchronous, one-step, asynchronous with η of 1 to 8, periodic, recycling and over-launching training on the same draws, each
-against its bound; rolling updates against a pause of all engines; DART's switches one at a time; what is done with stale groups;
-replays; and curves over 1 to 1,000 workers. Every figure is simulated: real decisions, drawn durations, virtual time. Prints tables,
-writes benchmarks/out/async.json.
+Synchronous, one-step, asynchronous with η of 1 to 8, periodic, recycling and over-launching training on the same draws,
+each against its bound; rolling updates against a pause of all engines; DART's switches one at a time; what is done with
+stale groups; replays; and curves over 1 to 1,000 workers. Every figure is simulated: real decisions, drawn durations,
+virtual time. Prints tables, writes benchmarks/out/async.json.
 """
 
 import argparse
