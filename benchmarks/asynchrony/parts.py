@@ -67,6 +67,18 @@ def stale(seeds: int, *, quick: bool) -> Rows:
         yield row, _figures(runs(_with(base, trainer=trainer), seeds))
 
 
+def replays(seeds: int, *, quick: bool) -> Rows:
+    """η = 4: groups that are trained again while they are within it. Throughput counts them whenever they are trained."""
+    base = arm(_base(4, quick), "eta-4")
+    for row, trainer in (
+        ("each once", {}),
+        ("once more, a quarter of a batch", {"reuse": 1, "reuse_share": 0.25}),
+        ("once more, half of a batch", {"reuse": 1, "reuse_share": 0.5}),
+        ("three times more, half of a batch", {"reuse": 3, "reuse_share": 0.5}),
+    ):
+        yield row, _figures(runs(_with(base, trainer=trainer), seeds))
+
+
 def same_batch(seeds: int, *, quick: bool) -> Rows:
     """More workers, each with 32 environments, for the same batch of 256 rollouts."""
     for workers in WORKERS[: 4 if quick else None]:
@@ -97,6 +109,7 @@ PARTS: dict[str, Callable[..., Rows]] = {
     "updates": updates,
     "switches": switches,
     "stale": stale,
+    "replays": replays,
     "same_batch": same_batch,
     "larger_batch": larger_batch,
     "unlucky": unlucky,
