@@ -66,12 +66,11 @@ class Player:
         self.language = Language.of_policy(MODEL)
         self.engine = build_engine(load_policy(MODEL), max_batch=64, cached_sequences=1, max_length=512)
         self.engine.start()
-        self._seeds = np.random.default_rng(0)
 
     def close(self) -> None:
         self.engine.close()
 
-    def play(self, weights, version, plays: list[Play]) -> list[tuple[list[Said], str]]:
+    def play(self, weights, version, plays: list[Play], seeds: np.random.Generator) -> list[tuple[list[Said], str]]:
         """What was said in each, and the answers."""
         self.engine.install(weights, version).result()
         said: list[list[Said]] = [[] for _ in plays]
@@ -87,7 +86,7 @@ class Player:
                     del going[at]
             for at, call in asked:
                 sampling = Sampling(
-                    48, seed=int(self._seeds.integers(1 << 31)), stop_token_ids=frozenset(self.language.stop_token_ids)
+                    48, seed=int(seeds.integers(1 << 31)), stop_token_ids=frozenset(self.language.stop_token_ids)
                 )
                 self.engine.submit(Sequence(call.prompt, sampling, call.take))
                 said[at].append(call)
@@ -143,7 +142,7 @@ class Recorder:
         self.learner = learner_of(self.folder, self.store)
         self.options = self.folder.config().trainer
         self.tasks = LookupTasks().tasks("train")
-        self.ordinal = 0
+        self.ordinal, self.seeds = 0, np.random.default_rng(0)
 
     def close(self) -> None:
         self.learner.settle()
@@ -154,7 +153,7 @@ class Recorder:
         drawn = [self.tasks[(self.ordinal + at) % len(self.tasks)] for at in range(self.options.groups_per_step)]
         plays = [getattr(self.player, self.kind)(task) for task in drawn for _ in range(self.options.group_size)]
         version, weights = self.learner.version, published_weights(self.learner.trainee.policy)
-        played = iter(self.player.play({name: tensor.clone() for name, tensor in weights.items()}, version, plays))
+        played = iter(self.player.play({name: tensor.clone() for name, tensor in weights.items()}, version, plays, self.seeds))
         rewards = [self._record(task, [next(played) for _ in range(self.options.group_size)], version) for task in drawn]
         self.learner.train_step(list(self.learner.arriving()))
         self.learner.settle()

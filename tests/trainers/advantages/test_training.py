@@ -11,7 +11,7 @@ from harnessgym.traces.verify import verify
 from tests.trainers.recorded_lookup import Player, Recorder
 
 STEPS = 20
-UPDATE = {"lr": 1e-3}
+RATES = {"look_up": 1e-3, "pair": 5e-4}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def make(tmp_path, player):
     made = []
 
     def make(kind, **trainer):
-        made.append(Recorder(tmp_path / f"run-{len(made)}", player, kind, update=UPDATE, **trainer))
+        made.append(Recorder(tmp_path / f"run-{len(made)}", player, kind, update={"lr": RATES[kind]}, **trainer))
         return made[-1]
 
     yield make
@@ -44,7 +44,7 @@ def test_rewards_of_what_is_sampled_rise(make, kind, name):
     run = make(kind, advantage=name)
     rewards = [run.step() for _ in range(STEPS)]
     assert np.mean(rewards[:3]) < 0.5
-    assert np.mean(rewards[-5:]) > 0.8
+    assert np.mean(rewards[-5:]) > 0.75
     assert verify(run.store).findings == ()
 
 
