@@ -10,6 +10,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from tests.suites.algorithms.losses import ours
 from tests.suites.algorithms.tokens import SEEDS, padded, tokens_of, trl
 from tests.trainers.test_update import make_policy, make_rows
+from trainers.advantages.raw import reward
 from trainers.corrections.baseline import best_baseline
 from trainers.corrections.importance_sampling import icepop, mis, tis
 from trainers.corrections.learning_rate import step_size
@@ -143,6 +144,7 @@ def minimum_variance_rollout_by_rollout():
 LEVELS = {"token": "token_truncate", "sequence": "sequence_truncate"}
 MASKS = {"token": "token_mask", "sequence": "sequence_mask"}
 MEASURES = {
+    ("advantage", "reward"): lambda: float(np.abs(reward([0.5, -1.0, 1.0]) - np.array([0.5, -1.0, 1.0])).max()),
     ("correction", "tis"): partial(against_trl, partial(tis, cap=1.2), LEVELS, high=1.2),
     ("correction", "mis"): partial(against_trl, partial(mis, cap=1.2), MASKS, high=1.2),
     ("correction", "icepop"): partial(against_trl, partial(icepop, low=0.7, high=1.4), MASKS, low=0.7, high=1.4),
