@@ -11,11 +11,11 @@ PPO = Algorithm(
     "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "grpo"`',
 )  # fmt: skip
 DAPO = Algorithm(
-    "loss", "dapo", "the same; low = 0.2, high = 0.28", "arXiv 2503.14476", "source",
+    "loss", "dapo", "that of ppo; low = 0.2, high = 0.28", "arXiv 2503.14476", "source",
     'TRL 1.16 `GRPOTrainer`, `loss_type = "dapo"`',
 )  # fmt: skip
 DECOUPLED_PPO = Algorithm(
-    "loss", "decoupled_ppo", "the same; pi_prox is not mu, and a correction weighs with pi_prox / mu", "arXiv 2505.24298",
+    "loss", "decoupled_ppo", "that of ppo; pi_prox is not mu, and a correction weighs with pi_prox / mu", "arXiv 2505.24298",
     "source", "AReaL's formula in float64, token by token, with its mask at 5",
 )  # fmt: skip
 GSPO = Algorithm(

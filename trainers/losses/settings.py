@@ -20,7 +20,7 @@ class Part(Config):
     """`module:function` from `Tokens`, and the fields, to float [N]."""
 
     of_rollouts: ClassVar[bool] = False
-    """Whether it looks at whole rollouts, whatever its settings."""
+    """Whether it looks at whole rollouts, whatever its settings. Else `Tokens` may hold parts of them, and no times."""
 
     name: str = ""
     """As it was asked for."""

@@ -7,6 +7,7 @@ import torch
 
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
+from trainers.corrections.averaging import taken_in
 from trainers.gradients import score_all
 from trainers.policy import Policy
 from trainers.proximal.settings import Ewma
@@ -40,9 +41,9 @@ class MovingAverage:
         if 1.0 - metrics.masked < self.settings.reset_below:
             self._begin()
             return
-        self._total = self.settings.beta * self._total + 1.0
+        self._total, share = taken_in(self._total, self.settings.beta)
         for mean, part in zip(self._mean, parts(self.policy), strict=True):
-            mean.lerp_(part, 1.0 / self._total)
+            mean.lerp_(part, share)
 
     def state(self) -> dict[str, Any]:
         """The average, and the sum of its weights."""

@@ -212,3 +212,17 @@ def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
     assert orders.trainers == ["trainer"]
     assert RunFolder(tmp_path).versions == tmp_path / "versions"
     assert RunFolder(tmp_path, "helper").versions == tmp_path / "policies/helper/versions"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"update": {"loss": "gpso"}}, "Did you mean 'gspo'"),
+        ({"update": {"corrections": ["tis"]}}, "1 everywhere"),
+        ({"update": {"proximal": "snapshot"}, "max_staleness": 0}, "raise max_staleness"),
+    ],
+)
+def test_an_update_that_means_nothing_is_refused_before_there_is_a_folder(tmp_path, trainer, words):
+    with pytest.raises(ConfigError, match=words):
+        prepare(config(trainer=trainer), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -10,6 +10,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from tests.suites.algorithms.losses import ours
 from tests.suites.algorithms.tokens import SEEDS, padded, tokens_of, trl
 from tests.trainers.test_update import make_policy, make_rows
+from trainers.advantages.raw import reward
+from trainers.corrections.averaging import taken_in
 from trainers.corrections.baseline import best_baseline
 from trainers.corrections.importance_sampling import icepop, mis, tis
 from trainers.corrections.learning_rate import step_size
@@ -106,6 +108,20 @@ def ess_by_rollout():
     return worst
 
 
+def ewma_by_sums():
+    """The average of random values, one after the other, against the two sums."""
+    worst = 0.0
+    for seed in SEEDS:
+        values, beta = np.random.default_rng(seed).normal(size=2 + seed % 9), seed / (seed + 2)
+        mean, total = values[0], 1.0
+        for value in values[1:]:
+            total, share = taken_in(total, beta)
+            mean += share * (value - mean)
+        powers = beta ** np.arange(len(values) - 1, -1, -1.0)
+        worst = max(worst, abs(mean - float((powers * values).sum() / powers.sum())))
+    return worst
+
+
 VCPO = UpdateSettings(
     lr=1e-3,
     loss="reinforce",
@@ -143,11 +159,13 @@ def minimum_variance_rollout_by_rollout():
 LEVELS = {"token": "token_truncate", "sequence": "sequence_truncate"}
 MASKS = {"token": "token_mask", "sequence": "sequence_mask"}
 MEASURES = {
+    ("advantage", "reward"): lambda: float(np.abs(reward([0.5, -1.0, 1.0]) - np.array([0.5, -1.0, 1.0])).max()),
     ("correction", "tis"): partial(against_trl, partial(tis, cap=1.2), LEVELS, high=1.2),
     ("correction", "mis"): partial(against_trl, partial(mis, cap=1.2), MASKS, high=1.2),
     ("correction", "icepop"): partial(against_trl, partial(icepop, low=0.7, high=1.4), MASKS, low=0.7, high=1.4),
     ("correction", "geometric"): partial(by_rollout, geometric, a_geometric),
     ("correction", "opsm"): opsm_against_trl,
+    ("correction", "proximal = ewma"): ewma_by_sums,
     ("correction", "proximal = loglinear"): loglinear_by_token,
     ("correction", "lr_rule = ess"): ess_by_rollout,
     ("correction", "baseline = minimum_variance"): minimum_variance_rollout_by_rollout,
