@@ -152,4 +152,6 @@ class _Publishing(TrainerCallback):  # type: ignore[misc]
         self.trainer.run.begin(named_weights(self.trainer.model))
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        self.trainer.run.commit(named_weights(self.trainer.model), self.trainer.advantages)
+        taken = self.trainer.rollouts.taken
+        assert taken is not None
+        self.trainer.run.commit(named_weights(self.trainer.model), taken.trained_with(self.trainer.advantages))
