@@ -48,6 +48,8 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         **further: Any,
     ) -> None:
         _check_arguments(run, args, proximal)
+        if further.get("peft_config") is not None:
+            raise TrainerError("A policy version has whole weights, not an adapter: leave peft_config out.")
         self.run, self.proximal, self.correction = run, proximal, correction
         self.rollouts = rollout_func(run)
         self.advantages: dict[str, float] = {}

@@ -177,12 +177,17 @@ class TrainingRun:
         """Publish what the oldest batch taken was trained into, and enter it in the ledger; returns the version.
 
         `weights`, under their Hugging Face names, must stay as they are from here on; `trained` has all rollouts of the batch.
-        Raises `TrainerError` if no batch was taken.
+        Raises `TrainerError` if no batch was taken, or weights are not finite: nothing is published then.
         """
         with self._lock:
             if not self._pending:
                 raise TrainerError("Weights were given and no batch was taken: one version is one batch.")
             taken = self._pending[0]
+        broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+        if broken:
+            raise TrainerError(
+                f"Tensor {broken} is not finite after step {taken.version.step}: nothing was published. Check lr and loss."
+            )
         number = taken.version.version
         made = self._publisher.publish(number, taken.parent, weights, taken.version.step)
         version = replace(

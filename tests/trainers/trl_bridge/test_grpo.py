@@ -12,8 +12,8 @@ from trl import GRPOConfig, GRPOTrainer
 from harnessgym.errors import TrainerError
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
 from harnessgym.traces.verify import verify
-from tests.trainers.recorded_run import STEPS
-from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, training_run
+from tests.trainers.recorded_run import STEPS, make_run
+from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, save_tiny, training_run
 from trainers.policy import load_policy, published_weights, token_logprobs
 from trainers.trl_bridge.grpo import RunGRPOTrainer, grpo_arguments
 from trainers.trl_bridge.samples import fields_of, recorded_reward, samples_of
@@ -217,6 +217,17 @@ def test_a_run_that_only_our_trainer_can_train_is_refused(tmp_path, given):
         training_run(folder)
 
 
+def test_a_run_of_several_policies_is_refused(tmp_path):
+    folder = make_run(tmp_path / "run", save_tiny(tmp_path / "model"), further=["second"])
+    with pytest.raises(TrainerError, match="several"):
+        training_run(folder)
+
+
+def test_an_adapter_is_refused(tmp_path):
+    with training_run(off_policy_run(tmp_path)) as run, pytest.raises(TrainerError, match="peft_config"):
+        RunGRPOTrainer(run, arguments(run), peft_config=object())
+
+
 def test_weights_without_a_batch_are_refused(tmp_path):
     with training_run(off_policy_run(tmp_path)) as run:
         with pytest.raises(TrainerError, match="call `begin` first"):
@@ -224,3 +235,12 @@ def test_weights_without_a_batch_are_refused(tmp_path):
         run.begin({"w": torch.zeros(1)})
         with pytest.raises(TrainerError, match="no batch was taken"):
             run.commit({"w": torch.ones(1)}, ())
+
+
+def test_weights_that_are_not_finite_are_not_published(tmp_path):
+    with training_run(off_policy_run(tmp_path)) as run:
+        run.begin({"w": torch.zeros(1)})
+        run.take()
+        with pytest.raises(TrainerError, match="Tensor w is not finite"):
+            run.commit({"w": torch.tensor([float("nan")])}, ())
+        assert (run.newest.version, run.pending) == (0, 1)
