@@ -134,6 +134,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "engine": "trainers.engine:serve",
         "node": "harnessgym.rollout.node:run",
         "simulate": "trainers.simulation.comparison:compare",
+        "train-offline": "trainers.trl_bridge.offline:train_offline",
         "train-worker": "trainers.grpo:train",
         "weights-agent": "trainers.weights.outside:serve",
         "weights-mirror": "trainers.weights.mirror:follow",

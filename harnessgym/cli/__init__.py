@@ -27,6 +27,7 @@ def app() -> typer.Typer:
         tasks,
         traces,
         train,
+        train_offline,
         train_worker,
         watch,
         weights,
@@ -42,8 +43,8 @@ def app() -> typer.Typer:
         add_completion=False,
     )
     for module in (
-        train, watch, simulate, rollout, cheats, wrap, install, proxy, engine, weights_agent, node, train_worker, store, names,
-        doctor,
+        train, train_offline, watch, simulate, rollout, cheats, wrap, install, proxy, engine, weights_agent, node, train_worker,
+        store, names, doctor,
     ):  # fmt: skip
         module.register(root)
     root.add_typer(cluster.app, name="cluster")

@@ -94,7 +94,7 @@ def register(root: typer.Typer) -> None:
                 "--keep-above chooses what --export writes: give `--export FORMAT FILE`, e.g. sft good.jsonl"
             )
         given: dict[str, Any] = {
-            "folder": folder, "tasks": tasks, "harness": harness, "harness_settings": _pairs(settings or []),
+            "folder": folder, "tasks": tasks, "harness": harness, "harness_settings": pairs(settings or []),
             "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples, "split": split, "limit": limit,
             "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature, "max_tokens": max_tokens,
             "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy, "model": model, "serve": serve,
@@ -119,7 +119,8 @@ def _campaign(given: dict[str, Any]) -> "Campaign":
     return campaign
 
 
-def _pairs(words: list[str]) -> dict[str, Any]:
+def pairs(words: list[str]) -> dict[str, Any]:
+    """Settings written KEY=VALUE, with TOML values."""
     from harnessgym.config import parse_value
 
     out = {}

@@ -25,7 +25,7 @@ def test_trl_trains_a_run(algorithm, tmp_path):
     }  # fmt: skip
     argv = [sys.executable, "-m", "harnessgym", "train", "examples/quickstart.toml", "--folder", str(tmp_path / "run")]
     argv += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    done = subprocess.run(argv, env=os.environ, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(argv, env=os.environ, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with TraceStore.open(f"sqlite:///{tmp_path}/run/traces.db") as store:
         run = store.read(runs.only)

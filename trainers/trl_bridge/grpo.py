@@ -48,6 +48,8 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         **further: Any,
     ) -> None:
         _check_arguments(run, args, proximal)
+        if further.get("peft_config") is not None:
+            raise TrainerError("A policy version has whole weights, not an adapter: leave peft_config out.")
         self.run, self.proximal, self.correction = run, proximal, correction
         self.rollouts = rollout_func(run)
         self.advantages: dict[str, float] = {}
@@ -152,4 +154,6 @@ class _Publishing(TrainerCallback):  # type: ignore[misc]
         self.trainer.run.begin(named_weights(self.trainer.model))
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        self.trainer.run.commit(named_weights(self.trainer.model), self.trainer.advantages)
+        taken = self.trainer.rollouts.taken
+        assert taken is not None
+        self.trainer.run.commit(named_weights(self.trainer.model), taken.trained_with(self.trainer.advantages))

@@ -19,8 +19,10 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from harnessgym.errors import TrainerError
 from harnessgym.registry import load
+from harnessgym.store.ledger import TrainedRollout
 from harnessgym.traces.trajectories import Row
-from trainers.batch import Estimator, LoadedGroup
+from trainers.batch import Estimator, LoadedGroup, make_batch
+from trainers.trl_bridge.samples import one_advantage
 from trainers.trl_bridge.training_run import TakenBatch, TrainingRun
 
 _AHEAD = 2
@@ -48,8 +50,8 @@ class RolloutWorker:
         self.estimator: Estimator = load("advantage", run.options.advantage)
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
-        self.given: deque[dict[str, float]] = deque()
-        """Advantages by rollout, of each batch that is with TRL."""
+        self.trained: deque[tuple[TrainedRollout, ...]] = deque()
+        """What the ledger will say of each batch that is with TRL."""
         self.model_version = 0
         """TRL's number for the newest weights; the run numbers its versions otherwise."""
         self._stopped = threading.Event()
@@ -101,25 +103,20 @@ class RolloutWorker:
 
     def _put(self, batch: TakenBatch, trained_from: int) -> None:
         """Enqueue a batch, which is trained from what TRL calls `trained_from`."""
-        advantages = {
-            member.rollout_id: float(value)
-            for group in batch.groups
-            for member, value in zip(group.group.members, self.estimator(group.rewards), strict=True)
-        }
-        found = [
-            _sample(group, row, member.reward, advantages[member.rollout_id], trained_from - batch.staleness(row.versions))
-            for group in batch.groups
-            if group.signal
-            for member, rows in zip(group.group.members, group.rows, strict=True)
-            for row in rows
-        ]
+        made = make_batch(batch.groups, batch.parent, batch.chain, self.estimator, None)
+        members = {member.rollout_id: (member, group) for group in batch.groups for member in group.group.members}
+        found = []
+        for row, value in zip(made.rows, made.advantages, strict=True):
+            member, group = members[row.rollout_id]
+            version = trained_from - batch.staleness(row.versions)
+            found.append(_sample(group, row, member.reward, one_advantage(row, value), version))
         if len(found) > self.places:
             raise TrainerError(
                 f"The batch of step {batch.version.step} has {len(found)} rows, and a step of TRL takes {self.places} samples: "
                 f"raise per_device_train_batch_size, e.g. to {2 * len(found)}."
             )
-        self.given.append(advantages)
-        self.metrics_queue.put({"reward": float(np.mean([group.rewards.mean() for group in batch.groups]))})
+        self.trained.append(made.trained)
+        self.metrics_queue.put({"reward": float(np.mean(made.rewards))})
         self._enqueue(found or [_still(trained_from)])
 
     def _enqueue(self, samples: list[RolloutSample]) -> None:

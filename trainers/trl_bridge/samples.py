@@ -8,6 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from harnessgym.errors import TrainerError
+from harnessgym.tokens import FloatArray
 from harnessgym.traces.exports.row_facts import first_trained
 from harnessgym.traces.trajectories import Row
 from trainers.batch import LoadedGroup
@@ -69,6 +73,17 @@ def fields_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     """What a `rollout_func` of TRL returns, with each sample's `reward`; see `recorded_reward`."""
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward")
     return {name: [getattr(sample, name) for sample in samples] for name in names}
+
+
+def one_advantage(row: Row, value: float | FloatArray) -> float:
+    """The advantage of all tokens that a row trains. Raises `TrainerError` if they have several: a sample has one."""
+    found = np.unique(np.broadcast_to(np.asarray(value, np.float64), row.ids.shape)[row.mask != 0])
+    if len(found) > 1:
+        raise TrainerError(
+            f"The tokens of rollout {row.rollout_id} have {len(found)} different advantages, and a sample of TRL has one: "
+            "choose an estimator that gives one a rollout (trainer.advantage), or algorithm = 'grpo'."
+        )
+    return float(found[0])
 
 
 def recorded_reward(*, reward: list[float | None], **_: Any) -> list[float | None]:

@@ -10,14 +10,13 @@ optimizer; batches that made no version by then are handed out again.
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from harnessgym.errors import TrainerError
@@ -26,19 +25,16 @@ from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, policies, runs
-from harnessgym.store.ledger import StepRecord, commit_step
+from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
-from trainers.batch import Batch, LoadedGroup, Share, join, share_of
+from harnessgym.tokens import IdArray
+from trainers.batch import LoadedGroup, ranges_of
 from trainers.gathering import Gathering
 from trainers.grpo import TrainerSettings
+from trainers.trl_bridge.weights import write_model
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
 from trainers.weights.publisher import Publisher
-
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".index.json")
-
-Advantages = Mapping[str, float]
-"""What rollouts were trained with, by id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +49,24 @@ class TakenBatch:
     """Of all versions up to `parent`."""
     waited_s: float
 
-    def staleness(self, versions: np.ndarray) -> int:
+    def staleness(self, versions: IdArray) -> int:
         """Of the oldest of some tokens, whose sampling versions these are, int32 [T]."""
         return self.chain.oldest(self.parent, [versions])
+
+    def trained_with(self, advantages: Mapping[str, float]) -> tuple[TrainedRollout, ...]:
+        """What the ledger says of its rollouts, with one advantage each, by id; zero for those that are not named."""
+        members = [
+            (member, rows) for group in self.groups for member, rows in zip(group.group.members, group.rows, strict=True)
+        ]
+        return tuple(
+            TrainedRollout(
+                member.rollout_id,
+                sum(int(row.mask.sum()) for row in rows),
+                self.chain.oldest(self.parent, (row.versions for row in rows)),
+                ranges_of(rows, advantages.get(member.rollout_id, 0.0)),
+            )
+            for member, rows in members
+        )
 
 
 class TrainingRun:
@@ -113,14 +124,7 @@ class TrainingRun:
             return source
         folder = self.folder.of_policy / "trl" / "model"
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for file in source.iterdir():
-            if file.is_file() and not file.name.endswith(_WEIGHTS):
-                shutil.copy(file, folder)
-        _, weights = read_version(Path(newest.path))
-        save_file(
-            {name: tensor.contiguous() for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
-        )
+        write_model(source, read_version(Path(newest.path))[1], folder)
         return folder
 
     def begin(self, weights: dict[str, Tensor]) -> None:
@@ -169,43 +173,47 @@ class TrainingRun:
             self._pending.append(batch)
         return batch
 
-    def commit(self, weights: dict[str, Tensor], advantages: Advantages) -> int:
+    def commit(self, weights: dict[str, Tensor], trained: Sequence[TrainedRollout]) -> int:
         """Publish what the oldest batch taken was trained into, and enter it in the ledger; returns the version.
 
-        `weights`, under their Hugging Face names, must stay as they are from here on. Raises `TrainerError` without a batch.
+        `weights`, under their Hugging Face names, must stay as they are from here on; `trained` has all rollouts of the batch.
+        Raises `TrainerError` if no batch was taken, or weights are not finite: nothing is published then.
         """
         with self._lock:
             if not self._pending:
                 raise TrainerError("Weights were given and no batch was taken: one version is one batch.")
             taken = self._pending[0]
+        broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+        if broken:
+            raise TrainerError(
+                f"Tensor {broken} is not finite after step {taken.version.step}: nothing was published. Check lr and loss."
+            )
         number = taken.version.version
         made = self._publisher.publish(number, taken.parent, weights, taken.version.step)
         version = replace(
             taken.version, kind=made.kind, path=str(version_path(self.folder.versions, number)), checksum=made.checksum,
             bytes=made.bytes,
         )  # fmt: skip
-        batch = _accounted(taken, advantages)
-        record = StepRecord(version, batch.group_ids, batch.trained, batch.excluded)
+        excluded = tuple(tokens for group in taken.groups for tokens in group.excluded)
+        record = StepRecord(version, tuple(group.group.id for group in taken.groups), tuple(trained), excluded)
         self.store.write(lambda conn: commit_step(conn, self.policy_id, record))
         with self._lock:
             self._pending.pop(0)
         self._publisher.collect()
-        self._log(taken, batch)
+        self._log(taken, trained)
         return number
 
-    def _log(self, taken: TakenBatch, batch: Batch) -> None:
+    def _log(self, taken: TakenBatch, trained: Sequence[TrainedRollout]) -> None:
         """A line of the run's metrics."""
         now = time.perf_counter()
         given_up = self._gathering.given_up(taken.parent)
         line = {
             "step": taken.version.step,
             "version": taken.version.version,
-            "reward": float(np.mean(batch.rewards)),
-            "signal": batch.signal,
-            "staleness": batch.staleness,
-            "reduced": batch.reduced,
-            "off_policy": batch.off_policy,
-            "carried": batch.carried,
+            "reward": float(np.concatenate([group.rewards for group in taken.groups]).mean()),
+            "signal": float(np.mean([group.signal for group in taken.groups])),
+            "staleness": max((entry.max_staleness for entry in trained), default=0),
+            "reduced": sum(len(group.rewards) < group.group.size for group in taken.groups),
             "dropped": given_up.get("too_stale", 0),
             "requeued": given_up.get("requeued", 0),
             "no_signal": given_up.get("no_signal", 0),
@@ -215,16 +223,6 @@ class TrainingRun:
         }
         self._began = now
         append(self.folder.metrics_path, line)
-
-
-def _accounted(taken: TakenBatch, advantages: Advantages) -> Batch:
-    """What the ledger says of a batch."""
-
-    def share(group: LoadedGroup) -> Share:
-        values = np.array([advantages.get(member.rollout_id, 0.0) for member in group.group.members], np.float64)
-        return share_of(group, group.rewards, taken.parent, taken.chain, lambda _: values)
-
-    return join([share(group) for group in taken.groups])
 
 
 def _check(config: RunConfig) -> None:

@@ -31,7 +31,7 @@ class WeightTransfer:
             self.worker.run.begin(weights)
             self._begun = True
         else:
-            self.worker.run.commit(weights, self.worker.given.popleft())
+            self.worker.run.commit(weights, self.worker.trained.popleft())
 
     def resume(self) -> None:
         """Nothing: nothing was paused."""

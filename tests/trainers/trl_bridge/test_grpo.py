@@ -12,8 +12,8 @@ from trl import GRPOConfig, GRPOTrainer
 from harnessgym.errors import TrainerError
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
 from harnessgym.traces.verify import verify
-from tests.trainers.recorded_run import STEPS
-from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, training_run
+from tests.trainers.recorded_run import STEPS, make_run
+from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, save_tiny, training_run
 from trainers.policy import load_policy, published_weights, token_logprobs
 from trainers.trl_bridge.grpo import RunGRPOTrainer, grpo_arguments
 from trainers.trl_bridge.samples import fields_of, recorded_reward, samples_of
@@ -81,7 +81,7 @@ def test_the_gradient_is_that_of_our_own_trainer(tmp_path, proximal, accumulated
     with training_run(off_policy_run(tmp_path)) as run:
         parts = {"per_device_train_batch_size": 6 // accumulated, "gradient_accumulation_steps": accumulated}
         found, trainer = bridged(run, proximal=proximal, **parts)
-        settings = UpdateSettings(proximal=proximal, max_grad_norm=1e9, tis_cap=2.0)
+        settings = UpdateSettings(proximal=proximal, max_grad_norm=1e9)
         taken = trainer.rollouts.taken.groups
         expected = our_gradients(run, taken, trainer.advantages, settings)
         other = "current" if proximal == "behaviour" else "behaviour"
@@ -139,7 +139,7 @@ def test_what_a_correction_masks_still_counts_in_the_denominator(tmp_path):
         ratios = [token_logprobs(policy(each), each)[0].numpy() - row.logprobs for each, row in zip(ids, rows, strict=True)]
     kept = [(abs(ratio) <= np.log(2)) & (row.mask != 0) for ratio, row in zip(ratios, rows, strict=True)]
     assert 0 < sum(one.sum() for one in kept) < sum(row.mask.sum() for row in rows)
-    settings = UpdateSettings(proximal="current", tis_cap=1e9, max_grad_norm=1e9)
+    settings = UpdateSettings(proximal="current", max_grad_norm=1e9)  # whose cap is the band's end
     advantages_T = [(given[row.rollout_id] * one).astype(np.float32) for row, one in zip(rows, kept, strict=True)]
     policy_update(policy, make_optimizer(policy, settings), rows, advantages_T, settings)
     expected = published_weights(policy, {name: weight.grad for name, weight in policy.named_parameters()})
@@ -217,10 +217,30 @@ def test_a_run_that_only_our_trainer_can_train_is_refused(tmp_path, given):
         training_run(folder)
 
 
+def test_a_run_of_several_policies_is_refused(tmp_path):
+    folder = make_run(tmp_path / "run", save_tiny(tmp_path / "model"), further=["second"])
+    with pytest.raises(TrainerError, match="several"):
+        training_run(folder)
+
+
+def test_an_adapter_is_refused(tmp_path):
+    with training_run(off_policy_run(tmp_path)) as run, pytest.raises(TrainerError, match="peft_config"):
+        RunGRPOTrainer(run, arguments(run), peft_config=object())
+
+
 def test_weights_without_a_batch_are_refused(tmp_path):
     with training_run(off_policy_run(tmp_path)) as run:
         with pytest.raises(TrainerError, match="call `begin` first"):
             run.take()
         run.begin({"w": torch.zeros(1)})
         with pytest.raises(TrainerError, match="no batch was taken"):
-            run.commit({"w": torch.ones(1)}, {})
+            run.commit({"w": torch.ones(1)}, ())
+
+
+def test_weights_that_are_not_finite_are_not_published(tmp_path):
+    with training_run(off_policy_run(tmp_path)) as run:
+        run.begin({"w": torch.zeros(1)})
+        run.take()
+        with pytest.raises(TrainerError, match="Tensor w is not finite"):
+            run.commit({"w": torch.tensor([float("nan")])}, ())
+        assert (run.newest.version, run.pending) == (0, 1)

@@ -3,11 +3,13 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harnessgym.errors import TrainerError
 from harnessgym.traces.trajectories import Row
-from trainers.trl_bridge.samples import empty_sample, fields_of, recorded_reward, sample_of, samples_of
+from trainers.trl_bridge.samples import empty_sample, fields_of, one_advantage, recorded_reward, sample_of, samples_of
 
 
 @st.composite
@@ -57,3 +59,14 @@ def test_an_empty_place_counts_in_no_mean_and_has_what_trl_needs_of_a_sample():
     fields = fields_of([empty_sample("", None)])
     assert fields == {"prompt_ids": [[0]], "completion_ids": [[0]], "logprobs": [[0.0]], "env_mask": [[0]], "reward": [None]}
     assert recorded_reward(reward=[None, 1.0], prompts=["", ""], trainer_state=None) == [None, 1.0]
+
+
+@given(rows(), st.floats(-3, 3))
+def test_a_sample_has_one_advantage(row, value):
+    assert one_advantage(row, value) == value
+    tokens = np.where(row.mask != 0, value, 7.0)  # what is not trained has no say
+    assert one_advantage(row, tokens) == value
+    if row.mask.sum() > 1:
+        tokens[-1] += 1.0
+        with pytest.raises(TrainerError, match="2 different advantages"):
+            one_advantage(row, tokens)
