@@ -111,6 +111,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "simulate": "trainers.simulation.comparison:compare",
         "train-worker": "trainers.grpo:train",
         "weights-agent": "trainers.weights.outside:serve",
+        "weights-export": "trainers.weights.export:export",
         "weights-mirror": "trainers.weights.mirror:follow",
         "weights-server": "trainers.weights.version_server:serve",
     },
