@@ -173,11 +173,11 @@ def _print(evaluation: "Evaluation", done: list["Evaluated"], console: "Console"
 
 
 def _table(evaluation: "Evaluation", done: list["Evaluated"]) -> "Table":
-    """A column for each policy."""
+    """A column for each policy, named as its folder is."""
     from rich.table import Table
 
     title = f"{len(evaluation.tasks)} tasks, {evaluation.samples} rollouts of each [95 % intervals over tasks]"
-    table = Table("", *(each.policy.title for each in done), title=title, title_justify="left")
+    table = Table("", *(each.folder.name for each in done), title=title, title_justify="left")
     for k in done[0].score.pass_at:
         table.add_row(f"pass@{k}", *(_interval(each.score.pass_at[k]) for each in done))
     table.add_row("reward", *(_interval(each.score.reward) for each in done))
