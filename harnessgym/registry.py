@@ -137,6 +137,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "train-offline": "trainers.trl_bridge.offline:train_offline",
         "train-worker": "trainers.grpo:train",
         "weights-agent": "trainers.weights.outside:serve",
+        "weights-export": "trainers.weights.export:export",
         "weights-mirror": "trainers.weights.mirror:follow",
         "weights-server": "trainers.weights.version_server:serve",
     },

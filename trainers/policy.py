@@ -251,7 +251,7 @@ class Policy(nn.Module):
         rows = max(1, _LOGITS // self.config.vocab_size)
         if len(hidden_ME) <= rows:
             return self._chosen(hidden_ME, targets_M, temperature)
-        parts = zip(hidden_ME.split(rows), targets_M.split(rows), strict=True)
+        parts = zip(torch.split(hidden_ME, rows), torch.split(targets_M, rows), strict=True)
         return torch.cat([checkpoint(self._chosen, *part, temperature, use_reentrant=False) for part in parts])
 
     def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
@@ -411,7 +411,8 @@ def _hf_name(name: str) -> str:
 
 def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
     """[S, heads, Q, D] of the tokens at these places, of a batch of one."""
-    return x_BHND[0].index_select(1, index_SQ.flatten()).unflatten(1, index_SQ.shape).transpose(0, 1)
+    taken = x_BHND[0].index_select(1, index_SQ.flatten())
+    return taken.view(len(taken), *index_SQ.shape, -1).transpose(0, 1)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -48,7 +48,7 @@ def register(root: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Train a policy on recorded rollouts: supervised, by rejection sampling, or on preference pairs (DPO)."""
-        from harnessgym.cli.rollout import pairs
+        from harnessgym.cli.rollout import settings_of
         from harnessgym.cli.traces.filters import selected
         from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import print_json
@@ -62,7 +62,7 @@ def register(root: typer.Typer) -> None:
             )
         if not (policy / "config.json").is_file():
             raise ConfigError(f"No policy at {policy}: config.json is missing. Give a Hugging Face model folder.")
-        given = pairs(settings or [])
+        given = settings_of(settings or [])
         train = load("service", "train-offline")
         with opened(source) as store, redirect_stdout(sys.stderr):  # TRL prints its progress
             wanted = Wanted(run, purpose, task, harness, "finished", verdict="valid")

@@ -75,7 +75,7 @@ def graded(store: TraceStore, rollout_ids: Iterable[str]) -> Iterable[GradedRoll
     """Recorded rollouts that have a reward. Raises `TraceError` for one that several policies sampled."""
     for name in rollout_ids:
         rollout = TracedRollout(store, name, Languages())
-        if rollout.several:
+        if len({row.policy_id for row in rollout.trajectory.rows}) > 1:
             raise TraceError(f"Rollout {name} was sampled by several policies; offline training is of one.")
         if rollout.reward is not None:
             yield GradedRollout(name, rollout.facts.group_id, rollout.reward, rollout.trajectory.rows)

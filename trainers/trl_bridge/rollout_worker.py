@@ -18,10 +18,10 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from harnessgym.errors import TrainerError
-from harnessgym.registry import load
 from harnessgym.store.ledger import TrainedRollout
 from harnessgym.traces.trajectories import Row
-from trainers.batch import Estimator, LoadedGroup, make_batch
+from trainers.advantages.estimator import make_estimator
+from trainers.batch import LoadedGroup, make_batch
 from trainers.trl_bridge.samples import one_advantage
 from trainers.trl_bridge.training_run import TakenBatch, TrainingRun
 
@@ -47,7 +47,7 @@ class RolloutWorker:
     def __init__(self, run: TrainingRun, args: Any) -> None:
         _check_arguments(run, args)
         self.run, self.places = run, int(args.per_device_train_batch_size)
-        self.estimator: Estimator = load("advantage", run.options.advantage)
+        self.estimator = make_estimator(run.config, run.store)
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self.trained: deque[tuple[TrainedRollout, ...]] = deque()
