@@ -7,7 +7,7 @@ one micro-batch. A rollout too large for that is scored without a gradient first
 in pieces: one more forward pass for these, and the same gradient.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -20,7 +20,8 @@ from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.corrections.loglinear import loglinear
 from trainers.losses.tokens import TimeArray, Tokens
-from trainers.policy import Policy, token_logprobs
+from trainers.packing import micro_batches, pack, packed_size
+from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 from trainers.world import World
 
@@ -75,38 +76,18 @@ def backward_all(policy: Policy, items: Sequence[Item], settings: UpdateSettings
 def score_all(policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World) -> list[FloatArray]:
     """Logprobs of all tokens of each row, float32 [T], under the weights that the policy has; in every process."""
     parts = world.parts([len(row.ids) for row in rows])
-    plans = [list(micro_batches([len(rows[index].ids) for index in part], max_tokens)) for part in parts]
+    plans = [micro_batches([[rows[index].ids] for index in part], max_tokens) for part in parts]
     mine, found = parts[world.rank], dict[int, FloatArray]()
     for batch in plans[world.rank]:
         indices = [mine[place] for place in batch]
-        logprobs_BT = _logprobs(policy, [rows[index] for index in indices], temperature, gradient=False).cpu().numpy()
-        for index, logprobs_T in zip(indices, logprobs_BT, strict=True):
-            found[index] = logprobs_T[: len(rows[index].ids)]
+        ids = [rows[index].ids for index in indices]
+        logprobs_N = _logprobs(policy, ids, [_behind_first(row) for row in ids], temperature, gradient=False).cpu().numpy()
+        ends = np.cumsum([len(row) - 1 for row in ids])[:-1]
+        found |= {index: np.pad(part, (1, 0)) for index, part in zip(indices, np.split(logprobs_N, ends), strict=True)}
     for _ in range(max(map(len, plans)) - len(plans[world.rank])):
         _pass_without_rows(policy, gradient=False)
     everyones = {index: logprobs for part in world.everyones(found) for index, logprobs in part.items()}
     return [everyones[index] for index in range(len(rows))]
-
-
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows in groups of similar length whose padded size is at most `max_tokens` (a longer row goes alone)."""
-    return _packed([(length,) for length in lengths], max_tokens)
-
-
-def _packed(units: Sequence[Sequence[int]], max_tokens: int) -> Iterator[list[int]]:
-    """The same for units of rows that stay together, each given by the lengths of its rows."""
-    group: list[int] = []
-    longest = rows = 0
-    for index in sorted(range(len(units)), key=lambda i: (-max(units[i]), i)):
-        if group and longest * (rows + len(units[index])) > max_tokens:
-            yield group
-            group = []
-        if not group:
-            longest, rows = max(units[index]), 0
-        group.append(index)
-        rows += len(units[index])
-    if group:
-        yield group
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,16 +132,16 @@ def _plans(items: Sequence[Item], settings: UpdateSettings, world: World) -> lis
     plans = []
     for part in world.parts([sum(len(item.row.ids) for item in unit) for unit in units]):
         own = [units[index] for index in part]
-        packed = _packed([[len(item.row.ids) for item in unit] for unit in own], limit)
-        plans.append(_Plan([_group([item for index in indices for item in own[index]], limit) for indices in packed]))
+        batches = micro_batches([[item.row.ids for item in unit] for unit in own], limit)
+        plans.append(_Plan([_group([item for index in indices for item in own[index]], limit) for indices in batches]))
     return plans
 
 
 def _group(items: list[Item], limit: int) -> _Group:
-    lengths = [len(item.row.ids) for item in items]
-    if max(lengths) * len(items) <= limit:
+    ids = [item.row.ids for item in items]
+    if packed_size(ids) <= limit:
         return _Group([items])
-    return _Group([[items[index] for index in batch] for batch in micro_batches(lengths, limit)])
+    return _Group([[items[index] for index in batch] for batch in micro_batches([[row] for row in ids], limit)])
 
 
 def _score_large(policy: Policy, plans: Sequence[_Plan], settings: UpdateSettings, world: World) -> list[Tensor | None]:
@@ -244,15 +225,21 @@ def _trained(items: Sequence[Item], values: Callable[[Item], np.ndarray | None],
 def _trained_logprobs(policy: Policy, items: Sequence[Item], settings: UpdateSettings, *, gradient: bool) -> Tensor:
     """Of the trained tokens of the items, in their order, float [N]."""
     rows = [item.row for item in items]
-    logprobs_BT = _logprobs(policy, rows, settings.temperature, gradient=gradient)
-    return logprobs_BT[_padded([row.mask for row in rows], logprobs_BT.device) != 0]
+    return _logprobs(policy, [row.ids for row in rows], [row.mask for row in rows], settings.temperature, gradient=gradient)
 
 
-def _logprobs(policy: Policy, rows: Sequence[Row], temperature: float, *, gradient: bool) -> Tensor:
-    """Of all tokens of right-padded rows, float32 [B, T]."""
-    ids_BT = _padded([row.ids for row in rows], policy.cos.device).long()
+def _logprobs(
+    policy: Policy, ids: Sequence[IdArray], masks: Sequence[IdArray], temperature: float, *, gradient: bool
+) -> Tensor:
+    """Of the tokens of some rows that have mask 1, row after row, float32 [N]."""
+    packed = pack(ids, policy.cos.device)
     with torch.set_grad_enabled(gradient):
-        return token_logprobs(policy(ids_BT), ids_BT, temperature)
+        return policy.logprobs(packed, *packed.trained(masks), temperature)
+
+
+def _behind_first(row: IdArray) -> IdArray:
+    """A mask of all tokens that another one precedes."""
+    return (np.arange(len(row)) > 0).astype(np.int32)
 
 
 def _pass_without_rows(policy: Policy, *, gradient: bool = True) -> None:
@@ -261,11 +248,3 @@ def _pass_without_rows(policy: Policy, *, gradient: bool = True) -> None:
         nothing = policy(torch.zeros(1, 1, dtype=torch.long, device=policy.cos.device)).sum() * 0.0
     if gradient:
         nothing.backward()
-
-
-def _padded(arrays: Sequence[np.ndarray], device: torch.device) -> Tensor:
-    """[B, longest] of right-padded rows."""
-    out = np.zeros((len(arrays), max(map(len, arrays))), dtype=arrays[0].dtype)
-    for row, array in zip(out, arrays, strict=True):
-        row[: len(array)] = array
-    return torch.from_numpy(out).to(device)

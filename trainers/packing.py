@@ -77,7 +77,7 @@ class _Part:
 
 def pack(rows: Sequence[IdArray], device: torch.device | None = None) -> Packed:
     """Put rows, int [T] each and none empty, into one sequence. Deterministic."""
-    ordered = sorted(range(len(rows)), key=lambda number: np.ascontiguousarray(rows[number], dtype=np.int32).tobytes())
+    ordered = sorted(range(len(rows)), key=lambda number: _key(rows[number]))
     parts = _parts(rows, ordered)
     groups = _groups(part for part in parts if part.fresh)
     starts, count = dict[int, int](), 0
@@ -101,8 +101,31 @@ def shared_beginning(a: IdArray, b: IdArray) -> int:
 
 def packed_size(rows: Sequence[IdArray]) -> int:
     """Tokens of the sequence that `pack` would make, without making it."""
-    ordered = sorted(range(len(rows)), key=lambda number: np.ascontiguousarray(rows[number], dtype=np.int32).tobytes())
+    ordered = sorted(range(len(rows)), key=lambda number: _key(rows[number]))
     return sum(part.fresh for part in _parts(rows, ordered))
+
+
+def micro_batches(units: Sequence[Sequence[IdArray]], max_tokens: int) -> list[list[int]]:
+    """Indices of units in batches that pack into at most `max_tokens` (a larger unit goes alone), similar ones together.
+
+    A unit are rows that stay together, int [T] each.
+    """
+    batches: list[list[int]] = []
+    rows: list[IdArray] = []
+    for index in sorted(range(len(units)), key=lambda number: (_key(units[number][0]), number)):
+        joined = [*rows, *units[index]]
+        if rows and packed_size(joined) <= max_tokens:
+            batches[-1].append(index)
+            rows = joined
+        else:
+            batches.append([index])
+            rows = list(units[index])
+    return batches
+
+
+def _key(row: IdArray) -> bytes:
+    """Sorts rows so that those which begin alike are neighbours."""
+    return np.ascontiguousarray(row, dtype=np.int32).tobytes()
 
 
 def _parts(rows: Sequence[IdArray], ordered: Sequence[int]) -> list[_Part]:

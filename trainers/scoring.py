@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from harnessgym.tokens import IdArray
-from trainers.policy import Policy, token_logprobs
-from trainers.update import micro_batches
+from trainers.packing import micro_batches, pack
+from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 
 
@@ -18,14 +18,19 @@ def mean_logprobs(policy: Policy, texts: Sequence[IdArray], tails: Sequence[int]
     Of a text that is longer than the policy can read the beginning is left out.
     """
     texts = [text[-policy.config.max_position_embeddings :] for text in texts]
+    asked = [index for index, tail in enumerate(tails) if tail]
     out = [0.0] * len(texts)
-    for part in micro_batches([len(text) for text in texts], settings.micro_batch_tokens):
-        padded = np.zeros((len(part), max(len(texts[index]) for index in part)), np.int64)
-        for line, index in zip(padded, part, strict=True):
-            line[: len(texts[index])] = texts[index]
-        ids_BT = torch.from_numpy(padded).to(policy.cos.device)
-        logprobs_BT = token_logprobs(policy(ids_BT), ids_BT, settings.temperature).cpu()
-        for line_T, index in zip(logprobs_BT, part, strict=True):
-            length, tail = len(texts[index]), tails[index]
-            out[index] = float(line_T[length - tail : length].double().mean()) if tail else 0.0
+    for batch in micro_batches([[texts[index]] for index in asked], settings.micro_batch_tokens):
+        part = [asked[place] for place in batch]
+        packed = pack([texts[index] for index in part], policy.cos.device)
+        masks = [_tail(len(texts[index]), tails[index]) for index in part]
+        logprobs_M = policy.logprobs(packed, *packed.trained(masks), settings.temperature).cpu()
+        for index, own in zip(part, torch.split(logprobs_M, [int(mask.sum()) for mask in masks]), strict=True):
+            out[index] = float(own.double().mean())
     return out
+
+
+def _tail(length: int, tail: int) -> IdArray:
+    """A mask of the last tokens, without the first of all, which nothing predicts."""
+    place = np.arange(length)
+    return ((place >= length - tail) & (place > 0)).astype(np.int32)

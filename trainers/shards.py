@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
 from trainers.policy import Policy
@@ -32,6 +32,7 @@ def shard(policy: Policy, world: World) -> None:
         sharded = fully_shard(module, mesh=mesh)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(policy, "logprobs")
 
 
 def gather(policy: Policy, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

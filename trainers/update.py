@@ -20,14 +20,14 @@ from harnessgym.traces.trajectories import Row
 from trainers.corrections.baseline import MinimumVariance, reward_of
 from trainers.corrections.importance_sampling import effective_sample_size
 from trainers.corrections.learning_rate import step_size
-from trainers.gradients import Item, Seen, backward_all, micro_batches
+from trainers.gradients import Item, Seen, backward_all
 from trainers.losses.normalisation import denominator, token_weights
 from trainers.losses.tokens import TimeArray, sampling_times
 from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World
 
-__all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_optimizer", "micro_batches", "policy_update"]
+__all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_optimizer", "policy_update"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class UpdateSettings(BaseModel):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of the rows; logprobs are compared at it."""
     micro_batch_tokens: int = Field(16_384, gt=0)
-    """Padded tokens per forward pass. Changes memory and rounding, nothing else."""
+    """Tokens per forward pass, what rows share counted once. Changes memory and rounding, nothing else."""
 
     @property
     def weights(self) -> tuple[CorrectionSettings, ...]:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.trainers.test_policy import peer_and_policy
-from trainers.packing import pack, packed_size
+from trainers.packing import micro_batches, pack, packed_size
 from trainers.policy import token_logprobs
 
 
@@ -56,3 +56,19 @@ def test_logprobs_and_gradients_are_those_of_whole_rows(rows, family, temperatur
     gradients = [torch.autograd.grad((weights * found).sum(), list(policy.parameters())) for found in (ours, expected)]
     for a, b in zip(*gradients, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+@settings(max_examples=60)
+@given(units=st.lists(forests(), max_size=6), limit=st.integers(1, 200))
+def test_micro_batches_hold_every_unit_once_within_the_limit(units, limit):
+    batches = micro_batches(units, limit)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(units)))
+    for batch in batches:
+        assert len(batch) == 1 or packed_size([row for index in batch for row in units[index]]) <= limit
+
+
+def test_rows_that_begin_alike_are_in_one_batch():
+    stem = np.arange(40, dtype=np.int32)
+    rows = [np.concatenate([stem + 40 * (number % 2), ids(90 + number)]) for number in range(6)]
+    assert [sorted(batch) for batch in micro_batches([[row] for row in rows], 43)] == [[0, 2, 4], [1, 3, 5]]
+    assert packed_size(rows) == 2 * 40 + 6

@@ -19,7 +19,6 @@ from trainers.update import (
     UpdateMetrics,
     UpdateSettings,
     make_optimizer,
-    micro_batches,
     policy_update,
 )
 
@@ -175,14 +174,6 @@ def test_micro_batches_change_only_rounding(micro_batch_tokens: int) -> None:
     np.testing.assert_allclose(
         gradient(rows, list(advantages), options), gradient(rows, list(advantages), SETTINGS), rtol=1e-4, atol=1e-6
     )
-
-
-@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 120))
-def test_micro_batches_hold_every_row_once_within_the_limit(lengths: list[int], limit: int) -> None:
-    groups = list(micro_batches(lengths, limit))
-    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
-    for group in groups:
-        assert len(group) == 1 or max(lengths[index] for index in group) * len(group) <= limit
 
 
 def test_equal_inputs_give_bit_equal_weights() -> None:
