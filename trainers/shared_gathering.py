@@ -98,7 +98,7 @@ class SharedGathering:
         found = choose(candidates, wanted, options.max_staleness, options.when_stale)
         allowed = 0 if options.zero_signal == "leave_out" else options.refill_batches * options.groups_per_step
         left = max(0, allowed - self.given_up(0).get("no_signal", 0)) if allowed else 0
-        barren = [group_id for group_id in found.take if not self.teaches(loaded(*self._read[group_id]))][:left]
+        barren = [group_id for group_id in found.take if not self.teaches(loaded(*self._load(group_id)))][:left]
         take = [group_id for group_id in found.take if group_id not in barren]
         leave: dict[GivenUp, Sequence[str]] = {"too_stale": found.drop, "requeued": found.requeue, "no_signal": barren}
         if not take and not any(leave.values()):
