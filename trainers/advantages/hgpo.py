@@ -15,7 +15,7 @@ HGPO = Algorithm(
     "advantage", "hgpo",
     "steps of a group that share their last k states, k = 1 .. H + 1, are a set; a_k = (R - mean(R)) / (std(R) + 1e-6) in it, "
     "R the discounted return; A = sum_k L_k^alpha a_k / (sum_k L_k^alpha + 1e-6), L_k = k + 1, over the k with a_k != 0",
-    "verl-agent, recipe/hgpo", "source", "transcription of the recipe in loops, float64",
+    "arXiv 2602.22817, verl-agent recipe/hgpo", "source", "transcription of the recipe in loops, float64",
 )  # fmt: skip
 _EPS = 1e-6
 
@@ -34,7 +34,7 @@ class HgpoSettings(Config):
 
 
 class Hgpo:
-    """HGPO (verl-agent, recipe/hgpo). States are the turns' `state_key`; the task is the group's.
+    """HGPO (arXiv 2602.22817, verl-agent recipe/hgpo). States are the turns' `state_key`; the task is the group's.
 
     A call that several branches share is one step, and its return is the mean of theirs. Levels at which all returns are equal
     have no weight, as in the recipe.

@@ -43,8 +43,7 @@ class MGrpo:
 
     Every token is trained once: repeated trajectories count more in the mean and the deviation and have their advantage as
     often as they are there; one that is dropped is masked. Together a rollout's sub-agents weigh what they weigh in the batch
-    anyway.
-    The sequence-level ratio of the paper is for a loss to take.
+    anyway. The sequence-level ratio of the paper is for a loss to take.
     """
 
     Settings = MGrpoSettings

@@ -23,8 +23,8 @@ _PAGE = """\
 
 Each is a small function with its formula beside it, and is compared with a reference on random tensors whenever the tests
 run. *Evidence* says where the formula was read: in the authors' code or a library's (source), in the paper, in somebody
-else's account of it (third party), or in its abstract. *Difference* is the power of ten that the greatest absolute
-difference from the reference stays below.
+else's account of it (third party), or in its abstract. *Difference* is the power of ten that the greatest difference from
+the reference stays below, as a share of the value where that is above 1.
 """
 _HEAD = "| name | formula | source | evidence | compared with | difference |\n|---|---|---|---|---|---|\n"
 _TITLES = {"advantage": "Advantages", "loss": "Losses", "correction": "Corrections"}
