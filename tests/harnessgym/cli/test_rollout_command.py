@@ -239,7 +239,7 @@ def test_a_node_without_tasks_of_its_own_is_driven_over_http(command, tmp_path):
     [
         (["--tasks", "nowhere"], "There are no tasks 'nowhere'."),
         (["--split", "training"], "split"),
-        (["--split", "test", "--tasks", f"{HERE}:Empty"], "Give another --split"),
+        (["--split", "test", "--tasks", f"{HERE}:Empty"], "Give other --tasks"),
         (["--sandbox", "dockr"], "no sandbox named 'dockr'"),
         (["--harness", "codx"], "no harness named 'codx'"),
         (["--tasks", f"{HERE}:Containers"], "does not offer image"),
