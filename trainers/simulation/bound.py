@@ -1,33 +1,33 @@
 """How fast a run could be: upper bounds on trained rollouts per second, over the draws of the run itself.
 
 Let W workers decode R(n) tokens/s with n calls each, let a rollout take w decoded tokens (prompts at their prefill cost, each
-read once), e seconds of its environments and g of a grader, let there be S environments and K graders, batches of N rollouts, a
-training step of T and an update of U seconds. The least of four terms is the bound:
+read once), e seconds of its environments and g of a grader, let there be S environments and K graders, batches of N rollouts,
+a training step of T and an update of U seconds. The least of four terms is the bound:
 
 **engines** At throughput X, X·E[e] environments are busy without a call (Little's law), so at most n = (S - X·E[e]) / W calls
-share a worker. R is concave, so by Jensen's inequality the fleet decodes at most W·R(n), however calls are spread over workers
-and time, and X·E[w] ≤ W·R((S - X·E[e]) / W). The bound is the X where both sides meet. With S → ∞ it is W·R(max_batch)/E[w];
-with one call a worker it is the familiar min(W·rate/E[tokens], S/E[rollout time]).
+share a worker. R is concave, so by Jensen's inequality the fleet decodes at most W·R(n), however calls are spread over
+workers and time, and X·E[w] ≤ W·R((S - X·E[e]) / W). The bound is the X where both sides meet. With S → ∞ it is
+W·R(max_batch)/E[w]; with one call a worker it is the familiar min(W·rate/E[tokens], S/E[rollout time]).
 
 **graders** X ≤ K / E[g].  **trainer** X ≤ N / T.
 
-**path** Batch k is submitted when version k - η serves, that is after step k - η - 1 and its update, and trained when its last
-rollout has ended: t_k ≥ t_(k-η-1) + U + max of its N rollouts + T. Were this all, η + 1 batches would take U + E[max of N] + T,
-and X ≤ (η + 1)·N / (U + E[max of N] + T). There the heavy tail is, and what η does about it: E[max of N] grows like exp(sigma
-√(2 ln N)) for lognormal lengths and like N^(1/alpha) for Pareto ones, and η + 1 batches share one. For η = 0 it is synchronous
-training, a step of U + E[max of N] + T. But one late batch holds up all that follow it in order, rollouts wait for an
-environment, a roll goes through W / f rounds, and what is carried over comes in whole batches: `trainers.simulation.course` has
-the recursion for all of it, draw by draw. At λ seconds a decoded token it gives t_k(λ), and for λ = 1 / `tokens_per_s`, a call
-that is alone, no run does step k earlier.
+**path** Batch k is submitted when version k - η serves, that is after step k - η - 1 and its update, and trained when its
+last rollout has ended: t_k ≥ t_(k-η-1) + U + max of its N rollouts + T. Were this all, η + 1 batches would take U + E[max of
+N] + T, and X ≤ (η + 1)·N / (U + E[max of N] + T). There the heavy tail is, and what η does about it: E[max of N] grows like
+exp(sigma √(2 ln N)) for lognormal lengths and like N^(1/alpha) for Pareto ones, and η + 1 batches share one. For η = 0 it is
+synchronous training, a step of U + E[max of N] + T. But one late batch holds up all that follow it in order, rollouts wait
+for an environment, a roll goes through W / f rounds, and what is carried over comes in whole batches:
+`trainers.simulation.course` has the recursion for all of it, draw by draw. At λ seconds a decoded token it gives t_k(λ), and
+for λ = 1 / `tokens_per_s`, a call that is alone, no run does step k earlier.
 
-Calls share workers, though. A decoding step of n calls takes λ0 + n/most seconds, λ0 = 1/alone - 1/most, so by Little's law and
-Jensen's inequality a token takes at least λ(X) = λ0 / (1 - X·E[w] / (W·most·p)) on average at throughput X, with p the share of
-time in which anything is decoded. The bound is the X at which the recursion with λ(X) gives X; they move against each other, so
-there is one. This step holds on average, not draw by draw: it takes the load that tokens meet on average for the load met by
-those rollouts which all wait for, as if routing did not know what is long. It errs where the load swings: a straggler that all
-wait for has engines to itself (the bound may be too low, by 1 to 2 % where that was seen), and a load that swings decodes less
-than an even one (too high, by 6 % for η = 4, where the environments run empty behind a straggler and fill up again). A drain is
-counted as E[min(drain, longest rest of the calls in flight)].
+Calls share workers, though. A decoding step of n calls takes λ0 + n/most seconds, λ0 = 1/alone - 1/most, so by Little's law
+and Jensen's inequality a token takes at least λ(X) = λ0 / (1 - X·E[w] / (W·most·p)) on average at throughput X, with p the
+share of time in which anything is decoded. The bound is the X at which the recursion with λ(X) gives X; they move against
+each other, so there is one. This step holds on average, not draw by draw: it takes the load that tokens meet on average for
+the load met by those rollouts which all wait for, as if routing did not know what is long. It errs where the load swings: a
+straggler that all wait for has engines to itself (the bound may be too low, by 3 % at most in 470 settings drawn at random),
+and a load that swings decodes less than an even one (too high, by 6 % for η = 4, where the environments run empty behind a
+straggler and fill up again). A drain is counted as E[min(drain, longest rest of the calls in flight)].
 
 When groups are given up and others come in their place, the path sets no limit. Nor does it when groups are trained again, of
 which a batch has a share at most: engines and graders then allow so much more.

@@ -89,7 +89,7 @@ def test_a_synchronous_step_is_the_longest_rollout_and_the_training(make_config)
 def test_no_run_is_faster_than_its_bound(
     make_config, seed, name, workers, environments, graders, step_s, tokens, environment_s, update
 ):
-    """But for what was sampled before the window that counts, and for a load that is not the mean one."""
+    """But for a load that is not the mean one, and, on average alone, for what was sampled before the window that counts."""
     config = make_config(
         seed=seed,
         engines={"workers": workers},
@@ -97,7 +97,8 @@ def test_no_run_is_faster_than_its_bound(
         trainer={"steps": 48, "warmup": 18, "step_s": step_s},
         updates=dict(zip(("transfer_s", "install_s", "drain_s"), update, strict=True)),
     )
-    assert Simulation(arm(config, name)).run().of_bound < 1.06
+    outcome = Simulation(arm(config, name)).run()
+    assert outcome.of_bound < (1.1 if outcome.bound.limit == "path" else 1.2)
 
 
 @pytest.mark.parametrize("name", ["sync", "one-step", "periodic", "recycle", "over-launch", "eta-1", "eta-2", "eta-8"])
