@@ -42,9 +42,8 @@ class NamedPolicy(Config):
     @property
     def slug(self) -> str:
         """A file name for it."""
-        name = self.where if self.kind == "upstream" else Path(self.where).name
-        short = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "policy"
-        return short if self.version is None else f"{short}@{self.version}"
+        name = self.where if self.kind == "upstream" else Path(self.title).name
+        return re.sub(r"[^A-Za-z0-9._@-]+", "-", name).strip("-.") or "policy"
 
 
 def find_policy(named: str, policy: str = "") -> NamedPolicy:

@@ -47,7 +47,7 @@ def test_the_first_version_is_what_the_run_started_from_once_it_is_no_longer_kep
     run.remove(0)
     found = find_policy(f"{run.folder.root}@0")
     assert (found.kind, found.where, found.version) == ("model", str(POLICY), 0)
-    assert found.slug == "policy@0"
+    assert found.slug == "run@0"
 
 
 def test_rounded_weights_are_not_what_the_run_started_from(tmp_path):
