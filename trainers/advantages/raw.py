@@ -4,6 +4,11 @@ import numpy as np
 import numpy.typing as npt
 
 from trainers.advantages.group_relative import Float64Array
+from trainers.algorithms import Algorithm
+
+REWARD = Algorithm(
+    "advantage", "reward", "A = r, for baseline = minimum_variance", "Williams 1992", "source", "the rewards themselves"
+)  # fmt: skip
 
 
 def reward(rewards_G: npt.ArrayLike) -> Float64Array:
