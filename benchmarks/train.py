@@ -29,8 +29,7 @@ from benchmarks.training.cases import CASES, model_folder
 from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/bench-train")
-ARMS = ("ours", "ours, nothing shared", "trl", "trl, checkpointing")
-"""`ours, nothing shared` computes shared beginnings for each row again."""
+ARMS = ("ours", "trl", "trl, checkpointing")
 
 
 def main() -> None:

@@ -31,15 +31,15 @@ def main() -> None:
     if arm.startswith("trl"):
         figures = _trl(found, rewards, Path(folder), int(steps), checkpointing=arm.endswith("checkpointing"))
     else:
-        figures = _ours(found, advantages, Path(folder), int(steps), shared=arm == "ours")
+        figures = _ours(found, advantages, Path(folder), int(steps))
     print(json.dumps(figures))
 
 
-def _ours(found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int, *, shared: bool) -> dict[str, Any]:
+def _ours(found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int) -> dict[str, Any]:
     from trainers.policy import load_policy
     from trainers.update import UpdateSettings, make_optimizer, policy_update
 
-    settings = UpdateSettings(lr=_LR, proximal="current", micro_batch_tokens=16_384, share_prefixes=shared)
+    settings = UpdateSettings(lr=_LR, proximal="current", micro_batch_tokens=16_384)
     policy = load_policy(folder)
     optimizer = make_optimizer(policy, settings)
     norms: list[float] = []
