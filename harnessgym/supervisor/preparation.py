@@ -139,7 +139,7 @@ def _check_names(config: RunConfig) -> None:
             settings_of(config.of_policy(policy.name), f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
-    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings)
+    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings, stream=trainer.stream)
 
 
 def _check_sink(name: str) -> None:
