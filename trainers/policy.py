@@ -375,8 +375,7 @@ def _hf_name(name: str) -> str:
 
 def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
     """[S, heads, Q, D] of the tokens at these places, of a batch of one."""
-    taken = x_BHND[0].index_select(1, index_SQ.flatten())
-    return taken.view(len(taken), *index_SQ.shape, -1).transpose(0, 1)
+    return x_BHND[0].index_select(1, index_SQ.flatten()).view(x_BHND.shape[1], *index_SQ.shape, -1).transpose(0, 1)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
