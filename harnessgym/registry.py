@@ -12,7 +12,7 @@ from harnessgym.errors import ConfigError
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
-    "task_format", "task_writer", "sink",
+    "task_format", "task_writer", "sink", "selector",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -66,6 +66,15 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     "advantage": {
         "grpo": "trainers.advantages.group_relative:grpo",
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
+    },
+    "selector": {
+        "dars": "trainers.selection.dars:Dars",
+        "dart": "trainers.selection.dart:Dart",
+        "gdro": "trainers.selection.gdro:Gdro",
+        "insight": "trainers.selection.insight:Insight",
+        "uniform": "trainers.selection.uniform:Uniform",
+        "vade": "trainers.selection.vade:Vade",
+        "xrpo": "trainers.selection.xrpo:Xrpo",
     },
     "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {

@@ -180,6 +180,15 @@ class PublishSection(Config):
     """Newest versions that stay on disk, besides those that a worker serves and those that they build on; 0 keeps all."""
 
 
+class GenerateSection(Config):
+    """Which rollouts are generated."""
+
+    selector: str = "uniform"
+    """What chooses the next group's task and how many rollouts it has: a registered selector, or `module:Class`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that selector."""
+
+
 class TrainerSection(Config):
     """How the policy learns."""
 
@@ -323,6 +332,7 @@ class RunConfig(Config):
     """What is made to go wrong inside sandboxes, on purpose; see `harnessgym.faults`."""
     node: NodeSection = NodeSection()
     engine: EngineSection = EngineSection()
+    generate: GenerateSection = GenerateSection()
     trainer: TrainerSection = TrainerSection()
     evaluation: EvaluationSection = EvaluationSection()
     metrics: MetricsSection = MetricsSection()

@@ -3,12 +3,14 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 
+from harnessgym.errors import ConfigError
 from harnessgym.rollout.plan import Plan
 from harnessgym.run_config import FurtherPolicySection
 from harnessgym.store import TraceStore, backlog, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
+from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import groups, tasks
 from harnessgym.store.tables import rollouts as rollout_table
 from harnessgym.store.workers import WorkerRow
@@ -264,6 +266,86 @@ def test_tasks_that_come_again_take_no_other_tasks_turn(make_plan):
     shorter = min(map(len, turns))
     assert shorter >= 9
     assert turns[0][:shorter] == turns[1][:shorter]
+
+
+def select_with(plan, selector, **settings):
+    told = plan.config.generate.model_copy(update={"selector": selector, "settings": settings})
+    plan.config = plan.config.model_copy(update={"generate": told})
+
+
+def grade(store, plan, reward):
+    """End all rollouts that run or wait; `reward(task key, slot)`."""
+    for row in store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999)):
+        outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward(row.task_key, row.slot)})
+        store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
+
+
+def sizes(store):
+    """Of all training groups by ordinal: task and rollouts."""
+    query = select(tasks.c.key, groups.c.size).join(tasks, tasks.c.id == groups.c.task_id).where(groups.c.purpose == "train")
+    return store.read(lambda conn: [tuple(row) for row in conn.execute(query.order_by(groups.c.ordinal))])
+
+
+def test_a_selector_decides_what_is_submitted_from_what_the_store_knows(make_plan):
+    """Only one task can be solved: its groups shrink, the others' grow."""
+    for selector, hard, easy in (("dars", 16, 4), ("dart", 4, 2)):
+        store, plan = make_plan(steps=20, groups_per_step=5, group_size=4)
+        select_with(plan, selector, **({"most": 16} if selector == "dars" else {}))
+        for version in range(3):
+            publish(store, plan, version)
+            submit(store, plan)
+            grade(store, plan, lambda task, _: float(task == "tiny/train/2"))
+            move(store, plan, "complete", "consumed", 5)
+        found = sizes(store)
+        assert {size for _, size in found[:10]} == {4}, "submitted before anything was known"
+        assert dict(found[10:]) == {f"tiny/train/{i}": easy if i == 2 else hard for i in range(5)}
+        query = select(rollout_table.c.group_id, func.count()).group_by(rollout_table.c.group_id)
+        counted = store.read(lambda conn, query=query: sorted(count for _, count in conn.execute(query)))
+        assert counted == sorted(size for _, size in found)
+
+
+@pytest.mark.parametrize("selector", ["vade", "insight", "gdro", "xrpo"])
+def test_a_node_that_takes_over_submits_what_the_killed_one_would_have(make_plan, selector):
+    """One goes on, the other is a new process before every look at the store."""
+
+    def played(fresh):
+        store, plan = make_plan(steps=6, groups_per_step=3, group_size=4)
+        select_with(plan, selector)
+        for version in range(6):
+            publish(store, plan, version)
+            config = plan.config
+            plan = Plan(plan.run_id, plan.policy_id, config, "process") if fresh else plan
+            submit(store, plan)
+            grade(store, plan, lambda task, slot: float((int(task[-1]) + slot) % 3 == 0))
+            move(store, plan, "complete", "consumed", 3)
+        return submitted(store)
+
+    assert played(fresh=True) == played(fresh=False)
+
+
+def test_a_task_that_comes_again_has_as_many_rollouts_as_before(make_plan):
+    store, plan = make_plan(steps=20, groups_per_step=5, group_size=4)
+    select_with(plan, "dars", most=16)
+    publish(store, plan, 0)
+    submit(store, plan)
+    grade(store, plan, lambda *_: 0.0)
+    move(store, plan, "complete", "consumed", 5)
+    publish(store, plan, 1)
+    submit(store, plan)
+    grade(store, plan, lambda *_: 0.0)
+    again = store.read(lambda conn: backlog.standing(conn, plan.run_id))[-1]
+    assert store.write(lambda conn: backlog.give_up(conn, again.id, "requeued", 1))
+    before = sizes(store)
+    assert submit(store, plan) == 1
+    assert sizes(store)[-1] == before[again.ordinal]
+    assert before[again.ordinal][1] == 16
+
+
+def test_a_plan_with_a_selector_that_does_not_exist_is_refused(make_plan):
+    _, plan = make_plan()
+    select_with(plan, "nothing")
+    with pytest.raises(ConfigError, match="no selector named 'nothing'"):
+        Plan(plan.run_id, plan.policy_id, plan.config, "process")
 
 
 def test_a_version_that_was_orphaned_counts_as_the_one_it_forked_from(make_plan):
