@@ -68,6 +68,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
     },
     "selector": {
+        "dapo": "trainers.selection.uniform:Uniform",
         "dars": "trainers.selection.dars:Dars",
         "dart": "trainers.selection.dart:Dart",
         "gdro": "trainers.selection.gdro:Gdro",

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from harnessgym.cluster.section import ClusterSection
 from harnessgym.config import Config
 from harnessgym.consumption import WhenStale
+from harnessgym.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
 from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.metrics.sink import MetricsSection
@@ -180,15 +181,6 @@ class PublishSection(Config):
     """Newest versions that stay on disk, besides those that a worker serves and those that they build on; 0 keeps all."""
 
 
-class GenerateSection(Config):
-    """Which rollouts are generated."""
-
-    selector: str = "uniform"
-    """What chooses the next group's task and how many rollouts it has: a registered selector, or `module:Class`."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of that selector."""
-
-
 class TrainerSection(Config):
     """How the policy learns."""
 
@@ -211,17 +203,8 @@ class TrainerSection(Config):
     periodic: bool = False
     """Strictly on-policy, and streamed: the version that a step starts from samples every rollout of its batch, and gradients
     accumulate as groups complete, in whatever order (Periodic Asynchrony, arXiv 2511.18871)."""
-    reuse: int = Field(0, ge=0)
-    """How many further times a group may be trained, while it is within η."""
-    reuse_share: float = Field(0.5, gt=0, lt=1)
-    """With reuse: the part of a batch that may be such groups."""
     min_group: int = Field(2, ge=2)
     """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it is given up."""
-    zero_signal: Literal["leave_out", "refill"] = "leave_out"
-    """Groups whose rewards are all equal. leave_out: they count in the batch, their rows do not. refill: they are given up, and
-    further groups fill the batch (DAPO's dynamic sampling)."""
-    refill_batches: int = Field(3, ge=1)
-    """With refill: how many batches' worth of groups one step may give up; beyond, they count in the batch."""
     stream: bool = False
     """Whether gradients of a batch accumulate group by group as these complete, instead of when the last one has. Equal up to
     rounding."""
@@ -239,11 +222,6 @@ class TrainerSection(Config):
     """How policy versions are written."""
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of the update: lr, proximal, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
-
-    @property
-    def replayed(self) -> int:
-        """Places of a batch that may go to groups which were trained before."""
-        return int(self.reuse_share * self.groups_per_step) if self.reuse else 0
 
     @model_validator(mode="before")
     @classmethod
@@ -267,12 +245,6 @@ class TrainerSection(Config):
             )
         if self.over_launch is not None and self.max_staleness == 0:
             raise ValueError("over_launch carries rollouts over to later versions, and η = 0 trains none: raise max_staleness")
-        if self.reuse and self.max_staleness == 0:
-            raise ValueError("reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness")
-        if self.reuse and not self.replayed:
-            raise ValueError(f"reuse_share {self.reuse_share} of {self.groups_per_step} groups is not one: raise reuse_share")
-        if self.reuse and self.reward_shuffle:
-            raise ValueError("reward_shuffle gives a group other rewards each time: set reuse = 0")
         return self
 
     @model_validator(mode="after")
@@ -333,6 +305,9 @@ class RunConfig(Config):
     node: NodeSection = NodeSection()
     engine: EngineSection = EngineSection()
     generate: GenerateSection = GenerateSection()
+    filter: FilterSection = FilterSection()
+    control: ControlSection = ControlSection()
+    replay: ReplaySection = ReplaySection()
     trainer: TrainerSection = TrainerSection()
     evaluation: EvaluationSection = EvaluationSection()
     metrics: MetricsSection = MetricsSection()
@@ -357,11 +332,42 @@ class RunConfig(Config):
         served = {*self.engine_policies, *(engine.policy or self.policy.name for engine in self.engine.outside)}
         if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
             raise ValueError(f"no engine serves {', '.join(idle)}: give workers, or engines in [[engine.outside]]")
-        if self.policies and self.trainer.reuse:
-            raise ValueError("several policies are trained on the same groups, each group once: set trainer.reuse = 0")
+        if self.policies and self.replay.reuse:
+            raise ValueError("several policies are trained on the same groups, each group once: set replay.reuse = 0")
         if self.policies and self.trainer.over_launch is not None:
             raise ValueError("several policies are launched for together, η + 1 batches: leave trainer.over_launch out")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dapo(cls, given: Any) -> Any:
+        """What the selector of that name stands for, unless it is given; what contradicts it is refused below."""
+        if (
+            not isinstance(given, dict)
+            or not isinstance(given.get("generate"), dict)
+            or given["generate"].get("selector") != DAPO
+        ):
+            return given
+        return given | {"filter": {"zero_signal": "refill"} | given.get("filter", {})}
+
+    @model_validator(mode="after")
+    def _curation_fits(self) -> "RunConfig":
+        replay, trainer = self.replay, self.trainer
+        if self.generate.selector == DAPO and self.filter.zero_signal != "refill":
+            raise ValueError("the selector dapo refills: leave filter.zero_signal out, or choose the selector uniform")
+        if replay.reuse and trainer.max_staleness == 0:
+            raise ValueError("reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness")
+        if replay.reuse and not self.replayed:
+            share, groups = replay.reuse_share, trainer.groups_per_step
+            raise ValueError(f"reuse_share {share} of {groups} groups is not one: raise reuse_share")
+        if replay.reuse and trainer.reward_shuffle:
+            raise ValueError("reward_shuffle gives a group other rewards each time: set reuse = 0")
+        return self
+
+    @property
+    def replayed(self) -> int:
+        """Places of a batch that may go to groups which were trained before."""
+        return int(self.replay.reuse_share * self.trainer.groups_per_step) if self.replay.reuse else 0
 
     @property
     def all_policies(self) -> tuple[PolicySection, ...]:

@@ -16,6 +16,7 @@ from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row, Trajectory, rows_of
+from trainers.high_entropy import kept_turns
 
 Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 """Rewards of one group, float [G], to its advantages, float64 [G]."""
@@ -38,7 +39,8 @@ class Batch:
     groups: tuple[TakenGroup, ...]
     rows: tuple[Row, ...]
     """Of groups with a signal; the others have no gradient."""
-    advantages: tuple[float, ...]
+    advantages: tuple[float | FloatArray, ...]
+    """Of each row: a number, or float [T]."""
     rewards: tuple[float, ...]
     """One per rollout."""
     staleness: int
@@ -93,8 +95,8 @@ class Share:
     signal: bool
     rows: tuple[Row, ...]
     """None without a signal."""
-    advantages: tuple[float, ...]
-    """One per row."""
+    advantages: tuple[float | FloatArray, ...]
+    """Of each row: a number, or float [T]."""
     trained: tuple[TrainedRollout, ...]
     off_policy: int
     """Trained tokens that another version sampled than the step starts from."""
@@ -130,39 +132,52 @@ def make_batch(
     chain: VersionChain,
     estimator: Estimator,
     shuffle: np.random.Generator | None,
+    steps_kept: float = 1.0,
 ) -> Batch:
     """Join groups for a step from `version`.
 
-    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt.
+    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt. `steps_kept` is
+    `share_of`'s.
     """
     rewards = np.concatenate([item.rewards for item in groups])
     if shuffle is not None:
         rewards = shuffle.permutation(rewards)
     ends = np.cumsum([len(item.group.members) for item in groups])[:-1]
     parts = zip(groups, np.split(rewards, ends), strict=True)
-    return join([share_of(item, own, version, chain, estimator) for item, own in parts])
+    return join([share_of(item, own, version, chain, estimator, steps_kept) for item, own in parts])
 
 
 def share_of(
-    group: LoadedGroup, rewards: npt.NDArray[np.float64], version: int, chain: VersionChain, estimator: Estimator
+    group: LoadedGroup,
+    rewards: npt.NDArray[np.float64],
+    version: int,
+    chain: VersionChain,
+    estimator: Estimator,
+    steps_kept: float = 1.0,
 ) -> Share:
     """A group's part in a step from `version`, with these rewards, float64 [G].
 
     If they are all equal it teaches nothing: its rows are left out of the step and of its means (as in DAPO, arXiv 2503.14476),
-    and the ledger counts them as trained with advantage zero.
+    and the ledger counts them as trained with advantage zero. With `steps_kept` below 1 the other turns of the group have
+    advantage zero too (`trainers.high_entropy`).
     """
     teaches = bool(rewards.std() > 0)
     rows: list[Row] = []
-    advantages: list[float] = []
+    advantages: list[float | FloatArray] = []
     trained: list[TrainedRollout] = []
+    kept = iter(kept_turns([row for own in group.rows for row in own], steps_kept) if steps_kept < 1 else ())
     for member, member_rows, advantage in zip(group.group.members, group.rows, estimator(rewards), strict=True):
         tokens = sum(int(row.mask.sum()) for row in member_rows)
         oldest = chain.oldest(version, (row.versions for row in member_rows))
         value = float(advantage) if teaches else 0.0
-        trained.append(TrainedRollout(member.rollout_id, tokens, oldest, ranges_of(member_rows, value)))
+        values: list[float | FloatArray] = [value] * len(member_rows)
+        if teaches and steps_kept < 1:
+            values = [np.float32(value) * next(kept) for _ in member_rows]
+        ranges = tuple(item for row, own in zip(member_rows, values, strict=True) for item in ranges_of((row,), own))
+        trained.append(TrainedRollout(member.rollout_id, tokens, oldest, ranges))
         if teaches:
             rows.extend(member_rows)
-            advantages.extend([value] * len(member_rows))
+            advantages.extend(values)
     sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
     return Share(
         group,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from harnessgym.consumption import Candidate, Choice, Replayable, choose, places_for_replays, replay
-from harnessgym.run_config import TrainerSection
+from harnessgym.run_config import RunConfig
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, rollouts
 from harnessgym.store.backlog import GivenUp, Standing
@@ -22,8 +22,8 @@ _POLL_S = 0.05
 class Gathering:
     """Takes groups of one run from the store. Those read and not taken yet are kept for later batches."""
 
-    def __init__(self, store: TraceStore, run_id: str, options: TrainerSection) -> None:
-        self.store, self.run_id, self.options = store, run_id, options
+    def __init__(self, store: TraceStore, run_id: str, config: RunConfig) -> None:
+        self.store, self.run_id, self.config, self.options = store, run_id, config, config.trainer
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self.replayed = 0
@@ -83,25 +83,25 @@ class Gathering:
 
     def _refills(self, version: int) -> int:
         """How many groups without a signal this batch may still give up."""
-        if self.options.zero_signal == "leave_out":
+        if self.config.filter.zero_signal == "leave_out":
             return 0
-        allowed = self.options.refill_batches * self.options.groups_per_step
+        allowed = self.config.filter.refill_batches * self.options.groups_per_step
         return max(0, allowed - self.given_up(version).get("no_signal", 0))
 
     def _replays(
         self, version: int, chain: VersionChain, taken: set[str], trained: Sequence[Replayable]
     ) -> Iterator[LoadedGroup]:
         """Groups to be trained again, with a signal, as many as leave the others their time."""
-        options, order = self.options, self.options.when_stale == "wait"
-        if not options.reuse:
+        options, order, reuse = self.options, self.options.when_stale == "wait", self.config.replay.reuse
+        if not reuse:
             return
         standing = [item for item in self.store.read(lambda conn: backlog.standing(conn, self.run_id)) if item.id not in taken]
         ages = [chain.between(version, item.submitted_version) for item in standing if order or item.complete]
         if not order:
             ages = [age for age in ages if age <= options.max_staleness]
         left = options.steps - chain.depth(version)
-        places = places_for_replays(ages, options.groups_per_step, options.replayed, options.max_staleness, left)
-        for group_id in replay(trained, options.reuse, options.max_staleness):
+        places = places_for_replays(ages, options.groups_per_step, self.config.replayed, options.max_staleness, left)
+        for group_id in replay(trained, reuse, options.max_staleness):
             if not places:
                 return
             group = load_group(self.store, self.store.read(partial(rollouts.group, group_id=group_id)))

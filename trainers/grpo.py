@@ -95,8 +95,8 @@ class Learner:
         self.trainee = trainee
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
-        shared = SharedGathering(store, run.id, self.policy_id, config.trainer) if config.policies else None
-        self.gathering = shared or Gathering(store, run.id, config.trainer)
+        shared = SharedGathering(store, run.id, self.policy_id, config) if config.policies else None
+        self.gathering = shared or Gathering(store, run.id, config)
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
@@ -131,7 +131,7 @@ class Learner:
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
         busy = frozenset(self._last.group_ids if self._last else ())
-        chain, reuse, eta = self._chain(), self.config.trainer.reuse, self.config.trainer.max_staleness
+        chain, reuse, eta = self._chain(), self.config.replay.reuse, self.config.trainer.max_staleness
         trained = replayable(self.store, self.policy_id, self.version, chain, eta, self._newest) if reuse else []
         return self.gathering.groups(self.version, chain, busy, self.writer.check, trained)
 
@@ -182,17 +182,18 @@ class Learner:
         """Step on the whole batch; one without any signal changes nothing, and still makes a version."""
         shuffled = self.config.trainer.reward_shuffle
         shuffle = np.random.default_rng([self.config.seed, self.step]) if shuffled else None
-        batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle)
+        kept = self.config.filter.steps_kept
+        batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle, kept)
         if not batch.rows:
             return batch, None
         return batch, self.trainee.update(batch.rows, batch.advantages)
 
     def _streamed(self, groups: Iterable[LoadedGroup]) -> tuple[Batch, UpdateMetrics | None]:
         """The same, group by group as they arrive."""
-        chain, shares = self._chain(), []
+        chain, shares, kept = self._chain(), [], self.config.filter.steps_kept
         self.trainee.begin()
         for group in groups:
-            shares.append(share_of(group, group.rewards, self.version, chain, self.estimator))
+            shares.append(share_of(group, group.rewards, self.version, chain, self.estimator, kept))
             if shares[-1].rows:
                 self.trainee.add(shares[-1].rows, shares[-1].advantages)
         batch = join(shares)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from harnessgym.consumption import Candidate, Replayable, choose
-from harnessgym.run_config import TrainerSection
+from harnessgym.run_config import RunConfig
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, policies, rollouts
 from harnessgym.store.backlog import GivenUp, Standing
@@ -29,8 +29,9 @@ Read = tuple[GroupRow, tuple[Trajectory, ...]]
 class SharedGathering:
     """What `trainers.gathering.Gathering` is for one of several policies."""
 
-    def __init__(self, store: TraceStore, run_id: str, policy_id: str, options: TrainerSection) -> None:
-        self.store, self.run_id, self.policy_id, self.options = store, run_id, policy_id, options
+    def __init__(self, store: TraceStore, run_id: str, policy_id: str, config: RunConfig) -> None:
+        self.store, self.run_id, self.policy_id = store, run_id, policy_id
+        self.options, self.filter = config.trainer, config.filter
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self.replayed = 0
@@ -97,9 +98,9 @@ class SharedGathering:
 
     def _refills(self) -> int:
         """How many groups without a signal this batch may still give up."""
-        if self.options.zero_signal == "leave_out":
+        if self.filter.zero_signal == "leave_out":
             return 0
-        allowed = self.options.refill_batches * self.options.groups_per_step
+        allowed = self.filter.refill_batches * self.options.groups_per_step
         return max(0, allowed - self.given_up(0).get("no_signal", 0))
 
     def _candidate(self, item: Standing) -> Candidate:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -11,7 +12,7 @@ from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
 from harnessgym.selection import Pool, Selector, make_selector
 from harnessgym.staleness import VersionChain
-from harnessgym.store import backlog, policies, presence, rollouts, runs, workers
+from harnessgym.store import backlog, policies, presence, rollouts, runs, visits, workers
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.visits import Visits
 from harnessgym.store.workers import WorkerRow
@@ -99,9 +100,9 @@ class Plan:
             max_running=1 + groups_holding(places, options.group_size),
             total=options.steps * options.groups_per_step,
             over_launch=options.over_launch,
-            replayed=options.replayed,
-            consumed=states.get("consumed", 0) if options.reuse else 0,
-            trained_step=self._trained_step(conn) if options.reuse else 0,
+            replayed=self.config.replayed,
+            consumed=states.get("consumed", 0) if self.config.replay.reuse else 0,
+            trained_step=self._trained_step(conn) if self.config.replay.reuse else 0,
         )
         capacity = admission.capacity()
         if capacity:
@@ -164,14 +165,18 @@ class Plan:
         replaces: int | None = None,
     ) -> None:
         """`versions` are those that every policy is at least asked for."""
-        sampling = {
+        sampling: dict[str, Any] = {
             "temperature": 0.0 if purpose.endswith("greedy") else self.config.sampling.temperature,
             "max_tokens": self.config.sampling.max_tokens,
         }
+        task_id = runs.add_task(conn, self.config.tasks.set, task)
+        if purpose == "train" and self.config.control.length_cap:
+            longest = visits.longest_success(conn, self.run_id, task_id)
+            sampling |= {} if longest is None else {"turns": longest}
         names = [harness.name for harness in self.config.harnesses]
         spec = GroupSpec(
             run_id=self.run_id,
-            task_id=runs.add_task(conn, self.config.tasks.set, task),
+            task_id=task_id,
             policy_id=self.policy_id,
             purpose=purpose,
             ordinal=ordinal,

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
-from harnessgym.store.tables import groups, rewards, rollouts, tasks
+from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
+
+SUCCESS = 0.5
+"""A reward above this is a success, where there is nothing between success and failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,24 @@ def visits(conn: Connection, run_id: str, first: int = 0) -> list[Visit]:
     )
     found = conn.execute(query).all()
     return [_visit([*rows]) for _, rows in groupby(found, key=itemgetter(0))]
+
+
+def longest_success(conn: Connection, run_id: str, task_id: str) -> int | None:
+    """Most model calls of a training rollout of a task that succeeded, side calls included; None if none has."""
+    success = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout") & (rewards.c.value > SUCCESS)
+    made = (
+        select(func.count(calls.c.id).label("calls"))
+        .select_from(rollouts)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(rewards, (rewards.c.rollout_id == rollouts.c.id) & success)
+        .join(calls, calls.c.rollout_id == rollouts.c.id)
+        .where(rollouts.c.task_id == task_id, rollouts.c.run_id == run_id, groups.c.purpose == "train")
+        .where(rollouts.c.status == "finished")
+        .group_by(rollouts.c.id)
+        .subquery()
+    )
+    found = conn.execute(select(func.max(made.c.calls))).scalar()
+    return None if found is None else int(found)
 
 
 class Visits:

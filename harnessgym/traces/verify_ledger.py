@@ -107,8 +107,8 @@ class LedgerCheck:
         return cls(
             books,
             chains,
-            _setting(run.config, "max_staleness"),
-            _setting(run.config, "reuse") or 0,
+            _setting(run.config, "trainer", "max_staleness"),
+            _setting(run.config, "replay", "reuse") or 0,
             run.status == "done",
             tally,
         )
@@ -238,8 +238,8 @@ def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
     )
 
 
-def _setting(config: Any, name: str) -> int | None:
-    """A number in the trainer's section of a run's configuration."""
-    trainer = config.get("trainer") if isinstance(config, dict) else None
-    found = trainer.get(name) if isinstance(trainer, dict) else None
+def _setting(config: Any, section: str, name: str) -> int | None:
+    """A number in a run's configuration."""
+    told = config.get(section) if isinstance(config, dict) else None
+    found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, int) else None

@@ -95,11 +95,21 @@ def test_engines_that_cannot_be_are_refused(engine, said):
         validate(RunConfig, RUN | {"engine": engine}, "the test")
 
 
-@pytest.mark.parametrize("trainer", [{"reuse": 1, "max_staleness": 2}, {"over_launch": 2, "when_stale": "drop"}])
-def test_what_several_policies_cannot_do_is_refused(trainer):
-    assert validate(RunConfig, RUN | {"trainer": trainer}, "the test")
+@pytest.mark.parametrize("told", [{"replay": {"reuse": 1}}, {"trainer": {"over_launch": 2, "when_stale": "drop"}}])
+def test_what_several_policies_cannot_do_is_refused(told):
+    assert validate(RunConfig, RUN | told, "the test")
     with pytest.raises(ConfigError, match="several policies are"):
-        validate(RunConfig, RUN | {"trainer": trainer, "policies": [{"name": "b", "path": "p"}]}, "the test")
+        validate(RunConfig, RUN | told | {"policies": [{"name": "b", "path": "p"}]}, "the test")
+
+
+def test_dapo_is_uniform_with_refills():
+    told = validate(RunConfig, RUN | {"generate": {"selector": "dapo"}}, "the test")
+    assert (told.filter.zero_signal, told.filter.refill_batches) == ("refill", 3)
+    told = validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"refill_batches": 1}}, "the test")
+    assert (told.filter.zero_signal, told.filter.refill_batches) == ("refill", 1)
+    assert validate(RunConfig, told.model_dump(mode="json"), "the test") == told
+    with pytest.raises(ConfigError, match="the selector dapo refills"):
+        validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"zero_signal": "leave_out"}}, "the test")
 
 
 def test_two_harnesses_may_not_share_a_name():

@@ -36,7 +36,7 @@ def make(tmp_path):
 
 def again(folder, store):
     """A `Gathering` that knows nothing yet, as in a new process."""
-    return Gathering(store, store.read(runs.only).id, folder.config().trainer)
+    return Gathering(store, store.read(runs.only).id, folder.config())
 
 
 def ordinals(gathering, version=0, busy=()):

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.selection import Pick, Pool, Visit
+from harnessgym.store.visits import SUCCESS
 from trainers.selection.budget import Block, blocks
 from trainers.selection.difficulty import Float64Array, open_groups, success
 
@@ -89,7 +90,7 @@ class Gdro:
             price = told.price * (visit.size - self._pool.group_size)
             state.arms[own, visit.size] -= p * (1 - p) / len(visit.rewards) + price
             passed = state.passes[visit.task]
-            passed[0] += max(visit.rewards) > 0.5
+            passed[0] += max(visit.rewards) > SUCCESS
             passed[1] += 1
             state.bin_of[visit.task] = moved(state.bin_of.get(visit.task), passed[0] / passed[1], told.bins, told.hysteresis)
         return state

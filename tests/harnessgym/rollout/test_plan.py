@@ -6,14 +6,16 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select, update
 
 from harnessgym.errors import ConfigError
+from harnessgym.message import Message, chain_digests, context_digest
 from harnessgym.rollout.plan import Plan
 from harnessgym.run_config import FurtherPolicySection
-from harnessgym.store import TraceStore, backlog, policies, rollouts, runs, workers
+from harnessgym.store import TraceStore, backlog, calls, policies, rollouts, runs, sessions, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import RolloutOutcome
-from harnessgym.store.tables import groups, tasks
+from harnessgym.store.tables import groups, new_id, tasks
 from harnessgym.store.tables import rollouts as rollout_table
 from harnessgym.store.workers import WorkerRow
+from harnessgym.traces.forest import Forest
 
 
 @pytest.fixture
@@ -323,6 +325,43 @@ def test_a_node_that_takes_over_submits_what_the_killed_one_would_have(make_plan
     assert played(fresh=True) == played(fresh=False)
 
 
+def test_rollouts_get_no_more_calls_than_the_longest_success_of_their_task(make_plan):
+    """The limit is written where the group is; evaluations and tasks without a success have none."""
+    store, plan = make_plan(steps=20, groups_per_step=5, group_size=2)
+    plan.config = plan.config.model_copy(update={"control": plan.config.control.model_copy(update={"length_cap": True})})
+    publish(store, plan, 0)
+    submit(store, plan)
+    for row in store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999)):
+        number = int(row.task_key[-1])
+        add_calls(store, row.id, number + row.slot + 1)
+        reward = float(row.slot == 0 and number != 3)
+        outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
+        store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
+    move(store, plan, "complete", "consumed", 5)
+    publish(store, plan, 1)
+    submit(store, plan)
+    submit(store, plan, "evaluating_after")
+    query = select(groups.c.purpose, groups.c.ordinal, tasks.c.key, groups.c.sampling).join(
+        tasks, tasks.c.id == groups.c.task_id
+    )
+    rows = store.read(lambda conn: conn.execute(query).all())
+    caps = {key: sampling.get("turns") for purpose, ordinal, key, sampling in rows if purpose == "train" and ordinal >= 10}
+    assert caps == {f"tiny/train/{number}": None if number == 3 else number + 1 for number in range(5)}
+    assert all("turns" not in sampling for purpose, ordinal, _, sampling in rows if purpose != "train" or ordinal < 10)
+
+
+def add_calls(store, rollout_id, number):
+    """Committed calls without tokens."""
+    session = store.write(lambda conn: sessions.add(conn, rollout_id, new_id(), sampling={"temperature": 1.0}))
+    forest, chain = Forest(session.id), chain_digests(context_digest(()), (Message("user", "hi"),))[-1]
+    for ordinal in range(number):
+        prompt, _ = forest.add_prompt([1, 2, 3 + ordinal], None)
+        intent = calls.CallIntent(
+            new_id(), session.id, rollout_id, ordinal, "chat", "policy", "keep", "d", chain, 3, "h", prompt.id, "engine"
+        )
+        store.write(lambda conn, intent=intent, prompt=prompt: calls.intend(conn, intent, prompt))
+
+
 def test_a_task_that_comes_again_has_as_many_rollouts_as_before(make_plan):
     store, plan = make_plan(steps=20, groups_per_step=5, group_size=4)
     select_with(plan, "dars", most=16)
@@ -365,8 +404,9 @@ def test_a_version_that_was_orphaned_counts_as_the_one_it_forked_from(make_plan)
 def test_with_replays_fewer_groups_are_submitted_ahead(make_plan):
     """η = 3 and half of every batch of four: what stands fills four batches of two new groups, and at least one of four."""
     store, plan = make_plan(steps=9, groups_per_step=4, max_running=99)
-    trainer = plan.config.trainer.model_copy(update={"max_staleness": 3, "reuse": 1})
-    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": 3})
+    replay = plan.config.replay.model_copy(update={"reuse": 1})
+    plan.config = plan.config.model_copy(update={"trainer": trainer, "replay": replay})
     publish(store, plan, 0)
     assert submit(store, plan) == 8
     for version, new in ((1, 4), (2, 2), (3, 2)):
