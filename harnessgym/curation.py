@@ -52,3 +52,6 @@ class ReplaySection(Config):
     """How many further times a group may be trained, while it is within η."""
     reuse_share: float = Field(0.5, gt=0, lt=1)
     """With reuse: the part of a batch that may be such groups."""
+    success_pool: int = Field(0, ge=0)
+    """How many further times a successful rollout may be trained, beside a group of its task that failed as a whole, while it
+    is within η (DART); 0 for never."""

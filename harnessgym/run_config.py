@@ -362,6 +362,8 @@ class RunConfig(Config):
             raise ValueError(f"reuse_share {share} of {groups} groups is not one: raise reuse_share")
         if replay.reuse and trainer.reward_shuffle:
             raise ValueError("reward_shuffle gives a group other rewards each time: set reuse = 0")
+        if replay.success_pool and (trainer.max_staleness == 0 or trainer.reward_shuffle or self.policies):
+            raise ValueError("success_pool needs max_staleness above 0, one policy, and rewards that are not shuffled")
         return self
 
     @property

@@ -5,7 +5,7 @@ import signal
 from collections import Counter
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, groups, rollouts, trained
@@ -82,6 +82,26 @@ def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_clos
     assert told.unaccounted == 0
     assert told.replayed > 0
     assert max(told.staleness) <= 3
+
+
+@pytest.mark.timeout(200)
+def test_a_run_that_curates_shortens_what_always_succeeds(tmp_path):
+    """Five tasks that one call solves: when they come again there are two rollouts of each, of one call at most."""
+    sections = {
+        "generate": {"selector": "dart"},
+        "control": {"length_cap": True},
+        "filter": {"steps_kept": 0.8},
+        "replay": {"success_pool": 1},
+    }
+    run = Run(tmp_path, "good", trainer={"steps": 6, "groups_per_step": 2, "group_size": 4}, **sections)
+    run.end(timeout_s=150)
+    query = select(groups.c.size, groups.c.sampling).where(groups.c.purpose == "train").order_by(groups.c.ordinal)
+    found = asked(run, lambda conn: conn.execute(query).all())
+    assert [size for size, _ in found[:5]] == [4] * 5
+    assert [size for size, _ in found[9:]] == [2] * 3
+    assert [sampling.get("turns") for _, sampling in found[9:]] == [1] * 3
+    counted = select(rollouts.c.group_id, func.count()).group_by(rollouts.c.group_id)
+    assert sorted(number for _, number in asked(run, lambda conn: conn.execute(counted).all())) == sorted(n for n, _ in found)
 
 
 @pytest.mark.timeout(250)

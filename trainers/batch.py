@@ -42,7 +42,7 @@ class Batch:
     advantages: tuple[float | FloatArray, ...]
     """Of each row: a number, or float [T]."""
     rewards: tuple[float, ...]
-    """One per rollout."""
+    """One per rollout of its own groups."""
     staleness: int
     """Oldest token's."""
     signal: float
@@ -53,6 +53,8 @@ class Batch:
     """Share of the trained tokens that another version sampled than the step starts from."""
     carried: int
     """Rollouts that more than one version sampled."""
+    borrowed: int
+    """Rollouts of other groups among them."""
     trained: tuple[TrainedRollout, ...]
     excluded: tuple[ExcludedTokens, ...]
 
@@ -70,6 +72,8 @@ class LoadedGroup:
     rows: tuple[tuple[Row, ...], ...]
     """Per member."""
     excluded: tuple[ExcludedTokens, ...]
+    borrowed: int = 0
+    """Of the members, the last ones, those that are another group's (`trainers.success_pool`)."""
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
@@ -92,6 +96,7 @@ class Share:
 
     group: LoadedGroup
     rewards: tuple[float, ...]
+    """Of its own members."""
     signal: bool
     rows: tuple[Row, ...]
     """None without a signal."""
@@ -181,7 +186,7 @@ def share_of(
     sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
     return Share(
         group,
-        tuple(map(float, rewards)),
+        tuple(map(float, rewards[: len(rewards) - group.borrowed])),
         teaches,
         tuple(rows),
         tuple(advantages),
@@ -205,6 +210,7 @@ def join(shares: Sequence[Share]) -> Batch:
         reduced=sum(len(share.rewards) < share.group.group.size for share in shares),
         off_policy=sum(share.off_policy for share in shares) / tokens if tokens else 0.0,
         carried=sum(share.carried for share in shares),
+        borrowed=sum(share.group.borrowed for share in shares),
         trained=trained,
         excluded=tuple(entry for share in shares for entry in share.group.excluded),
     )

@@ -43,11 +43,13 @@ class Gathering:
         busy: frozenset[str],
         looking: Callable[[], None] = lambda: None,
         trained: Sequence[Replayable] = (),
+        joined: Callable[[LoadedGroup], LoadedGroup] = lambda group: group,
     ) -> Iterator[LoadedGroup]:
         """The batch that is trained from `version`, group by group: with `stream` each as soon as it is sure to be in it.
 
         `busy` are groups whose step is taken, though the store may not know yet. `looking` is called before every look at the
         store; what it raises ends the waiting. `trained` are groups that may be trained again; those that are come first.
+        `joined` is asked what becomes of each group that is about to be in the batch (`trainers.success_pool`).
         """
         self._open_ages = {}
         self.waited_s, self._ages, self.replayed, self.early = 0.0, {}, 0, 0
@@ -55,7 +57,7 @@ class Gathering:
         for group in self._replays(version, chain, taken, trained):
             self.replayed += 1
             wanted -= 1
-            yield group
+            yield joined(group)
         refills = self._refills(version)
         with self.store.watch(_POLL_S) as watch:
             while wanted:
@@ -66,7 +68,7 @@ class Gathering:
                 )
                 self._give_up(found, version)
                 for group_id in found.take:
-                    group = self._loaded.pop(group_id)
+                    group = joined(self._loaded.pop(group_id))
                     if refills and not group.signal:
                         refills -= self._drop(group_id, "no_signal", version)
                         continue
@@ -105,7 +107,7 @@ class Gathering:
             if not places:
                 return
             group = load_group(self.store, self.store.read(partial(rollouts.group, group_id=group_id)))
-            if group.signal:
+            if group.signal and group.staleness(version, chain) <= options.max_staleness:
                 places -= 1
                 yield group
 

@@ -37,6 +37,7 @@ from trainers.gathering import Gathering
 from trainers.length_bias import LengthBias
 from trainers.replaying import replayable
 from trainers.shared_gathering import SharedGathering
+from trainers.success_pool import SuccessPool
 from trainers.trainee import Trainee
 from trainers.update import UpdateMetrics
 from trainers.weights.chain import read_version
@@ -133,7 +134,13 @@ class Learner:
         busy = frozenset(self._last.group_ids if self._last else ())
         chain, reuse, eta = self._chain(), self.config.replay.reuse, self.config.trainer.max_staleness
         trained = replayable(self.store, self.policy_id, self.version, chain, eta, self._newest) if reuse else []
-        return self.gathering.groups(self.version, chain, busy, self.writer.check, trained)
+        told = (self.version, chain, busy, self.writer.check, trained)
+        if isinstance(self.gathering, SharedGathering):
+            return self.gathering.groups(*told)
+        again = self.config.replay.success_pool
+        own = (self.store, self.run.id, self.policy_id)
+        pool = SuccessPool(*own, again=again, max_staleness=eta, version=self.version, chain=chain, last=self._last)
+        return self.gathering.groups(*told, pool.join)
 
     def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
         """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged: see `settle`."""
@@ -153,6 +160,7 @@ class Learner:
             "off_policy": batch.off_policy,
             "carried": batch.carried,
             "replayed": self.gathering.replayed,
+            "borrowed": batch.borrowed,
             "early": self.gathering.early,
             "dropped": given_up.get("too_stale", 0),
             "requeued": given_up.get("requeued", 0),

@@ -66,7 +66,7 @@ class LedgerCheck:
     max_staleness: int | None
     """η, if the run's configuration says."""
     reuse: int
-    """How many further times a group may be trained."""
+    """How many further times a rollout may be trained."""
     ended: bool
     tally: Tally
 
@@ -108,7 +108,7 @@ class LedgerCheck:
             books,
             chains,
             _setting(run.config, "trainer", "max_staleness"),
-            _setting(run.config, "replay", "reuse") or 0,
+            max(_setting(run.config, "replay", name) or 0 for name in ("reuse", "success_pool")),
             run.status == "done",
             tally,
         )
