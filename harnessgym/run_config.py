@@ -342,13 +342,10 @@ class RunConfig(Config):
     @classmethod
     def _dapo(cls, given: Any) -> Any:
         """What the selector of that name stands for, unless it is given; what contradicts it is refused below."""
-        if (
-            not isinstance(given, dict)
-            or not isinstance(given.get("generate"), dict)
-            or given["generate"].get("selector") != DAPO
-        ):
+        sections = [given.get(name, {}) for name in ("generate", "filter")] if isinstance(given, dict) else []
+        if not sections or not all(isinstance(each, dict) for each in sections) or sections[0].get("selector") != DAPO:
             return given
-        return given | {"filter": {"zero_signal": "refill"} | given.get("filter", {})}
+        return given | {"filter": {"zero_signal": "refill"} | sections[1]}
 
     @model_validator(mode="after")
     def _curation_fits(self) -> "RunConfig":
