@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from harnessgym.config import load_config
-from harnessgym.errors import ConfigError
+from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, policies, runs
@@ -27,10 +27,14 @@ PROXY, CONTROL, ENGINE = 8100, 8101, 8200
 def prepare(config: Path, root: Path, overrides: list[str]) -> None:
     """Makes the folder, the store and the settings; does nothing to a run that is there already."""
     evaluating = ["--evaluation.tasks", "0"]  # phases are what a supervisor is for
-    folder = lay_out(load_config(RunConfig, config, [*evaluating, *overrides]), root)
+    asked = load_config(RunConfig, config, [*evaluating, *overrides])
+    if asked.policies:
+        raise ConfigError(
+            f"{config}: there is one engine and one trainer among these containers, for one policy. Leave [[policies]] out, or "
+            "run several with `harnessgym train` or `harnessgym cluster`."
+        )
+    folder = lay_out(asked, root)
     told = folder.config()
-    if told.policies:
-        raise ConfigError("policies: these containers are those of one policy. `harnessgym train` runs several.")
     with TraceStore.create(folder.store_url(), synchronous=told.store.synchronous) as store:
         found = store.read(runs.only)
         if found is None:
@@ -85,7 +89,10 @@ def finish(root: Path) -> None:
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if what == "prepare":
-        prepare(Path(rest[0]), Path(rest[1]), rest[2:])
+        try:
+            prepare(Path(rest[0]), Path(rest[1]), rest[2:])
+        except HarnessGymError as error:
+            sys.exit(f"harnessgym: {error}")
     elif what == "finish":
         finish(Path(rest[0]))
     else:

@@ -12,7 +12,7 @@ from harnessgym.errors import ConfigError
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
-    "task_format", "task_writer", "sink", "selector",
+    "task_format", "task_writer", "sink", "loss", "correction", "selector",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -64,8 +64,33 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     },
     "algorithm": {"grpo": "trainers.grpo:train"},
     "advantage": {
-        "grpo": "trainers.advantages.group_relative:grpo",
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
+        "gdpo": "trainers.advantages.gdpo:Gdpo",
+        "grpo": "trainers.advantages.group_relative:grpo",
+        "hgpo": "trainers.advantages.hgpo:Hgpo",
+        "igpo": "trainers.advantages.igpo:Igpo",
+        "m_grpo": "trainers.advantages.m_grpo:MGrpo",
+        "mc_grpo": "trainers.advantages.mc_grpo:McGrpo",
+        "reward": "trainers.advantages.raw:reward",
+        "rloo": "trainers.advantages.group_relative:rloo",
+        "ui_s1": "trainers.advantages.ui_s1:UiS1",
+    },
+    "loss": {
+        "cispo": "trainers.losses.settings:Cispo",
+        "dapo": "trainers.losses.settings:Dapo",
+        "decoupled_ppo": "trainers.losses.settings:DecoupledPpo",
+        "dppo_tv": "trainers.losses.settings:DppoTv",
+        "gspo": "trainers.losses.settings:Gspo",
+        "minpro": "trainers.losses.settings:MinPro",
+        "ppo": "trainers.losses.settings:Ppo",
+        "reinforce": "trainers.losses.settings:Reinforce",
+    },
+    "correction": {
+        "geometric": "trainers.corrections.settings:Geometric",
+        "icepop": "trainers.corrections.settings:IcePop",
+        "mis": "trainers.corrections.settings:Mis",
+        "opsm": "trainers.corrections.settings:Opsm",
+        "tis": "trainers.corrections.settings:Tis",
     },
     "selector": {
         "dapo": "trainers.selection.uniform:Uniform",
@@ -119,8 +144,10 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "engine": "trainers.engine:serve",
         "node": "harnessgym.rollout.node:run",
         "simulate": "trainers.simulation.comparison:compare",
+        "train-offline": "trainers.trl_bridge.offline:train_offline",
         "train-worker": "trainers.grpo:train",
         "weights-agent": "trainers.weights.outside:serve",
+        "weights-export": "trainers.weights.export:export",
         "weights-mirror": "trainers.weights.mirror:follow",
         "weights-server": "trainers.weights.version_server:serve",
     },

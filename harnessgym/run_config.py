@@ -215,13 +215,16 @@ class TrainerSection(Config):
     checkpoints: Literal["lazy", "blocking"] = "lazy"
     """lazy: written and published by a thread, from copies, while the trainer gathers and computes the next step."""
     advantage: str = "grpo"
-    """Advantage estimator."""
+    """Advantage estimator; docs/algorithms.md has them all."""
+    advantage_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the estimator, where it has any."""
     reward_shuffle: bool = False
     """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
     publish: PublishSection = PublishSection()
     """How policy versions are written."""
     update: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the update: lr, proximal, clip_low, clip_high, tis_cap, max_grad_norm, normalisation, micro_batch_tokens."""
+    """Settings of the update: lr, loss, proximal, corrections, lr_rule, baseline, max_grad_norm, normalisation,
+    micro_batch_tokens. Names and tables; see docs/running.md."""
 
     @model_validator(mode="before")
     @classmethod
@@ -333,9 +336,10 @@ class RunConfig(Config):
         if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
             raise ValueError(f"no engine serves {', '.join(idle)}: give workers, or engines in [[engine.outside]]")
         if self.policies and self.replay.reuse:
-            raise ValueError("several policies are trained on the same groups, each group once: set replay.reuse = 0")
-        if self.policies and self.trainer.over_launch is not None:
-            raise ValueError("several policies are launched for together, η + 1 batches: leave trainer.over_launch out")
+            raise ValueError(
+                "replay.reuse: the store keeps one batch for a group that several policies train, so none can come again in a "
+                "later one. Set it to 0, or train one policy"
+            )
         return self
 
     @model_validator(mode="before")

@@ -7,6 +7,7 @@ commit. The recorded tokens answer it, so that each request meets the conversati
 import asyncio
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection
 
@@ -95,17 +96,20 @@ def recordings_of(store: TraceStore, name: str, read: Read) -> list[Recording]:
     return [Recording(store, row, read) for row in known]
 
 
-async def replay_rollout(store: TraceStore, rollout_id: str, language: Language) -> ReplayReport:
-    """Put the requests of a rollout's sessions through a relay, one after the other, up to the first that differs."""
+async def replay_rollout(store: TraceStore, rollout_id: str, languages: Mapping[str | None, Language]) -> ReplayReport:
+    """Put the requests of a rollout's sessions through a relay, one after the other, up to the first that differs.
+
+    `languages` are those of the policies that were asked in it, as its calls name them: by id, or None for the only one.
+    """
     done: list[CallReplay] = []
     skipped: list[str] = []
-    read = ServedPolicies.alone(language).read
-    found = await asyncio.to_thread(recordings_of, store, rollout_id, read)
-    several = any(call.policy_id is not None for recording in found for call in recording.calls)
-    names = tuple(store.read(lambda conn: policies.of_rollout(conn, rollout_id))) if several else ()
+    known = await asyncio.to_thread(store.read, lambda conn: policies.of_rollout(conn, rollout_id))
+    several = [ServedPolicy.of(name, languages[each], each) for name, each in known.items() if each in languages]
+    recorded = ServedPolicies(several) if several else ServedPolicies.alone(languages[None])
+    found = await asyncio.to_thread(recordings_of, store, rollout_id, recorded.read)
     with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder, TraceStore.create(f"sqlite:///{folder}/replay.db") as own:
         for recording in found:
-            await _Rehearsal(own, language, names, recording, done, skipped).run()
+            await _Rehearsal(own, recorded, recording, done, skipped).run()
             if done and done[-1].problem is not None:
                 break
     return ReplayReport(rollout_id, tuple(done), tuple(skipped))
@@ -117,22 +121,21 @@ class _Rehearsal:
     def __init__(
         self,
         own: TraceStore,
-        language: Language,
-        names: Sequence[str],
+        recorded: ServedPolicies,
         recording: Recording,
         done: list[CallReplay],
         skipped: list[str],
     ) -> None:
-        """`names` are those of the policies, where there are several; all speak the one language."""
-        self._recording, self._done, self._skipped = recording, done, skipped
-        self._language, self._playback = language, Playback([])
+        """`recorded` are the policies by their ids of the record."""
+        self._recorded, self._recording, self._done, self._skipped = recorded, recording, done, skipped
+        self._playback = Playback([])
         self._workers = WorkerTable(replay=ReplayUpstream(lambda _: self._playback))
         limits = RelayLimits("policy", "replay", max_length=1 << 30, max_in_flight=1 << 30, grace_s=0.0)
         self._recorder = Recorder(own)
-        row, ids = own.write(lambda conn: _session(conn, recording.row, names))
-        several = [ServedPolicy.of(name, language, policy_id) for name, policy_id in ids.items()]
-        served = ServedPolicies(several) if several else ServedPolicies.alone(language)
-        self._relay = Relay(self._recorder, self._workers, served, limits)
+        row, ids = own.write(lambda conn: _session(conn, recording.row, recorded.names if recorded.first.id else ()))
+        several = [ServedPolicy.of(name, recorded.named(name).language, policy_id) for name, policy_id in ids.items()]
+        self._served = ServedPolicies(several) if several else recorded
+        self._relay = Relay(self._recorder, self._workers, self._served, limits)
         self._session = Session.of(row)
 
     async def run(self) -> None:
@@ -156,24 +159,29 @@ class _Rehearsal:
         self._playback.turns = [] if turn is None else [turn]
         self._playback.divergence = None
         prefix = load_dialect(recorded.protocol).tool_call_prefix
-        arrival = Arrival(recorded.protocol, request, b"{}", recorded.id, prefix, retry=False)
+        alone = replace(request, n=1)  # of several samples each is a call of the record
+        arrival = Arrival(recorded.protocol, alone, b"{}", recorded.id, prefix, retry=False)
         (call,) = self._relay.calls(self._session, arrival)
+        asked, once = self._served.by_id(call.policy_id), self._recorded.by_id(recorded.policy_id)
         strand = self._session.strand(call.policy_id)
         prompt, expected = strand.forest.ids(call.prompt_segment), self._recording.prompt(recorded)
         assert call.task is not None
         await call.task
+        if asked.name != once.name:
+            return f"its request asks the policy {asked.name!r}; that of the record asked {once.name!r}"
         if list(prompt) != list(expected):
             pairs = enumerate(zip(prompt, expected, strict=False))
             at = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(expected)))
             where = f"its request gives a prompt of {len(prompt)} tokens that differs from token {at} of {len(expected)} on"
             start = max(0, at - _AROUND)
-            return f"{where}\n{difference(*(self._text(ids[start : at + _AROUND]) for ids in (expected, prompt)))}"
+            return f"{where}\n{difference(*(_text(asked, ids[start : at + _AROUND]) for ids in (expected, prompt)))}"
         if turn is not None and call.problem is not None:
             return f"its answer cannot be given again: {call.problem.message}"
         return None
 
-    def _text(self, ids: TokenIds) -> str:
-        return self._language.renderer.written(ids).decode(errors="replace")
+
+def _text(policy: ServedPolicy, ids: TokenIds) -> str:
+    return policy.language.renderer.written(ids).decode(errors="replace")
 
 
 def _session(conn: Connection, recorded: SessionRow, names: Sequence[str]) -> tuple[SessionRow, dict[str, str]]:

@@ -45,6 +45,11 @@ def refused(result):
         (["--trainer.steps", "many"], ["trainer.steps", "integer", "'many'"]),
         (["--trainer.steps", "0"], ["trainer.steps", "greater than 0"]),
         (["--trainer.update.lrr", "1"], ["[trainer.update]", "lrr", "Did you mean 'lr'?"]),
+        (
+            ["--trainer.advantage", "hgpo", "--trainer.advantage_settings.histry", "1"],
+            ["[trainer.advantage_settings]", "history"],
+        ),
+        (["--trainer.advantage_settings.eps", "1"], ["the advantage 'grpo' has no settings", "eps"]),
         (["--trainer.update.lr=-1"], ["[trainer.update]", "lr", "greater than 0"]),
         (["--tasks.set", "lookpu"], ["tasks.set", "'lookpu'", "Did you mean 'lookup'?", "Known: "]),
         (["--tasks.set", f"{HERE}:Nothing"], ["tasks.set", "Nothing"]),

@@ -1,4 +1,4 @@
-"""A run of two policies through the whole line, one of whose trainers is killed on the way."""
+"""A run of two policies with tokenizers of their own through the whole line, one of whose trainers is killed on the way."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from harnessgym.errors import TraceError
+from harnessgym.errors import ConfigError
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, backlog, calls, ledger, policies, rollouts, runs
 from harnessgym.store.tables import sessions
@@ -20,11 +20,14 @@ from harnessgym.tokens import versions_of
 from harnessgym.traces.account import account
 from harnessgym.traces.answers import Languages
 from harnessgym.traces.export import TracedRollout, export
+from harnessgym.traces.replay import replay
 from harnessgym.traces.verify import verify
+from tests.other_tokenizer import with_other_ids
 from trainers.policy import load_policy, load_weights, token_logprobs
 from trainers.weights.chain import read_version
 
 ROOT = Path(__file__).parents[1]
+POLICY = ROOT / "environments/lookup/policy"
 STEPS, GROUPS, SIZE = 3, 2, 4
 SETTINGS = {
     "trainer.steps": STEPS, "trainer.groups_per_step": GROUPS, "trainer.group_size": SIZE, "evaluation.tasks": 0,
@@ -47,9 +50,15 @@ def kill_when(process, folder, name, there):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The folder of a run that has ended, its store, and what was said."""
-    folder = RunFolder(tmp_path_factory.mktemp("two") / "run")
+    place = tmp_path_factory.mktemp("two")
+    folder, config = RunFolder(place / "run"), place / "run.toml"
+    helper = f'name = "helper"\npath = "{with_other_ids(POLICY, place / "helper")}"'
+    shipped = 'name = "helper"\npath = "environments/lookup/policy"'
+    said_of_both = (ROOT / "examples/two_policies.toml").read_text()
+    assert shipped in said_of_both
+    config.write_text(said_of_both.replace(shipped, helper))
     given = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "harnessgym", "train", "examples/two_policies.toml", "--folder", str(folder.root), *given]
+    command = [sys.executable, "-m", "harnessgym", "train", str(config), "--folder", str(folder.root), *given]
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
@@ -99,7 +108,7 @@ def test_every_token_has_the_logprob_of_its_own_policys_weights(run):
     found, segments = recorded(store)
     names = {policy_id: name for name, policy_id in ids_of(store).items()}
     assert {names[call.policy_id] for call in found} == {"scout", "helper"}
-    policy = load_policy(ROOT / "environments/lookup/policy")
+    policy = load_policy(POLICY)
     served = {(call.policy_id, version) for call in found for version in {span.version for span in call.version_spans}}
     assert len({version for _, version in served}) > 1
     for policy_id, version in sorted(served):
@@ -129,10 +138,14 @@ def test_whoever_reads_traces_knows_whose_tokens_are_whose(run, tmp_path):
     rollout = TracedRollout(store, min(said), Languages())
     trained = {call.completion_segment for call in rollout.graph.calls.values() if call.completion_len}
     assert set(rollout.advantages) == trained
-    with pytest.raises(TraceError, match="sampled by several policies"):
-        export(store, [rollout.id], "trl", tmp_path / "rows.jsonl")
-    languages = [store.read(lambda conn, each=each: Languages().of_rollout(conn, rollout.facts, each)) for each in ids.values()]
-    assert not any(isinstance(language, str) for language in languages)
+    with pytest.raises(ConfigError, match="Choose one"):
+        export(store, [rollout.id], "areal", tmp_path / "rows.jsonl")
+    learnt = 0
+    for name in ids:
+        export(store, [rollout.id], "areal", tmp_path / f"{name}.jsonl", sampled_by=name)
+        learnt += sum(sum(json.loads(line)["loss_mask"][0]) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines())
+    assert learnt == rollout.trajectory.trained
+    assert replay(store, rollout.id).ok
 
 
 def test_metrics_and_summary_are_told_by_policy(run):

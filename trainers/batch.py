@@ -1,7 +1,7 @@
 """A training batch: complete groups from the store, as rows with advantages."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -9,17 +9,17 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from harnessgym.errors import TrainerError
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row, Trajectory, rows_of
-from trainers.high_entropy import kept_turns
-
-Estimator = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
-"""Rewards of one group, float [G], to its advantages, float64 [G]."""
+from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
+from trainers.advantages.estimator import Advantages, Estimator, OverBatch, Scored, Value
+from trainers.high_entropy import surest_masked
+from trainers.reward_shuffle import shuffled
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +34,19 @@ class TakenGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows with one advantage each, and what the ledger will say of all that the step consumes."""
+    """Rows with their advantages, and what the ledger will say of all that the step consumes."""
 
     groups: tuple[TakenGroup, ...]
     rows: tuple[Row, ...]
     """Of groups with a signal; the others have no gradient."""
-    advantages: tuple[float | FloatArray, ...]
-    """Of each row: a number, or float [T]."""
+    advantages: tuple[Value, ...]
+    """Per row: a number, or float32 [T]."""
     rewards: tuple[float, ...]
     """One per rollout of its own groups."""
     staleness: int
     """Oldest token's."""
     signal: float
-    """Share of groups whose rewards differ."""
+    """Share of groups that teach anything: some trained token has an advantage other than zero."""
     reduced: int
     """Groups of which not every rollout was graded."""
     off_policy: float
@@ -72,8 +72,19 @@ class LoadedGroup:
     rows: tuple[tuple[Row, ...], ...]
     """Per member."""
     excluded: tuple[ExcludedTokens, ...]
+    credit: tuple[Credit, ...] = ()
+    """Per member; none where nothing but its reward is known."""
     borrowed: int = 0
     """Of the members, the last ones, those that are another group's (`trainers.success_pool`)."""
+
+    @property
+    def scored(self) -> tuple[Scored, ...]:
+        """Its members as estimators see them."""
+        credit = self.credit or (Credit(),) * len(self.rows)
+        return tuple(
+            Scored(member.rollout_id, member.reward, rows, own.rewards, own.agents, self.group.task_id)
+            for member, rows, own in zip(self.group.members, self.rows, credit, strict=True)
+        )
 
     @property
     def rewards(self) -> npt.NDArray[np.float64]:
@@ -82,8 +93,8 @@ class LoadedGroup:
 
     @property
     def signal(self) -> bool:
-        """Whether its rewards differ: equal ones teach nothing."""
-        return bool(self.rewards.std() > 0)
+        """Whether its rewards differ. With an estimator that looks at more, equal ones may teach too: see `gives_signal`."""
+        return len(set(self.rewards.tolist())) > 1
 
     def staleness(self, version: int, chain: VersionChain) -> int:
         """Of its oldest token, if trained in a step from `version`."""
@@ -99,9 +110,9 @@ class Share:
     """Of its own members."""
     signal: bool
     rows: tuple[Row, ...]
-    """None without a signal."""
-    advantages: tuple[float | FloatArray, ...]
-    """Of each row: a number, or float [T]."""
+    """None without a signal, and none of rollouts that the estimator drops."""
+    advantages: tuple[Value, ...]
+    """One per row."""
     trained: tuple[TrainedRollout, ...]
     off_policy: int
     """Trained tokens that another version sampled than the step starts from."""
@@ -128,7 +139,8 @@ def loaded(group: GroupRow, found: Sequence[Trajectory]) -> LoadedGroup:
         for member, trajectory in zip(group.members, found, strict=True)
         for item in trajectory.exclusions
     ]
-    return LoadedGroup(group, tuple(trajectory.rows for trajectory in found), tuple(excluded))
+    rows, credit = tuple(item.rows for item in found), tuple(item.credit for item in found)
+    return LoadedGroup(group, rows, tuple(excluded), credit)
 
 
 def make_batch(
@@ -144,52 +156,51 @@ def make_batch(
     `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt. `steps_kept` is
     `share_of`'s.
     """
-    rewards = np.concatenate([item.rewards for item in groups])
     if shuffle is not None:
-        rewards = shuffle.permutation(rewards)
-    ends = np.cumsum([len(item.group.members) for item in groups])[:-1]
-    parts = zip(groups, np.split(rewards, ends), strict=True)
-    return join([share_of(item, own, version, chain, estimator, steps_kept) for item, own in parts])
+        groups = shuffled(groups, shuffle)
+    found = [estimator(group.scored) for group in groups]
+    if isinstance(estimator, OverBatch):
+        found = estimator.over_batch(found)
+    return join([share_of(group, own, version, chain, steps_kept) for group, own in zip(groups, found, strict=True)])
 
 
-def share_of(
-    group: LoadedGroup,
-    rewards: npt.NDArray[np.float64],
-    version: int,
-    chain: VersionChain,
-    estimator: Estimator,
-    steps_kept: float = 1.0,
-) -> Share:
-    """A group's part in a step from `version`, with these rewards, float64 [G].
+def gives_signal(estimator: Estimator, group: LoadedGroup) -> bool:
+    """Whether a group teaches anything, as its estimator sees it."""
+    return _teaches(group, estimator(group.scored))
 
-    If they are all equal it teaches nothing: its rows are left out of the step and of its means (as in DAPO, arXiv 2503.14476),
-    and the ledger counts them as trained with advantage zero. With `steps_kept` below 1 the other turns of the group have
-    advantage zero too (`trainers.high_entropy`).
+
+def share_of(group: LoadedGroup, advantages: Advantages, version: int, chain: VersionChain, steps_kept: float = 1.0) -> Share:
+    """A group's part in a step from `version`, with these advantages.
+
+    If they are zero for all tokens it teaches nothing: its rows are left out of the step and of its means (as in DAPO,
+    arXiv 2503.14476), and so are those of a rollout that is dropped. The ledger counts both as trained with advantage zero.
+    With `steps_kept` below 1 the other turns of a group that teaches have advantage zero too, and count in every mean
+    (`trainers.high_entropy`). Raises `TrainerError` for advantages that are not finite.
     """
-    teaches = bool(rewards.std() > 0)
+    signal = _teaches(group, advantages)
+    if signal and steps_kept < 1:
+        advantages = surest_masked(group.rows, advantages, steps_kept)
     rows: list[Row] = []
-    advantages: list[float | FloatArray] = []
+    values: list[Value] = []
     trained: list[TrainedRollout] = []
-    kept = iter(kept_turns([row for own in group.rows for row in own], steps_kept) if steps_kept < 1 else ())
-    for member, member_rows, advantage in zip(group.group.members, group.rows, estimator(rewards), strict=True):
+    for member, member_rows, own in zip(group.group.members, group.rows, advantages, strict=True):
         tokens = sum(int(row.mask.sum()) for row in member_rows)
         oldest = chain.oldest(version, (row.versions for row in member_rows))
-        value = float(advantage) if teaches else 0.0
-        values: list[float | FloatArray] = [value] * len(member_rows)
-        if teaches and steps_kept < 1:
-            values = [np.float32(value) * next(kept) for _ in member_rows]
-        ranges = tuple(item for row, own in zip(member_rows, values, strict=True) for item in ranges_of((row,), own))
-        trained.append(TrainedRollout(member.rollout_id, tokens, oldest, ranges))
-        if teaches:
+        given: list[Value] = [0.0] * len(member_rows) if own is None or not signal else own
+        if not all(np.isfinite(value).all() for value in given):
+            raise TrainerError(f"Rollout {member.rollout_id} has an advantage that is not finite. Check rewards and estimator.")
+        ranges = [ranges_of([row], value) for row, value in zip(member_rows, given, strict=True)]
+        trained.append(TrainedRollout(member.rollout_id, tokens, oldest, tuple(item for each in ranges for item in each)))
+        if signal and own is not None:
             rows.extend(member_rows)
-            advantages.extend(values)
+            values.extend(given)
     sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
     return Share(
         group,
-        tuple(map(float, rewards[: len(rewards) - group.borrowed])),
-        teaches,
+        tuple(group.rewards.tolist()[: len(group.rows) - group.borrowed]),
+        signal,
         tuple(rows),
-        tuple(advantages),
+        tuple(values),
         tuple(trained),
         off_policy=sum(tokens for found in sampled for own, tokens in found.items() if chain.between(version, own)),
         carried=sum(len(found) > 1 for found in sampled),
@@ -213,6 +224,13 @@ def join(shares: Sequence[Share]) -> Batch:
         borrowed=sum(share.group.borrowed for share in shares),
         trained=trained,
         excluded=tuple(entry for share in shares for entry in share.group.excluded),
+    )
+
+
+def _teaches(group: LoadedGroup, advantages: Advantages) -> bool:
+    kept = ((rows, own) for rows, own in zip(group.rows, advantages, strict=True) if own is not None)
+    return any(
+        np.any((np.asarray(value) != 0) & (row.mask != 0)) for rows, own in kept for row, value in zip(rows, own, strict=True)
     )
 
 

@@ -58,6 +58,8 @@ class Checkpoint:
     record: StepRecord | None
     """What the store must learn from the last step; None for the start."""
     metrics: dict[str, float]
+    proximal: dict[str, Any] | None = None
+    """Of the proximal policy, if it has a state; see `trainers.proximal`."""
 
 
 def save(root: Path, checkpoint: Checkpoint) -> Path:

@@ -7,6 +7,7 @@ there at once, one transaction a group. So a trainer that is killed while it gat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import attrgetter
 
 from harnessgym.consumption import Candidate, Choice, Replayable, choose, places_for_replays, replay
 from harnessgym.run_config import RunConfig
@@ -22,8 +23,14 @@ _POLL_S = 0.05
 class Gathering:
     """Takes groups of one run from the store. Those read and not taken yet are kept for later batches."""
 
-    def __init__(self, store: TraceStore, run_id: str, config: RunConfig) -> None:
-        self.store, self.run_id, self.config, self.options = store, run_id, config, config.trainer
+    def __init__(
+        self,
+        store: TraceStore,
+        run_id: str,
+        config: RunConfig,
+        teaches: Callable[[LoadedGroup], bool] = attrgetter("signal"),
+    ) -> None:
+        self.store, self.run_id, self.config, self.options, self.teaches = store, run_id, config, config.trainer, teaches
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self.replayed = 0
@@ -69,7 +76,7 @@ class Gathering:
                 self._give_up(found, version)
                 for group_id in found.take:
                     group = joined(self._loaded.pop(group_id))
-                    if refills and not group.signal:
+                    if refills and not self.teaches(group):
                         refills -= self._drop(group_id, "no_signal", version)
                         continue
                     taken.add(group_id)
@@ -107,7 +114,7 @@ class Gathering:
             if not places:
                 return
             group = load_group(self.store, self.store.read(partial(rollouts.group, group_id=group_id)))
-            if group.signal and group.staleness(version, chain) <= options.max_staleness:
+            if group.staleness(version, chain) <= options.max_staleness and self.teaches(group):
                 places -= 1
                 yield group
 

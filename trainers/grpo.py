@@ -1,7 +1,7 @@
 """Asynchronous GRPO (arXiv 2402.03300) in plain torch, top to bottom.
 
-Take the next complete groups, give each rollout its group-relative advantage, take one step on the clipped surrogate with
-truncated importance weights, checkpoint, publish the weights as a new policy version. Rollouts go on meanwhile under older
+Take the next complete groups, give each rollout its advantages within its group, take one step on the loss and with the
+corrections that the run names, checkpoint, publish the weights as a new policy version. Rollouts go on meanwhile under older
 versions; η bounds how much older. Checkpoint and publication of a step may lag behind the gathering and computing of the next.
 
 The policy may lie in shards over several processes (`trainers.trainee`); this is what their leader does.
@@ -11,7 +11,7 @@ Left out: a KL penalty to a reference policy, several steps per batch.
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,17 +22,20 @@ import torch
 
 from harnessgym.config import Config
 from harnessgym.errors import TrainerError
-from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, ledger, policies, runs
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.policies import PolicyVersion
+from harnessgym.tokens import IdArray
+from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
-from trainers.batch import Batch, Estimator, LoadedGroup, join, make_batch, share_of
+from trainers.advantages.estimator import make_estimator
+from trainers.batch import Batch, LoadedGroup, gives_signal, join, make_batch, share_of
 from trainers.checkpoint import Checkpoint
 from trainers.checkpoint_writer import CheckpointWriter
+from trainers.corrections.loglinear import ages
 from trainers.gathering import Gathering
 from trainers.length_bias import LengthBias
 from trainers.replaying import replayable
@@ -68,7 +71,7 @@ def train(settings: TrainerSettings) -> None:
 def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
     """What each process of the trainer does: the leader trains, the others follow."""
     torch.set_num_threads(config.supervisor.threads)
-    trainee = Trainee(config, world)
+    trainee = Trainee(config, world, folder.versions)
     if world.rank > 0:
         trainee.follow()
         return
@@ -92,12 +95,13 @@ class Learner:
             raise TrainerError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
         self.folder, self.config, self.store, self.run = folder, config, store, run
         self.policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
-        self.estimator: Estimator = load("advantage", config.trainer.advantage)
+        self.estimator = make_estimator(config, store, trainee)
         self.trainee = trainee
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
-        shared = SharedGathering(store, run.id, self.policy_id, config) if config.policies else None
-        self.gathering = shared or Gathering(store, run.id, config)
+        teaches = partial(gives_signal, self.estimator)
+        shared = SharedGathering(store, run.id, self.policy_id, config, teaches) if config.policies else None
+        self.gathering = shared or Gathering(store, run.id, config, teaches)
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
@@ -116,7 +120,7 @@ class Learner:
         found = checkpoint.load_newest(self.folder.checkpoints)
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
         if found is not None:
-            self.trainee.load(found.weights, found.optimizer, found.randoms)
+            self.trainee.load(found.weights, found.optimizer, found.randoms, found.proximal)
             self.step, self.version, self._last = found.step, found.version, found.record
             self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
@@ -127,7 +131,7 @@ class Learner:
             self.trainee.load(weights)
             self.step, self.version = newest.step, newest.version
         else:
-            self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}))
+            self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}, self.trainee.proximal_state()))
 
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
@@ -137,9 +141,10 @@ class Learner:
         told = (self.version, chain, busy, self.writer.check, trained)
         if isinstance(self.gathering, SharedGathering):
             return self.gathering.groups(*told)
-        again = self.config.replay.success_pool
-        own = (self.store, self.run.id, self.policy_id)
-        pool = SuccessPool(*own, again=again, max_staleness=eta, version=self.version, chain=chain, last=self._last)
+        pool = SuccessPool(
+            self.store, self.run.id, self.policy_id, again=self.config.replay.success_pool, max_staleness=eta,
+            version=self.version, chain=chain, last=self._last, teaches=self.gathering.teaches,
+        )  # fmt: skip
         return self.gathering.groups(*told, pool.join)
 
     def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
@@ -150,7 +155,7 @@ class Learner:
         given_up = self.gathering.given_up(self.version)
         held = time.perf_counter()
         weights, optimizer, randoms = self.trainee.state()
-        optimizer = self.writer.stage(optimizer)
+        optimizer, proximal = self.writer.stage(optimizer), self.trainee.proximal_state()
         metrics = made | {
             "step": self.step + 1,
             "reward": float(np.mean(batch.rewards)),
@@ -179,7 +184,7 @@ class Learner:
         metrics["version"] = self.version
         self._last = self._record(batch, parent)
         self._newest = tuple(TrainedGroup(item.id, item.ordinal, self.version, item.staleness) for item in batch.groups)
-        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, randoms, self._last, metrics))
+        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, randoms, self._last, metrics, proximal))
         return metrics
 
     def settle(self) -> None:
@@ -194,18 +199,22 @@ class Learner:
         batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle, kept)
         if not batch.rows:
             return batch, None
-        return batch, self.trainee.update(batch.rows, batch.advantages)
+        return batch, self.trainee.update(batch.rows, batch.advantages, self._ages(batch.rows, self._chain()))
 
     def _streamed(self, groups: Iterable[LoadedGroup]) -> tuple[Batch, UpdateMetrics | None]:
         """The same, group by group as they arrive."""
         chain, shares, kept = self._chain(), [], self.config.filter.steps_kept
         self.trainee.begin()
         for group in groups:
-            shares.append(share_of(group, group.rewards, self.version, chain, self.estimator, kept))
+            shares.append(share_of(group, self.estimator(group.scored), self.version, chain, kept))
             if shares[-1].rows:
-                self.trainee.add(shares[-1].rows, shares[-1].advantages)
+                self.trainee.add(shares[-1].rows, shares[-1].advantages, self._ages(shares[-1].rows, chain))
         batch = join(shares)
         return batch, self.trainee.step() if batch.rows else None
+
+    def _ages(self, rows: Sequence[Row], chain: VersionChain) -> list[IdArray] | None:
+        """Staleness of each token of each row, where the update depends on it."""
+        return [ages(row.versions, self.version, chain) for row in rows] if self.trainee.wants_ages else None
 
     def log(self, metrics: dict[str, float]) -> None:
         """Append a line to the run's metrics."""

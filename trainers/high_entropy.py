@@ -10,6 +10,7 @@ import numpy as np
 
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
+from trainers.advantages.estimator import Advantages
 
 
 def turn_entropies(row: Row) -> list[float | None]:
@@ -19,6 +20,13 @@ def turn_entropies(row: Row) -> list[float | None]:
         sampled = row.mask[turn.start : turn.end] == 1
         out.append(float(-row.logprobs[turn.start : turn.end][sampled].mean()) if sampled.any() else None)
     return out
+
+
+def surest_masked(rows: Sequence[Sequence[Row]], advantages: Advantages, share: float) -> Advantages:
+    """A group's advantages, zero in the turns that are left out. Turns of dropped rollouts are none of those compared."""
+    taught = [row for own, given in zip(rows, advantages, strict=True) if given is not None for row in own]
+    kept = iter(kept_turns(taught, share))
+    return [given and [np.asarray(value, dtype=np.float32) * next(kept) for value in given] for given in advantages]
 
 
 def kept_turns(rows: Sequence[Row], share: float) -> list[FloatArray]:

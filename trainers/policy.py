@@ -9,7 +9,7 @@ Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +19,13 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from harnessgym.errors import PolicyError
+from trainers.packing import Packed, Span
 
+_LOGITS = 1 << 26
+"""Logits that are held for the backward pass, 256 MiB."""
 _ARCHITECTURES = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
 """Architecture name to "normalises queries and keys per head"."""
 
@@ -146,6 +150,18 @@ class Attention(nn.Module):
         )
         return F.linear(out.transpose(1, 2).flatten(2), self.o_proj.weight)
 
+    def attend_spans(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, spans: Sequence[Span]) -> Tensor:
+        """Attention output [1, N, hidden] of packed rows (B is 1)."""
+        found = []
+        for span in spans:
+            q, k, v = _taken(q_BHND, span.queries_SQ), _taken(k_BHND, span.keys_SK), _taken(v_BHND, span.keys_SK)
+            mask = None if span.mask_SQK is None else span.mask_SQK[:, None]
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
+            )
+            found.append(out.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, span.real))
+        return F.linear(torch.cat(found)[None], self.o_proj.weight)
+
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """`attend` for one query per sequence; `mask` is [B * kv_heads, 1, S].
 
@@ -178,10 +194,12 @@ class Block(nn.Module):
         """What attention sees of the residual stream."""
         return _rms_norm(x, self.input_layernorm, self.eps)
 
-    def forward(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> Tensor:
-        """The residual stream of whole sequences, a layer later."""
-        q, k, v = self.self_attn.project(self.pre_attention(x_BTE), cos_BT1D, sin_BT1D)
-        return self.feed_forward(x_BTE + self.self_attn.attend(q, k, v, None))
+    def forward(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor, spans: Sequence[Span] = ()) -> Tensor:
+        """The residual stream of whole sequences, or of one packed one with its spans, a layer later."""
+        attention = self.self_attn
+        q, k, v = attention.project(self.pre_attention(x_BTE), cos_BT1D, sin_BT1D)
+        attended = attention.attend_spans(q, k, v, spans) if spans else attention.attend(q, k, v, None)
+        return self.feed_forward(x_BTE + attended)
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """The residual stream after the feed-forward net."""
@@ -219,6 +237,26 @@ class Policy(nn.Module):
         for layer in self.blocks:
             x = layer(x, cos, sin)
         return self.logits(x)
+
+    def logprobs(self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0) -> Tensor:
+        """Log-probability at `temperature` of tokens of packed rows, float32 [M]; see `Packed.trained`.
+
+        Logits are computed for these tokens alone, and in the backward pass again where they would take much memory.
+        """
+        cos, sin = self.cos[packed.positions_N][None, :, None], self.sin[packed.positions_N][None, :, None]
+        x = F.embedding(packed.ids_N[None], self.embed_tokens.weight)
+        for layer in self.blocks:
+            x = layer(x, cos, sin, packed.spans)
+        hidden_ME = x[0].index_select(0, before_M)
+        rows = max(1, _LOGITS // self.config.vocab_size)
+        if len(hidden_ME) <= rows:
+            return self._chosen(hidden_ME, targets_M, temperature)
+        parts = zip(torch.split(hidden_ME, rows), torch.split(targets_M, rows), strict=True)
+        return torch.cat([checkpoint(self._chosen, *part, temperature, use_reentrant=False) for part in parts])
+
+    def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
+        scores_MV = self.logits(hidden_ME).float() / temperature
+        return scores_MV.gather(-1, targets_M[:, None])[:, 0] - scores_MV.logsumexp(-1)
 
     def logits(self, x: Tensor) -> Tensor:
         """Final norm and vocabulary projection of hidden states [..., hidden]."""
@@ -369,6 +407,12 @@ def _hf_name(name: str) -> str:
         return name
     name = name.replace(".down_proj", ".mlp.down_proj")
     return f"model.{name}" if name.endswith(".weight") else f"model.{name}.weight"
+
+
+def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
+    """[S, heads, Q, D] of the tokens at these places, of a batch of one."""
+    taken = x_BHND[0].index_select(1, index_SQ.flatten())
+    return taken.view(len(taken), *index_SQ.shape, -1).transpose(0, 1)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

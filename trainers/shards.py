@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.optim import Optimizer
 
 from trainers.policy import Policy
@@ -32,6 +32,7 @@ def shard(policy: Policy, world: World) -> None:
         sharded = fully_shard(module, mesh=mesh)
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+    register_fsdp_forward_method(policy, "logprobs")
 
 
 def gather(policy: Policy, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -39,7 +40,7 @@ def gather(policy: Policy, optimizer: Optimizer) -> tuple[dict[str, Tensor], dic
 
     All processes call this together.
     """
-    weights: Any = get_model_state_dict(policy, options=_GATHER)
+    weights = gather_weights(policy)
     if not optimizer.state:  # asked for what is not there, the library would take a step
         return weights, optimizer.state_dict()
     found: Any = get_optimizer_state_dict(policy, optimizer, options=_GATHER)
@@ -50,12 +51,24 @@ def gather(policy: Policy, optimizer: Optimizer) -> tuple[dict[str, Tensor], dic
     return weights, {"state": dict(sorted(state.items())), "param_groups": optimizer.state_dict()["param_groups"]}
 
 
+def gather_weights(policy: Policy) -> dict[str, Tensor]:
+    """`state_dict()` as one process would have it, in the leader's memory; of other processes nothing. Called together."""
+    weights: Any = get_model_state_dict(policy, options=_GATHER)
+    found: dict[str, Tensor] = weights
+    return found
+
+
+def scatter_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
+    """Undo `gather_weights`. Called together; only the leader's weights count."""
+    set_model_state_dict(policy, dict(weights), options=_SCATTER)
+
+
 def scatter(policy: Policy, optimizer: Optimizer, weights: dict[str, Tensor], state: dict[str, Any] | None) -> None:
     """Undo `gather`: the leader's weights and optimizer state into everyone's shards; None leaves the optimizer.
 
     All processes call this together; only the leader's arguments count, but whether there is a state must be known to all.
     """
-    set_model_state_dict(policy, dict(weights), options=_SCATTER)
+    scatter_weights(policy, weights)
     if state is None:
         return
     names = [name for name, _ in policy.named_parameters()]

@@ -6,9 +6,12 @@ is too stale for all as soon as any policy's tokens are, for no policy may be le
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
+
+import numpy as np
 
 from harnessgym.consumption import Candidate, Replayable, choose
 from harnessgym.run_config import RunConfig
@@ -29,8 +32,15 @@ Read = tuple[GroupRow, tuple[Trajectory, ...]]
 class SharedGathering:
     """What `trainers.gathering.Gathering` is for one of several policies."""
 
-    def __init__(self, store: TraceStore, run_id: str, policy_id: str, config: RunConfig) -> None:
-        self.store, self.run_id, self.policy_id = store, run_id, policy_id
+    def __init__(
+        self,
+        store: TraceStore,
+        run_id: str,
+        policy_id: str,
+        config: RunConfig,
+        teaches: Callable[[LoadedGroup], bool] = attrgetter("signal"),
+    ) -> None:
+        self.store, self.run_id, self.policy_id, self.teaches = store, run_id, policy_id, teaches
         self.options, self.filter = config.trainer, config.filter
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
@@ -40,6 +50,9 @@ class SharedGathering:
         """See `Gathering`."""
         self._read: dict[str, Read] = {}
         self._chains: dict[str, VersionChain] = {}
+        self._known_ages: dict[str, dict[str, int]] = {}
+        """See `_ages`; of this batch alone, as are those of groups that run."""
+        self._open_ages: dict[str, int] = {}
         self._step = 0
         """Steps behind the one that is gathered for: the same for every policy."""
 
@@ -54,7 +67,7 @@ class SharedGathering:
         """See `Gathering.groups`."""
         self.waited_s, self.early, self._step = 0.0, 0, chain.depth(version)
         wanted, known = self.options.groups_per_step, list[str]()
-        self._chains = {self.policy_id: chain}
+        self._chains, self._known_ages, self._open_ages = {self.policy_id: chain}, {}, {}
         with self.store.watch(_POLL_S) as watch:
             while True:
                 looking()
@@ -73,48 +86,52 @@ class SharedGathering:
         return self.store.read(lambda conn: backlog.given_up(conn, self.run_id, self._step))
 
     def _settle(self, known: int) -> bool:
-        """Put groups into the step's batch, behind the `known` ones, and give others up. False if there are none for now."""
-        open_places = self.options.groups_per_step - known
+        """Put groups into the step's batch, behind the `known` ones, and give others up. False if there are none for now.
+
+        All of it at once, or nothing if another trainer has settled something meanwhile: then what is free is another.
+        """
+        options = self.options
         standing = self.store.read(lambda conn: backlog.free(conn, self.run_id))
         free = {item.id for item in standing}
         self._read = {group_id: read for group_id, read in self._read.items() if group_id in free}
-        candidates = [self._candidate(item) for item in standing]
-        options = self.options
-        found = choose(candidates, 1 if options.stream else open_places, options.max_staleness, options.when_stale)
-        refills = self._refills()
-        barren = [group_id for group_id in found.take if not _signal(self._read[group_id][0])][:refills]
-        self._give_up(found.drop, "too_stale")
-        self._give_up(found.requeue, "requeued")
-        self._give_up(barren, "no_signal")
-        taken = [group_id for group_id in found.take if group_id not in barren]
-        if taken:
-            self.store.write(lambda conn: backlog.settle_batch(conn, self.run_id, self._step + 1, known, taken))
-        return bool(found.take)
+        candidates = [Candidate(item.id, item.ordinal, item.complete, self._age(item)) for item in standing]
+        wanted = 1 if options.stream else options.groups_per_step - known
+        found = choose(candidates, wanted, options.max_staleness, options.when_stale)
+        allowed = 0 if self.filter.zero_signal == "leave_out" else self.filter.refill_batches * options.groups_per_step
+        left = max(0, allowed - self.given_up(0).get("no_signal", 0)) if allowed else 0
+        barren = [group_id for group_id in found.take if not self.teaches(loaded(*self._load(group_id)))][:left]
+        take = [group_id for group_id in found.take if group_id not in barren]
+        leave: dict[GivenUp, Sequence[str]] = {"too_stale": found.drop, "requeued": found.requeue, "no_signal": barren}
+        if not take and not any(leave.values()):
+            return False
+        step = self._step + 1
+        self.store.write(lambda conn: backlog.settle_batch(conn, self.run_id, step, known, take, leave, allowed))
+        return True
 
-    def _give_up(self, group_ids: Sequence[str], reason: GivenUp) -> None:
-        for group_id in group_ids:
-            self._read.pop(group_id, None)
-            self.store.write(partial(backlog.give_up, group_id=group_id, reason=reason, version=self._step))
-
-    def _refills(self) -> int:
-        """How many groups without a signal this batch may still give up."""
-        if self.filter.zero_signal == "leave_out":
+    def _age(self, item: Standing) -> int:
+        """Staleness of a group's oldest token, whichever policy's; of one that runs, as it is known, once a step."""
+        if item.complete:
+            return max(self._ages(item.id).values(), default=0)
+        if self.options.when_stale == "wait" or self._oldest(item.submitted_versions) <= self.options.max_staleness:
             return 0
-        allowed = self.filter.refill_batches * self.options.groups_per_step
-        return max(0, allowed - self.given_up(0).get("no_signal", 0))
+        if item.id not in self._open_ages:
+            self._open_ages[item.id] = self._oldest(self.store.read(partial(backlog.oldest_versions, group_id=item.id)))
+        return self._open_ages[item.id]
 
-    def _candidate(self, item: Standing) -> Candidate:
-        age = max(self._ages(item.id).values(), default=0) if item.complete else 0
-        return Candidate(item.id, item.ordinal, item.complete, age)
+    def _oldest(self, versions: Mapping[str, int]) -> int:
+        """The staleness of the oldest of some versions, one of each policy; 0 of none."""
+        return max((self._step - self._depth(*version) for version in versions.items()), default=0)
 
     def _ages(self, group_id: str) -> dict[str, int]:
         """By policy: the staleness of a group's oldest token in the step that is gathered for."""
-        ages: dict[str, int] = {}
-        for row in (row for trajectory in self._load(group_id)[1] for row in trajectory.rows):
-            sampled = {int(version) for version in row.versions[row.mask == 1]}
-            old = [self._step - self._depth(row.policy_id, version) for version in sampled]
-            ages[row.policy_id] = max([*old, ages.get(row.policy_id, 0)])
-        return ages
+        if group_id not in self._known_ages:
+            ages: dict[str, int] = {}
+            for row in (row for trajectory in self._load(group_id)[1] for row in trajectory.rows):
+                sampled = np.unique(row.versions[row.mask == 1]).tolist()
+                old = [self._step - self._depth(row.policy_id, version) for version in sampled]
+                ages[row.policy_id] = max([*old, ages.get(row.policy_id, 0)])
+            self._known_ages[group_id] = ages
+        return self._known_ages[group_id]
 
     def _own(self, group_id: str) -> LoadedGroup:
         """A group as this policy trains on it.
@@ -154,8 +171,3 @@ class SharedGathering:
         began = time.perf_counter()
         watch.wait()
         self.waited_s += time.perf_counter() - began
-
-
-def _signal(group: GroupRow) -> bool:
-    """Whether its rewards differ: equal ones teach nothing."""
-    return len({member.reward for member in group.members}) > 1

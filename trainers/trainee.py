@@ -11,13 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harnessgym.config import validate
+from harnessgym.errors import TrainerError
 from harnessgym.run_config import RunConfig
-from harnessgym.tokens import FloatArray
+from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
 from trainers.policy import Policy, load_policy, load_weights, packed_weights, published_weights
-from trainers.update import GradientAccumulation, UpdateMetrics, UpdateSettings, make_optimizer, policy_update
+from trainers.proximal.average import MovingAverage
+from trainers.proximal.proximal import Proximal
+from trainers.proximal.settings import Ewma
+from trainers.proximal.snapshots import Snapshots
+from trainers.scoring import mean_logprobs
+from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
+from trainers.update_settings import settings_of
 from trainers.world import ALONE, World
 
 State = tuple[dict[str, Tensor], dict[str, Any], tuple[RandomState, ...]]
@@ -27,9 +33,9 @@ State = tuple[dict[str, Tensor], dict[str, Any], tuple[RandomState, ...]]
 class Trainee:
     """One process's part of the policy and its optimizer. Calls are the leader's; `follow` is for the others."""
 
-    def __init__(self, config: RunConfig, world: World = ALONE) -> None:
-        settings = validate(UpdateSettings, dict(config.trainer.update), "[trainer.update]")
-        self.settings = settings.model_copy(update={"temperature": config.sampling.temperature})
+    def __init__(self, config: RunConfig, world: World = ALONE, versions: Path | None = None) -> None:
+        """`versions` is where the run's policy versions are published, for a proximal policy that needs them."""
+        self.settings = settings_of(config)
         self.world = world
         world.take_device()
         torch.manual_seed(config.seed + world.rank)
@@ -42,6 +48,17 @@ class Trainee:
             self.policy.to(world.device)
         self.optimizer = make_optimizer(self.policy, self.settings)
         self._gradients: GradientAccumulation | None = None
+        self._proximal = self._make_proximal(versions, config.trainer.max_staleness + 1)
+
+    def _make_proximal(self, versions: Path | None, kept: int) -> Proximal | None:
+        named = self.settings.proximal
+        if isinstance(named, Ewma):
+            return MovingAverage(self.policy, self.settings, named, self.world)
+        if named != "snapshot":
+            return None
+        if versions is None:
+            raise TrainerError("proximal = 'snapshot' reads published versions, and this trainer does not know where they are.")
+        return Snapshots(self.policy, self.settings, versions, kept, self.world)
 
     def follow(self) -> None:
         """Do what the leader does until it calls `dismiss`."""
@@ -53,27 +70,49 @@ class Trainee:
         """Let the followers go."""
         self.world.lead()
 
-    def update(self, rows: Sequence[Row], advantages: Sequence[float | FloatArray]) -> UpdateMetrics:
+    @property
+    def wants_ages(self) -> bool:
+        """Whether `update` and `add` need the staleness of each token."""
+        return self.settings.proximal == "loglinear"
+
+    def update(
+        self, rows: Sequence[Row], advantages: Sequence[float | FloatArray], ages: Sequence[IdArray] | None = None
+    ) -> UpdateMetrics:
         """One optimizer step on a batch; see `policy_update`."""
-        self.world.lead("update", rows, advantages)
-        return policy_update(self.policy, self.optimizer, rows, advantages, self.settings, world=self.world)
+        self.world.lead("update", rows, advantages, ages)
+        proximal = None if self._proximal is None else self._proximal.logprobs(rows)
+        found = policy_update(self.policy, self.optimizer, rows, advantages, self.settings, proximal, self.world, ages)
+        return self._stepped(found)
 
     def begin(self) -> None:
         """Begin a step whose batch comes in parts; see `GradientAccumulation`."""
         self.world.lead("begin")
         self._gradients = GradientAccumulation(self.policy, self.optimizer, self.settings, self.world)
 
-    def add(self, rows: Sequence[Row], advantages: Sequence[float | FloatArray]) -> None:
+    def add(self, rows: Sequence[Row], advantages: Sequence[float | FloatArray], ages: Sequence[IdArray] | None = None) -> None:
         """Add a part to the step that was begun."""
-        self.world.lead("add", rows, advantages)
+        self.world.lead("add", rows, advantages, ages)
         assert self._gradients is not None
-        self._gradients.add(rows, advantages)
+        self._gradients.add(rows, advantages, None if self._proximal is None else self._proximal.logprobs(rows), ages)
 
     def step(self) -> UpdateMetrics:
         """Take the step that was begun."""
         self.world.lead("step")
         assert self._gradients is not None
-        return self._gradients.step()
+        return self._stepped(self._gradients.step())
+
+    def _stepped(self, metrics: UpdateMetrics) -> UpdateMetrics:
+        if self._proximal is not None:
+            self._proximal.stepped(metrics)
+        return metrics
+
+    def score(self, texts: Sequence[IdArray], tails: Sequence[int]) -> list[float]:
+        """Of texts, int32 [T] each: the mean logprob of so many tokens at the end of each. Changes nothing.
+
+        Every process computes them all: where the policy lies in shards, each has to take part in each pass.
+        """
+        self.world.lead("score", texts, tails)
+        return mean_logprobs(self.policy, texts, tails, self.settings)
 
     def state(self) -> State:
         """All that a checkpoint needs. Weights are copies in main memory; the optimizer's may change with the next step."""
@@ -87,13 +126,19 @@ class Trainee:
         weights, optimizer = gather(self.policy, self.optimizer)
         return published_weights(self.policy, weights), optimizer, randoms
 
+    def proximal_state(self) -> dict[str, Any] | None:
+        """What a checkpoint needs of the proximal policy, as copies; None if nothing."""
+        self.world.lead("proximal_state")
+        return None if self._proximal is None else self._proximal.state()
+
     def load(
         self,
         weights: dict[str, Tensor] | None = None,
         optimizer: dict[str, Any] | None = None,
         randoms: tuple[RandomState, ...] = (),
+        proximal: dict[str, Any] | None = None,
     ) -> None:
-        """Go on from these weights and, if given, from this optimizer state and these generators.
+        """Go on from these weights and, if given, from this optimizer state, these generators and this proximal policy's state.
 
         A process whose generators are not among them keeps its own: torch's begins with the run's seed plus its rank.
         """
@@ -108,6 +153,8 @@ class Trainee:
             packed = packed_weights(self.policy, weights) if weights is not None else {}
             stepped = self.world.shared(optimizer is not None and bool(optimizer["state"]))
             scatter(self.policy, self.optimizer, packed, (optimizer or {}) if stepped else None)
+        if self._proximal is not None:
+            self._proximal.load(proximal)
         randoms = self.world.shared(randoms)
         if self.world.rank < len(randoms):
             randoms[self.world.rank].restore()

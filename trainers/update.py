@@ -1,13 +1,13 @@
 """One optimizer step on a batch of rows: the arithmetic that every trainer here shares.
 
-What is computed is decoupled PPO (arXiv 2505.24298): the clipped surrogate against a proximal policy, weighted per token by the
-truncated ratio between that policy and the one that sampled. Given equal inputs, the step is deterministic.
+Each trained token has a loss against a proximal policy, weighted by corrections for what another policy sampled; both are named
+in `UpdateSettings`. By default it is the clipped surrogate. Given equal inputs, the step is deterministic.
 
 With a `World` of several processes, each of them calls the same functions with the same rows, computes its part of them, and
 gets the metrics of all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,16 +15,19 @@ import torch
 from torch import Tensor
 
 from harnessgym.errors import TrainerError
-from harnessgym.tokens import FloatArray
+from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
-from trainers.corrections.importance_sampling import effective_sample_size, truncated
-from trainers.losses.clipped import clipped_surrogate, clipped_tokens
+from trainers.corrections.baseline import MinimumVariance, reward_of
+from trainers.corrections.importance_sampling import effective_sample_size
+from trainers.corrections.learning_rate import step_size
+from trainers.gradients import Item, Seen, backward_all
 from trainers.losses.normalisation import denominator, token_weights
-from trainers.policy import Policy, token_logprobs
+from trainers.losses.tokens import TimeArray, sampling_times
+from trainers.policy import Policy
 from trainers.update_settings import UpdateSettings
 from trainers.world import ALONE, World
 
-__all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_optimizer", "micro_batches", "policy_update"]
+__all__ = ["GradientAccumulation", "UpdateMetrics", "UpdateSettings", "make_optimizer", "policy_update"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,20 @@ class UpdateMetrics:
     """Mean of pi / mu: near 1 when the recorded logprobs are those of the distribution that was sampled."""
     ess: float
     """Effective sample size of pi / mu as a share of the tokens, before truncation."""
+    rollout_ess: float
+    """The same of whole rollouts, each the product of its tokens' ratios: what lr_rule = "ess" goes by."""
     kl: float
     """KL(mu, pi) by the k3 estimator, r - 1 - log r (Schulman 2020), nats per token."""
     clip_fraction: float
-    """Share of tokens whose gradient the clip cut."""
+    """Share of tokens whose gradient the loss cut."""
+    masked: float
+    """Share of tokens that corrections masked. They count in every denominator."""
     entropy: float
     """Mean of -log pi over the sampled tokens: the policy's entropy, estimated on what mu sampled, nats per token."""
+    lr: float
+    """Learning rate that the step was taken with."""
+    baseline: float
+    """What baseline = "minimum_variance" subtracted from the rewards; else 0."""
     tokens: int
     rollouts: int
 
@@ -61,18 +72,20 @@ def policy_update(
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None = None,
     world: World = ALONE,
+    ages: Sequence[IdArray] | None = None,
 ) -> UpdateMetrics:
     """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
 
-    `proximal` holds the logprobs [T] per row of a policy to clip ratios against instead of `settings.proximal`. Raises
+    `proximal` holds the logprobs [T] per row of a policy to clip ratios against, where `settings.proximal` is not one that the
+    pass itself gives (or instead of that); `ages` the staleness [T] per row of each token, which "loglinear" needs. Raises
     `TrainerError` for lengths that do not match, a batch without trained tokens, or a gradient that is not finite (the weights
     are then unchanged).
     """
-    batch = _checked(rows, advantages, settings, proximal)
+    batch = _checked(rows, advantages, settings, proximal, ages)
     optimizer.zero_grad(set_to_none=True)
-    seen = _backward_all(policy, batch, settings, world)
-    norm = _clip_and_step(policy, optimizer, settings)
-    return _metrics(seen, norm, len({row.rollout_id for row in rows}))
+    baseline = _baseline(policy, settings, world)
+    seen = _add(policy, batch, settings, world, baseline)
+    return _step(policy, optimizer, settings, seen, baseline, len({row.rollout_id for row in rows}))
 
 
 class GradientAccumulation:
@@ -86,12 +99,19 @@ class GradientAccumulation:
         self, policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, world: World = ALONE
     ) -> None:
         self.policy, self.optimizer, self.settings, self.world = policy, optimizer, settings, world
-        self._seen: list[_Seen] = []
+        self._seen: list[Seen] = []
         self._rollouts: set[str] = set()
         self._denominator = 0
+        self._baseline = _baseline(policy, settings, world)
         optimizer.zero_grad(set_to_none=True)
 
-    def add(self, rows: Sequence[Row], advantages: Sequence[float | FloatArray]) -> None:
+    def add(
+        self,
+        rows: Sequence[Row],
+        advantages: Sequence[float | FloatArray],
+        proximal: Sequence[FloatArray] | None = None,
+        ages: Sequence[IdArray] | None = None,
+    ) -> None:
         """Add the gradients of some rollouts, all rows of each; without trained tokens they count in denominators alone.
 
         Raises `TrainerError` as `policy_update` does, and for rows of a rollout that was added before.
@@ -100,8 +120,8 @@ class GradientAccumulation:
         if again:
             raise TrainerError(f"Rollout {min(again)} is in two parts of a batch: its rows must be added together.")
         if any(row.mask.any() for row in rows):
-            part = _checked(rows, advantages, self.settings, None, total=1)
-            self._seen += _backward_all(self.policy, part, self.settings, self.world)
+            part = _checked(rows, advantages, self.settings, proximal, ages, total=1)
+            self._seen += _add(self.policy, part, self.settings, self.world, self._baseline)
         self._rollouts |= {row.rollout_id for row in rows}
         self._denominator += denominator(rows, self.settings.normalisation)
 
@@ -109,44 +129,8 @@ class GradientAccumulation:
         """Step on what was added. Raises `TrainerError` if that is nothing, or its gradient is not finite."""
         if not self._seen:
             raise TrainerError("The batch has no trained token: there is no step to take.")
-        for parameter in self.policy.parameters():
-            if parameter.grad is not None:
-                parameter.grad.div_(self._denominator)
-        norm = _clip_and_step(self.policy, self.optimizer, self.settings)
-        found = _metrics(self._seen, norm, len(self._rollouts))
-        return replace(found, loss=found.loss / self._denominator)
-
-
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> Iterator[list[int]]:
-    """Indices of rows in groups of similar length whose padded size is at most `max_tokens` (a longer row goes alone)."""
-    group: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if group and lengths[group[0]] * (len(group) + 1) > max_tokens:
-            yield group
-            group = []
-        group.append(index)
-    if group:
-        yield group
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A row with everything the loss needs about its tokens, each float32 [T]."""
-
-    row: Row
-    advantages: FloatArray
-    weights: FloatArray
-    proximal: FloatArray | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Per trained token of a micro-batch, float [N] (loss: a sum)."""
-
-    loss: float
-    log_ratio_N: Tensor
-    logprobs_N: Tensor
-    clipped_N: Tensor
+        rollouts, whole = len(self._rollouts), self._denominator
+        return _step(self.policy, self.optimizer, self.settings, self._seen, self._baseline, rollouts, whole)
 
 
 def _checked(
@@ -154,100 +138,142 @@ def _checked(
     advantages: Sequence[float | FloatArray],
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None,
+    ages: Sequence[IdArray] | None,
     total: int | None = None,
-) -> list[_Item]:
-    if len(rows) != len(advantages) or (proximal is not None and len(proximal) != len(rows)):
+) -> list[Item]:
+    if {len(each) for each in (advantages, proximal, ages) if each is not None} != {len(rows)}:
         raise TrainerError(
-            f"{len(rows)} rows need as many advantages (and proximal logprobs, if given); got {len(advantages)}."
+            f"{len(rows)} rows need as many advantages (and proximal logprobs and ages, if given); got {len(advantages)}."
         )
     if not any(row.mask.any() for row in rows):
         raise TrainerError("The batch has no trained token; drop groups of equal reward only while others remain.")
-    items = []
+    if proximal is None and (settings.proximal not in ("behaviour", "current", "loglinear")):
+        raise TrainerError(f"Logprobs of the proximal policy are needed with proximal = {settings.proximal!r}.")
+    if proximal is None and ages is None and settings.proximal == "loglinear":
+        raise TrainerError("The staleness of each token (ages) is needed with proximal = 'loglinear'.")
+    items, times = [], _times(rows) if settings.whole_rollouts else [np.zeros(len(row.ids), np.int64) for row in rows]
     for index, (row, weights) in enumerate(zip(rows, token_weights(rows, settings.normalisation, total), strict=True)):
         advantage = np.asarray(advantages[index], dtype=np.float32)
         old = None if proximal is None else np.asarray(proximal[index], dtype=np.float32)
-        if advantage.shape not in ((), row.ids.shape) or (old is not None and old.shape != row.ids.shape):
-            raise TrainerError(f"Rollout {row.rollout_id}: advantages or proximal logprobs do not have the row's length.")
+        age = None if ages is None else ages[index]
+        given = [each for each in (old, age) if each is not None]
+        if advantage.shape not in ((), row.ids.shape) or any(each.shape != row.ids.shape for each in given):
+            raise TrainerError(f"Rollout {row.rollout_id}: advantages, proximal logprobs or ages do not have the row's length.")
         if row.mask[:1].any():
             raise TrainerError(f"Rollout {row.rollout_id}: the first token of a row has no context and cannot be trained.")
-        items.append(_Item(row, np.broadcast_to(advantage, row.ids.shape), weights, old))
+        if row.mask.any() or not settings.whole_rollouts:
+            items.append(Item(row, np.broadcast_to(advantage, row.ids.shape), weights, times[index], old, age))
     return items
 
 
-def _backward_all(policy: Policy, items: Sequence[_Item], settings: UpdateSettings, world: World) -> list[_Seen]:
-    """Add the gradients of all items, micro-batch by micro-batch; each process adds its part of them.
+def _times(rows: Sequence[Row]) -> list[TimeArray]:
+    """When each token was sampled, among those of its rollout; see `sampling_times`."""
+    own: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        own.setdefault(row.rollout_id, []).append(index)
+    found = {
+        index: times
+        for indices in own.values()
+        for index, times in zip(indices, sampling_times([rows[index] for index in indices]), strict=True)
+    }
+    return [found[index] for index in range(len(rows))]
 
-    Shards are exchanged in every pass, so all processes make as many as the one that needs most.
+
+def _baseline(policy: Policy, settings: UpdateSettings, world: World) -> MinimumVariance | None:
+    if settings.baseline == "none":
+        return None
+    if world.size > 1:
+        raise TrainerError(
+            "The gradient of each rollout alone is not to be had where several processes add up those of theirs."
+        )
+    return MinimumVariance(policy)
+
+
+def _add(
+    policy: Policy, items: Sequence[Item], settings: UpdateSettings, world: World, baseline: MinimumVariance | None
+) -> list[Seen]:
+    """Add the gradients of all items: to the parameters, or rollout by rollout to what a baseline is found from."""
+    if baseline is None:
+        return backward_all(policy, items, settings, world)
+    seen = []
+    rollouts: dict[str, list[Item]] = {}
+    for item in items:
+        rollouts.setdefault(item.row.rollout_id, []).append(item)
+    for rollout_id, own in rollouts.items():
+        trained = [item.advantages[item.row.mask != 0] for item in own]
+        if not any(map(len, trained)):
+            continue
+        reward = reward_of(rollout_id, torch.from_numpy(np.concatenate(trained)))
+        scores = [replace(item, advantages=np.ones_like(item.advantages)) for item in own]
+        found = backward_all(policy, scores, settings, world)
+        baseline.add(reward, sum(part.loss for part in found))
+        seen += found
+    return seen
+
+
+def _step(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    settings: UpdateSettings,
+    seen: Sequence[Seen],
+    baseline: MinimumVariance | None,
+    rollouts: int,
+    whole: int | None = None,
+) -> UpdateMetrics:
+    """Step along the gradients that are there, divided by `whole`. Raises `TrainerError` if they are not finite."""
+    if baseline is not None:
+        baseline.give()
+    if whole is not None:
+        for parameter in policy.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(whole)
+    log_weight_R = _log_weights(seen)
+    lr = step_size(settings, log_weight_R)
+    norm = _clip_and_step(policy, optimizer, settings, lr)
+    loss = sum(part.loss for part in seen) if baseline is None else baseline.loss
+    log_ratio_N = torch.cat([part.log_ratio_N for part in seen])
+    ratio_N = log_ratio_N.exp()
+    return UpdateMetrics(
+        loss=loss if whole is None else loss / whole,
+        grad_norm=norm,
+        mean_ratio=float(ratio_N.mean()),
+        ess=float(effective_sample_size(log_ratio_N)),
+        rollout_ess=float(effective_sample_size(log_weight_R)),
+        kl=float((ratio_N - 1 - log_ratio_N).mean()),
+        clip_fraction=float(torch.cat([part.clipped_N for part in seen]).float().mean()),
+        masked=float(torch.cat([part.masked_N for part in seen]).float().mean()),
+        entropy=float(-torch.cat([part.logprobs_N for part in seen]).mean()),
+        lr=lr,
+        baseline=0.0 if baseline is None else baseline.value,
+        tokens=log_ratio_N.numel(),
+        rollouts=rollouts,
+    )
+
+
+def _log_weights(seen: Sequence[Seen]) -> Tensor:
+    """Sum of log(pi / mu) over the trained tokens of each rollout, float64 [R], by its id."""
+    found: dict[str, float] = {}
+    for part in seen:
+        sums_R = torch.zeros(len(part.rollouts), dtype=torch.float64)
+        sums_R.index_add_(0, part.rollout_N, part.log_ratio_N.double())
+        for rollout_id, value in zip(part.rollouts, sums_R.tolist(), strict=True):
+            found[rollout_id] = found.get(rollout_id, 0.0) + value
+    return torch.tensor([found[rollout_id] for rollout_id in sorted(found)], dtype=torch.float64)
+
+
+def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, lr: float) -> float:
+    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is not finite.
+
+    The optimizer has the rate of this step for this step alone.
     """
-    lengths = [len(item.row.ids) for item in items]
-    parts = [[items[index] for index in part] for part in world.parts(lengths)]
-    plans = [list(micro_batches([len(item.row.ids) for item in part], settings.micro_batch_tokens)) for part in parts]
-    mine, plan = parts[world.rank], plans[world.rank]
-    seen = [_backward(policy, [mine[index] for index in indices], settings) for indices in plan]
-    for _ in range(max(map(len, plans)) - len(plan)):
-        _pass_without_rows(policy)
-    return [part for parts in world.everyones(seen) for part in parts]
-
-
-def _pass_without_rows(policy: Policy) -> None:
-    """Add a gradient of zero."""
-    (policy(torch.zeros(1, 1, dtype=torch.long, device=policy.cos.device)).sum() * 0.0).backward()
-
-
-def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> float:
-    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is not finite."""
     length = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm)
     norm = float(length.full_tensor() if hasattr(length, "full_tensor") else length)
     if not np.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise TrainerError(f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs.")
     for group in optimizer.param_groups:
-        group["lr"] = settings.lr
+        group["lr"] = lr
     optimizer.step()
+    for group in optimizer.param_groups:
+        group["lr"] = settings.lr
     return norm
-
-
-def _backward(policy: Policy, items: Sequence[_Item], settings: UpdateSettings) -> _Seen:
-    """Add the micro-batch's gradient; its loss is already divided by the whole batch's denominator, or by 1."""
-    longest, device = max(len(item.row.ids) for item in items), policy.cos.device
-    ids_BT = _padded([item.row.ids for item in items], longest, device).long()
-    mask_BT = _padded([item.row.mask for item in items], longest, device) != 0
-    logprobs_N = token_logprobs(policy(ids_BT), ids_BT, settings.temperature)[mask_BT]
-    behaviour_N = _padded([item.row.logprobs for item in items], longest, device)[mask_BT]
-    advantages_N = _padded([item.advantages for item in items], longest, device)[mask_BT]
-    weights_N = _padded([item.weights for item in items], longest, device)[mask_BT]
-    known = [item.proximal for item in items if item.proximal is not None]
-    if known:
-        old_N = _padded(known, longest, device)[mask_BT]
-    else:
-        old_N = behaviour_N if settings.proximal == "behaviour" else logprobs_N.detach()
-    step_N = logprobs_N - old_N
-    loss_N = clipped_surrogate(step_N, advantages_N, settings.clip_low, settings.clip_high)
-    loss = (weights_N * truncated(old_N - behaviour_N, settings.tis_cap) * loss_N).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
-    clipped_N = clipped_tokens(step_N.detach(), advantages_N, settings.clip_low, settings.clip_high)
-    return _Seen(float(loss.detach()), (logprobs_N - behaviour_N).detach().cpu(), logprobs_N.detach().cpu(), clipped_N.cpu())
-
-
-def _padded(arrays: Sequence[np.ndarray], length: int, device: torch.device) -> Tensor:
-    """[B, length] of right-padded rows."""
-    out = np.zeros((len(arrays), length), dtype=arrays[0].dtype)
-    for row, array in zip(out, arrays, strict=True):
-        row[: len(array)] = array
-    return torch.from_numpy(out).to(device)
-
-
-def _metrics(seen: Sequence[_Seen], grad_norm: float, rollouts: int) -> UpdateMetrics:
-    log_ratio_N = torch.cat([part.log_ratio_N for part in seen])
-    ratio_N = log_ratio_N.exp()
-    return UpdateMetrics(
-        loss=sum(part.loss for part in seen),
-        grad_norm=grad_norm,
-        mean_ratio=float(ratio_N.mean()),
-        ess=float(effective_sample_size(log_ratio_N)),
-        kl=float((ratio_N - 1 - log_ratio_N).mean()),
-        clip_fraction=float(torch.cat([part.clipped_N for part in seen]).float().mean()),
-        entropy=float(-torch.cat([part.logprobs_N for part in seen]).mean()),
-        tokens=log_ratio_N.numel(),
-        rollouts=rollouts,
-    )

@@ -1,10 +1,30 @@
 """Settings of one optimizer step, apart from the step itself: whoever only checks a configuration needs no torch."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
 
+from harnessgym.config import Config, validate
+from harnessgym.errors import ConfigError
+from harnessgym.registry import Kind, load, names
+from harnessgym.run_config import RunConfig
+from trainers.corrections.settings import CorrectionSettings, Tis
 from trainers.losses.normalisation import Normalisation
+from trainers.losses.settings import Dapo, LossSettings, Part
+from trainers.proximal.settings import Ewma
+
+P = TypeVar("P", bound=Part)
+
+
+class EssRule(Config):
+    """The learning rate falls with the effective sample size of the rollouts' importance weights (VCPO)."""
+
+    name: Literal["ess"] = "ess"
+    target: float = Field(1.0, gt=0, le=1)
+    """rho_0: the effective share of the rollouts that deserves the whole rate. VCPO's script for many turns has 0.55."""
+    power: float = Field(0.5, gt=0)
+    """lr (min(1, rho / rho_0))^power: 0.5 is the square root rule, 1 the linear one."""
 
 
 class UpdateSettings(BaseModel):
@@ -14,15 +34,22 @@ class UpdateSettings(BaseModel):
 
     lr: float = Field(4e-4, gt=0)
     """Learning rate of this step; fits the shipped policy. Pretrained models want about 1e-6."""
-    clip_low: float = Field(0.2, ge=0, le=1)
-    """How far below 1 the ratio to the proximal policy may fall before the gradient stops."""
-    clip_high: float = Field(0.28, ge=0)
-    """How far above 1 it may rise."""
-    proximal: Literal["behaviour", "current"] = "behaviour"
-    """The policy that ratios are clipped against: the one that sampled (PPO, which leaves no importance weight), or the one the
-    step starts from (which never clips; staleness is weighted instead)."""
-    tis_cap: float = Field(2.0, gt=0)
-    """Largest importance weight of a token, proximal over behaviour policy."""
+    loss: SerializeAsAny[LossSettings] = Dapo(name="dapo")
+    """Registered loss, `module:Class`, or a table of that `name` and its settings."""
+    proximal: Literal["behaviour", "current", "snapshot", "loglinear"] | Ewma = "behaviour"
+    """The policy that ratios are clipped against, and whose ratio to the one that sampled is what corrections correct.
+    behaviour: the one that sampled (PPO, which leaves no importance weight). current: the one the step starts from (which never
+    clips; staleness is weighted instead). snapshot: for each token the version that sampled it, scored again by the trainer.
+    ewma: a moving average of past versions, or a table with its settings. loglinear: between the one that sampled and the
+    current one, by staleness, without a forward pass."""
+    corrections: tuple[SerializeAsAny[CorrectionSettings], ...] | None = None
+    """Registered corrections, `module:Class`, or tables of a `name` and settings. If not given, tis, unless the proximal policy
+    is the one that sampled: that leaves nothing to correct."""
+    lr_rule: Literal["constant"] | EssRule = "constant"
+    """ess: less where few rollouts carry the weights of the batch; or a table with its settings."""
+    baseline: Literal["none", "minimum_variance"] = "none"
+    """minimum_variance: what is subtracted from rewards is chosen, batch by batch, for the least variance of the weighted
+    gradient. It costs a backward pass per rollout and two more copies of the gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     normalisation: Normalisation = "token"
@@ -30,4 +57,113 @@ class UpdateSettings(BaseModel):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of the rows; logprobs are compared at it."""
     micro_batch_tokens: int = Field(16_384, gt=0)
-    """Padded tokens per forward pass. Changes memory and rounding, nothing else."""
+    """Tokens per forward pass, what rows share counted once. Changes memory and rounding, nothing else."""
+
+    @property
+    def weights(self) -> tuple[CorrectionSettings, ...]:
+        """The corrections that apply."""
+        if self.corrections is not None:
+            return self.corrections
+        return () if self.proximal == "behaviour" else (Tis(name="tis"),)
+
+    @property
+    def whole_rollouts(self) -> bool:
+        """Whether all rows of a rollout must be seen together."""
+        return any(part.whole_rollouts for part in (self.loss, *self.weights))
+
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _loss(cls, given: Any) -> Any:
+        return _named("loss", LossSettings, given)
+
+    @field_validator("corrections", mode="before")
+    @classmethod
+    def _corrections(cls, given: Any) -> Any:
+        if isinstance(given, str | Mapping):
+            raise ConfigError('Corrections are a list: ["tis"], or tables [{ name = "icepop", low = 0.5 }].')
+        return given if given is None else tuple(_named("correction", CorrectionSettings, each) for each in given)
+
+    @field_validator("proximal", "lr_rule", mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        """A name that has settings stands for the table of its defaults, and a table of no more than a name for the name."""
+        if given in ("ewma", "ess"):
+            return {"name": given}
+        if isinstance(given, Mapping) and set(given) == {"name"} and given["name"] not in ("ewma", "ess"):
+            return given["name"]
+        return given
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        ratios = [each.name for each in self.weights if each.weighs]
+        if len(ratios) > 1:
+            raise ValueError(f"{' and '.join(ratios)} both weigh by pi_prox/mu, and together by its square: keep one of them")
+        for part in (self.loss, *self.weights):
+            if reason := part.problem(self):
+                raise ValueError(reason)
+        if self.lr_rule != "constant" and self.proximal != "behaviour" and not ratios:
+            raise ValueError(
+                "lr_rule = 'ess' goes by the importance weights in the gradient, and there are none: add tis, mis or icepop"
+            )
+        if self.baseline == "minimum_variance" and self.loss.name != "reinforce":
+            raise ValueError(
+                f"baseline = 'minimum_variance' is that of the gradient sum w (R - b) grad log pi, and {self.loss.name} "
+                "bends it by the sign and size of R - b: set loss = 'reinforce'"
+            )
+        if isinstance(self.proximal, Ewma) and self.proximal.reset_below and not any(each.masks for each in self.weights):
+            raise ValueError(
+                "proximal = 'ewma' begins again when corrections mask too many tokens, and none of them masks: add mis or "
+                "icepop, or set reset_below = 0"
+            )
+        return self
+
+
+def _named(kind: Kind, base: type[P], given: Any) -> P:
+    """A loss or correction from its name, or from a table. Raises `ConfigError`."""
+    if isinstance(given, base):
+        return given
+    table = {"name": given} if isinstance(given, str) else dict(given) if isinstance(given, Mapping) else {}
+    if not isinstance(table.get("name"), str):
+        raise ConfigError(f"A {kind} is a name, or a table with a name; got {given!r}.")
+    found = load(kind, table["name"])
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{table['name']!r} is not a {kind}: it must be a subclass of {base.__module__}:{base.__name__}.")
+    return validate(found, table, f"{kind} {table['name']!r}")
+
+
+def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSettings:
+    """The update of a run's (first) policy, with what other sections say about it. Raises `ConfigError`, with the reason."""
+    trainer = config.trainer
+    found = validate(UpdateSettings, dict(trainer.update), where)
+    named = found.proximal if isinstance(found.proximal, str) else found.proximal.name
+    if named in ("snapshot", "ewma", "loglinear") and trainer.max_staleness == 0:
+        raise ConfigError(
+            f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts from, so proximal = "
+            f"{named!r} is 'current': name that, or raise max_staleness."
+        )
+    kept = config.trainer.publish.keep
+    if named == "snapshot" and kept and kept <= trainer.max_staleness:
+        raise ConfigError(
+            f"{where}: proximal = 'snapshot' reads versions up to max_staleness = {trainer.max_staleness} old, and the newest "
+            f"{kept} stay on disk: set trainer.publish.keep to {trainer.max_staleness + 1} at least, or 0."
+        )
+    if found.baseline == "minimum_variance":
+        if trainer.advantage in names("advantage") and trainer.advantage != "reward":
+            raise ConfigError(
+                f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and trainer.advantage = "
+                f"{trainer.advantage!r} has subtracted something already: set trainer.advantage = 'reward'."
+            )
+        if config.filter.steps_kept < 1:
+            raise ConfigError(
+                f"{where}: baseline = 'minimum_variance' takes one reward for all tokens of a rollout, and filter.steps_kept = "
+                f"{config.filter.steps_kept} gives those of some turns none: set filter.steps_kept = 1."
+            )
+        if trainer.processes > 1:
+            raise ConfigError(
+                f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout alone, and {trainer.processes} "
+                "processes add up those of theirs: set trainer.processes = 1."
+            )
+    filled: dict[str, Any] = {"temperature": config.sampling.temperature}
+    if isinstance(found.proximal, Ewma) and found.proximal.window is None:
+        filled["proximal"] = found.proximal.model_copy(update={"window": trainer.max_staleness})
+    return found.model_copy(update=filled)

@@ -11,7 +11,7 @@ from trainers.simulation.settings import SimulationConfig
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
-ARMS = ("sync", "one-step", "periodic", "recycle", "eta-1", "eta-2", "eta-4", "eta-8")
+ARMS = ("sync", "one-step", "periodic", "recycle", "over-launch", "eta-1", "eta-2", "eta-4", "eta-8")
 WORKERS = (1, 3, 10, 30, 100, 300, 1_000)
 _TAIL = "pareto:300:1.5:8192"
 _WINDOW = 30
@@ -26,7 +26,7 @@ def compared(seeds: int, *, quick: bool) -> Rows:
 
 def tail(seeds: int, *, quick: bool) -> Rows:
     """The same with tokens of a call from a Pareto tail of infinite variance, cut at 8,192."""
-    for name in ("sync", "recycle", "eta-4", "eta-8"):
+    for name in ("sync", "recycle", "over-launch", "eta-4", "eta-8"):
         yield name, _figures(runs(arm(_with(_base(8, quick), work={"tokens": _TAIL}), name), seeds))
 
 
@@ -67,6 +67,18 @@ def stale(seeds: int, *, quick: bool) -> Rows:
         yield row, _figures(runs(_with(base, trainer=trainer), seeds))
 
 
+def replays(seeds: int, *, quick: bool) -> Rows:
+    """η = 4: groups that are trained again while they are within it. Throughput counts them whenever they are trained."""
+    base = arm(_base(4, quick), "eta-4")
+    for row, trainer in (
+        ("each once", {}),
+        ("once more, a quarter of a batch", {"reuse": 1, "reuse_share": 0.25}),
+        ("once more, half of a batch", {"reuse": 1, "reuse_share": 0.5}),
+        ("three times more, half of a batch", {"reuse": 3, "reuse_share": 0.5}),
+    ):
+        yield row, _figures(runs(_with(base, trainer=trainer), seeds))
+
+
 def same_batch(seeds: int, *, quick: bool) -> Rows:
     """More workers, each with 32 environments, for the same batch of 256 rollouts."""
     for workers in WORKERS[: 4 if quick else None]:
@@ -97,6 +109,7 @@ PARTS: dict[str, Callable[..., Rows]] = {
     "updates": updates,
     "switches": switches,
     "stale": stale,
+    "replays": replays,
     "same_batch": same_batch,
     "larger_batch": larger_batch,
     "unlucky": unlucky,

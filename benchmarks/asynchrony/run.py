@@ -1,11 +1,13 @@
-"""Ways to train, simulated: `make bench NAME=async`, or `python -m benchmarks.async [--quick] [--only PART] [--plot FILE]`.
+"""Ways to train, simulated: `make bench NAME=async`, or `python -m benchmarks.async [--quick] [--resume] [--only PART]`.
 
-Synchronous, one-step, asynchronous with η of 1 to 8, periodic and recycling training on the same draws; rolling updates against
-a pause of all engines; DART's switches one at a time; what is done with stale groups; and curves over 1 to 1,000 workers. Every
-figure is simulated: real decisions, drawn durations, virtual time. Prints tables, writes benchmarks/out/async.json.
+Synchronous, one-step, asynchronous with η of 1 to 8, periodic, recycling and over-launching training on the same draws,
+each against its bound; rolling updates against a pause of all engines; DART's switches one at a time; what is done with
+stale groups; replays; and curves over 1 to 1,000 workers. Every figure is simulated: real decisions, drawn durations,
+virtual time. Prints tables, writes benchmarks/out/async.json.
 """
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -36,10 +38,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two seeds, few steps, up to 30 workers")
     parser.add_argument("--only", choices=sorted(parts.PARTS), action="append", metavar="PART", help="repeatable")
     parser.add_argument("--seeds", type=int, default=10, help="of the arms; other parts have at most 6, curves over workers 3")
+    parser.add_argument("--resume", action="store_true", help="keep the parts that an interrupted run of this kind has written")
     parser.add_argument("--plot", type=Path, help="also draw the figures, as PNG")
     options = parser.parse_args()
-    console, out = Console(width=max(180, Console().width)), dict[str, Any]()
+    console, kind = Console(width=max(180, Console().width)), {"quick": options.quick, "seeds": options.seeds}
+    out = _written(_OUT, kind) if options.resume else {}
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+    verdicts = targets.judge(out)
     for name in options.only or parts.PARTS:
+        if name in out:
+            console.print(_table(name, out[name]["rows"], out[name]["cpu_s"]))
+            continue
         began = time.perf_counter()
         with console.status(f"{name} (simulated) ...") as status:
             rows = {}
@@ -51,9 +60,8 @@ def main() -> None:
         out[name] = {"rows": rows, "wall_s": time.perf_counter() - began, "cpu_s": cpu_s}
         console.print(_table(name, rows, out[name]["cpu_s"]))
         verdicts = targets.judge(out)
-        machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
         checks = [verdict.told() for verdict in verdicts]
-        write_json(_OUT, {"simulated": True, "machine": machine, "quick": options.quick, "parts": out, "checks": checks})
+        write_json(_OUT, {"simulated": True, "machine": machine, **kind, "parts": out, "checks": checks})
     console.print(targets.table(verdicts))
     console.print(f"Simulated. Machine: {machine}. Written to {_OUT}.")
     if options.plot and "arms" in out:
@@ -62,6 +70,12 @@ def main() -> None:
         draw(out, options.plot)
         console.print(f"Drawn to {options.plot}.")
     sys.exit(any(not verdict.met and (verdict.always or not options.quick) for verdict in verdicts))
+
+
+def _written(path: Path, kind: dict[str, Any]) -> dict[str, Any]:
+    """The parts that a run of a kind has left at a path."""
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return found.get("parts", {}) if all(found.get(name) == value for name, value in kind.items()) else {}
 
 
 def _table(name: str, rows: dict[str, dict[str, Any]], cpu_s: float) -> Table:

@@ -7,6 +7,9 @@ from rich.table import Table
 
 from trainers.simulation.report import most_stale
 
+_NEAR, _OVER = 0.95, 1.03
+"""How near a bound is to be reached, and by how much what was sampled before the window that counts may exceed it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -36,9 +39,12 @@ def judge(parts: dict[str, Any]) -> list[Verdict]:
         rows = parts["arms"]["rows"]
         rate = {name: row["rollouts_per_s"]["median"] for name, row in rows.items()}
         found += [
-            Verdict("η = 8, throughput over the bound", 0.95, rows["eta-8"]["of_bound"]["median"], at_least=True),
-            Verdict("η = 4 over synchronous, times", 2.0, rate["eta-4"] / rate["sync"], at_least=True),
+            Verdict(f"{name}, throughput over its bound", _NEAR, row["of_bound"]["median"], at_least=True)
+            for name, row in rows.items()
         ]
+        most_of_bound = max(row["of_bound"]["median"] for row in rows.values())
+        found.append(Verdict("any arm, throughput over its bound", _OVER, most_of_bound))
+        found.append(Verdict("η = 4 over synchronous, times", 2.0, rate["eta-4"] / rate["sync"], at_least=True))
         for eta in (1, 2, 4, 8):
             most = most_stale(rows[f"eta-{eta}"]["staleness"])
             found.append(Verdict(f"η = {eta}, largest staleness", eta, most, always=True))

@@ -16,6 +16,7 @@ def app() -> typer.Typer:
         cluster,
         doctor,
         engine,
+        evaluate,
         images,
         install,
         names,
@@ -27,6 +28,7 @@ def app() -> typer.Typer:
         tasks,
         traces,
         train,
+        train_offline,
         train_worker,
         watch,
         weights,
@@ -42,8 +44,8 @@ def app() -> typer.Typer:
         add_completion=False,
     )
     for module in (
-        train, watch, simulate, rollout, cheats, wrap, install, proxy, engine, weights_agent, node, train_worker, store, names,
-        doctor,
+        train, train_offline, watch, simulate, rollout, evaluate, cheats, wrap, install, proxy, engine, weights_agent, node,
+        train_worker, store, names, doctor,
     ):  # fmt: skip
         module.register(root)
     root.add_typer(cluster.app, name="cluster")

@@ -8,7 +8,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harnessgym.rollout.campaign import Campaign, CampaignSettings
+    from harnessgym.rollout.campaign import Campaign
+    from harnessgym.rollout.campaign_settings import CampaignSettings
 
 _EPILOG = """`--tasks` is a registered task set (`harnessgym tasks list`), `module:Class`, or a file or folder of tasks. Those
 that failed `harnessgym tasks check` are left out.
@@ -94,7 +95,7 @@ def register(root: typer.Typer) -> None:
                 "--keep-above chooses what --export writes: give `--export FORMAT FILE`, e.g. sft good.jsonl"
             )
         given: dict[str, Any] = {
-            "folder": folder, "tasks": tasks, "harness": harness, "harness_settings": _pairs(settings or []),
+            "folder": folder, "tasks": tasks, "harness": harness, "harness_settings": settings_of(settings or []),
             "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples, "split": split, "limit": limit,
             "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature, "max_tokens": max_tokens,
             "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy, "model": model, "serve": serve,
@@ -111,7 +112,8 @@ def register(root: typer.Typer) -> None:
 def _campaign(given: dict[str, Any]) -> "Campaign":
     """What is to be run; says what there is to remark on it."""
     from harnessgym.config import validate
-    from harnessgym.rollout.campaign import Campaign, CampaignSettings
+    from harnessgym.rollout.campaign import Campaign
+    from harnessgym.rollout.campaign_settings import CampaignSettings
 
     campaign = Campaign(validate(CampaignSettings, given, "the command line"))
     for line in campaign.remarks:
@@ -119,7 +121,8 @@ def _campaign(given: dict[str, Any]) -> "Campaign":
     return campaign
 
 
-def _pairs(words: list[str]) -> dict[str, Any]:
+def settings_of(words: list[str]) -> dict[str, Any]:
+    """What `--set KEY=VALUE` gives. Raises `BadParameter` for what is no pair."""
     from harnessgym.config import parse_value
 
     out = {}
@@ -132,13 +135,12 @@ def _pairs(words: list[str]) -> dict[str, Any]:
 
 
 def _run(campaign: "Campaign") -> dict[str, Any]:
-    """Run to the end. The first Ctrl-C or SIGTERM ends it in order; further ones do not disturb that."""
-    import asyncio
+    """Run to the end, or until told to stop."""
     import logging
-    import signal
 
     from rich.console import Console
 
+    from harnessgym.cli.interruption import run_until_told
     from harnessgym.cli.rollout_table import RolloutTable
 
     console = Console(stderr=True)
@@ -148,33 +150,10 @@ def _run(campaign: "Campaign") -> dict[str, Any]:
         filename=campaign.folder.logs / "node.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-
-    async def serve(table: RolloutTable) -> dict[str, Any]:
-        task = asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, _cancel_once(task))
-        return await campaign.run(table)
-
-    try:
-        with RolloutTable(console) as table:
-            summary = asyncio.run(serve(table))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        typer.echo("Interrupted. The same command goes on from here.", err=True)
-        raise SystemExit(130) from None
+    with RolloutTable(console) as table:
+        summary = run_until_told(campaign.run(table))
     _print(summary, campaign.settings, console)
     return summary
-
-
-def _cancel_once(task: Any) -> Any:
-    told: list[bool] = []
-
-    def cancel() -> None:
-        if not told:
-            told.append(True)
-            task.cancel()
-
-    return cancel
 
 
 def _print(summary: dict[str, Any], settings: "CampaignSettings", console: "Console") -> None:

@@ -31,8 +31,9 @@ Kill a worker every 10 minutes and the trainer every hour:
 
 `harnessgym simulate --arm eta-4 --failures.worker_s 600 --failures.trainer_s 3600`
 
-Arms: sync, one-step, eta-N for any N, periodic, recycle, as-given (the file's own settings). *of the bound* compares the
-throughput with what the part named under *limit* allows whatever the schedule.
+Arms: sync, one-step, eta-N for any N, periodic, recycle, over-launch, as-given (the file's own settings). *of the bound*
+compares the throughput with the least of four limits on the same draws: engines, graders, trainer, and the path, which is the
+longest chain of rollouts that wait for an environment, batches that wait for a version, and updates that wait for a step.
 
 Exit status: 0 done, 2 an error (one message says what to do), 130 interrupted."""
 

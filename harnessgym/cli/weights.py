@@ -1,4 +1,4 @@
-"""`harnessgym weights serve|mirror`."""
+"""`harnessgym weights serve|mirror|export`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,10 +7,11 @@ import typer
 
 from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, run_service
 
-app = typer.Typer(no_args_is_help=True, help="Policy versions on other machines: serve a run's, mirror another machine's.")
+app = typer.Typer(no_args_is_help=True, help="Policy versions elsewhere: on other machines, or as a model folder.")
 
 _SERVE = "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights serve runs/mine/versions --host 0.0.0.0 --port 8900`"
 _MIRROR = "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights mirror http://trainer:8900 /var/tmp/versions`"
+_EXPORT = "Example: `harnessgym weights export runs/mine@12 models/mine`, then `vllm serve models/mine`"
 
 
 @app.command("serve", context_settings=OVERRIDES, epilog=_SERVE)
@@ -36,3 +37,24 @@ def mirror(
     """Keep the newest policy version of another machine here, fetching only what changed."""
     given = [*(["--url", url] if url else []), *(["--folder", str(folder)] if folder is not None else [])]
     run_service("weights-mirror", config, [*given, *context.args], show_settings)
+
+
+@app.command("export", epilog=_EXPORT)
+def export(
+    run: Annotated[str, typer.Argument(help="Run folder, for its newest version; `RUN@VERSION` for another.")],
+    folder: Annotated[Path, typer.Argument(help="Where the model folder is made.")],
+    policy: Annotated[str, typer.Option(help="Which of the run's policies, if it trains several.")] = "",
+) -> None:
+    """Write a policy version as a Hugging Face model folder, which any engine loads."""
+    from harnessgym.errors import ConfigError
+    from harnessgym.evaluation.policies import find_policy
+    from harnessgym.registry import load
+    from harnessgym.run_folder import RunFolder
+
+    found = find_policy(run, policy)
+    if found.kind != "version" or found.version is None:
+        raise ConfigError(f"{run} is a model already: {found.where}.")
+    source = RunFolder(Path(found.where), found.policy)
+    model = Path(source.config().of_policy(found.policy).policy.path)
+    load("service", "weights-export")(source.versions, found.version, model, folder)
+    typer.echo(f"{folder}: version {found.version} of {source.root}")

@@ -117,6 +117,7 @@ class Fleet:
         """Move every process on, give up silent places, let nodes join and leave. Raises `HarnessGymError` if that is over."""
         if not self._pulse.is_alive():
             raise HarnessGymError("The supervisor can ask its places no more. The same command goes on from here.")
+        self.ground.check()
         with self._lock:
             for berth in list(self._berths.values()):
                 self._move_on(berth)
@@ -134,6 +135,8 @@ class Fleet:
 
     def restart(self, name: str) -> None:
         """Start a process again in its place, or in another one if that is lost. Raises `HarnessGymError` if too often."""
+        if self._berths[name].about is None:
+            self.ground.check(wait=True)  # while the other places are still asked
         with self._lock:
             berth = self._berths[name]
             berth.again.add(name, self.log_path(name))

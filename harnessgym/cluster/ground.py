@@ -26,7 +26,11 @@ class Ground(Protocol):
         ...
 
     def claim(self, name: str, need: Need, sockets: int) -> Handle:
-        """Ask for a place that holds `sockets` listening sockets."""
+        """Ask for a place that holds `sockets` listening sockets. Waits for a cluster that is out of reach, as `check` does."""
+        ...
+
+    def check(self, *, wait: bool = False) -> None:
+        """Raises `HarnessGymError` if the cluster has been out of reach for too long; with `wait` returns when it is there."""
         ...
 
     def room(self) -> str:

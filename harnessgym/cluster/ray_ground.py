@@ -12,6 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from harnessgym.cluster.place import Place
+from harnessgym.cluster.ray_head import RayHead
 from harnessgym.cluster.section import ClusterSection, Need
 from harnessgym.errors import ConfigError, HarnessGymError
 
@@ -63,6 +64,9 @@ class RayGround:
                 "`ray start --head` on one machine and `ray start --address HEAD:6379` on the others."
             ) from error
 
+        remote = "://" in options.address  # Ray's client, on a machine that is not in the cluster
+        self._head = None if remote else RayHead(ray.get_runtime_context().gcs_address)
+
     def end_leftovers(self) -> list[str]:
         """See `Ground`. Raises `HarnessGymError` if one does not end."""
         found = self._named()
@@ -80,7 +84,8 @@ class RayGround:
         return [name.rpartition("-")[0] for name in found]
 
     def claim(self, name: str, need: Need, sockets: int) -> RayHandle:
-        """See `Ground`."""
+        """See `Ground`. Ray would wait for its head itself, and then end this process."""
+        self.check(wait=True)
         options = {
             "name": f"{name}-{secrets.token_hex(4)}",
             "namespace": self._namespace,
@@ -93,6 +98,13 @@ class RayGround:
             "max_task_retries": 0,
         }
         return RayHandle(ray.remote(RayPlace).options(**options).remote(sockets, self._options.silent_s))
+
+    def check(self, *, wait: bool = False) -> None:
+        """See `Ground`."""
+        if self._head is not None and wait:
+            self._head.wait()
+        elif self._head is not None:
+            self._head.check()
 
     def room(self) -> str:
         """See `Ground`."""

@@ -10,19 +10,17 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
 from sqlalchemy import Connection
 
-from harnessgym.config import Config
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError, TaskError
 from harnessgym.registry import load
 from harnessgym.rollout import results
+from harnessgym.rollout.campaign_settings import CampaignSettings, chosen_tasks, digest_of
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.node import Node, NodeSettings, endpoints, make_backend
 from harnessgym.rollout.pipeline import Pipeline
@@ -31,16 +29,11 @@ from harnessgym.rollout.stage import StageCounts
 from harnessgym.run_config import HarnessSection, NodeSection
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.sandbox import SandboxBackend, needs, require
-from harnessgym.session_options import SessionOptions
 from harnessgym.store import TraceStore, counts, policies, rollout_states, rollouts, runs, workers
 from harnessgym.store.rollout_states import RolloutState
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.workers import WorkerRow
-from harnessgym.task import Split, Task
-from harnessgym.tasks.choosing import chosen as tasks_named
-from harnessgym.tasks.fitness import fitness
-from harnessgym.tasks.payload import payload_of
-from harnessgym.tasks.source import remarks_of, task_set
+from harnessgym.task import Task
 from harnessgym.wrapping.own_proxy import OwnProxy, RunningProxy, add_run, own_proxy
 from harnessgym.wrapping.upstream import Upstream, find_upstream
 
@@ -50,52 +43,10 @@ _SUBMIT = 64
 _LOOK_S = 0.5
 _OVERLAP_S = 5.0
 """How far back each look goes, for what was committed late."""
-_FREE = ("folder", "at_once", "serve", "second_opinion")
+FREE = ("folder", "at_once", "serve", "second_opinion")
 """What may differ when a campaign is taken up again: it changes no result."""
-
-
-class CampaignSettings(Config):
-    """What is run, and how."""
-
-    folder: Path
-    """Where everything goes."""
-    tasks: str | None = None
-    """A registered task set, `module:Class`, or a file or folder; None runs only what is submitted over HTTP."""
-    split: Split | Literal["all"] = "all"
-    task: tuple[str, ...] = ()
-    """Only these, by id or by how it ends behind a slash; empty is all."""
-    unfit: bool = False
-    """Whether tasks that failed `harnessgym tasks check` are run all the same."""
-    limit: int | None = Field(None, gt=0)
-    """Only so many tasks, the first ones."""
-    harness: str = "command"
-    """Registered harness, or `module:Class`."""
-    harness_settings: dict[str, Any] = Field(default_factory=dict)
-    sandbox: str = "bubblewrap"
-    samples: int = Field(1, gt=0)
-    """Rollouts of each task."""
-    seed: int = 0
-    at_once: int = Field(8, gt=0)
-    """Harnesses that run at one time."""
-    upstream: str | None = None
-    """What answers; see `wrapping.upstream.KINDS`."""
-    policy: Path | None = None
-    """Model folder, where the upstream does not tell it."""
-    model: str = "policy"
-    """Model name that harnesses see."""
-    temperature: float = Field(1.0, ge=0)
-    max_tokens: int = Field(4_096, gt=0)
-    """New tokens per call at most."""
-    max_length: int | None = None
-    """Prompt and completion of a call together; the engine's own limit if not given."""
-    timeout_s: float | None = Field(None, gt=0)
-    """Seconds that a harness may run, instead of the task's own limit."""
-    retries: int = Field(2, ge=0)
-    """Further attempts at a rollout that fails for reasons that are not the agent's."""
-    serve: str = ""
-    """`HOST:PORT` of the HTTP endpoints; empty serves none."""
-    second_opinion: bool = False
-    """Whether what is rewarded with 1 is also compared with the solution; no reward depends on it."""
+_NOT_RECORDED_ONCE = {"session": CampaignSettings.model_fields["session"].default.model_dump(mode="json")}
+"""What campaigns had whose record does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +126,18 @@ class Campaign:
     ```
     """
 
-    def __init__(self, settings: CampaignSettings) -> None:
-        """Raises `ConfigError` for what cannot be run, and for a folder that holds another campaign."""
+    def __init__(self, settings: CampaignSettings, upstream: Upstream | None = None) -> None:
+        """`upstream` is what answers, where `settings.upstream` is no more than its name.
+
+        Raises `ConfigError` for what cannot be run.
+        """
         if settings.tasks is None and not settings.serve:
             raise ConfigError("Nothing to do: give --tasks, or --serve HOST:PORT for rollouts that come over HTTP.")
         self.settings = settings
-        self.upstream = find_upstream(settings.upstream, settings.policy, settings.max_length)
-        self.tasks, self.remarks = _tasks(settings)
+        self.upstream = upstream or find_upstream(settings.upstream, settings.policy, settings.max_length)
+        self.tasks, self.remarks = chosen_tasks(settings)
         """What is run, and a line for each thing about the set that should be known."""
-        section = HarnessSection(name=settings.harness, type=settings.harness, settings=settings.harness_settings)
-        make_harness(section)
-        factory = load("sandbox", settings.sandbox)
-        if problem := factory.unavailable():
-            raise ConfigError(f"The sandbox backend {settings.sandbox!r} cannot be used: {problem}")
-        self.section = section
+        self.section = harness_of(settings)
         self.folder = RunFolder(settings.folder.resolve())
         self.options = NodeSection(max_running=settings.at_once, max_attempts=settings.retries + 1, serve=settings.serve)
         self._seen: set[str] = set()
@@ -239,7 +188,7 @@ class Campaign:
         self._refuse_unfit(backend)
         async with ControlClient(proxy.control_url, proxy.control_key) as control, backend:
             harnesses = {self.section.name: make_harness(self.section, backend.capabilities)}
-            answered = SessionOptions(constraints="prompt", upstream=proxy.outside, replay=proxy.replay)
+            answered = self.settings.session.model_copy(update={"upstream": proxy.outside, "replay": proxy.replay})
             line = Pipeline(store, control, backend, harnesses, answered, plan.task)
             line.second_opinion = self.settings.second_opinion
             node = Node(store, plan, line, self.options, Pressure(self.folder.workspaces, self.options))
@@ -326,38 +275,24 @@ class Campaign:
         return summary
 
 
-def _tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
-    if settings.tasks is None:
-        return [], []
-    found = task_set(settings.tasks)
-    chosen = [task for task in tasks_named(found, settings.task) if settings.split in ("all", task.split)]
-    if not chosen:
-        raise ConfigError(f"The tasks {settings.tasks!r} have none in the split {settings.split!r}. Give another --split.")
-    fit = fitness(settings.tasks, found, chosen)
-    remarks = remarks_of(found)
-    if fit.refusal and not settings.unfit:
-        chosen = [task for task in chosen if task.id not in fit.failed]
-        remarks.append(f"left out: {fit.refusal}\n--unfit runs them all the same.")
-    if not chosen:
-        raise ConfigError(f"No task is left to run. {fit.refusal}\n--unfit runs them all the same.")
-    chosen = chosen[: settings.limit]
-    if warning := fit.of(chosen).warning:
-        remarks.append(warning)
-    if settings.timeout_s is None:
-        return chosen, remarks
-    return [replace(task, limits=replace(task.limits, wall_s=settings.timeout_s)) for task in chosen], remarks
+def harness_of(settings: CampaignSettings) -> HarnessSection:
+    """What is run. Raises `ConfigError` or `HarnessError` if it, or the sandbox that it is to run in, cannot be used."""
+    section = HarnessSection(name=settings.harness, type=settings.harness, settings=settings.harness_settings)
+    make_harness(section)
+    if problem := load("sandbox", settings.sandbox).unavailable():
+        raise ConfigError(f"The sandbox backend {settings.sandbox!r} cannot be used: {problem}")
+    return section
 
 
 def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task]) -> None:
     """Make the folder this campaign's and nobody else's. Raises `ConfigError` if it holds another, or one that runs."""
     from harnessgym.supervisor.preparation import claim_folder
 
-    asked = {name: value for name, value in settings.model_dump(mode="json").items() if name not in _FREE}
-    payload = json.dumps([payload_of(task) for task in tasks], sort_keys=True)
-    asked["tasks_digest"] = hashlib.blake2b(payload.encode(), digest_size=8).hexdigest()
+    asked = {name: value for name, value in settings.model_dump(mode="json").items() if name not in FREE}
+    asked["tasks_digest"] = digest_of(tasks)
     path = folder.root / "campaign.json"
     try:
-        recorded = json.loads(path.read_text())
+        recorded = _NOT_RECORDED_ONCE | json.loads(path.read_text())
     except FileNotFoundError:
         recorded = None
     if recorded is None and (folder.config_path.exists() or (folder.root / "traces.db").exists()):

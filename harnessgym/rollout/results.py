@@ -5,15 +5,13 @@
 
 import json
 import math
-import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harnessgym.interval import mean_with_interval
 from harnessgym.store.rollout_states import RolloutState
-
-_RESAMPLES = 2_000
 
 
 def line_of(state: RolloutState) -> dict[str, Any]:
@@ -55,19 +53,6 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
     return 1.0 - math.prod(1.0 - k / n for n in range(samples - passed + 1, samples + 1))
 
 
-def mean_with_interval(values: Sequence[float], seed: int = 0) -> dict[str, float | None]:
-    """The mean and its 95 % bootstrap interval (values resampled); None where there are no values, or too few."""
-    if not values:
-        return {"mean": None, "low": None, "high": None}
-    mean = sum(values) / len(values)
-    if len(values) < 2:
-        return {"mean": round(mean, 4), "low": None, "high": None}
-    draw = random.Random(seed)
-    means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(_RESAMPLES))
-    low, high = means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1]
-    return {"mean": round(mean, 4), "low": round(low, 4), "high": round(high, 4)}
-
-
 def graded_by_task(states: Iterable[RolloutState]) -> dict[str, list[float]]:
     """Rewards by task. A tampered rollout has 0; one without a verdict has none and is left out."""
     out: dict[str, list[float]] = {}
@@ -82,14 +67,14 @@ def summarise(states: Sequence[RolloutState], pass_reward: float) -> dict[str, A
     by_task = graded_by_task(states)
     most = max((len(rewards) for rewards in by_task.values()), default=0)
     ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k <= most]
-    passes = {f"pass@{k}": mean_with_interval(_passes(by_task, k, pass_reward)) for k in ks}
+    passes = {f"pass@{k}": mean_with_interval(passes_of(by_task, k, pass_reward)).as_json() for k in ks}
     graded = sum(len(rewards) for rewards in by_task.values())
     return {
         "rollouts": len(states),
         "graded": graded,
         "not_graded": len(states) - graded,
         "tasks": len({state.task for state in states}),
-        "reward": mean_with_interval([sum(rewards) / len(rewards) for rewards in by_task.values()]),
+        "reward": mean_with_interval([sum(rewards) / len(rewards) for rewards in by_task.values()]).as_json(),
         **passes,
         "passes_from": pass_reward,
         "verdicts": _counted(state.verdict for state in states),
@@ -102,7 +87,7 @@ def summarise(states: Sequence[RolloutState], pass_reward: float) -> dict[str, A
     }
 
 
-def _passes(by_task: Mapping[str, Sequence[float]], k: int, pass_reward: float) -> list[float]:
+def passes_of(by_task: Mapping[str, Sequence[float]], k: int, pass_reward: float) -> list[float]:
     """pass@k of every task with at least k graded rollouts."""
     return [
         pass_at_k(len(rewards), sum(reward >= pass_reward for reward in rewards), k)

@@ -4,8 +4,8 @@ A group that the trainer gives up keeps its rows; its tokens are excluded with t
 another group of the same task, exactly once: the replacement names the ordinal that it is in place of, which is unique.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
@@ -29,6 +29,8 @@ class Standing:
     complete: bool
     submitted_version: int
     """None of its tokens is older."""
+    submitted_versions: Mapping[str, int] = field(default_factory=dict)
+    """The same by policy, where the run has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,13 @@ class Requeued:
 def standing(conn: Connection, run_id: str) -> list[Standing]:
     """All groups that are neither consumed nor given up, in order of submission."""
     state = groups.c.state.in_(("open", "complete"))
-    columns = (groups.c.id, groups.c.ordinal, groups.c.state, groups.c.submitted_version)
-    query = select(*columns).where(_mine(run_id), state).order_by(groups.c.ordinal)
-    return [Standing(row.id, row.ordinal, row.state == "complete", row.submitted_version) for row in conn.execute(query)]
+    names = ("id", "ordinal", "state", "policy_id", "submitted_version", "submitted_versions")
+    query = select(*(groups.c[name] for name in names)).where(_mine(run_id), state).order_by(groups.c.ordinal)
+    out = []
+    for row in conn.execute(query):
+        several = {row.policy_id: row.submitted_version, **row.submitted_versions} if row.submitted_versions else {}
+        out.append(Standing(row.id, row.ordinal, row.state == "complete", row.submitted_version, several))
+    return out
 
 
 def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
@@ -61,12 +67,22 @@ def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> b
     return True
 
 
-def oldest_version(conn: Connection, group_id: str) -> int | None:
-    """The oldest version known to have sampled tokens of a group; None before any has. Attempts that failed do not count."""
+def oldest_versions(conn: Connection, group_id: str) -> dict[str, int]:
+    """By policy the oldest version known to have sampled tokens of a group. Attempts that failed do not count."""
     own = (rollouts_table.c.group_id == group_id) & rollouts_table.c.status.in_(("running", "finished"))
-    query = select(calls.c.version_spans).join(rollouts_table, rollouts_table.c.id == calls.c.rollout_id)
-    found = conn.execute(query.where(own, calls.c.completion_len > 0)).scalars()
-    return min((version for spans in found for _, _, version in spans or ()), default=None)
+    asked = func.coalesce(calls.c.policy_id, rollouts_table.c.policy_id)
+    query = select(asked, calls.c.version_spans).join(rollouts_table, rollouts_table.c.id == calls.c.rollout_id)
+    out: dict[str, int] = {}
+    for policy_id, spans in conn.execute(query.where(own, calls.c.completion_len > 0)):
+        versions = [version for _, _, version in spans or ()]
+        if versions:
+            out[policy_id] = min([*versions, *([out[policy_id]] if policy_id in out else [])])
+    return out
+
+
+def oldest_version(conn: Connection, group_id: str) -> int | None:
+    """The same of a run with one policy; None before any has."""
+    return min(oldest_versions(conn, group_id).values(), default=None)
 
 
 def stop(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
@@ -102,17 +118,31 @@ def batch(conn: Connection, run_id: str, step: int) -> list[str]:
     return list(conn.execute(query).scalars())
 
 
-def settle_batch(conn: Connection, run_id: str, step: int, known: int, group_ids: Sequence[str]) -> bool:
-    """Put groups into the batch of a step, behind the `known` ones that are in it: every policy's trainer takes the same.
+def settle_batch(
+    conn: Connection, run_id: str, step: int, known: int, take: Sequence[str],
+    leave: Mapping[GivenUp, Sequence[str]] | None = None, refills: int = 0,
+) -> bool:  # fmt: skip
+    """Put groups into the batch of a step, behind the `known` ones that are in it, and give others up for it, by reason.
 
-    False, and nothing is changed, if another trainer was faster: then ask `batch` again.
+    Every policy's trainer takes the same. A step gives up no more than `refills` groups without a signal, whoever asks. Those
+    that are too old are stopped if they still run. False, and nothing is changed, if another trainer was faster: then ask
+    `batch` again.
     """
     runs.lock(conn, run_id)
-    free = (groups.c.state == "complete") & groups.c.batch.is_(None) & groups.c.id.in_(group_ids)
-    found = set(conn.execute(select(groups.c.id).where(_mine(run_id), free).with_for_update()).scalars())
-    if len(batch(conn, run_id, step)) != known or found != set(group_ids):
+    unwanted = {group_id: reason for reason, group_ids in (leave or {}).items() for group_id in group_ids}
+    barren = [group_id for group_id, reason in unwanted.items() if reason == "no_signal"]
+    mine = _mine(run_id) & groups.c.batch.is_(None) & groups.c.id.in_([*take, *unwanted])
+    states = select(groups.c.id, groups.c.state).where(mine, groups.c.state.in_(("open", "complete")))
+    found = dict(conn.execute(states.with_for_update()).all())
+    if len(found) < len(take) + len(unwanted) or any(found[group_id] != "complete" for group_id in (*take, *barren)):
         return False
-    for place, group_id in enumerate(group_ids, known):
+    spent = given_up(conn, run_id, step - 1).get("no_signal", 0) if barren else 0
+    if len(batch(conn, run_id, step)) != known or spent + len(barren) > refills:
+        return False
+    for group_id, reason in unwanted.items():
+        drop = give_up if found[group_id] == "complete" else stop
+        drop(conn, group_id, reason, step - 1)
+    for place, group_id in enumerate(take, known):
         conn.execute(update(groups).where(groups.c.id == group_id).values(batch=step, place=place))
     return True
 

@@ -64,3 +64,8 @@ def add_task(conn: Connection, task_set: str, task: Task) -> str:
         conn.execute(insert_into(conn)(tasks).values(row).on_conflict_do_nothing())
         found = conn.execute(select(tasks.c.id).where(same)).scalar_one()
     return str(found)
+
+
+def task_key(conn: Connection, task_id: str) -> str:
+    """The id that a stored task has in its set."""
+    return str(conn.execute(select(tasks.c.key).where(tasks.c.id == task_id)).scalar_one())

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harnessgym.config import validate
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.process import identify
@@ -25,7 +24,8 @@ P = TypeVar("P", bound=PolicySection)
 Notify = Callable[[str], None]
 _PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
 """What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
-_UPDATE_SETTINGS = "trainers.update_settings:UpdateSettings"
+_UPDATE_SETTINGS = "trainers.update_settings:settings_of"
+_ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
 def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
@@ -117,7 +117,7 @@ def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str
 
 
 def _check_names(config: RunConfig) -> None:
-    """Look up every name. Algorithms and advantages are only looked up in the registry: loading them would load torch."""
+    """Look up every name. Algorithms are only looked up in the registry: loading them would load torch."""
     for section in config.harnesses:
         _load(f"harness {section.name!r}", "harness", section.type)
         try:
@@ -134,12 +134,13 @@ def _check_names(config: RunConfig) -> None:
     if trainer.algorithm not in names("algorithm"):
         _load("trainer.algorithm", "algorithm", trainer.algorithm)
     else:
-        settings = load("settings", _UPDATE_SETTINGS)
-        validate(settings, dict(trainer.update), "[trainer.update]")
+        settings_of = load("settings", _UPDATE_SETTINGS)
+        settings_of(config)
         for policy in config.policies:
-            validate(settings, trainer.update | policy.update, f"update of policy {policy.name!r}")
+            settings_of(config.of_policy(policy.name), f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
+    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings)
     pool = Pool((), trainer.group_size, trainer.groups_per_step, config.seed)
     _named("generate", "selector", lambda: make_selector(config.generate.selector, config.generate.settings, pool))
 

@@ -1,7 +1,5 @@
 """The result of a run, computed from its store: what was learnt, at what price, and where every token went."""
 
-import math
-import random
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -9,27 +7,17 @@ from typing import Any
 from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
+from harnessgym.interval import paired_difference
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, counts, policies, rollouts, runs
 from harnessgym.traces.account import account
 
-_RESAMPLES = 2_000
 _PURPOSES = ("before_sampled", "before_greedy", "after_sampled", "after_greedy")
 
 
 def summarise(store: TraceStore, folder: RunFolder, stages: dict[str, float], sandbox: str) -> dict[str, Any]:
     """All keys of `summary.json`. Counts cover training rollouts; evaluation stands under its own key."""
     return store.read(lambda conn: _summarise(conn, folder, stages, sandbox))
-
-
-def paired_gain(before: list[float], after: list[float], seed: int = 0) -> tuple[float, float, float]:
-    """Mean gain over tasks and its 95 % bootstrap interval (tasks resampled, before and after paired)."""
-    gains = [new - old for old, new in zip(before, after, strict=True)]
-    if not gains:
-        return math.nan, math.nan, math.nan
-    draw = random.Random(seed)
-    means = sorted(sum(draw.choices(gains, k=len(gains))) / len(gains) for _ in range(_RESAMPLES))
-    return sum(gains) / len(gains), means[int(0.025 * _RESAMPLES)], means[int(0.975 * _RESAMPLES) - 1]
 
 
 def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sandbox: str) -> dict[str, Any]:
@@ -40,14 +28,14 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
     published = policies.versions(conn, policy_id)
     tokens = account(conn, run.id)
     values = {name: rollouts.rewards_of(conn, run.id, name) for name in _PURPOSES}
-    gain, low, high = paired_gain(*_paired(conn, run.id))
+    gain = paired_difference(*_paired(conn, run.id)).as_json()
     finished = counts.finished_rollouts(conn, run.id, "train")
     several = {"policies": _by_policy(conn, run.id, tokens.trained_by_policy)} if config.policies else {}
     return several | {
         "success_before": _mean(values["before_sampled"]),
         "success_after": _mean(values["after_sampled"]),
-        "gain": _number(gain),
-        "gain_ci95": [_number(low), _number(high)],
+        "gain": gain["mean"],
+        "gain_ci95": [gain["low"], gain["high"]],
         "greedy_before": _mean(values["before_greedy"]),
         "greedy_after": _mean(values["after_greedy"]),
         "rollouts": finished,
@@ -100,7 +88,3 @@ def _paired(conn: Connection, run_id: str) -> tuple[list[float], list[float]]:
 
 def _mean(values: list[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
-
-
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else round(value, 4)

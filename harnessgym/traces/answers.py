@@ -8,11 +8,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from sqlalchemy import Connection, select
 
-from harnessgym.errors import HarnessGymError
+from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.message import Message, ToolCall
 from harnessgym.registry import load
 from harnessgym.store import policies
@@ -41,16 +41,33 @@ class Languages:
     """Languages of policies, each folder read once."""
 
     folder: Path | None = None
-    """The folder to use instead of those that the store names."""
+    """The folder to use instead of those that the store names, for a rollout's own policy."""
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """The same for policies by name."""
     parser: str = "hermes"
     renderer: str = "auto"
     _known: dict[Path, Any] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, given: Sequence[str] | None) -> Self:
+        """With folders as an option gives them: `FOLDER`, or `NAME=FOLDER` for one of several policies.
+
+        Raises `ConfigError` for two folders for the same.
+        """
+        named: dict[str, Path] = {}
+        for text in given or ():
+            name, equals, folder = text.partition("=")
+            key = name if equals and "/" not in name else ""
+            if key in named:
+                raise ConfigError(f"Two folders are given for {f'the policy {key!r}' if key else 'the policy'}: leave one out.")
+            named[key] = Path(folder if key else text)
+        return cls(named.pop("", None), named)
+
     def of_rollout(self, conn: Connection, rollout: RolloutFacts, policy_id: str | None = None) -> Any:
         """The language of a rollout's policy, or of another policy of its run, or a text that says why there is none."""
         policy_id = policy_id or rollout.policy_id
-        own = self.folder is not None and policy_id == rollout.policy_id
-        folders = [self.folder] if own and self.folder is not None else _folders(conn, rollout, policy_id)
+        given = self._given(conn, rollout, policy_id)
+        folders = _folders(conn, rollout, policy_id) if given is None else [given]
         usable = [folder for folder in folders if (folder / "tokenizer.json").is_file()]
         if not usable:
             named = ", ".join(map(str, folders)) or "the store names none"
@@ -62,6 +79,14 @@ class Languages:
                 found = f"the policy folder {usable[0]} cannot be read: {error}"
             self._known[usable[0]] = found
         return self._known[usable[0]]
+
+    def _given(self, conn: Connection, rollout: RolloutFacts, policy_id: str) -> Path | None:
+        """The folder to use instead, if there is one."""
+        if self.folders:
+            names = {found: name for name, found in policies.of_run(conn, rollout.run_id).items()}
+            if names.get(policy_id) in self.folders:
+                return self.folders[names[policy_id]]
+        return self.folder if policy_id == rollout.policy_id else None
 
 
 @dataclass

@@ -18,6 +18,7 @@ class ToldRollout(_Told):
 
     task_set: str
     task_key: str
+    policy: str | None = None
     seed: int = 0
     status: str = "finished"
     stop_reason: str | None = None

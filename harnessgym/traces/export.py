@@ -3,27 +3,35 @@
     export(store, rollout_ids, "parquet", Path("rows.parquet"))
 
 A member of `exports/` is one format. What a format has no place for is left out, and its docstring says so.
+
+Where a run has several policies, a row has one policy's tokens. A format whose records do not say whose they are is written for
+one policy: whoever trains on the file would train one model on what another one sampled.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from sqlalchemy import select
 
-from harnessgym.errors import ConfigError, TraceError
+from harnessgym.errors import ConfigError
 from harnessgym.registry import load
-from harnessgym.store import TraceStore, calls, sessions
+from harnessgym.store import TraceStore, calls, policies, sessions
 from harnessgym.store.calls import Segment
 from harnessgym.store.tables import advantages, policy_versions, trained
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.answers import Languages
-from harnessgym.traces.facts import RolloutFacts, group_rewards_of, rollout_of
+from harnessgym.traces.facts import CallFacts, RolloutFacts, group_rewards_of, rollout_of
 from harnessgym.traces.graph import Graph, graph
 from harnessgym.traces.trajectories import Trajectory, rows_of
 from harnessgym.traces.transcript import Transcript, transcript
+
+TellsPolicies = Literal["rows", "calls"]
+"""How a format tells several policies apart. rows: every record names the policy whose tokens it has. calls: a record is a
+whole rollout, and names the policy of every call.
+"""
 
 
 @dataclass
@@ -33,6 +41,8 @@ class TracedRollout:
     store: TraceStore
     id: str
     languages: Languages
+    sampled_by: str | None = None
+    """The name of the policy whose tokens are wanted, of several; None for all."""
 
     @cached_property
     def facts(self) -> RolloutFacts:
@@ -51,8 +61,18 @@ class TracedRollout:
 
     @cached_property
     def trajectory(self) -> Trajectory:
-        """Its training rows."""
-        return self.store.read(lambda conn: rows_of(conn, self.id, group_id=self.facts.group_id))
+        """Its training rows: those of the policy that is wanted."""
+        found = self.store.read(lambda conn: rows_of(conn, self.id, group_id=self.facts.group_id))
+        if self.sampled_by is None:
+            return found
+        ids = [policy_id for policy_id, name in self.policies.items() if name == self.sampled_by]
+        return found.of_policy(ids[0] if ids else "")
+
+    @cached_property
+    def policies(self) -> dict[str, str]:
+        """Names of its run's policies, by id."""
+        found = self.store.read(lambda conn: policies.of_run(conn, self.facts.run_id))
+        return {policy_id: name for name, policy_id in found.items()}
 
     @cached_property
     def segments(self) -> dict[str, Segment]:
@@ -67,10 +87,14 @@ class TracedRollout:
             at = self.segments.get(at.parent_id or "")
         return [token for ids in reversed(parts) for token in ids]
 
-    @property
-    def several(self) -> bool:
-        """Whether calls of it are another policy's than the rollout's."""
-        return any(call.policy_id not in (None, self.facts.policy_id) for call in self.graph.calls.values())
+    @cached_property
+    def sampling(self) -> frozenset[str]:
+        """Names of the policies that were asked in it."""
+        return frozenset(map(self.policy_of, self.graph.calls.values()))
+
+    def policy_of(self, call: CallFacts) -> str:
+        """The name of the policy that a call asked."""
+        return self.policies[call.policy_id or self.facts.policy_id]
 
     @cached_property
     def reward(self) -> float | None:
@@ -84,15 +108,19 @@ class TracedRollout:
         return self.store.read(lambda conn: group_rewards_of(conn, self.facts.group_id))
 
     @cached_property
-    def advantages(self) -> dict[str, list[tuple[int, int, float]]]:
-        """What its latest training that counts gave, each policy's: (start, end, value) within a segment, by segment."""
+    def trained_by(self) -> dict[str, str]:
+        """By policy: the latest training of it that counts."""
         made = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
         counts = (trained.c.rollout_id == self.id, ~policy_versions.c.orphaned)
         steps = select(trained.c.policy_id, trained.c.id).join(policy_versions, made).where(*counts)
         found = self.store.read(lambda conn: conn.execute(steps.order_by(trained.c.step, trained.c.id)).all())
-        latest = {row.policy_id: row.id for row in found}
+        return {row.policy_id: row.id for row in found}
+
+    @cached_property
+    def advantages(self) -> dict[str, list[tuple[int, int, float]]]:
+        """What the latest training of each policy gave: (start, end, value) within a segment, by segment."""
         columns = [advantages.c[name] for name in ("segment_id", "start", "end", "value")]
-        query = select(*columns).where(advantages.c.trained_id.in_(latest.values()))
+        query = select(*columns).where(advantages.c.trained_id.in_(self.trained_by.values()))
         out: dict[str, list[tuple[int, int, float]]] = {}
         for row in self.store.read(lambda conn: conn.execute(query.order_by(advantages.c.start)).all()):
             out.setdefault(row.segment_id, []).append((row.start, row.end, row.value))
@@ -100,7 +128,7 @@ class TracedRollout:
 
 
 class Export(Protocol):
-    """One format."""
+    """One format. One that tells several policies apart says how in a class attribute `tells_policies: TellsPolicies`."""
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write rollouts as they come; how many records that made. Raises `ConfigError` for a path it cannot use."""
@@ -118,36 +146,60 @@ class Exported:
 
 
 def export(
-    store: TraceStore, rollout_ids: Iterable[str], format: str, out: Path, languages: Languages | None = None  # noqa: A002
+    store: TraceStore, rollout_ids: Iterable[str], format: str, out: Path, languages: Languages | None = None,  # noqa: A002
+    sampled_by: str | None = None,
 ) -> Exported:  # fmt: skip
     """Write rollouts in a format: a registered name or `module:Class`. What stood at `out` is replaced when all is written.
 
-    Raises `ConfigError` for an unknown format, `StoreError` for an unknown rollout, `TraceError` for one that cannot be
-    written, or that several policies sampled, which no format tells apart. Then nothing is left at `out` that was not there
-    before.
+    `sampled_by` names the policy whose tokens are written, of several; a rollout in which it sampled none has no record. Raises
+    `ConfigError` for an unknown format, for a policy that the run has not, and for a format that must be told which of several
+    policies to write; `StoreError` for an unknown rollout, `TraceError` for one that cannot be written. Then nothing is left at
+    `out` that was not there before.
     """
     member: Export = load("export", format)()
-    known, counted = languages or Languages(), _Counted()
-    records = member.write(counted.of(TracedRollout(store, name, known) for name in rollout_ids), out)
-    return Exported(out, counted.number, records)
+    tells: TellsPolicies | None = getattr(member, "tells_policies", None)
+    if sampled_by is not None and tells == "calls":
+        raise ConfigError(
+            f"The format {format!r} writes whole rollouts and names the policy of every call; leave `--sampled-by` out."
+        )
+    passing = _Passing(format, tells, sampled_by)
+    known = languages or Languages()
+    records = member.write(passing.of(TracedRollout(store, name, known, sampled_by) for name in rollout_ids), out)
+    return Exported(out, passing.number, records)
 
 
 @dataclass
-class _Counted:
-    """Counts what passes."""
+class _Passing:
+    """Counts what passes, and stops at what the format cannot tell apart."""
 
+    format: str
+    tells: TellsPolicies | None
+    sampled_by: str | None
     number: int = 0
+    _met: dict[str, set[str]] = field(default_factory=dict)
+    """Policies that sampled what has passed, by run: policies of different runs may be one model."""
 
     def of(self, rollouts: Iterator[TracedRollout]) -> Iterator[TracedRollout]:
         """The same rollouts."""
         for rollout in rollouts:
-            if rollout.several:
-                raise TraceError(
-                    f"Rollout {rollout.id} was sampled by several policies, and an export does not tell whose a call is. "
-                    "`harnessgym traces sql` does: column `policy` of `v_turn`."
+            known = rollout.policies.values()
+            if self.sampled_by is not None and self.sampled_by not in known:
+                raise ConfigError(
+                    f"The run of rollout {rollout.id} has no policy {self.sampled_by!r}. It has {_listed(known)}."
+                )
+            met = self._met.setdefault(rollout.facts.run_id, set())
+            met |= rollout.sampling
+            if len(met) > 1 and self.sampled_by is None and self.tells is None:
+                raise ConfigError(
+                    f"Several policies sampled these rollouts: {_listed(met)}. A record of the format {self.format!r} does not "
+                    "say whose it is. Choose one: `--sampled-by NAME`; or take `parquet`, which has a column `policy`."
                 )
             self.number += 1
             yield rollout
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
 
 
 def needed(module: str, format: str) -> ConfigError:  # noqa: A002

@@ -40,6 +40,8 @@ class ImportedCall:
     metrics: Metrics | None
     about: Json
     """What an export of ours says besides."""
+    policy_id: str | None = None
+    """Of the store; None where the document has one policy."""
 
 
 @dataclass
@@ -55,9 +57,10 @@ class ImportCalls:
     """Writes calls, those that others go on from first."""
 
     rows: ImportRows
-    _forests: dict[str, Forest] = field(default_factory=dict)
-    _ends: dict[str, str] = field(default_factory=dict)
-    """Call to its completion."""
+    _forests: dict[tuple[str, str | None], Forest] = field(default_factory=dict)
+    """Of sessions and policies: none goes on from the tokens of another."""
+    _ends: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    """Call to its completion, and the policy that sampled that."""
     _said: dict[str, _Said] = field(default_factory=dict)
     _ordinals: dict[str, int] = field(default_factory=dict)
 
@@ -65,9 +68,9 @@ class ImportCalls:
         """Write a call with its texts and tokens. Raises `TraceError` if its numbers contradict each other."""
         conn, session_id, call_id = self.rows.conn, self.rows.session(call.session), self.rows.name(call.name)
         metrics, about = call.metrics or Metrics(), call.about
-        forest = self._forests.setdefault(session_id, Forest(session_id))
+        forest = self._forests.setdefault((session_id, call.policy_id), Forest(session_id))
         ids = metrics.prompt_token_ids or []
-        parent = self._parent(forest, about.get("parent"), ids)
+        parent = self._parent(forest, call, ids)
         segment, new = forest.add_prompt(ids if parent is None else ids[forest.length(parent.segment_id) :], _id(parent))
         kind, status = cast("CallKind", about.get("kind", "policy")), cast("CallStatus", about.get("status", "committed"))
         joined = (None, "none") if parent is None else (parent.call_id, "token_prefix")
@@ -92,6 +95,7 @@ class ImportCalls:
             break_class=about.get("break_class"),
             break_detail=about.get("break_detail"),
             side_call=about.get("side_call"),
+            policy_id=call.policy_id,
         )
         self._ordinals[session_id] = intent.ordinal + 1
         calls.intend(conn, intent, segment if new else None, self._request(call, call_id))
@@ -108,11 +112,11 @@ class ImportCalls:
             raise TraceError(f"Call {call.name}: {len(logprobs)} logprobs for {len(ids)} completion tokens.")
         spans = tuple(VersionSpan(*span) for span in about.get("versions", [[0, len(ids), 0]] if logprobs and ids else []))
         for span in spans:
-            self.rows.version(span.version)
+            self.rows.version(span.version, call.policy_id)
         sampled = None if logprobs is None else tuple(logprobs)
         segment = Segment(new_id(), prompt.session_id, "completion", prompt.id, ids, sampled)
         forest.graft(call_id, segment, call_id)
-        self._ends[call_id] = segment.id
+        self._ends[call_id] = segment.id, call.policy_id
         outcome = CallOutcome(
             call_id=call_id,
             segment=segment,
@@ -128,10 +132,11 @@ class ImportCalls:
         )
         calls.finish(self.rows.conn, outcome)
 
-    def _parent(self, forest: Forest, named: str | None, ids: list[int]) -> Attachment | None:
-        """The call whose tokens the prompt begins with."""
-        end = self._ends.get(self.rows.known(named) or "")
-        if end is not None and ids[: forest.length(end)] == list(forest.ids(end)):
+    def _parent(self, forest: Forest, call: ImportedCall, ids: list[int]) -> Attachment | None:
+        """The call of its policy whose tokens the prompt begins with."""
+        named = call.about.get("parent")
+        end, policy_id = self._ends.get(self.rows.known(named) or "", (None, None))
+        if end is not None and policy_id == call.policy_id and ids[: forest.length(end)] == list(forest.ids(end)):
             return Attachment(self.rows.known(named) or "", end, 0)
         return forest.find_prefix(ids) if ids and named is None else None
 

@@ -52,13 +52,14 @@ class ImportRows:
     _keep: bool = field(init=False)
     """Whether ids of ours are kept: not where the rollout is in the store already."""
     _names: dict[str, str] = field(default_factory=dict)
-    _versions: set[int] = field(default_factory=set)
+    _versions: set[tuple[str, int]] = field(default_factory=set)
+    _policies: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         conn, facts = self.conn, self.facts
         found = conn.execute(select(rollouts_table.c.id).where(rollouts_table.c.id == facts.id)).first()
         self._keep = found is None
-        self.policy_id = policies.register(conn, self.run_id, facts.policy)
+        self.policy_id = self.policy(facts.policy)
         task_id = runs.add_task(conn, facts.task_set, Task(facts.task_key, ""))
         group = GroupSpec(self.run_id, task_id, self.policy_id, SOURCE, 0, 0, {}, (facts.harness,), "none", (facts.seed,))
         made = rollouts.start(conn, group, SOURCE, 0.0)
@@ -89,6 +90,12 @@ class ImportRows:
             )
         return self._names[foreign]
 
+    def policy(self, name: str) -> str:
+        """The id of a policy of the run."""
+        if name not in self._policies:
+            self._policies[name] = policies.register(self.conn, self.run_id, name)
+        return self._policies[name]
+
     def seal(self) -> None:
         """Close the rollout's sessions: nothing is added to an import."""
         for session_id in sessions.of_rollout(self.conn, self.rollout_id):
@@ -105,12 +112,13 @@ class ImportRows:
         """Note which event spawned an agent."""
         self.conn.execute(update(agents).where(agents.c.id == agent_id).values(spawn_event_id=event_id))
 
-    def version(self, version: int) -> None:
-        """A version of the policy that sampled something."""
-        if version not in self._versions:
-            self._versions.add(version)
+    def version(self, version: int, policy_id: str | None = None) -> None:
+        """A version that sampled something, of the rollout's policy if of no other."""
+        own = policy_id or self.policy_id
+        if (own, version) not in self._versions:
+            self._versions.add((own, version))
             row = PolicyVersion(version, None, "full", SOURCE, 0, "", 0, committed=True, orphaned=False)
-            policies.publish(self.conn, self.policy_id, row)
+            policies.publish(self.conn, own, row)
 
     def began(self, call_id: str, created_at: float) -> None:
         """When a call was made."""

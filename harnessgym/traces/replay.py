@@ -10,17 +10,18 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from sqlalchemy import Connection
 
 from harnessgym.errors import TraceError
 from harnessgym.message import Message, ToolSpec, canonical_json
 from harnessgym.registry import load
-from harnessgym.store import TraceStore
+from harnessgym.store import TraceStore, policies
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.answers import Languages
 from harnessgym.traces.difference import difference, without_volatile
-from harnessgym.traces.facts import rollout_of
+from harnessgym.traces.facts import calls_of, rollout_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,19 +153,29 @@ class ReplayReport:
         return not self.skipped and all(call.problem is None for call in self.calls)
 
 
-def replay(store: TraceStore, rollout_id: str, policy: Path | None = None) -> ReplayReport:
+def replay(store: TraceStore, rollout_id: str, languages: Languages | None = None) -> ReplayReport:
     """Put a rollout's recorded requests through a proxy's own parts again and compare the prompts token for token.
 
-    Nothing is written to the store. `policy` is the model folder, where the store does not know it. Raises `TraceError` without
-    one, `StoreError` if there is no such rollout.
+    Every policy is asked in its own language. Nothing is written to the store. `languages` know the policies' folders where the
+    store does not. Raises `TraceError` where a policy's language is missing, `StoreError` if there is no such rollout.
     """
-    languages = Languages(policy)
-    language: Any = store.read(lambda conn: languages.of_rollout(conn, rollout_of(conn, rollout_id)))
-    if isinstance(language, str):
-        raise TraceError(f"Rollout {rollout_id} cannot be replayed: {language}.")
+    known = languages or Languages()
+    spoken = store.read(lambda conn: _spoken(conn, rollout_id, known))
     through_proxy: Callable[..., Any] = load("service", "proxies.replaying:replay_rollout")
-    report: ReplayReport = asyncio.run(through_proxy(store, rollout_id, language))
+    report: ReplayReport = asyncio.run(through_proxy(store, rollout_id, spoken))
     return report
+
+
+def _spoken(conn: Connection, rollout_id: str, languages: Languages) -> dict[str | None, Any]:
+    """The languages of the policies that were asked in a rollout, as calls name them; None is its own."""
+    facts, out = rollout_of(conn, rollout_id), dict[str | None, Any]()
+    for policy_id in {call.policy_id for call in calls_of(conn, rollout_id)} or {None}:
+        out[policy_id] = languages.of_rollout(conn, facts, policy_id)
+        if isinstance(out[policy_id], str):
+            names = {found: name for name, found in policies.of_run(conn, facts.run_id).items()}
+            of = "" if policy_id is None else f", which policy {names[policy_id]!r} sampled in part,"
+            raise TraceError(f"Rollout {rollout_id}{of} cannot be replayed: {out[policy_id]}.")
+    return out
 
 
 def _common(one: Sequence[str], other: Sequence[str]) -> int:

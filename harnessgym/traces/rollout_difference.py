@@ -68,6 +68,7 @@ class BranchDifference:
 class _Branch:
     number: int
     call_id: str
+    policy_id: str | None
     agent: str
     ids: IdArray
     sampled: tuple[tuple[int, int, int], ...]
@@ -77,7 +78,7 @@ class _Branch:
 def compare_rollouts(one: TracedRollout, other: TracedRollout) -> list[BranchDifference]:
     """Every branch of the first with its counterpart, then those of the second that have none."""
     left, right = _branches(one), _branches(other)
-    text, out = TokenRows(one).rollout_text(), list[BranchDifference]()
+    rows, out = TokenRows(one), list[BranchDifference]()
     for branch in left:
         found = max(right, key=lambda item: _likeness(branch, item), default=None)
         if found is None or not any(_likeness(branch, found)):
@@ -86,7 +87,7 @@ def compare_rollouts(one: TracedRollout, other: TracedRollout) -> list[BranchDif
         right.remove(found)
         said = one.transcript.conversation(branch.call_id), other.transcript.conversation(found.call_id)
         ends, agents = (branch.number, found.number), (branch.agent, found.agent)
-        out.append(BranchDifference(ends, agents, _messages(*said), _tokens(branch, found, text)))
+        out.append(BranchDifference(ends, agents, _messages(*said), _tokens(branch, found, rows.text(branch.policy_id))))
     return out + [BranchDifference((None, item.number), (None, item.agent), None, None) for item in right]
 
 
@@ -100,7 +101,8 @@ def _branches(rollout: TracedRollout) -> list[_Branch]:
     for call in policy.values():
         if call.id not in continued:
             ids, sampled = _path(rollout, call.completion_segment or call.prompt_segment, owners)
-            out.append(_Branch(numbers[call.id], call.id, agents.get(call.agent_id or "", ""), ids, sampled))
+            agent = agents.get(call.agent_id or "", "")
+            out.append(_Branch(numbers[call.id], call.id, call.policy_id, agent, ids, sampled))
     return out
 
 

@@ -1,7 +1,7 @@
 """The tokens of a rollout one by one, as they stand in its training rows: what a trainer gets, for people to read."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -62,6 +62,8 @@ class TokenRows:
     """The rows of one rollout. Calls are numbered session by session, in the order in which they began."""
 
     rollout: TracedRollout
+    _texts: dict[str | None, Callable[[int], str | None]] = field(default_factory=dict)
+    """By policy: an id means something else in each one's tokenizer."""
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -99,7 +101,7 @@ class TokenRows:
         end = next(turn.end for turn in row.turns if turn.call_id == last_call)
         calls = self.rollout.graph.calls
         turns = [_Sampled(turn.start, turn.end, calls[turn.call_id]) for turn in row.turns if turn.end <= end]
-        lines = _lines(row, end, turns, self._named(), self._advantages(turns))
+        lines = _lines(row, end, turns, self._named(row.policy_id), self._advantages(turns))
         return TokenRow(index, self.numbers[last_call], last_call, None, lines)
 
     def _excluded(self, call: CallFacts) -> TokenRow:
@@ -109,7 +111,7 @@ class TokenRows:
         made = () if segment is None else tuple(segment.ids)
         logprobs = made and ((segment.logprobs if segment is not None else None) or (0.0,) * len(made))
         versions = versions_of(call.versions, len(made)) if made and call.versions else (-1,) * len(made)
-        text, number, agent = self._text, self.numbers[call.id], self._agents.get(call.agent_id or "", "")
+        text, number, agent = self.text(call.policy_id), self.numbers[call.id], self._agents.get(call.agent_id or "", "")
         given = [TokenLine(at, int(token), text(int(token)), 0, 0.0, -1, None, None, "") for at, token in enumerate(prompt)]
         sampled = [
             TokenLine(len(prompt) + at, int(token), text(int(token)), 0, float(logprob), int(version), None, number, agent)
@@ -118,23 +120,22 @@ class TokenRows:
         reasons = {item.call_id: item.reason for item in self.rollout.trajectory.exclusions}
         return TokenRow(None, number, call.id, reasons.get(call.id, call.status), (*given, *sampled))
 
-    def _named(self) -> "_Names":
-        return _Names(self._text, self.numbers, self._agents)
+    def _named(self, policy_id: str) -> "_Names":
+        return _Names(self.text(policy_id), self.numbers, self._agents)
 
     @cached_property
     def _agents(self) -> dict[str, str]:
         return {agent.id: agent.name for agent in self.rollout.graph.agents}
 
-    @cached_property
-    def _text(self) -> Callable[[int], str | None]:
-        return self.rollout_text()
+    def text(self, policy_id: str | None) -> Callable[[int], str | None]:
+        """The text of a token of a policy, None being the rollout's; each read once."""
+        if policy_id not in self._texts:
+            self._texts[policy_id] = self._text_of(policy_id)
+        return self._texts[policy_id]
 
-    def rollout_text(self) -> Callable[[int], str | None]:
-        """The text of a token, each read once."""
+    def _text_of(self, policy_id: str | None) -> Callable[[int], str | None]:
         rollout = self.rollout
-        if rollout.several:
-            return lambda _: None  # ids mean something else in each one's tokenizer
-        language: Any = rollout.store.read(lambda conn: rollout.languages.of_rollout(conn, rollout.facts))
+        language: Any = rollout.store.read(lambda conn: rollout.languages.of_rollout(conn, rollout.facts, policy_id))
         if isinstance(language, str):
             return lambda _: None
         known: dict[int, str | None] = {}

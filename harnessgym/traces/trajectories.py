@@ -4,7 +4,8 @@ A row is one branch of the forest, flattened: token ids and a mask ("did the pol
 this row?"). There is no prompt/completion split. Where branches share a sampled segment, exactly one row trains it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +13,8 @@ import numpy as np
 from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from harnessgym.errors import TraceError
-from harnessgym.store.tables import calls, rollouts, segments, sessions
-from harnessgym.tokens import FloatArray, IdArray, VersionSpan, unpack_logprobs, versions_of, widen_ids
+from harnessgym.store.tables import agents, calls, rewards, rollouts, segments, sessions
+from harnessgym.tokens import FloatArray, IdArray, VersionSpan, hash_ids, unpack_logprobs, versions_of, widen_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,12 @@ class Turn:
     call_id: str
     agent_id: str
     state_key: str = ""
+    """Digest of the tokens between the turn before and this one, of the whole prompt for the first: what the environment said
+    last. What came before it may differ."""
     rewards: dict[str, float] = field(default_factory=dict)
+    """The call's own, by channel."""
+    parent_agent_id: str = ""
+    """The agent that started this turn's; "" for a main agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,16 @@ class Exclusion:
 
 
 @dataclass(frozen=True, slots=True)
+class Credit:
+    """What a rollout as a whole, and its agents, were rewarded with."""
+
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The rollout's, by channel."""
+    agents: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By agent, then by channel."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """All rows of one rollout, and the account of its sampled tokens."""
 
@@ -81,6 +97,7 @@ class Trajectory:
     """Tokens with mask 1 over all rows."""
     incomplete: str | None = None
     """Why the record may lack something the policy did, if it may."""
+    credit: Credit = Credit()
 
     def __post_init__(self) -> None:
         excluded = sum(item.end - item.start for item in self.exclusions)
@@ -93,7 +110,7 @@ class Trajectory:
         exclusions = tuple(item for item in self.exclusions if item.policy_id == policy_id)
         trained = sum(int(row.mask.sum()) for row in rows)
         sampled = trained + sum(item.end - item.start for item in exclusions)
-        return Trajectory(rows, exclusions, sampled, trained, self.incomplete)
+        return Trajectory(rows, exclusions, sampled, trained, self.incomplete, self.credit)
 
 
 def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
@@ -119,9 +136,11 @@ def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
             trained[node.id] = call
         else:
             exclusions.append(Exclusion(call["id"], 0, len(node.ids), reason, call["policy_id"]))
-    rows = _Rows(rollout_id, group_id, nodes, owners, trained).build()
+    by_unit = _rewards(conn, rollout_id)
+    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"]).build()
     in_rows = sum(int(row.mask.sum()) for row in rows)
-    return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(found))
+    credit = Credit(by_unit["rollout"].get(rollout_id, {}), by_unit["agent"])
+    return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(found), credit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +164,8 @@ class _Rows:
     """Completion segment to the call that sampled it."""
     trained: dict[str, RowMapping]
     """The part of `owners` that is trained, in order of recording."""
+    rewards: Mapping[str, dict[str, float]]
+    """By call, then by channel."""
     _used: set[str] = field(default_factory=set)
 
     def build(self) -> list[Row]:
@@ -181,12 +202,15 @@ class _Rows:
     def _row(self, path: Sequence[_Node]) -> Row:
         ids = np.concatenate([node.ids for node in path])
         mask, logprobs = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.float32)
-        versions, turns, start = np.full(len(ids), -1, np.int32), [], 0
+        versions, turns, start = np.full(len(ids), -1, np.int32), list[Turn](), 0
         policy_id = self.owners[path[-1].id]["policy_id"]
         for node in path:
             end, call = start + len(node.ids), self.owners.get(node.id)
             if call is not None:
-                turns.append(Turn(start, end, call["id"], call["agent_id"] or ""))
+                state = hash_ids(ids[turns[-1].end if turns else 0 : start].tolist())
+                own_rewards = self.rewards.get(call["id"], {})
+                parent = call["parent_agent_id"] or ""
+                turns.append(Turn(start, end, call["id"], call["agent_id"] or "", state, own_rewards, parent))
             own = call is not None and call["policy_id"] == policy_id
             if call is not None and own and node.id in self.trained and node.id not in self._used:
                 assert node.logprobs is not None
@@ -213,6 +237,14 @@ def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:
         logprobs = None if sampled is None else unpack_logprobs(sampled)
         out[name] = _Node(name, parent_id, widen_ids(blob, length, name), logprobs)
     return out
+
+
+def _rewards(conn: Connection, rollout_id: str) -> Mapping[str, dict[str, dict[str, float]]]:
+    """By unit, target and channel."""
+    found: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for unit, target, channel, value in conn.execute(_REWARDS, {"rollout": rollout_id}):
+        found[unit][target][channel] = value
+    return found
 
 
 def _completion(call: RowMapping, nodes: dict[str, _Node]) -> _Node | None:
@@ -263,9 +295,12 @@ def _incomplete(found: Sequence[RowMapping]) -> str | None:
 
 _CALLS = (
     select(
-        *(calls.c[name] for name in _CALL_COLUMNS), func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id")
+        *(calls.c[name] for name in _CALL_COLUMNS),
+        func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id"),
+        agents.c.parent_agent_id,
     )
     .join(sessions, sessions.c.id == calls.c.session_id)
+    .outerjoin(agents, agents.c.id == calls.c.agent_id)
     .join(rollouts, rollouts.c.id == calls.c.rollout_id)
     .where(calls.c.rollout_id == bindparam("rollout"))
     .order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)
@@ -274,4 +309,7 @@ _SEGMENTS = (
     select(*(segments.c[name] for name in ("id", "parent_id", "length", "ids", "logprobs")))
     .join(sessions, sessions.c.id == segments.c.session_id)
     .where(sessions.c.rollout_id == bindparam("rollout"))
+)
+_REWARDS = select(rewards.c.unit, rewards.c.target, rewards.c.channel, rewards.c.value).where(
+    rewards.c.rollout_id == bindparam("rollout"), rewards.c.unit.in_(("rollout", "agent", "turn"))
 )

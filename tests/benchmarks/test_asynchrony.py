@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.asynchrony import parts, targets
-from benchmarks.asynchrony.run import _table
+from benchmarks.asynchrony.run import _table, _written
 from harnessgym.config import validate
+from harnessgym.run_folder import write_json
 from trainers.simulation.report import figures, most_stale, tables
 from trainers.simulation.settings import SimulationConfig
 from trainers.simulation.simulation import Simulation
@@ -45,6 +46,29 @@ def test_the_tables_show_the_oldest_token_of_all_seeds(ten):
     assert list(column.cells) == ["5"]
     column = next(column for column in _table("arms", {"eta-1": figures(ten)}, 1.0).columns if column.header == "at most")
     assert list(column.cells) == ["5"]
+
+
+def test_an_interrupted_run_of_the_same_kind_is_taken_up(tmp_path):
+    path, kind = tmp_path / "async.json", {"quick": False, "seeds": 10}
+    assert _written(path, kind) == {}
+    write_json(path, kind | {"parts": {"tail": {"rows": {}}}})
+    assert _written(path, kind) == {"tail": {"rows": {}}}
+    assert _written(path, kind | {"seeds": 3}) == _written(path, kind | {"quick": True}) == {}
+
+
+def test_every_arm_is_near_its_bound_and_none_beyond(ten):
+    near, far, beyond = (replace(ten[0], rollouts_per_s=share * ten[0].bound.rollouts_per_s) for share in (0.96, 0.9, 1.2))
+
+    def verdicts(outcome):
+        row = {**figures([outcome]), "cpu_s": 1.0, "rollouts": 1, "unaccounted": 0}
+        names = ("sync", "recycle", "over-launch", "eta-1", "eta-2", "eta-4", "eta-8")
+        found = targets.judge({"arms": {"rows": dict.fromkeys(names, row)}})
+        return {verdict.what: verdict.met for verdict in found if "over its bound" in verdict.what}
+
+    assert len(verdicts(near)) == 8
+    assert all(verdicts(near).values())
+    assert [what for what, met in verdicts(far).items() if met] == ["any arm, throughput over its bound"]
+    assert [what for what, met in verdicts(beyond).items() if not met] == ["any arm, throughput over its bound"]
 
 
 @pytest.mark.parametrize("eta", [0, 2, 4, 8])

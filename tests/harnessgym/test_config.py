@@ -95,11 +95,14 @@ def test_engines_that_cannot_be_are_refused(engine, said):
         validate(RunConfig, RUN | {"engine": engine}, "the test")
 
 
-@pytest.mark.parametrize("told", [{"replay": {"reuse": 1}}, {"trainer": {"over_launch": 2, "when_stale": "drop"}}])
-def test_what_several_policies_cannot_do_is_refused(told):
-    assert validate(RunConfig, RUN | told, "the test")
-    with pytest.raises(ConfigError, match="several policies are"):
-        validate(RunConfig, RUN | told | {"policies": [{"name": "b", "path": "p"}]}, "the test")
+def test_several_policies_train_no_group_again():
+    replay, several = {"replay": {"reuse": 1}}, {"policies": [{"name": "b", "path": "p"}]}
+    assert validate(RunConfig, RUN | replay, "the test")
+    with pytest.raises(ConfigError, match=r"one batch for a group that several policies train.*Set it to 0"):
+        validate(RunConfig, RUN | replay | several, "the test")
+    with pytest.raises(ConfigError, match="success_pool needs max_staleness above 0, one policy"):
+        validate(RunConfig, RUN | {"replay": {"success_pool": 1}} | several, "the test")
+    assert validate(RunConfig, RUN | {"trainer": {"over_launch": 2, "when_stale": "drop"}} | several, "the test")
 
 
 def test_dapo_is_uniform_with_refills():

@@ -12,6 +12,7 @@ from harnessgym.rollout.control import OpenedSession
 from harnessgym.session_options import SessionOptions
 from harnessgym.store.tables import bodies
 from harnessgym.store.tables import calls as calls_table
+from harnessgym.traces.answers import Languages
 from harnessgym.traces.replay import replay
 from proxies.replaying import replay_rollout
 from proxies.upstreams.scripted import ScriptedUpstream
@@ -87,7 +88,7 @@ async def test_what_is_not_there_cannot_be_replayed(make_world: MakeWorld) -> No
         assert refused.status_code == 502
         assert "no rollout and no session 'nobody'" in json.dumps(refused.json())
         with pytest.raises(StoreError, match="no rollout and no session"):
-            await replay_rollout(world.store, "nobody", world.language)
+            await replay_rollout(world.store, "nobody", {None: world.language})
 
 
 async def test_recorded_requests_give_the_recorded_prompts(make_world: MakeWorld) -> None:
@@ -102,14 +103,25 @@ async def test_recorded_requests_give_the_recorded_prompts(make_world: MakeWorld
         raw = {"model": "m", "prompt": "Once upon", "max_tokens": 5}
         assert (await world.http.post(f"{base}/v1/completions", json=raw)).status_code == 200
         before = world.store.read(lambda conn: conn.execute(text("SELECT count(*) FROM calls")).scalar_one())
-        report = await replay_rollout(world.store, world.rollout_id, world.language)
+        report = await replay_rollout(world.store, world.rollout_id, {None: world.language})
         assert report.skipped == ()
         assert report.ok, report
         assert len(report.calls) == before == 9
-        found = await asyncio.to_thread(replay, world.store, world.rollout_id, POLICY)
+        found = await asyncio.to_thread(replay, world.store, world.rollout_id, Languages(POLICY))
         assert found == report
         after = world.store.read(lambda conn: conn.execute(text("SELECT count(*) FROM calls")).scalar_one())
         assert after == before
+
+
+async def test_several_samples_of_one_request_are_a_call_each(make_world: MakeWorld) -> None:
+    async with make_world("One.<|im_end|>", "Two.<|im_end|>", "Three.<|im_end|>") as world:
+        session = await world.open()
+        hi = [{"role": "user", "content": "hi"}]
+        choices = (await world.chat(session.key, hi, n=2)).json()["choices"]
+        await world.chat(session.key, [*hi, choices[1]["message"], *hi])
+        report = await replay_rollout(world.store, world.rollout_id, {None: world.language})
+        assert report.ok, report
+        assert len(report.calls) == 3
 
 
 async def test_an_interrupted_answer_that_is_gone_on_from_gives_its_prompts_again(make_world: MakeWorld) -> None:
@@ -126,7 +138,7 @@ async def test_an_interrupted_answer_that_is_gone_on_from_gives_its_prompts_agai
         said = world.language.read(world.completion(session, cut).ids).content
         assert said
         assert (await world.chat(session.key, [*hi, {"role": "assistant", "content": said}, *hi])).status_code == 200
-        report = await replay_rollout(world.store, world.rollout_id, world.language)
+        report = await replay_rollout(world.store, world.rollout_id, {None: world.language})
         assert report.ok, report
         assert len(report.calls) == 2
 
@@ -138,7 +150,7 @@ async def test_a_recorded_prompt_that_its_request_does_not_give_is_named(make_wo
         one, two, _ = world.calls(session)
         swapped = update(calls_table).where(calls_table.c.id == two.id).values(prompt_segment=one.prompt_segment)
         world.store.write(lambda conn: conn.execute(swapped))
-        report = await replay_rollout(world.store, world.rollout_id, world.language)
+        report = await replay_rollout(world.store, world.rollout_id, {None: world.language})
         assert not report.ok
         assert [call.call_id for call in report.calls] == [one.id, two.id]
         assert "+" in str(report.calls[-1].problem).split("\n", 1)[1]
@@ -151,6 +163,6 @@ async def test_a_request_that_is_not_there_any_more_is_not_the_same(make_world: 
         session = await world.open()
         await world.chat(session.key, [{"role": "user", "content": "hi"}])
         world.store.write(lambda conn: conn.execute(delete(bodies)))
-        report = await replay_rollout(world.store, world.rollout_id, world.language)
+        report = await replay_rollout(world.store, world.rollout_id, {None: world.language})
         assert len(report.skipped) == 1
         assert not report.ok

@@ -6,58 +6,17 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text, update
 
-from harnessgym.store import policies, workers
-from harnessgym.store.policies import PolicyVersion
+from harnessgym.store import workers
 from harnessgym.store.tables import calls as calls_table
-from harnessgym.store.workers import WorkerRow
 from harnessgym.traces.trajectories import rows_of
 from harnessgym.traces.verify import verify
-from proxies.app import PolicySettings
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import POLICY, MakeWorld, World
+from tests.proxies.two_policies import MARKING, ask, two_policies
 
 pytestmark = pytest.mark.anyio
 END = "<|im_end|>"
-MARKING = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.role != 'assistant' %}said: {% endif %}{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 HI = [{"role": "user", "content": "hi"}]
-
-
-async def two_policies(
-    world: World, *, helper_version: int = 0, helper_folder: Path = POLICY, **options: object
-) -> dict[str, str]:
-    """Start the world's proxy anew with the policies `policy` and `helper`, one worker each; their ids."""
-    await world.stop()
-    run_id = world.settings.run_id
-    ids = {
-        name: world.store.write(lambda conn, name=name: policies.register(conn, run_id, name)) for name in ("policy", "helper")
-    }
-    for version in range(8):
-        row = PolicyVersion(version, None, "full", "", version, "", 0, committed=True, orphaned=False)
-        for policy_id in ids.values():
-            world.store.write(lambda conn, policy_id=policy_id, row=row: policies.publish(conn, policy_id, row))
-    several = tuple(
-        PolicySettings(id=policy_id, name=name, path=helper_folder if name == "helper" else POLICY)
-        for name, policy_id in ids.items()
-    )
-    world.settings = world.settings.model_copy(update={"policies": several, **options})
-    world.upstreams = {}
-    await world.start()
-    for name, version in (("policy", 0), ("helper", helper_version)):
-        upstream = ScriptedUpstream([world.text(f"{name} {number}{END}") for number in range(9)], version=version)
-        world.upstreams[f"w-{name}"] = upstream
-        await world.proxy.workers.put(WorkerRow(f"w-{name}", run_id, "scripted", f"w-{name}", version, "ready", ids[name]))
-    return ids
-
-
-async def ask(world: World, key: str, model: str, messages: list[dict[str, object]]) -> dict[str, object]:
-    reply = await world.chat(key, messages, model=model)
-    assert reply.status_code == 200, reply.text
-    message: dict[str, object] = reply.json()["choices"][0]["message"]
-    return message
 
 
 def recorded(world: World) -> list[tuple[str | None, str]]:

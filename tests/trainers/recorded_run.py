@@ -69,7 +69,12 @@ def record_groups(folder, ordinals, version=0, rewards=None, unfinished=(), furt
         policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
         task_id = store.write(lambda conn: runs.add_task(conn, "lookup", Task("t", "do")))
         for ordinal in ordinals:
-            spec = GroupSpec(run.id, task_id, policy_id, "train", ordinal, version, {}, ("h",) * 3, "process", (1, 2, 3))
+            named = store.read(lambda conn: policies.of_run(conn, run.id))
+            others = {named[name]: oldest for name, oldest in (further or {}).items()}
+            spec = GroupSpec(
+                run.id, task_id, policy_id, "train", ordinal, version, {}, ("h",) * 3, "process", (1, 2, 3),
+                submitted_versions=others or None,
+            )  # fmt: skip
             store.write(partial(rollouts.submit, spec=spec))
             claimed = store.write(lambda conn: rollouts.claim(conn, run.id, "node", 60.0, 3))
             if ordinal in unfinished:
@@ -113,6 +118,7 @@ def record_rollout(store, policy, row, ordinal, version, policy_id=None):
 
 def learner_of(folder, store, policy=""):
     config = folder.config().of_policy(policy)
-    learner = Learner(RunFolder(folder.root, policy), config, store, Trainee(config))
+    own = RunFolder(folder.root, policy)
+    learner = Learner(own, config, store, Trainee(config, versions=own.versions))
     learner.resume()
     return learner

@@ -10,8 +10,11 @@ from harnessgym.staleness import VersionChain
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.rollouts import GroupRow, Member
 from harnessgym.traces.trajectories import Row, Turn
+from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
-from trainers.batch import LoadedGroup, TakenGroup, join, ranges_of, share_of
+from trainers.batch import LoadedGroup, TakenGroup, join, make_batch, ranges_of, share_of
+
+GRPO = OnRewards(grpo)
 
 
 def row(mask, *turns):
@@ -65,10 +68,10 @@ def loaded(name, *versions):
 
 def test_a_batch_tells_which_tokens_are_old_and_which_rollouts_were_carried_over():
     groups = (loaded("a", [-1, 2, 2, 2], [-1, 1, 1, 2]), loaded("b", [-1, 2], [-1, 0, 0, 1, 1]))
-    batch = join([share_of(item, item.rewards, 2, VersionChain(()), grpo) for item in groups])
+    batch = join([share_of(item, GRPO(item.scored), 2, VersionChain(())) for item in groups])
     assert batch.off_policy == 6 / 11
     assert batch.carried == 2
     assert batch.staleness == 2
     assert batch.groups == (TakenGroup("a", 3, 1), TakenGroup("b", 3, 2))
-    fresh = join([share_of(loaded("a", [-1, 2], [-1, 2]), np.array([0.0, 1.0]), 2, VersionChain(()), grpo)])
+    fresh = make_batch([loaded("a", [-1, 2], [-1, 2])], 2, VersionChain(()), GRPO, None)
     assert (fresh.off_policy, fresh.carried) == (0.0, 0)

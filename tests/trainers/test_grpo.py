@@ -19,7 +19,7 @@ from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from trainers import checkpoint
 from trainers.grpo import TrainerSettings, train
-from trainers.policy import published_weights
+from trainers.policy import load_policy, packed_weights, published_weights
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 
@@ -46,8 +46,18 @@ def weights_after(folder, stops):
     return found
 
 
-def test_a_resumed_trainer_goes_on_exactly(tmp_path, model):
-    runs_ = [make_run(tmp_path / name, model, max_staleness=STEPS) for name in ("straight", "interrupted")]
+AVERAGE = {"lr": 0.01, "proximal": "ewma", "corrections": [{"name": "icepop", "low": 0.01, "high": 100.0}]}
+SNAPSHOT = {"lr": 0.01, "loss": "gspo", "proximal": "snapshot", "lr_rule": "ess"}
+LOGLINEAR = {"lr": 0.01, "loss": "minpro", "proximal": "loglinear"}
+
+
+@pytest.mark.parametrize(
+    "update", [{"lr": 0.01}, AVERAGE, SNAPSHOT, LOGLINEAR], ids=["behaviour", "ewma", "snapshot", "loglinear"]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_resumed_trainer_goes_on_exactly(tmp_path, model, update, stream):
+    options = {"max_staleness": STEPS, "stream": stream, "update": update}
+    runs_ = [make_run(tmp_path / name, model, **options) for name in ("straight", "interrupted")]
     for run in runs_:
         record_groups(run, range(2 * STEPS))
     straight, interrupted = weights_after(runs_[0], [STEPS]), weights_after(runs_[1], [1, 3, STEPS])
@@ -77,9 +87,7 @@ def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
         expected = {
             member.rollout_id: float(value)
             for item in groups
-            for member, value in zip(
-                item.group.members, learner.estimator([member.reward for member in item.group.members]), strict=True
-            )
+            for member, (value,) in zip(item.group.members, learner.estimator(item.scored), strict=True)
         }
         assert len(set(expected.values())) > 1
         for rollout_id, value in expected.items():
@@ -192,7 +200,7 @@ def final_weights(folder):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}, {"processes": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}, {"processes": 2, "update": AVERAGE}], ids=str)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
     steps, draw = 8, random.Random(3)
     groups = 2 * steps - 3 * options.get("reuse", 0)  # some come again
@@ -448,3 +456,34 @@ def test_several_processes_go_on_from_published_weights_where_the_checkpoint_is_
     assert (found.step, found.version) == (2, 2)
     assert any(not torch.equal(before[name], tensor) for name, tensor in found.weights.items())
     assert all(torch.allclose(before[name], tensor, atol=0.05) for name, tensor in found.weights.items())
+
+
+def test_an_average_that_began_again_is_not_the_one_that_went_on(tmp_path, model):
+    """So the state in the checkpoint is what a resumed trainer goes on from."""
+    run = make_run(tmp_path / "run", model, max_staleness=STEPS, update=AVERAGE | {"lr": 0.05})
+    record_groups(run, range(2 * STEPS))
+    weights_after(run, [2])
+    found = checkpoint.load_newest(run.checkpoints)
+    assert found.proximal["total"] > 1
+    assert any(
+        not torch.equal(tensor, found.proximal["weights"][name]) for name, tensor in packed(model, found.weights).items()
+    )
+
+
+def packed(model, weights):
+    return packed_weights(load_policy(model), weights)
+
+
+def test_rewards_are_trained_on_as_they_are_where_the_baseline_is_chosen(tmp_path, model):
+    update = {"loss": "reinforce", "proximal": "current", "baseline": "minimum_variance", "lr_rule": "ess"}
+    run = make_run(tmp_path / "run", model, advantage="reward", update=update)
+    record_groups(run, range(2), rewards={0: [1.0, 0.0, 0.0], 1: [1.0, 1.0, 0.0]})
+    with TraceStore.open(run.store_url()) as store:
+        learner = learner_of(run, store)
+        groups = list(learner.arriving())
+        metrics = learner.train_step(groups)
+        learner.settle()
+        assert 0 < metrics["baseline"] < 1
+        assert metrics["lr"] == pytest.approx(4e-4 * metrics["rollout_ess"] ** 0.5)
+        found = store.read(lambda conn: advantages.of_rollout(conn, groups[0].group.members[0].rollout_id))
+        assert [entry.value for entry in found] == [1.0]

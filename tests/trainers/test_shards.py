@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.trainers.test_update import SETTINGS, make_policy, make_rows
+from harnessgym.errors import TrainerError
+from tests.trainers.test_update import FORMS, SETTINGS, ages_of, make_policy, make_rows, split_row
 from tests.trainers.together import together
 from trainers.policy import load_weights, packed_weights, published_weights
-from trainers.update import GradientAccumulation, make_optimizer, policy_update
+from trainers.update import GradientAccumulation, UpdateSettings, make_optimizer, policy_update
 from trainers.world import ALONE
 
 ADVANTAGES = [1.0, -0.5, 0.25, 2.0, -1.5, 0.75, -2.0]
@@ -72,6 +73,43 @@ def test_any_number_of_processes_makes_the_step_of_one(tmp_path, size, streamed)
             assert torch.allclose(weights, expected_weights, rtol=1e-4, atol=2e-5)
             for name in known.__dataclass_fields__:
                 assert getattr(metrics, name) == pytest.approx(getattr(known, name), rel=1e-5, abs=1e-7), name
+
+
+def of_forms(world, cases):
+    """Per case: the gradient and the metrics of a step on rollouts of two rows each."""
+    found = []
+    for settings in cases:
+        rows = [part for row in make_rows(2) for part in split_row(row, [index % 3 == 0 for index in range(len(row.ids))])]
+        advantages = [advantage for advantage in ADVANTAGES[:5] for _ in range(2)]
+        policy = sharded(world)
+        optimizer = make_optimizer(policy, settings)
+        metrics = policy_update(policy, optimizer, rows, advantages, settings, world=world, ages=ages_of(rows))
+        found.append((torch.cat([whole(parameter.grad).flatten() for parameter in policy.parameters()]), metrics))
+    return found
+
+
+def test_forms_of_whole_rollouts_have_the_gradient_of_one_process(tmp_path):
+    """Also where a rollout is larger than a micro-batch, so that some processes score more often than others."""
+    names = ["gspo", "minpro", "reinforce, tis of sequences", "icepop of sequences", "geometric", "opsm", "loglinear", "ess"]
+    cases = [
+        UpdateSettings.model_validate(FORMS[name] | {"max_grad_norm": 1e9, "micro_batch_tokens": tokens})
+        for name in names
+        for tokens in (1, 22, 10_000)
+    ]
+    one = of_forms(ALONE, cases)
+    for found in together(tmp_path, 2, of_forms, cases):
+        for (gradient, metrics), (expected, known) in zip(found, one, strict=True):
+            assert (gradient - expected).norm() <= 1e-5 * expected.norm()
+            for name in known.__dataclass_fields__:
+                assert getattr(metrics, name) == pytest.approx(getattr(known, name), rel=1e-4, abs=1e-6), name
+
+
+def test_a_baseline_of_rollouts_is_refused_by_several_processes(tmp_path):
+    def refused(world):
+        with pytest.raises(TrainerError, match="each rollout alone"):
+            of_forms(world, [UpdateSettings.model_validate(FORMS["minimum variance"])])
+
+    together(tmp_path, 2, refused)
 
 
 def scattered_and_gathered(world, weights, state, then):

@@ -1,6 +1,7 @@
 """The trainers of two policies of one run: one batch for both, whoever is ahead, dies, or begins again."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from sqlalchemy import select
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, backlog, policies, rollouts
 from harnessgym.store.tables import exclusions, trained
+from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.traces.verify import verify
-from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
-from trainers.policy import published_weights
+from tests.trainers.recorded_run import learner_of, make_run, record_groups, record_rollout, save_model
+from trainers.policy import load_policy, published_weights
 
 NAMES = ("", "helper")
 SIZE, SAMPLED = 3, 6
@@ -98,6 +100,29 @@ def test_a_group_is_too_stale_for_all_as_soon_as_it_is_for_one(make):
     record_groups(folder, (3, 4), version=1, further={"helper": 1})
     assert step(first) == step(helper) == [3, 4]
     assert first.gathering.given_up(1) == helper.gathering.given_up(1) == {"too_stale": 1}
+    assert not verify(store).findings
+
+
+@pytest.mark.parametrize(("when_stale", "reason"), [("drop", "too_stale"), ("requeue", "requeued")])
+def test_what_runs_and_is_too_old_for_one_policy_is_stopped(make, when_stale, reason):
+    """Of two open groups only one has tokens of the helper that are too old; of its rollouts one has ended, and two run."""
+    folder, store = make(max_staleness=0, when_stale=when_stale)
+    first, helper = (learner_of(folder, store, name) for name in NAMES)
+    record_groups(folder, range(2), further={"helper": 0})
+    record_groups(folder, (2, 3), unfinished=(2, 3), further={"helper": 0})
+    standing = store.read(lambda conn: backlog.standing(conn, first.run.id))
+    old = next(item.id for item in standing if item.ordinal == 2)
+    query = select(rollouts_table.c.id).where(rollouts_table.c.group_id == old).order_by(rollouts_table.c.slot)
+    members = store.read(lambda conn: conn.execute(query).scalars().all())
+    policy = load_policy(folder.root.parent / "model")
+    record_rollout(store, policy, SimpleNamespace(id=members[0], slot=0), 2, 0, helper.policy_id)
+    assert step(first) == step(helper) == [0, 1]
+    record_groups(folder, (4, 5), version=1, further={"helper": 1})
+    assert step(helper) == step(first) == [4, 5]
+    assert helper.gathering.given_up(1) == {reason: 1}
+    assert states(store, first) == {"consumed": 4, "dropped": 1, "open": 1}
+    statuses = select(rollouts_table.c.status).where(rollouts_table.c.group_id == old).distinct()
+    assert store.read(lambda conn: conn.execute(statuses).scalars().all()) == ["cancelled"]
     assert not verify(store).findings
 
 

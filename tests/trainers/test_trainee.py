@@ -115,3 +115,28 @@ def test_one_process_does_not_pay_for_the_import_of_shards():
     code = "import sys, trainers.grpo; print('torch.distributed.fsdp' in sys.modules, 'trainers.shards' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == ["False", "False"]
+
+
+def scores_between_parts(trainee):
+    texts = [row.ids for row in make_rows(1)]
+    before = trainee.score(texts, [2] * len(texts))
+    trainee.begin()
+    trainee.add(make_rows(1)[:1], ADVANTAGES[:1])
+    between = trainee.score(texts, [2] * len(texts))
+    trainee.add(make_rows(1)[1:], ADVANTAGES[1:])
+    trainee.step()
+    return before, between, trainee.score(texts, [2] * len(texts)), trainee.state()[0]
+
+
+def test_scores_are_the_same_in_shards_and_leave_the_step_alone(tmp_path, config):
+    (before, between, after, _), _ = together(tmp_path / "two", 2, as_leader, config, scores_between_parts)
+    alone = scores_between_parts(Trainee(config))
+    assert before == between == pytest.approx(alone[0], rel=1e-5)
+    assert after == pytest.approx(alone[2], rel=1e-3)
+    assert after != before
+    untouched = Trainee(config)
+    untouched.begin()
+    untouched.add(make_rows(1)[:1], ADVANTAGES[:1])
+    untouched.add(make_rows(1)[1:], ADVANTAGES[1:])
+    untouched.step()
+    assert all(torch.equal(alone[3][name], tensor) for name, tensor in untouched.state()[0].items())

@@ -1,10 +1,46 @@
-"""Importance weights between the behaviour policy mu and the policy pi_old that the update starts from."""
+"""Importance weights w = pi_prox / mu, between the policy that sampled and the proximal one, and what is made of them."""
 
+from typing import Literal
+
+import torch
 from torch import Tensor
+
+from trainers.algorithms import Algorithm
+from trainers.losses.tokens import Tokens
+
+TIS = Algorithm(
+    "correction", "tis", "min(w, cap), w = pi_prox / mu of the token, or of the rollout", "verl, slime, TRL", "source",
+    'TRL 1.16 `GRPOTrainer`, its ratio transcribed: `token_truncate` and `sequence_truncate`',
+)  # fmt: skip
+MIS = Algorithm(
+    "correction", "mis", "w where w <= cap, else 0", "TRL; AReaL (cap 5)", "source",
+    'TRL 1.16 `GRPOTrainer`, its ratio transcribed: `token_mask` and `sequence_mask`',
+)  # fmt: skip
+ICEPOP = Algorithm(
+    "correction", "icepop", "w where low <= w <= high, else 0", "Ring-1T, as verl and OpenRLHF have it", "source",
+    'TRL 1.16 `GRPOTrainer`, its ratio transcribed: both with a floor',
+)  # fmt: skip
+
+Level = Literal["token", "sequence"]
+
+
+def tis(tokens: Tokens, level: Level = "token", cap: float = 2.0) -> Tensor:
+    """min(w, cap) (truncated importance sampling, as in verl and slime: cap 2)."""
+    return truncated(_log_weight(tokens, level), cap)
+
+
+def mis(tokens: Tokens, level: Level = "token", cap: float = 3.0) -> Tensor:
+    """W where it is at most the cap, else 0 (masked importance sampling, as in TRL: cap 3)."""
+    return _within(_log_weight(tokens, level), 0.0, cap)
+
+
+def icepop(tokens: Tokens, level: Level = "token", low: float = 0.5, high: float = 5.0) -> Tensor:
+    """W where low <= w <= high, else 0 (IcePop of Ring-1T; the band of verl and OpenRLHF)."""
+    return _within(_log_weight(tokens, level), low, high)
 
 
 def truncated(log_ratio_N: Tensor, cap: float = 2.0) -> Tensor:
-    """min(pi_old / mu, cap) per token (truncated importance sampling, as in verl and slime: cap 2). Carries no gradient."""
+    """min(exp(log_ratio), cap). Carries no gradient."""
     return log_ratio_N.detach().exp().clamp(max=cap)
 
 
@@ -14,3 +50,15 @@ def effective_sample_size(log_ratio_N: Tensor) -> Tensor:
         return log_ratio_N.new_ones(())
     scaled = (log_ratio_N.detach() - log_ratio_N.max()).exp()
     return scaled.sum().square() / (scaled.square().sum() * scaled.numel())
+
+
+def _log_weight(tokens: Tokens, level: Level) -> Tensor:
+    log_weight_N = tokens.log_weight
+    return log_weight_N if level == "token" else tokens.rollout_sum(log_weight_N).to(log_weight_N.dtype)
+
+
+def _within(log_weight_N: Tensor, low: float, high: float) -> Tensor:
+    """Compared as ratios, as the projects that have this do; one too large to be a number is out of any band."""
+    weight_N = log_weight_N.exp()
+    kept_N = (weight_N >= low) & (weight_N <= high)
+    return torch.where(kept_N, weight_N, 0.0)

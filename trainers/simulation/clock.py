@@ -23,6 +23,11 @@ class Clock:
         self._asked += 1
         heapq.heappush(self._heap, (self.now + delay, self._asked, action, arguments))
 
+    @property
+    def next_at(self) -> float:
+        """When the next event happens; infinity if there is none."""
+        return self._heap[0][0] if self._heap else float("inf")
+
     def step(self) -> bool:
         """Let the next event happen; False if there is none."""
         if not self._heap:

@@ -67,14 +67,3 @@ class Distribution(Config):
         if self.kind == "constant" or (self.kind != "recorded" and self.most is None):
             return self.mean if self.most is None else min(self.mean, self.most)
         return float(self.draw(np.random.default_rng(0), 100_000).mean())
-
-
-def expected_largest(samples: Floats, count: int) -> float:
-    """E[max] of `count` independent draws from the empirical distribution of some samples [n].
-
-    The i-th smallest is the maximum with probability (i/n)^count - ((i-1)/n)^count, so this is exact for draws with
-    replacement. For a lognormal it grows like exp(sigma √(2 ln count)), for a Pareto tail like count^(1/alpha).
-    """
-    ordered = np.sort(samples)
-    reached = (np.arange(len(ordered) + 1) / len(ordered)) ** count
-    return float(np.sum(ordered * np.diff(reached)))

@@ -3,7 +3,7 @@
 Arms of a comparison get the same draws: rollout r of the seed is the same work whoever runs it, and whenever.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class Draws:
 
     def __init__(self, config: SimulationConfig) -> None:
         self._config = config
-        self._blocks: dict[int, list[RolloutDraw]] = {}
+        self._blocks: dict[int, _Block] = {}
         options = config.trainer
         self.step_s: list[float] = options.step_s.draw(self._rng(_STEPS), options.steps).tolist()
         self.failures = self._rng(_FAILURES)
@@ -44,9 +44,15 @@ class Draws:
     def rollout(self, number: int) -> RolloutDraw:
         """Rollout `number` of the seed."""
         block, place = divmod(number, _BLOCK)
-        if block not in self._blocks:
-            self._blocks[block] = self._draw(block)
-        return self._blocks[block][place]
+        return self._block(block).rollouts[place]
+
+    def table(self, count: int) -> "WorkTable":
+        """Totals of the first `count` rollouts."""
+        blocks = [self._block(number) for number in range(-(-count // _BLOCK))]
+        tokens, read, environment, grading = np.concatenate([block.totals for block in blocks], axis=1)[:, :count]
+        decoding = tokens + self._config.engines.prefill_cost * read
+        waits = np.concatenate([blocks[0].waits_s, blocks[0].totals[3]])
+        return WorkTable(tokens, decoding, environment, grading, blocks[0].call_tokens, np.sort(waits))
 
     def transfer_s(self) -> float:
         """Seconds of the next fetch of weights."""
@@ -69,24 +75,43 @@ class Draws:
     def _rng(self, kind: int, place: int = 0) -> np.random.Generator:
         return np.random.default_rng([self._config.seed, kind, place])
 
-    def _draw(self, block: int) -> list[RolloutDraw]:
+    def _block(self, number: int) -> "_Block":
+        if number not in self._blocks:
+            self._blocks[number] = self._draw(number)
+        return self._blocks[number]
+
+    def _draw(self, block: int) -> "_Block":
         work, rng = self._config.work, self._rng(_WORK, block)
         turns = np.maximum(1, np.rint(work.turns.draw(rng, _BLOCK))).astype(np.int64)
         calls = int(turns.sum())
-        tokens = np.maximum(1, np.rint(work.tokens.draw(rng, calls))).astype(np.int64).tolist()
-        read = np.rint(work.read.draw(rng, calls)).astype(np.int64).tolist()
-        environment = work.environment_s.draw(rng, calls).tolist()
-        grading = work.grading_s.draw(rng, _BLOCK).tolist()
-        ends = np.cumsum(turns).tolist()
-        return [
-            RolloutDraw(tuple(tokens[at:end]), tuple(read[at:end]), tuple(environment[at:end]), seconds)
-            for at, end, seconds in zip([0, *ends[:-1]], ends, grading, strict=True)
+        tokens = np.maximum(1, np.rint(work.tokens.draw(rng, calls))).astype(np.int64)
+        read = np.rint(work.read.draw(rng, calls)).astype(np.int64)
+        environment = work.environment_s.draw(rng, calls)
+        grading = work.grading_s.draw(rng, _BLOCK)
+        ends = np.cumsum(turns)
+        starts = ends - turns
+        totals = np.array([*(np.add.reduceat(values, starts) for values in (tokens, read, environment)), grading], np.float64)
+        sampled, added, waited = tokens.tolist(), read.tolist(), environment.tolist()
+        rollouts = [
+            RolloutDraw(tuple(sampled[at:end]), tuple(added[at:end]), tuple(waited[at:end]), seconds)
+            for at, end, seconds in zip(starts.tolist(), ends.tolist(), grading.tolist(), strict=True)
         ]
+        return _Block(rollouts, totals, tokens.astype(np.float64), environment)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    rollouts: list[RolloutDraw]
+    totals: Floats
+    """Of each: tokens, tokens read, seconds of its environment and of its grader, [4, n]."""
+    call_tokens: Floats
+    waits_s: Floats
+    """Of environments, by call."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTable:
-    """Totals of many rollouts, as arrays [n]."""
+    """Totals of many rollouts, as arrays [n], and single calls and waits of some, [m]."""
 
     tokens: Floats
     """Sampled."""
@@ -94,22 +119,34 @@ class WorkTable:
     """Decoded tokens that a worker's time goes into: those sampled, and prompts at `prefill_cost`, each read once."""
     environment_s: Floats
     grading_s: Floats
+    call_tokens: Floats
+    """Sampled in single calls."""
+    waits_s: Floats
+    """Single waits for an environment or a grader, in ascending order."""
+    _sums: list[Floats] = field(default_factory=list, repr=False)
+    """Of the waits up to each, and of their squares."""
 
     @classmethod
     def of(cls, config: SimulationConfig, count: int) -> "WorkTable":
         """The first `count` rollouts of a configuration."""
-        draws = Draws(config)
-        found = [draws.rollout(number) for number in range(count)]
-        tokens = np.array([sum(item.tokens) for item in found], dtype=np.float64)
-        read = np.array([sum(item.read) for item in found], dtype=np.float64)
-        environment = np.array([sum(item.environment_s) for item in found])
-        return cls(
-            tokens,
-            tokens + config.engines.prefill_cost * read,
-            environment,
-            np.array([item.grading_s for item in found]),
-        )
+        return Draws(config).table(count)
 
     def alone_s(self, config: SimulationConfig) -> Floats:
         """Seconds of each rollout if nothing were in its way, from its first call to its grade, [n]."""
         return self.decoding / config.engines.tokens_per_s + self.environment_s + self.grading_s
+
+    def gained_s(self, pause_s: float, token_s: float) -> float:
+        """Seconds by which rollouts get on while nothing is decoded for `pause_s`, on average, at most.
+
+        With E[waits] / (E[waits] + E[decoding]) a rollout is in a wait when the pause begins, and more often in a long one;
+        at most all of that wait is still to come.
+        """
+        if not self._sums:
+            self._sums.extend(np.concatenate([[0.0], np.cumsum(self.waits_s**power)]) for power in (1, 2))
+        total, squares = self._sums
+        short = int(np.searchsorted(self.waits_s, pause_s))
+        waiting = float(self.environment_s.mean() + self.grading_s.mean())
+        if not waiting or not total[-1]:
+            return 0.0
+        met = (squares[short] + pause_s * (total[-1] - total[short])) / total[-1]
+        return float(met) * waiting / (waiting + token_s * float(self.decoding.mean()))

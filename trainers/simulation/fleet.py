@@ -35,7 +35,7 @@ class Fleet:
     def send(self, call: Call) -> None:
         """Give a call to a worker; it waits while none can take it."""
         owner = self.workers[call.cached[0]] if call.cached else None
-        worker = None if self.halted else self.ready.choose(owner)
+        worker = call.at = None if self.halted else self.ready.choose(owner)
         if worker is None:
             self._pending.append(call)
             self._waiting.add(1)
@@ -87,6 +87,25 @@ class Fleet:
             call.cached = None
             self.send(call)
 
+    def withdraw(self, call: Call) -> None:
+        """Nobody wants a call's answer any more."""
+        worker = call.at
+        if worker is None:
+            self._pending.remove(call)
+            self._waiting.add(-1)
+            return
+        before = worker.load
+        if call in worker.waiting:
+            worker.waiting.remove(call)
+            self._waiting.add(-1)
+        else:
+            self._sampled(call, worker.withdraw(call, self._clock.now), worker)
+            self._busy.add(-int(not worker.running))
+        self.ready.changed(worker, before)
+        self._run(worker)
+        if worker.state == "draining" and not worker.load:
+            self.drained(worker)
+
     def halt(self) -> None:
         """All calls stop where they are, until `resume`."""
         self.halted = True
@@ -94,7 +113,9 @@ class Fleet:
             calls = self._stop(worker)
             before = worker.load
             self._waiting.add(len(calls))
-            self._pending.extend([*calls, *worker.waiting])
+            for call in (*calls, *worker.waiting):
+                call.at = None
+                self._pending.append(call)
             worker.waiting.clear()
             self.ready.changed(worker, before)
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from trainers.simulation.clock import Clock
 from trainers.simulation.draws import Draws, RolloutDraw
@@ -24,6 +25,9 @@ class Rollout:
     """Sampled tokens by version."""
     cached: tuple[int, int] | None = None
     """Worker and version whose cache holds the context."""
+    stage: Literal["queued", "calling", "acting", "ungraded", "grading", "graded"] = "queued"
+    call: Call | None = None
+    """The last one."""
 
     @property
     def tokens(self) -> int:
@@ -42,8 +46,12 @@ class Group:
     members: list[Rollout] = field(default_factory=list)
     left: int = 0
     """Members that are not graded."""
+    submitted_version: int = 0
+    """None of its tokens is older."""
     versions: frozenset[int] = frozenset()
     """Versions that sampled it, once it is complete."""
+    stopped: bool = False
+    """Whether it was given up before it was complete."""
 
     @property
     def id(self) -> str:
@@ -81,11 +89,13 @@ class Node:
         self.ended: Callable[[], None] = lambda: None
         """A rollout is graded."""
         self.completed: Callable[[Group], None] = lambda _: None
+        self.emptied: Callable[[], None] = lambda: None
+        """Nothing is open, because the last group was stopped."""
         fleet.answered = self._answered
 
-    def submit(self, ordinal: int, draw: int) -> Group:
-        """A group begins as soon as environments are free."""
-        group, size = Group(ordinal, draw), self._config.trainer.group_size
+    def submit(self, ordinal: int, draw: int, version: int) -> Group:
+        """A group begins as soon as environments are free; `version` is the oldest that is served."""
+        group, size = Group(ordinal, draw, submitted_version=version), self._config.trainer.group_size
         group.members = [Rollout(group, self._draws.rollout(draw * size + slot)) for slot in range(size)]
         group.left = size
         self.open += 1
@@ -94,6 +104,37 @@ class Node:
         self._queued.add(size)
         self._begin()
         return group
+
+    def stop(self, group: Group) -> None:
+        """Cancel what has not ended of a group; its places are free."""
+        left = [member for member in group.members if member.stage != "graded"]
+        if self._by_task and left[0].stage != "queued":
+            self._places += len(group.members)
+        group.stopped = True
+        for member in left:
+            self._cancel(member)
+        self.open -= 1
+        self.unfinished -= len(left)
+        self._begin()
+        self._grade()
+        if not self.open:
+            self.emptied()
+
+    def _cancel(self, rollout: Rollout) -> None:
+        match rollout.stage:
+            case "queued":
+                self._queue.remove(rollout)
+                self._queued.add(-1)
+            case "ungraded":
+                self._grading.remove(rollout)
+                self._ungraded.add(-1)
+            case "grading":
+                self._graders.add(-1)
+            case "calling" | "acting":
+                if rollout.stage == "calling" and rollout.call is not None:
+                    self._fleet.withdraw(rollout.call)
+                self._occupied.add(-1)
+                self._places += int(not self._by_task)
 
     def _begin(self) -> None:
         """Fill free environments."""
@@ -111,16 +152,20 @@ class Node:
     def _call(self, rollout: Rollout) -> None:
         work, turn = rollout.work, rollout.turn
         call = Call(rollout, work.tokens[turn], work.read[turn], rollout.context, rollout.spans, rollout.cached)
+        rollout.stage, rollout.call = "calling", call
         self._fleet.send(call)
 
     def _answered(self, call: Call, worker: Worker) -> None:
         rollout = call.rollout
         rollout.context += call.read + call.wanted
         rollout.cached = (worker.number, worker.version)
+        rollout.stage = "acting"
         self._clock.after(rollout.work.environment_s[rollout.turn], self._acted, rollout)
 
     def _acted(self, rollout: Rollout) -> None:
         """The environment has answered: another call, or the end."""
+        if rollout.group.stopped:
+            return
         rollout.turn += 1
         if rollout.turn < len(rollout.work.tokens):
             self._call(rollout)
@@ -129,6 +174,7 @@ class Node:
         if not self._by_task:
             self._places += 1
             self._begin()
+        rollout.stage = "ungraded"
         self._grading.append(rollout)
         self._ungraded.add(1)
         self._grade()
@@ -138,15 +184,18 @@ class Node:
             rollout = self._grading.popleft()
             self._ungraded.add(-1)
             self._graders.add(1)
+            rollout.stage = "grading"
             self._clock.after(rollout.work.grading_s, self._graded, rollout)
 
     def _graded(self, rollout: Rollout) -> None:
+        if rollout.group.stopped:
+            return
         self._graders.add(-1)
         self._grade()
         if self._draws.failures.random() < self._config.failures.rollout:
             self._again(rollout)
             return
-        group = rollout.group
+        group, rollout.stage = rollout.group, "graded"
         group.left -= 1
         self.unfinished -= 1
         if group.complete:
@@ -168,6 +217,7 @@ class Node:
         if self._by_task:
             self._run(rollout)
             return
+        rollout.stage = "queued"
         self._queue.appendleft(rollout)
         self._queued.add(1)
         self._begin()

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import comb
 from typing import TYPE_CHECKING, Any
 
-from trainers.simulation.bound import Bound, bound_of
+from trainers.simulation.bound import Bound, bound_of, rollouts_needed
 
 if TYPE_CHECKING:
     from trainers.simulation.simulation import Simulation
@@ -25,9 +25,9 @@ class Outcome:
     virtual_s: float
     """From the end of the warm-up to the last step."""
     rollouts_per_s: float
-    """Trained, per virtual second."""
+    """Trained, per virtual second; whenever they are trained, if that is more than once."""
     tokens_per_s: float
-    """Trained, per virtual second."""
+    """Likewise."""
     bound: Bound
     idle: dict[str, float]
     """Share of time without work, by kind of process: engines without a call, empty environments, graders, the trainer."""
@@ -87,9 +87,9 @@ def outcome_of(simulation: "Simulation") -> Outcome:
         name=config.name,
         seed=config.seed,
         virtual_s=seconds,
-        rollouts_per_s=measures.counted("rollouts trained") / seconds,
-        tokens_per_s=measures.counted("tokens trained") / seconds,
-        bound=bound_of(config),
+        rollouts_per_s=(measures.counted("rollouts trained") + measures.counted("rollouts replayed")) / seconds,
+        tokens_per_s=(measures.counted("tokens trained") + measures.counted("tokens replayed")) / seconds,
+        bound=bound_of(config, simulation.draws.table(rollouts_needed(config))),
         idle={kind: 1 - measures.level(kind).mean() / count for kind, count in places.items()},
         staleness=dict(sorted(measures.staleness.items())),
         versions=dict(sorted(measures.versions.items())),

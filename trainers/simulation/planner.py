@@ -3,7 +3,7 @@
 import math
 from collections import deque
 
-from harnessgym.admission import Admission, groups_holding, serving_step
+from harnessgym.admission import SERVING, Admission, groups_holding, serving_step
 from harnessgym.run_config import NodeSection
 from harnessgym.staleness import VersionChain
 from trainers.simulation.fleet import Fleet
@@ -20,6 +20,8 @@ class Planner:
         self.outstanding: dict[str, Group] = {}
         """Groups that are neither consumed nor given up, in order of submission."""
         self.consumed = 0
+        self.trained = (0, 0)
+        """Of the consumed groups, those behind the newest version, and the batches behind it."""
         self.chain = VersionChain(())
         self.again: deque[int] = deque()
         """Draws of tasks to be submitted again."""
@@ -32,12 +34,19 @@ class Planner:
         in_flight = NodeSection(max_running=work.environments, evaluate_at_once=work.graders).in_flight
         self._most = 1 + groups_holding(in_flight, config.trainer.group_size)
 
+    @property
+    def batches(self) -> int:
+        """Batches that are launched for: more than are trained, so that a run's end is like its middle."""
+        options = self._config.trainer
+        ahead = options.max_staleness if options.over_launch is None else math.ceil(options.over_launch) - 1
+        return options.steps + ahead + 1
+
     def capacity(self) -> int:
         """Groups that may be submitted now."""
         options, served = self._config.trainer, serving_step(self._fleet.serving(), self.chain.depth)
         if served is None:
             return 0
-        ahead = options.max_staleness if options.over_launch is None else math.ceil(options.over_launch) - 1
+        groups, step = self.trained if options.reuse else (0, 0)
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
@@ -45,8 +54,11 @@ class Planner:
             submitted=self.consumed + len(self.outstanding),
             running=groups_holding(self._node.unfinished, options.group_size),
             max_running=self._most,
-            total=(options.steps + ahead + 1) * options.groups_per_step,
+            total=self.batches * options.groups_per_step,
             over_launch=options.over_launch,
+            replayed=options.replayed,
+            consumed=groups,
+            trained_step=step,
         )
         if self._config.work.sampling == "batch":
             return 0 if self._node.open else min(admission.capacity(), options.groups_per_step)
@@ -54,23 +66,28 @@ class Planner:
 
     def submit(self) -> None:
         """As many groups as may be."""
-        for _ in range(self.capacity()):
+        capacity = self.capacity()
+        oldest = min((version for state, version in self._fleet.serving() if state in SERVING), default=0) if capacity else 0
+        for _ in range(capacity):
             self._ordinal += 1
             if self.again:
-                self._begin(self.again.popleft())
+                self._begin(self.again.popleft(), oldest)
                 continue
-            group = self._begin(self.drawn)
+            group = self._begin(self.drawn, oldest)
             self.drawn += 1
             self.drawn_tokens[0] += sum(sum(member.work.tokens) for member in group.members)
             self.drawn_tokens[1] += len(group.members)
 
-    def _begin(self, draw: int) -> Group:
-        group = self.outstanding[str(self._ordinal)] = self._node.submit(self._ordinal, draw)
+    def _begin(self, draw: int, version: int) -> Group:
+        group = self.outstanding[str(self._ordinal)] = self._node.submit(self._ordinal, draw, version)
         return group
 
     def give_up(self, group_id: str, *, again: bool) -> None:
-        """A group is too stale to be trained."""
+        """A group is too stale to be trained. What of it still runs is stopped."""
         group = self.outstanding.pop(group_id)
+        if not group.complete:
+            self._measures.counts["groups stopped"] += 1
+            self._node.stop(group)
         self._measures.counts["groups requeued" if again else "groups dropped"] += 1
         self._measures.counts["tokens dropped"] += group.tokens
         if again:

@@ -77,8 +77,29 @@ class TrainerSection(Config):
     """Batches' worth of groups that may be submitted and not consumed; η + 1 if not given."""
     consumption: WhenStale = "wait"
     """Take batches in order of submission, or any complete groups and drop or requeue what is too stale."""
+    reuse: int = Field(0, ge=0)
+    """How many further times a group may be trained, while it is within η."""
+    reuse_share: float = Field(0.5, gt=0, lt=1)
+    """With reuse: the part of a batch that may be such groups."""
     alone: bool = False
     """Whether engines stand still while the trainer works (they share its machines); calls in flight go on afterwards."""
+
+    @property
+    def replayed(self) -> int:
+        """Places of a batch that may go to groups which were trained before."""
+        return int(self.reuse_share * self.groups_per_step) if self.reuse else 0
+
+    @model_validator(mode="after")
+    def _groups_may_come_again(self) -> "TrainerSection":
+        if self.reuse and self.max_staleness == 0:
+            raise ValueError("reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness")
+        if self.reuse and not self.replayed:
+            raise ValueError(
+                f"{self.reuse_share} of {self.groups_per_step} groups is no group: raise reuse_share, or leave reuse out"
+            )
+        if self.reuse and self.micro_batches > 1:
+            raise ValueError("what is trained again is settled for a whole batch: with reuse ask for 1 micro-batch")
+        return self
 
     @model_validator(mode="after")
     def _parts_are_equal(self) -> "TrainerSection":

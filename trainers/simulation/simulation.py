@@ -50,13 +50,14 @@ class Simulation:
         self.config = config
         self.clock = Clock()
         self.measures = Measures(self.clock)
-        draws = self._draws = Draws(config)
+        draws = self.draws = Draws(config)
         self.fleet = Fleet(self.clock, self.measures, config.engines, config.seed)
         self.updates = Updates(self.clock, draws, config, self.fleet)
         self.node = Node(self.clock, self.measures, draws, config, self.fleet)
         self.planner = Planner(config, self.measures, self.fleet, self.node)
         self.learner = Learner(self.clock, self.measures, draws, config, self.planner)
         self.node.completed, self.node.ended = self._completed, self.planner.submit
+        self.node.emptied = self.updates.follow
         self.updates.quiet = lambda: not self.node.open
         self.updates.served = self._served
         self.learner.published = self._published
@@ -65,10 +66,7 @@ class Simulation:
 
     def run(self, observe: Observer = lambda _: None) -> Outcome:
         """Run to the end. Raises `TrainerError` if the run stands still, saying who waits for whom."""
-        if not self.config.trainer.warmup:
-            self.measures.restart()
-        self._plan_failures()
-        self._served()
+        self.begin()
         seen = 0
         while not self.learner.done:
             if not self.clock.step():
@@ -78,6 +76,13 @@ class Simulation:
                 observe(seen)
         self.fleet.settle()
         return outcome_of(self)
+
+    def begin(self) -> None:
+        """Submit what may be, and plan what breaks. `run` does it; who steps the clock otherwise must."""
+        if not self.config.trainer.warmup:
+            self.measures.restart()
+        self._plan_failures()
+        self._served()
 
     def account(self) -> TokenAccount:
         """The tokens so far. Those of calls that run are counted once `fleet.settle` was called, or they end."""
@@ -92,8 +97,8 @@ class Simulation:
             left=left,
         )
 
-    def _completed(self, _: Group) -> None:
-        self.learner.completed()
+    def _completed(self, group: Group) -> None:
+        self.learner.completed(group)
         if not self.node.open:
             self.updates.follow()
         self._served()
@@ -141,12 +146,12 @@ class Simulation:
             self._after_exponential(failures.trainer_s, self._kill_trainer)
 
     def _after_exponential(self, mean: float, action: Callable[[], None]) -> None:
-        self.clock.after(float(self._draws.failures.exponential(mean)), action)
+        self.clock.after(float(self.draws.failures.exponential(mean)), action)
 
     def _kill_worker(self) -> None:
         alive = [worker for worker in self.fleet.workers if worker.state != "dead"]
         if alive:
-            worker = alive[int(self._draws.failures.integers(len(alive)))]
+            worker = alive[int(self.draws.failures.integers(len(alive)))]
             self.fleet.kill(worker)
             self.updates.died(worker)
             self.measures.counts["worker deaths"] += 1

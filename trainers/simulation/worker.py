@@ -36,6 +36,8 @@ class Call:
     cached: tuple[int, int] | None
     """Worker and version whose cache holds the context."""
     sampled: int = 0
+    at: "Worker | None" = None
+    """Where it runs or waits; None while no worker can take it."""
     start: float = 0.0
     """The worker's sum when its first token is due."""
 
@@ -114,6 +116,13 @@ class Worker:
         taken = [(call, self._since_start(call)) for _, _, call in sorted(self.running, key=lambda item: item[1])]
         self.running.clear()
         return taken
+
+    def withdraw(self, call: Call, now: float) -> int:
+        """Take out one running call. Returns the tokens it has sampled since it was started."""
+        self.advance(now)
+        self.running = [item for item in self.running if item[2] is not call]
+        heapq.heapify(self.running)
+        return self._since_start(call)
 
     def _since_start(self, call: Call) -> int:
         return max(0, min(call.wanted - call.sampled, int(self._sum - call.start + _SLACK_S)))

@@ -1,7 +1,7 @@
 """A rollout as a conversation on the screen."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -22,7 +22,7 @@ _INDENT = (0, 0, 0, 2)
 _SIDE = ("side", "count")
 
 
-def print_conversation(source: str, rollout: str, policy: Path | None, *, full: bool, as_json: bool) -> None:
+def print_conversation(source: str, rollout: str, policy: Sequence[str] | None, *, full: bool, as_json: bool) -> None:
     """One rollout."""
     with traced(source, rollout, policy) as found:
         numbers = {exchange.call.id: at for at, exchange in enumerate(found.transcript.exchanges)}

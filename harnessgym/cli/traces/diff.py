@@ -1,6 +1,5 @@
 """`harnessgym traces diff`."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,7 +40,7 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(1)
 
 
-def _differ(source: str, a: str, b: str, policy: Path | None, as_json: bool) -> bool:
+def _differ(source: str, a: str, b: str, policy: list[str] | None, as_json: bool) -> bool:
     from harnessgym.cli.traces.opened import find, opened
     from harnessgym.cli.traces.printed import console, print_json
     from harnessgym.traces.answers import Languages
@@ -49,7 +48,7 @@ def _differ(source: str, a: str, b: str, policy: Path | None, as_json: bool) -> 
     from harnessgym.traces.rollout_difference import compare_rollouts
 
     with opened(source) as store:
-        languages = Languages(policy)
+        languages = Languages.of(policy)
         one, other = (TracedRollout(store, find(store, name), languages) for name in (a, b))
         found = compare_rollouts(one, other)
         differ = not all(item.same for item in found)

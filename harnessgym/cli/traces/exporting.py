@@ -22,6 +22,8 @@ Examples:
 
 `harnessgym traces export runs/quickstart --purpose train --min-reward 1 --format sft --out good.jsonl`
 
+`harnessgym traces export runs/two --sampled-by helper --format trl --out helper.jsonl`
+
 `harnessgym traces export runs/wrap latest --format atif --out trajectory.json`
 
 JSON: {path, format, rollouts, records}.
@@ -47,6 +49,11 @@ def register(app: typer.Typer) -> None:
         harness: Harness = None,
         verdict: Verdict = None,
         min_reward: MinReward = None,
+        sampled_by: Annotated[
+            str | None,
+            typer.Option(help="Of several policies the one whose tokens are written; formats that do not name it need this."),
+        ] = None,
+        *,
         policy: Policy = None,
         as_json: AsJson = False,
     ) -> None:
@@ -69,7 +76,7 @@ def register(app: typer.Typer) -> None:
                     "`harnessgym traces list SOURCE` lists all."
                 )
             with progress() as bars:
-                made = export(store, _counted(chosen, bars), format, out, Languages(policy))
+                made = export(store, _counted(chosen, bars), format, out, Languages.of(policy), sampled_by)
         if as_json:
             print_json({"path": str(made.path), "format": format, "rollouts": made.rollouts, "records": made.records})
         else:

@@ -1,6 +1,6 @@
 """From what a command is given to a store and a rollout in it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,13 +36,13 @@ def opened(source: str) -> "Iterator[TraceStore]":
 
 
 @contextmanager
-def traced(source: str, rollout: str, policy: Path | None = None) -> "Iterator[TracedRollout]":
+def traced(source: str, rollout: str, policy: Sequence[str] | None = None) -> "Iterator[TracedRollout]":
     """One rollout of a source."""
     from harnessgym.traces.answers import Languages
     from harnessgym.traces.export import TracedRollout
 
     with opened(source) as store:
-        yield TracedRollout(store, find(store, rollout), Languages(policy))
+        yield TracedRollout(store, find(store, rollout), Languages.of(policy))
 
 
 def find(store: "TraceStore", rollout: str) -> str:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from harnessgym.traces.replay import ReplayReport
 
 _EPILOG = """Every recorded request is read again from its stored body and goes through a proxy's own parts, with the recorded
-tokens as answers; the prompts must be those of the record, token for token. It stops at the first that is not. Nothing is
-written to the store.
+tokens as answers, in the language of the policy that it asks; the prompts must be those of the record, token for token. It
+stops at the first that is not. Nothing is written to the store.
 
 Then the rewards of the run that need neither a sandbox nor a proxy are computed again, and must be the stored ones.
 
@@ -44,13 +44,15 @@ def register(app: typer.Typer) -> None:
         from harnessgym.cli.traces.printed import print_json, progress
         from harnessgym.reward import rescore
         from harnessgym.store.listing import Wanted
+        from harnessgym.traces.answers import Languages
         from harnessgym.traces.replay import replay
 
+        languages = Languages.of(policy)
         with opened(source) as store:
             chosen = selected(store, rollouts, Wanted(status="finished"))
             with progress() as bars:
                 tracked = bars.track(chosen, description="rollouts")
-                made = [_Replayed(replay(store, name, policy), rescore(store, name)) for name in tracked]
+                made = [_Replayed(replay(store, name, languages), rescore(store, name)) for name in tracked]
         ok = all(item.ok for item in made)
         if as_json:
             print_json({"ok": ok, "rollouts": [item.json() for item in made]})

@@ -4,7 +4,8 @@ The agent that appeared first is the root; those it spawned are its `subagent_tr
 that spawned one refers to it. Calls that are no agent's (titles, classifiers) form a trajectory of their own, `side calls`.
 What a request added stands as steps in front of the answer; results of tools stand in the observation of the step that called
 them. `extra.call` of a step says what ATIF has no field for: branches, versions, sampling, status; with it an import gives the
-same calls again. Events other than spawns, and edges, have no place in it.
+same calls again. The model of an agent is the policy that it asked first; a step that another one answered names that. Events
+other than spawns, and edges, have no place in it.
 """
 
 from collections import OrderedDict
@@ -12,13 +13,13 @@ from collections.abc import Container, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harnessgym.errors import TraceError
 from harnessgym.message import Message
 from harnessgym.traces import atif
 from harnessgym.traces.atif_content import content_of, tool_calls_of
-from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.facts import AgentFacts, CallFacts
 from harnessgym.traces.transcript import Exchange
 from harnessgym.traces.wire_messages import tools_to_wire
@@ -31,6 +32,8 @@ SIDE = "side calls"
 
 class Atif:
     """One document per rollout."""
+
+    tells_policies: ClassVar[TellsPolicies] = "calls"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write the documents. Raises `TraceError` for a rollout without calls."""
@@ -58,21 +61,22 @@ def document(rollout: TracedRollout) -> Json:
 
 
 def _facts(rollout: TracedRollout) -> Json:
-    names = ("task_set", "task_key", "seed", "status", "stop_reason", "verdict", "created_at", "ended_at")
+    names = ("policy", "task_set", "task_key", "seed", "status", "stop_reason", "verdict", "created_at", "ended_at")
     return {name: getattr(rollout.facts, name) for name in names}
 
 
 def _trajectory(
     rollout: TracedRollout, name: str, agent: AgentFacts | None, said: list[Exchange], speakers: Container[str | None]
 ) -> atif.Trajectory:
-    steps = _Steps(rollout, name, speakers)
+    model = rollout.policy_of(said[0].call)
+    steps = _Steps(rollout, name, model, speakers)
     tools = tools_to_wire(said[0].tools)
     for exchange in said:
         steps.add(exchange, tools)
     described = atif.Agent(
         name=SIDE if agent is None else agent.name,
         version="unknown",
-        model_name=rollout.facts.policy,
+        model_name=model,
         tool_definitions=tools or None,
         extra={"harness": rollout.facts.harness, **({} if agent is None else _about(rollout, agent))},
     )
@@ -100,6 +104,8 @@ class _Steps:
 
     rollout: TracedRollout
     agent_id: str
+    model: str
+    """The policy that goes without saying."""
     speakers: Container[str | None]
     """Who has a trajectory."""
     made: list[atif.Step] = field(default_factory=list)
@@ -113,9 +119,11 @@ class _Steps:
         about = _call(exchange, heard)
         if tools_to_wire(exchange.tools) != tools:
             about["tools"] = tools_to_wire(exchange.tools)
+        asked = self.rollout.policy_of(call)
         step = self._step(
             "agent",
             content_of(answer),
+            model_name=None if asked == self.model else asked,
             timestamp=datetime.fromtimestamp(call.created_at, UTC).isoformat(),
             reasoning_content=answer.reasoning or None,
             tool_calls=tool_calls_of(answer),

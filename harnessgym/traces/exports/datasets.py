@@ -6,9 +6,10 @@ data/train-00000.parquet  the rows, as the format `parquet` has them
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 from harnessgym.errors import ConfigError
-from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.exports.parquet import rows, write_rows
 from harnessgym.traces.written import replacing
 
@@ -25,12 +26,14 @@ tags:
 
 Training rows of recorded agent rollouts: token ids, mask, behaviour logprobs and policy versions, one row per branch.
 `ids`, `mask`, `logprobs` and `versions` have one entry a token; mask is 1 where the policy sampled the token and the row trains
-it, logprob is 0.0 and version -1 elsewhere.
+it, logprob is 0.0 and version -1 elsewhere. `policy` names the policy of a row, where several were trained.
 """
 
 
 class Datasets:
     """One folder."""
+
+    tells_policies: ClassVar[TellsPolicies] = "rows"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write the dataset. Raises `ConfigError` if `out` is a file or a folder with something in it, or without pyarrow."""

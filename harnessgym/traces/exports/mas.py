@@ -3,7 +3,7 @@
 The schema has no model call among its ten kinds of event. A call is a decision of its agent about what to do next, so it is an
 `orchestrator_decision` with `x_event: "llm_call"`; those without that field are decisions in the schema's own sense. A request
 that the proxy refused is a `safety_event` with `x_event: "refused_request"`. What else the schema has no field for is in `x_`
-fields of events, which it allows: `x_call_id` and `x_token_ref` (segments, counts and versions of the call's tokens),
+fields of events, which it allows: `x_call_id` and `x_token_ref` (segments, counts, policy and versions of its tokens),
 attributes, evidence, and on the target of an inferred edge `x_inferred_edges`. The first event has the rollout and its agents.
 
 `t` is Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
@@ -12,10 +12,10 @@ attributes, evidence, and on the target of an inferred edge `x_inferred_edges`. 
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harnessgym.errors import TraceError
-from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.facts import AgentFacts, CallFacts, RewardFacts
 from harnessgym.traces.graph import Edge, Event, Graph
 from harnessgym.traces.mas_schema import KINDS, check
@@ -31,6 +31,8 @@ _UNITS = ("token", "turn", "message", "tool_call", "agent", "rollout", "team")
 class Mas:
     """One document per rollout."""
 
+    tells_policies: ClassVar[TellsPolicies] = "calls"
+
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write them. Raises `TraceError` for a rollout in which nothing happened, `ConfigError` without jsonschema."""
         return write_documents(rollouts, out, document)
@@ -41,7 +43,7 @@ def document(rollout: TracedRollout) -> Json:
     found = rollout.graph
     if not found.events:
         raise TraceError(f"Rollout {rollout.id} has no events; an orchestration trace has one at least.")
-    events = [_event(found, event) for event in found.events]
+    events = [_event(rollout, event) for event in found.events]
     events[0] |= {"x_rollout": _facts(found), "x_agents": [asdict(agent) for agent in found.agents]}
     by_id = {event["id"]: event for event in events}
     for edge in found.edges:
@@ -63,10 +65,11 @@ def document(rollout: TracedRollout) -> Json:
     return out
 
 
-def _event(found: Graph, event: Event) -> Json:
+def _event(rollout: TracedRollout, event: Event) -> Json:
+    found = rollout.graph
     attributes, call = dict(event.attributes), found.calls.get(event.call_id or "")
     roles = {agent.id: agent.role for agent in found.agents}
-    tokens = attributes.pop("x_token_ref", None) if call is None else _token_ref(call)
+    tokens = attributes.pop("x_token_ref", None) if call is None else _token_ref(call, rollout.policy_of(call))
     of_call, told_s, told_id = event.kind == "llm_call", attributes.pop("x_duration_s", None), attributes.pop("x_call_id", None)
     optional = {
         "role": roles.get(event.agent_id or ""),
@@ -90,13 +93,14 @@ def _event(found: Graph, event: Event) -> Json:
     return out | {name: value for name, value in optional.items() if value is not None}
 
 
-def _token_ref(call: CallFacts) -> Json:
+def _token_ref(call: CallFacts, policy: str) -> Json:
     """Where the call's tokens are in the store, and how many."""
     return {
         "prompt_tokens": call.usage.get("told_prompt_tokens", call.prompt_len),
         "completion_tokens": call.usage.get("told_completion_tokens", call.completion_len) or 0,
         "prompt_segment": call.prompt_segment,
         "completion_segment": call.completion_segment,
+        "policy": policy,
         "versions": [[span.start, span.end, span.version] for span in call.versions],
     }
 

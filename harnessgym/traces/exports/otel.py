@@ -2,9 +2,9 @@
 `otlpjsonfile` receiver reads, and which an OTLP/HTTP endpoint takes as it is.
 
 A rollout is a trace: `invoke_agent` spans for it and for each agent, inside them `chat` spans for calls and `execute_tool`
-spans for tool calls. Other events are span events of their agent, rewards are `gen_ai.evaluation.result` events of the rollout,
-edges other than temporal ones are links of the span that they lead to. Token ids are left out: `harnessgym.*` attributes name
-the call and the segments that have them.
+spans for tool calls; the model of a call is its policy. Other events are span events of their agent, rewards are
+`gen_ai.evaluation.result` events of the rollout, edges other than temporal ones are links of the span that they lead to. Token
+ids are left out: `harnessgym.*` attributes name the call and the segments that have them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harnessgym.message import Message
-from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.facts import AgentFacts
 from harnessgym.traces.graph import Edge, Event
 from harnessgym.traces.transcript import Exchange
@@ -32,6 +32,8 @@ _PROVIDER = "harnessgym"
 
 class Otel:
     """One line per rollout."""
+
+    tells_policies: ClassVar[TellsPolicies] = "calls"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write the lines."""
@@ -123,7 +125,7 @@ class _Spans:
         return self._span(agent.id, above, f"invoke_agent {agent.name}", start, end, attributes, happened)
 
     def _call(self, exchange: Exchange) -> Json:
-        call, model = exchange.call, self.rollout.facts.policy
+        call, model = exchange.call, self.rollout.policy_of(exchange.call)
         asked = self.rollout.transcript.said(call.id)
         heard = [message for message, call_id in asked if call_id != call.id]
         told = call.usage.get("told_prompt_tokens", call.prompt_len)

@@ -4,17 +4,18 @@
     turns: list of {start, end, call_id, agent_id}
     rewards: list of {unit, target, channel, value}; reward: the one that the rollout is trained on, null if it has none
 
-What no row trains is in the column `excluded` of the rollout's first row: list of {call_id, start, end, reason}. A rollout that
-trains nothing has no row. Needs pyarrow: `pip install 'harnessgym-rl[export]'`.
+`policy` is the one that sampled what a row trains. What no row of it trains is in the column `excluded` of its first row in the
+rollout: list of {call_id, start, end, reason}. A policy that trains nothing in a rollout has no row of it. Needs pyarrow:
+`pip install 'harnessgym-rl[export]'`.
 """
 
 import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from harnessgym.errors import ConfigError
-from harnessgym.traces.export import TracedRollout, needed
+from harnessgym.traces.export import TellsPolicies, TracedRollout, needed
 from harnessgym.traces.exports.row_facts import advantages_of
 from harnessgym.traces.written import replacing
 
@@ -25,6 +26,8 @@ _TOKENS_AT_ONCE = 2_000_000
 
 class Parquet:
     """One file."""
+
+    tells_policies: ClassVar[TellsPolicies] = "rows"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write the rows. Raises `ConfigError` if `out` is a folder, or without pyarrow."""
@@ -57,14 +60,16 @@ def rows(rollout: TracedRollout) -> Iterator[Json]:
         {"unit": item.unit, "target": item.target, "channel": item.channel, "value": item.value}
         for item in rollout.graph.rewards
     ]
+    begun = set[str]()
     for index, row in enumerate(trajectory.rows):
-        excluded = trajectory.exclusions if index == 0 else ()
+        excluded = () if row.policy_id in begun else trajectory.of_policy(row.policy_id).exclusions
+        begun.add(row.policy_id)
         yield {
             "rollout_id": facts.id,
             "row": index,
             "run_id": facts.run_id,
             "group_id": facts.group_id,
-            "policy": facts.policy,
+            "policy": rollout.policies[row.policy_id],
             "task_set": facts.task_set,
             "task_key": facts.task_key,
             "harness": facts.harness,

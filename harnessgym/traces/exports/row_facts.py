@@ -18,8 +18,8 @@ def reward_metrics(rollout: TracedRollout) -> dict[str, float]:
 
 
 def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
-    """float32 [T]: what the tokens were trained with, 0.0 where mask is 0; None if the rollout was not trained."""
-    if not rollout.advantages:
+    """float32 [T]: what the tokens were trained with, 0.0 where mask is 0; None if its policy was not trained on it."""
+    if row.policy_id not in rollout.trained_by:
         return None
     out = np.zeros(len(row.ids), np.float32)
     for turn in row.turns:

@@ -2,12 +2,12 @@
 
     {"messages": [...], "tools": [...], "loss_mask": [0, 0, 1, ...], "rollout_id": ..., "reward": ...}
 
-`loss_mask` has one entry per message: 1 for what the model of this rollout answered, 0 for what it was told, be it in the role
-of the assistant. An answer that several branches share counts in the first. Side calls and answers that were cut short are no
-examples. Arguments of tool calls are text, as the policy wrote them.
+`loss_mask` has one entry per message: 1 for what the policy answered, 0 for what it was told, be it in the role of the
+assistant or by another policy. An answer that several branches share counts in the first. Side calls and answers that were cut
+short are no examples. Arguments of tool calls are text, as the policy wrote them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,10 @@ class Sft:
 def branches(rollout: TracedRollout) -> Iterator[Json]:
     """Each conversation that nothing goes on from."""
     found, used = rollout.transcript, set[str]()
-    for leaf in _leaves(found):
+    usable = _usable(rollout)
+    for leaf in _leaves(found, usable):
         said = found.said(leaf.call.id)
-        fresh = [call_id is not None and call_id not in used for _, call_id in said]
+        fresh = [call_id in usable and call_id not in used for _, call_id in said]
         used.update(call_id for _, call_id in said if call_id is not None)
         yield {
             "messages": [to_wire(message) for message, _ in said],
@@ -47,14 +48,27 @@ def branches(rollout: TracedRollout) -> Iterator[Json]:
         }
 
 
-def _leaves(found: Transcript) -> list[Exchange]:
-    """Last exchanges of branches. Raises `TraceError` if an answer is not known."""
-    usable = [item for item in found.exchanges if item.call.kind not in ("side", "count")]
+def _usable(rollout: TracedRollout) -> dict[str, Exchange]:
+    """Exchanges to learn from, by call. Raises `TraceError` if an answer is not known."""
+    usable = [item for item in rollout.transcript.exchanges if item.call.kind not in ("side", "count")]
     usable = [item for item in usable if item.call.status not in _NO_EXAMPLES]
+    if rollout.sampled_by is not None:
+        usable = [item for item in usable if rollout.policy_of(item.call) == rollout.sampled_by]
     for item in usable:
         if item.answer is None or item.answer_source == "replay":
             why = "; ".join(item.missing) or "its answer is not stored"
-            raise TraceError(f"Rollout {found.rollout.id}: call {item.call.id} is no example to learn from: {why}.")
-    lengths = {item.call.id: item.shared + len(item.new) + 1 for item in usable}
-    inner = {item.continues for item in usable if item.continues and item.shared == lengths.get(item.continues)}
-    return [item for item in usable if item.call.id not in inner]
+            raise TraceError(f"Rollout {rollout.id}: call {item.call.id} is no example to learn from: {why}.")
+    return {item.call.id: item for item in usable}
+
+
+def _leaves(found: Transcript, usable: Mapping[str, Exchange]) -> list[Exchange]:
+    """Those that end a branch: no other one goes on from the whole of them, be it by way of what others said."""
+    by_id, inner = {item.call.id: item for item in found.exchanges}, set[str]()
+    for item in usable.values():
+        at, end = item.continues, item.shared
+        while at in by_id and at not in inner:
+            before = by_id[at]
+            if end >= before.shared + len(before.new) + 1:
+                inner.add(at)
+            at, end = before.continues, min(end, before.shared)
+    return [item for item in usable.values() if item.call.id not in inner]

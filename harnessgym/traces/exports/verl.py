@@ -42,6 +42,7 @@ def outputs(rollout: TracedRollout) -> Iterator[dict[str, Any]]:
                 "group_id": facts.group_id,
                 "task": f"{facts.task_set}/{facts.task_key}",
                 "row": index,
+                "policy": rollout.policies[row.policy_id],
                 "response_versions": row.versions[start:].tolist(),
                 "rewards": reward_metrics(rollout),
             },

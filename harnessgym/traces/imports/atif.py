@@ -1,12 +1,14 @@
 """ATIF v1.0 to v1.8: each step of an agent that a model made becomes a call, with its tokens where the document has them.
 
 Calls without token ids are text only: nothing trains on them. Texts are stored as chat completions. Conversations of
-documents that are not ours are taken as they stand: each call goes on from the agent's step before it.
+documents that are not ours are taken as they stand: each call goes on from the agent's step before it. Where steps name several
+models, each is a policy, and a call is that of its step's.
 """
 
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +27,7 @@ from harnessgym.traces.importing import ImportedRollout
 
 Json = dict[str, Any]
 _LEFT_OUT = {"notes", "continued_trajectory_ref"}
-_STEP_LEFT_OUT = {"model_name", "reasoning_effort", "is_copied_context"}
+_STEP_LEFT_OUT = {"reasoning_effort", "is_copied_context"}
 
 
 class AtifImport:
@@ -41,18 +43,17 @@ class AtifImport:
             raise TraceError(f"Not an ATIF trajectory: {where}: {first['msg']} ({error.error_count()} problems).") from None
         told = ours(ToldRollout, (root.extra or {}).get("rollout"))
         harness = _of_agent(root).get("harness", root.agent.name)
-        names = {"task_set": SOURCE, "task_key": root.session_id or root.trajectory_id or root.agent.name, **told}
-        facts = ImportedFacts(
-            id=root.session_id or root.trajectory_id or "", harness=harness, policy=root.agent.model_name or "policy", **names
-        )
+        task = root.session_id or root.trajectory_id or root.agent.name
+        names = {"policy": _model(root), "task_set": SOURCE, "task_key": task, **told}
+        facts = ImportedFacts(id=root.session_id or root.trajectory_id or "", harness=harness, **names)
         rows = ImportRows(conn, run_id, facts)
         voices = list(_voices(root, None))
         begun = next((_time(step) for voice, _ in voices for step in voice.steps if step.timestamp), time.time())
         agents = {id(voice): _agent(rows, voice, parent, begun + 1e-6 * at) for at, (voice, parent) in enumerate(voices)}
-        calls = [call for voice, _ in voices for call in _calls(voice, agents[id(voice)], begun)]
-        writer = ImportCalls(rows)
-        for call in sorted(calls, key=lambda call: (call.session, call.about.get("ordinal", 0))):
-            writer.add(call)
+        calls = [found for voice, _ in voices for found in _calls(voice, agents[id(voice)], begun)]
+        writer, several = ImportCalls(rows), any(model not in (None, facts.policy) for model, _ in calls)
+        for model, call in sorted(calls, key=lambda told: (told[1].session, told[1].about.get("ordinal", 0))):
+            writer.add(replace(call, policy_id=rows.policy(model or facts.policy)) if several else call)
         for voice, parent in voices:
             _spawn(rows, voice, parent)
         for reward in filter(None, _rewards(root)):
@@ -66,6 +67,12 @@ def _voices(trajectory: Trajectory, parent: Trajectory | None) -> Iterator[tuple
     yield trajectory, parent
     for child in trajectory.subagent_trajectories or ():
         yield from _voices(child, trajectory)
+
+
+def _model(root: Trajectory) -> str:
+    """The model of steps that name none."""
+    named = (step.model_name for voice, _ in _voices(root, None) for step in voice.steps)
+    return root.agent.model_name or next(filter(None, named), "policy")
 
 
 def _name(voice: Trajectory) -> str:
@@ -85,8 +92,8 @@ def _agent(rows: ImportRows, voice: Trajectory, parent: Trajectory | None, begun
     return rows.agent(_name(voice), voice.agent.name, session, created, **known)
 
 
-def _calls(voice: Trajectory, agent_id: str | None, begun: float) -> Iterator[ImportedCall]:
-    """The steps of a trajectory that a model made."""
+def _calls(voice: Trajectory, agent_id: str | None, begun: float) -> Iterator[tuple[str | None, ImportedCall]]:
+    """The steps of a trajectory that a model made, each with the model's name."""
     pending, last, length, t = list[list[int]](), "", 0, begun
     ours = any(map(_about, voice.steps))
     for step in voice.steps:
@@ -101,7 +108,7 @@ def _calls(voice: Trajectory, agent_id: str | None, begun: float) -> Iterator[Im
         continues = about.get("continues") if about else last or None
         shared = about.get("shared", length if continues else 0)
         answered = about.get("answered", True)
-        yield ImportedCall(
+        made = ImportedCall(
             name=name,
             session=about.get("session", SOURCE),
             agent_id=agent_id,
@@ -114,6 +121,7 @@ def _calls(voice: Trajectory, agent_id: str | None, begun: float) -> Iterator[Im
             metrics=step.metrics,
             about=about,
         )
+        yield step.model_name or voice.agent.model_name, made
         last, length = name, shared + len(new) + 1
         pending = _results(step)
 

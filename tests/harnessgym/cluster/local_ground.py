@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from harnessgym.cluster.place import Place
+from harnessgym.errors import HarnessGymError
 
 STAND_IN = """
 import json, os, signal, sys, time
@@ -82,6 +83,8 @@ class LocalGround:
     machines: dict = field(default_factory=dict)
     """Name of a process to its places, the newest last."""
     closed: bool = False
+    problem: str | None = None
+    """What there is to say of a cluster that is out of reach."""
 
     def end_leftovers(self):
         return []
@@ -93,6 +96,10 @@ class LocalGround:
         machine = Machine(name, sockets, self.silent_s)
         self.machines.setdefault(name, []).append(machine)
         return machine
+
+    def check(self, *, wait=False):
+        if self.problem is not None:
+            raise HarnessGymError(self.problem)
 
     def room(self):
         return f"CPU {self.free} of 100 free"

@@ -377,3 +377,13 @@ def test_the_trainers_place_is_given_back_when_it_is_through(make):
     harbour.fleet.forget("trainer")
     harbour.until(lambda: not harbour.ground.at("trainer").place.folder.exists())
     assert "trainer" not in harbour.fleet.by_name
+
+
+def test_a_cluster_that_is_out_of_reach_ends_the_run_with_what_there_is_to_say(make):
+    harbour = make().start()
+    harbour.until(lambda: all(harbour.running(name) for name in ALL))
+    harbour.ground.problem = "The head is gone."
+    with pytest.raises(HarnessGymError, match="The head is gone"):
+        harbour.fleet.tend()
+    harbour.fleet.close()
+    assert harbour.ground.closed

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.rollout.results import mean_with_interval, pass_at_k, summarise, written
+from harnessgym.rollout.results import pass_at_k, summarise, written
 from harnessgym.store.rollout_states import RolloutState
 
 
@@ -26,18 +26,6 @@ def test_pass_at_k_is_the_share_of_choices_of_k_that_hold_a_pass(case):
     choices = list(itertools.combinations(range(samples), k))
     counted = sum(any(one < passed for one in choice) for choice in choices) / len(choices)
     assert pass_at_k(samples, passed, k) == pytest.approx(counted)
-
-
-@given(st.lists(st.floats(0, 1), min_size=2, max_size=30))
-def test_the_interval_is_around_the_mean_and_within_the_values(values):
-    found = mean_with_interval(values)
-    assert min(values) - 1e-4 <= found["low"] <= found["mean"] + 1e-4
-    assert found["mean"] - 1e-4 <= found["high"] <= max(values) + 1e-4
-
-
-def test_without_values_nothing_is_made_up():
-    assert mean_with_interval([]) == {"mean": None, "low": None, "high": None}
-    assert mean_with_interval([0.5]) == {"mean": 0.5, "low": None, "high": None}
 
 
 def test_tasks_count_alike_however_often_they_were_graded_and_what_was_not_graded_is_no_zero():

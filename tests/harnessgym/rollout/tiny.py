@@ -9,8 +9,8 @@ HERE = "tests.harnessgym.rollout.tiny"
 _CALL = """
 import json, os, subprocess, sys, time, urllib.error, urllib.request
 
-def call(text="What?"):
-    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": text}]}).encode()
+def call(text="What?", model="policy"):
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
     headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
@@ -38,6 +38,7 @@ HARNESSES = {
     ),
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
     "gated": ("call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', 'w').write('x')"),
+    "pair": "open('answer.txt', 'w').write(call()); call(model='helper')",
     "eats": "call(); bytearray(64 << 30)",
     "is_killed": "call(); os.kill(os.getpid(), 9)",
     "fills": "call(); raise OSError(28, 'No space left on device')",

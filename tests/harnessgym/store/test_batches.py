@@ -1,5 +1,7 @@
 """Batches that the trainers of several policies take together: the same groups in the same order, whoever is killed when."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
@@ -170,3 +172,128 @@ def test_a_run_of_one_policy_consumes_at_once(store):
     only.held = made
     only.commit()
     assert store.read(lambda conn: rollouts.group_states(conn, run, "train")) == {"consumed": 2}
+
+
+REFILLS = 3
+"""Groups without a signal that a batch may give up."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a trainer saw when it looked for groups, and so wants to settle."""
+
+    step: int
+    known: int
+    take: list[str]
+    barren: list[str]
+
+    @classmethod
+    def at(cls, store, run, barren, step=1):
+        """As `trainers.shared_gathering` does it: the oldest groups, those without a signal given up while that is allowed."""
+        known = len(store.read(lambda conn: backlog.batch(conn, run, step)))
+        spent = store.read(lambda conn: backlog.given_up(conn, run, step - 1)).get("no_signal", 0)
+        free = [item.id for item in store.read(lambda conn: backlog.free(conn, run)) if item.complete]
+        found = free[: BATCH - known]
+        left = [group for group in found if group in barren][: max(0, REFILLS - spent)]
+        return cls(step, known, [group for group in found if group not in left], left)
+
+    def settle(self, store, run):
+        leave = {"no_signal": self.barren}
+        return store.write(lambda conn: backlog.settle_batch(conn, run, self.step, self.known, self.take, leave, REFILLS))
+
+
+def outcome(store, run):
+    """How many groups the first batch gave up, and the ordinals of those in it."""
+    query = select(groups.c.ordinal).where(groups.c.run_id == run, groups.c.batch == 1).order_by(groups.c.place)
+    ordinals = store.read(lambda conn: conn.execute(query).scalars().all())
+    return store.read(lambda conn: backlog.given_up(conn, run, 0)).get("no_signal", 0), ordinals
+
+
+def prepared(store, signals):
+    """A run with complete groups; those that have no signal."""
+    run, trainers = begin(store, 2)
+    made = [complete(store, run, trainers[0].policy, ordinal) for ordinal in range(len(signals))]
+    return run, {group for group, signal in zip(made, signals, strict=True) if not signal}
+
+
+def lone(store, signals):
+    """What one trainer alone makes of the same groups."""
+    run, barren = prepared(store, signals)
+    while (look := Look.at(store, run, barren)).take or look.barren:
+        assert look.settle(store, run)
+    return outcome(store, run)
+
+
+SIGNALS = st.lists(st.booleans(), min_size=1, max_size=7)
+
+
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(signals=SIGNALS, order=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=14))
+def test_trainers_that_act_on_what_they_saw_earlier_give_up_what_one_alone_would(store, signals, order):
+    """Each looks, and settles later; in between the other may have settled. At the end both go on until nothing is left."""
+    expected = lone(store, signals)
+    run, barren = prepared(store, signals)
+    seen = [Look.at(store, run, barren), Look.at(store, run, barren)]
+    for who, looks in [*order, *[(turn % 2, how) for turn in range(16) for how in (True, False)]]:
+        if looks:
+            seen[who] = Look.at(store, run, barren)
+        else:
+            seen[who].settle(store, run)
+        assert outcome(store, run)[0] <= expected[0]
+    assert outcome(store, run) == expected
+
+
+@pytest.mark.parametrize("signals", [(0, 0, 0, 0, 0, 0), (0, 1, 0, 0, 1), (1, 0, 0, 1, 1)])
+def test_trainers_that_race_give_up_what_one_alone_would(store, url, signals):
+    """Two threads on connections of their own, which look together and settle at the same moment, until a batch is full."""
+    expected = lone(store, signals)
+    run, barren = prepared(store, signals)
+    together, faster = threading.Barrier(2, timeout=60.0), list[bool]()
+
+    def trainer(own):
+        for _ in signals:
+            look = Look.at(own, run, barren)
+            together.wait()
+            if look.take or look.barren:
+                faster.append(look.settle(own, run))
+            together.wait()
+
+    with TraceStore.open(url) as one, TraceStore.open(url) as other, ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(trainer, own) for own in (one, other)]:
+            done.result()
+    assert outcome(store, run) == expected
+    assert faster.count(True) == faster.count(False) > 0
+
+
+def test_what_others_gave_up_since_a_look_counts_against_its_refills(store):
+    """Groups that end between two looks: the looks have none in common, and both may not have their way."""
+    run, barren = prepared(store, (0, 0, 0, 0))
+    slow = sorted(barren)[:2]
+    for group in slow:
+        store.write(lambda conn, group=group: rollouts.set_group_state(conn, group, "open"))
+    early = Look.at(store, run, barren)
+    for group in slow:
+        store.write(lambda conn, group=group: rollouts.set_group_state(conn, group, "complete"))
+    late = Look.at(store, run, barren)
+    assert not {*early.barren} & {*late.barren}
+    assert late.settle(store, run)
+    assert not early.settle(store, run)
+    assert outcome(store, run) == (2, [])
+
+
+def test_what_runs_and_is_too_old_is_stopped_with_the_batch_or_not_at_all(store):
+    run, (one, _) = begin(store, 2)
+    taken = complete(store, run, one.policy, 0)
+    task = store.write(lambda conn: runs.add_task(conn, "set", Task("t", "Do it.")))
+    running = GroupSpec(run, task, one.policy, "train", 1, 0, {}, ("h", "h"), "process", (0, 1))
+    opened = store.write(lambda conn: rollouts.submit(conn, running))
+
+    def settle(known, leave):
+        return store.write(lambda conn: backlog.settle_batch(conn, run, 1, known, [taken], leave))
+
+    assert not settle(1, {"requeued": [opened]})
+    assert not settle(0, {"no_signal": [opened]})
+    assert store.read(lambda conn: rollouts.group_states(conn, run, "train")) == {"complete": 1, "open": 1}
+    assert settle(0, {"requeued": [opened]})
+    assert store.read(lambda conn: backlog.given_up(conn, run, 0)) == {"requeued": 1}
+    assert store.read(lambda conn: rollouts.unfinished(conn, run, "train")) == 0

@@ -37,8 +37,21 @@ def set_revision(url: str, revision: str) -> None:
     run_sql(url, f"UPDATE alembic_version SET version_num = '{revision}'")
 
 
-def test_migrations_build_what_is_declared(kind, empty):
-    with TraceStore.create(empty) as store:
+@pytest.fixture
+def migrated_step_by_step(make_url):
+    """A database that has been through every migration."""
+    url = make_url(empty=True)
+    backend = open_backend(url)
+    backend.make_place()
+    engine = backend.engine()
+    with engine.connect() as conn:
+        upgrade(conn, backend.alone, HEAD)
+    engine.dispose()
+    return url
+
+
+def test_migrations_build_what_is_declared(kind, migrated_step_by_step):
+    with TraceStore.open(migrated_step_by_step) as store:
         options = {"compare_type": True, "compare_server_default": kind == "sqlite"}  # PostgreSQL compares no JSON
         assert store.read(lambda conn: compare_metadata(MigrationContext.configure(conn, opts=options), metadata)) == []
         assert store.read(revision_of) == HEAD
@@ -61,13 +74,25 @@ def describe(url: str) -> dict[str, object]:
     return found
 
 
-def test_columns_references_and_indexes_are_those_declared(url, make_url):
-    declared = make_url(empty=True)
-    engine = create_engine(declared)
-    metadata.create_all(engine)
-    engine.dispose()
-    assert describe(url) == describe(declared)
-    assert "rollouts" in describe(url)
+def test_a_new_database_is_what_migrations_build(empty, migrated_step_by_step):
+    """Its tables, columns, references, indexes, views, triggers and functions."""
+    TraceStore.create(empty).close()
+    assert describe(empty) == describe(migrated_step_by_step)
+    assert "rollouts" in describe(empty)
+    with TraceStore.open(empty) as new, TraceStore.open(migrated_step_by_step) as migrated:
+        assert programs(new) == programs(migrated) != []
+        assert new.read(revision_of) == migrated.read(revision_of) == HEAD
+
+
+def programs(store: TraceStore) -> list[tuple[str, str]]:
+    """Names and SQL of views, triggers and functions, as the database has them."""
+    query = {
+        "sqlite": "SELECT name, sql FROM sqlite_master WHERE type IN ('view', 'trigger') ORDER BY name",
+        "postgresql": "SELECT viewname, definition FROM pg_views WHERE schemaname = 'public' "
+        "UNION ALL SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal "
+        "UNION ALL SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY 1, 2",
+    }
+    return store.read(lambda conn: [tuple(row) for row in conn.execute(text(query[conn.dialect.name]))])
 
 
 def view_sql(store: TraceStore) -> dict[str, str]:

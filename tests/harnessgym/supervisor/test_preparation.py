@@ -187,7 +187,7 @@ def test_names_of_further_policies_are_names_of_folders_that_differ(name):
 
 
 def test_what_processes_of_several_policies_are_told(tmp_path):
-    told = config(policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}], trainer={"update": {"lr": 0.1, "clip_low": 0.1}})
+    told = config(policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}], trainer={"update": {"lr": 0.1, "loss": "gspo"}})
     orders = Orders(prepare(told, tmp_path), told, "run", "id-1", "key", "process", True, {"policy": "id-1", "helper": "id-2"})
     assert orders.engines == ["engine-0", "engine-1", "engine-2", "engine-3"]
     engines = [orders.engine(name, "http://e", "unix:c") for name in orders.engines]
@@ -199,7 +199,7 @@ def test_what_processes_of_several_policies_are_told(tmp_path):
         "trainer-helper": "helper",
     }
     own = told.of_policy("helper")
-    assert (own.policy.name, own.trainer.update) == ("helper", {"lr": 0.5, "clip_low": 0.1})
+    assert (own.policy.name, own.trainer.update) == ("helper", {"lr": 0.5, "loss": "gspo"})
     assert told.of_policy("") is told
     with pytest.raises(ConfigError, match="It has: policy, helper"):
         told.of_policy("nobody")
@@ -212,3 +212,17 @@ def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
     assert orders.trainers == ["trainer"]
     assert RunFolder(tmp_path).versions == tmp_path / "versions"
     assert RunFolder(tmp_path, "helper").versions == tmp_path / "policies/helper/versions"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"update": {"loss": "gpso"}}, "Did you mean 'gspo'"),
+        ({"update": {"corrections": ["tis"]}}, "1 everywhere"),
+        ({"update": {"proximal": "snapshot"}, "max_staleness": 0}, "raise max_staleness"),
+    ],
+)
+def test_an_update_that_means_nothing_is_refused_before_there_is_a_folder(tmp_path, trainer, words):
+    with pytest.raises(ConfigError, match=words):
+        prepare(config(trainer=trainer), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

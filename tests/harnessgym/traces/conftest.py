@@ -27,12 +27,10 @@ class SessionRecording:
     rollout_id: str
     id: str
     random: random.Random
-    forest: Forest = field(init=False)
+    forests: dict[str | None, Forest] = field(default_factory=dict)
+    """By policy, where several take part."""
     calls: list[str] = field(default_factory=list)
     _ends: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.forest = Forest(self.id)
 
     def draw(self, length: int) -> list[int]:
         return [self.random.randrange(1, 50_000) for _ in range(length)]
@@ -46,16 +44,17 @@ class SessionRecording:
         kind: CallKind = "policy",
         status: CallStatus = "committed",
         sampling: dict[str, object] | None = None,
+        policy_id: str | None = None,
     ) -> str:
         """A call whose prompt adds `prompt` tokens to all of `after`'s, and which samples one token per entry of `versions`."""
-        call_id = new_id()
+        call_id, forest = new_id(), self.forests.setdefault(policy_id, Forest(self.id))
         added = self.draw(prompt) if isinstance(prompt, int) else list(prompt)
-        segment, new = self.forest.add_prompt(added, None if after is None else self._ends[after])
-        ids = self.forest.ids(segment.id)
+        segment, new = forest.add_prompt(added, None if after is None else self._ends[after])
+        ids = forest.ids(segment.id)
         intent = CallIntent(
             call_id, self.id, self.rollout_id, len(self.calls), "chat", kind, "keep", new_id(), new_id(), len(ids),
             hash_ids(ids), segment.id, "engine-0", sampling_applied=sampling or {"temperature": 1.0}, parent_call_id=after,
-            parent_evidence="none" if after is None else "token_prefix",
+            parent_evidence="none" if after is None else "token_prefix", policy_id=policy_id,
         )  # fmt: skip
         self.store.write(lambda conn: calls.intend(conn, intent, segment if new else None))
         self.calls.append(call_id)
@@ -63,7 +62,7 @@ class SessionRecording:
             self.store.write(lambda conn: calls.set_status(conn, call_id, status))
             return call_id
         logprobs = [-self.random.expovariate(1.0) for _ in versions]
-        completion = self.forest.add_completion(call_id, segment.id, self.draw(len(versions)), logprobs, new_id())
+        completion = forest.add_completion(call_id, segment.id, self.draw(len(versions)), logprobs, new_id())
         self._ends[call_id] = completion.id
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(versions)}
         outcome = CallOutcome(

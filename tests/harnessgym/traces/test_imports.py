@@ -82,8 +82,9 @@ FOREIGN = atif_document(
 
 def test_a_foreign_atif_document_becomes_calls_with_its_tokens(other, tmp_path):
     made = brought(other, tmp_path, FOREIGN, "atif")
-    assert made.left_out == {"notes": 1, "steps.model_name": 1, "steps.metrics.cost_usd": 1}
+    assert made.left_out == {"notes": 1, "steps.metrics.cost_usd": 1}
     rollout = traced(other, made.rollouts[0])
+    assert rollout.sampling == {"other"}
     said = rollout.transcript
     assert [exchange.answer.content for exchange in said.exchanges] == ["", "It is 47.", "Bye.", "done"]
     last = said.exchanges[2]
@@ -102,6 +103,23 @@ def test_a_foreign_atif_document_becomes_calls_with_its_tokens(other, tmp_path):
         [child.id],
     )
     assert verify(other, made.run_id).findings == ()
+
+
+def test_models_that_a_document_names_are_policies_and_none_goes_on_from_anothers_tokens(other, tmp_path):
+    big, small = {**LOOKS, "model_name": "big"}, {"source": "agent", "message": "47", "metrics": NO_LOGPROBS}
+    sub = atif_document({"source": "user", "message": "x"}, {"source": "agent", "message": "y"}, trajectory_id="sub")
+    sub["agent"]["model_name"] = "tiny"
+    document = atif_document({"source": "user", "message": "look"}, big, small, subagent_trajectories=[sub], session_id="s")
+    document["agent"]["model_name"] = "small"
+    made = brought(other, tmp_path, document, "atif")
+    rollout = traced(other, made.rollouts[0])
+    said = [(rollout.policy_of(call), call.parent_call_id) for call in rollout.graph.calls.values()]
+    assert sorted(said) == [("big", None), ("small", None), ("tiny", None)]
+    assert rollout.facts.policy == "small"
+    assert verify(other, made.run_id).findings == ()
+    again = atif.document(rollout)
+    assert [again["agent"]["model_name"], again["steps"][2].get("model_name")] == ["big", "small"]
+    assert again["subagent_trajectories"][0]["agent"]["model_name"] == "tiny"
 
 
 def test_what_was_said_of_tokens_without_ids_is_kept(other, tmp_path):

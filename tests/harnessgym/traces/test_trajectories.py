@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 from sqlalchemy import event, text
 
 from harnessgym.errors import TraceError
-from harnessgym.traces.trajectories import Row, Trajectory, rows_of
+from harnessgym.store import agents, new_id, rewards
+from harnessgym.store.agents import AgentRow
+from harnessgym.store.rewards import RewardRow
+from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
 
 
 def read(recording, rollout_id) -> Trajectory:
@@ -26,7 +29,7 @@ def test_a_chain_is_one_row_that_repeats_what_the_engine_saw(recording):
     second = session.call(3, after=first, versions=[1, 1])
     found = read(recording, rollout_id)
     (row,) = found.rows
-    assert row.ids.tolist() == session.forest.ids(session.forest.leaves()[0].id)
+    assert row.ids.tolist() == session.forests[None].ids(session.forests[None].leaves()[0].id)
     assert row.mask.tolist() == [0] * 6 + [1] * 3 + [0] * 3 + [1] * 2
     assert row.versions.tolist() == [-1] * 6 + [0, 0, 1] + [-1] * 3 + [1, 1]
     assert [(turn.start, turn.end, turn.call_id, turn.agent_id) for turn in row.turns] == [
@@ -35,7 +38,7 @@ def test_a_chain_is_one_row_that_repeats_what_the_engine_saw(recording):
     ]
     assert (found.sampled, found.trained, found.exclusions, found.incomplete) == (5, 5, (), None)
     assert (row.rollout_id, row.group_id) == (rollout_id, "g")
-    logprobs = [segment.logprobs for segment in session.forest.segments.values() if segment.logprobs]
+    logprobs = [segment.logprobs for segment in session.forests[None].segments.values() if segment.logprobs]
     assert row.logprobs[row.mask == 1].tolist() == pytest.approx([*logprobs[0], *logprobs[1]])
 
 
@@ -52,13 +55,52 @@ def test_a_shared_segment_is_trained_in_the_first_branch_and_context_in_the_othe
     assert [turn.call_id for turn in second.turns] == [root, session.calls[2]]
 
 
+def test_turns_that_heard_the_same_have_the_same_state(recording):
+    rollout_id, session = rollout(recording)
+    question, answer = [1, 2, 3], [7, 8]
+    for _ in range(2):
+        first = session.call(question, versions=[0, 0])
+        second = session.call(answer, after=first, versions=[0])
+        session.call([9], after=second, versions=[0])
+    one, other = ([turn.state_key for turn in row.turns] for row in read(recording, rollout_id).rows)
+    assert one == other
+    assert len(set(one)) == 3
+
+
+def test_rewards_are_with_what_they_were_given_for(recording):
+    rollout_id, session = rollout(recording)
+    main = AgentRow(new_id(), rollout_id, session.id, "main", "main", None, "content")
+    helper = AgentRow(new_id(), rollout_id, session.id, "helper", "helper", main.id, "content")
+    first = session.call(versions=[0])
+    second = session.call(versions=[0])
+    given = [
+        ("rollout", rollout_id, "reward", 1.0), ("rollout", rollout_id, "process.short", 0.5), ("turn", first, "reward", 0.25),
+        ("agent", helper.id, "expert", 0.75), ("token", f"{first}:0", "reward", 9.0),
+    ]  # fmt: skip
+
+    def write(conn):
+        for agent, call in ((main, first), (helper, second)):
+            agents.add(conn, agent)
+            conn.execute(text("UPDATE calls SET agent_id = :agent WHERE id = :call"), {"agent": agent.id, "call": call})
+        for unit, target, channel, value in given:
+            rewards.add(conn, RewardRow(rollout_id, unit, target, channel, value, "test"))
+
+    recording.store.write(write)
+    found = read(recording, rollout_id)
+    assert found.credit == Credit({"reward": 1.0, "process.short": 0.5}, {helper.id: {"expert": 0.75}})
+    turns = [turn for row in found.rows for turn in row.turns]
+    assert [turn.rewards for turn in turns] == [{"reward": 0.25}, {}]
+    assert [turn.parent_agent_id for turn in turns] == ["", main.id]
+    assert found.of_policy(recording.policy_id).credit == found.credit
+
+
 def test_siblings_under_one_prompt_are_two_rows(recording):
     rollout_id, session = rollout(recording)
     session.call([1, 2, 3], versions=[0, 0])
     session.call([1, 2, 3], versions=[0])
     found = read(recording, rollout_id)
     assert [row.mask.sum() for row in found.rows] == [2, 1]
-    assert len(session.forest.children[None]) == 1
+    assert len(session.forests[None].children[None]) == 1
 
 
 def test_rows_of_all_sessions_come_in_order_of_opening(recording):
@@ -194,7 +236,7 @@ def test_a_thousand_turns_are_read_at_once(recording):
     assert time.perf_counter() - started < 5.0
     assert len(row.ids) == 5000
     assert len(row.turns) == 1000
-    assert len(statements) == 2
+    assert len(statements) == 3
 
 
 def test_an_account_that_does_not_close_is_refused():
@@ -234,7 +276,7 @@ def test_every_sampled_token_is_trained_once_or_excluded(recording, plan):
         versions = [session.random.randrange(3) for _ in range(sampled)]
         wanted[session.call(added, after=after, versions=versions, kind=kind, status=status)] = versions
     found = read(recording, rollout_id)
-    paths = [session.forest.ids(segment.id) for segment in session.forest.segments.values()]
+    paths = [session.forests[None].ids(segment.id) for segment in session.forests[None].segments.values()]
     seen: dict[str, int] = {}
     for row in found.rows:
         assert row.ids.tolist() in paths

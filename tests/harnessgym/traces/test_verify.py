@@ -353,7 +353,7 @@ def test_a_parent_is_proven_by_tokens_where_no_segment_connects_the_two(recordin
     recording.publish(0)
     session = recording.session(rollout_id)
     first = session.call([1, 2, 3])
-    whole = session.forest.ids(session.forest.leaves()[0].id)
+    whole = session.forests[None].ids(session.forests[None].leaves()[0].id)
     good, bad = session.call([*whole, 9]), session.call([*whole[:-1], 9, 9])
     raw = sqlite3.connect(database)
     with raw:

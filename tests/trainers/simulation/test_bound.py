@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from harnessgym.config import validate
 from trainers.simulation.arms import arm
 from trainers.simulation.bound import bound_of
-from trainers.simulation.distributions import expected_largest
 from trainers.simulation.draws import Draws, WorkTable
 from trainers.simulation.settings import SimulationConfig
 from trainers.simulation.simulation import Simulation
@@ -28,8 +27,8 @@ def test_one_worker_by_hand(make_config):
     bound = bound_of(config)
     assert bound.engines == pytest.approx(1 / 20)
     assert bound.trainer == pytest.approx(2 / 1)
-    assert bound.staleness == pytest.approx(5 * 2 / (20 + 1))
-    assert bound.limit == "engines"
+    assert bound.path == pytest.approx(1 / 20)
+    assert bound.graders == bound_of(arm(config, "sync")).graders == float("inf")
     outcome = Simulation(config).run()
     assert outcome.rollouts_per_s == pytest.approx(1 / 20)
     assert outcome.of_bound == pytest.approx(1)
@@ -45,8 +44,22 @@ def test_one_worker_with_two_environments_by_hand(make_config):
     assert Simulation(config).run().rollouts_per_s <= 1 / 10 + 1e-9
 
 
+def test_staleness_and_the_longest_rollout_by_hand(make_config):
+    """As above with room for all: 5 batches of 2 rollouts in 20 s, a step of 2 s and a roll of 1 s; for η = 0 one."""
+    trainer = {"groups_per_step": 1, "group_size": 2, "step_s": 2, "steps": 40, "warmup": 10}
+    one = ONE | {"engines": ONE["engines"] | {"most_tokens_per_s": 1e12}, "updates": NOTHING | {"transfer_s": 1}}
+    config = make_config(**(one | {"work": ONE["work"] | {"environments": 64, "graders": 64}}), trainer=trainer)
+    for eta in (0, 4):
+        bound = bound_of(arm(config, f"eta-{eta}"))
+        assert bound.limit == "path"
+        assert bound.path == pytest.approx((eta + 1) * 2 / (20 + 2 + 1))
+        assert Simulation(arm(config, f"eta-{eta}")).run().of_bound == pytest.approx(
+            1, rel=0.005
+        )  # part of a token is sampled again
+
+
 def test_a_synchronous_step_is_the_longest_rollout_and_the_training(make_config):
-    """The closed form, exactly: step = E[max of N] + T, over the very rollouts that each batch had."""
+    """The closed form, exactly: step = max of N + T, over the very rollouts that each batch had."""
     config = make_config(
         engines={"most_tokens_per_s": 1e12, "prefill_cost": 0},
         work={"environments": 64, "graders": 64},
@@ -57,31 +70,43 @@ def test_a_synchronous_step_is_the_longest_rollout_and_the_training(make_config)
     outcome = Simulation(sync).run()
     alone = WorkTable.of(sync, 40 * sync.batch).alone_s(sync).reshape(40, sync.batch)
     assert outcome.virtual_s == pytest.approx((alone.max(axis=1) + 7).sum(), rel=1e-6)
-    bound = bound_of(sync)
-    expected = expected_largest(WorkTable.of(sync, 8_192).alone_s(sync), sync.batch) + 7
-    assert 1 / bound.staleness == pytest.approx(expected / sync.batch)
-    assert outcome.of_bound == pytest.approx(1, rel=0.1)
+    assert 1 / bound_of(sync).path == pytest.approx(outcome.virtual_s / (40 * sync.batch), rel=1e-6)
+    assert outcome.of_bound == pytest.approx(1, rel=1e-6)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
-    name=st.sampled_from(["sync", "one-step", "eta-1", "eta-3", "eta-8", "periodic", "recycle"]),
+    name=st.sampled_from(["sync", "one-step", "eta-1", "eta-3", "eta-8", "periodic", "recycle", "over-launch"]),
     workers=st.integers(1, 6),
     environments=st.integers(2, 40),
     graders=st.integers(1, 8),
     step_s=st.sampled_from([0.1, 5, 60]),
     tokens=st.sampled_from(["lognormal:60:1.0:400", "pareto:40:1.8:400", "30"]),
+    environment_s=st.sampled_from(["lognormal:3:1.0:300", "0", "20"]),
+    update=st.sampled_from([(0, 0, 0), (2, 0.5, 1), (30, 5, 60)]),
 )
-def test_no_run_is_faster_than_its_bound(make_config, seed, name, workers, environments, graders, step_s, tokens):
-    """The bound is on expected values: the run's own draws may be a little luckier."""
+def test_no_run_is_faster_than_its_bound(
+    make_config, seed, name, workers, environments, graders, step_s, tokens, environment_s, update
+):
+    """But for a load that is not the mean one, and, on average alone, for what was sampled before the window that counts."""
     config = make_config(
         seed=seed,
         engines={"workers": workers},
-        work={"environments": environments, "graders": graders, "tokens": tokens},
+        work={"environments": environments, "graders": graders, "tokens": tokens, "environment_s": environment_s},
         trainer={"steps": 48, "warmup": 18, "step_s": step_s},
+        updates=dict(zip(("transfer_s", "install_s", "drain_s"), update, strict=True)),
     )
-    assert Simulation(arm(config, name)).run().of_bound < 1.3
+    outcome = Simulation(arm(config, name)).run()
+    assert outcome.of_bound < (1.1 if outcome.bound.limit == "path" else 1.2)
+
+
+@pytest.mark.parametrize("name", ["sync", "one-step", "periodic", "recycle", "over-launch", "eta-1", "eta-2", "eta-8"])
+def test_the_bound_is_near(name):
+    """Within 8 % of runs of the default load, small as these are."""
+    work, trainer = {"environments": 64, "graders": 32}, {"groups_per_step": 8, "steps": 34, "warmup": 14}
+    config = validate(SimulationConfig, {"engines": {"workers": 2}, "work": work, "trainer": trainer}, "the test")
+    assert 0.92 < Simulation(arm(config, name)).run().of_bound < 1.04
 
 
 LONG_WAITS = {
@@ -108,21 +133,17 @@ def test_environments_that_go_on_while_engines_stand_still_are_no_way_past_the_b
     assert 0.5 < Simulation(config).run().of_bound <= 1.02
 
 
-def test_a_barrier_by_hand(make_config):
-    """16 rollouts of 100 tokens at 20 tokens/s: 80 s, a step of 30 s, and half of 12 s of pause, for two batches share one."""
+def test_a_pause_by_hand(make_config):
+    """16 rollouts of 100 tokens at 20 tokens/s: 80 s, a step of 30 s and a pause of 12 s. Waits may take none of it."""
     config = make_config(
         engines={"workers": 2, "tokens_per_s": 10, "most_tokens_per_s": 10, "prefill_cost": 0},
-        work={"turns": 2, "tokens": 50, "read": 0, "environment_s": 60, "environments": 16},
-        trainer={"groups_per_step": 8, "group_size": 2, "step_s": 30},
+        work={"turns": 2, "tokens": 50, "read": 0, "environment_s": 0, "grading_s": 0, "environments": 16},
+        trainer={"groups_per_step": 8, "group_size": 2, "step_s": 30, "steps": 60, "warmup": 10},
         updates={"transfer_s": 8, "install_s": 4},
     )
     recycled = arm(config, "recycle")
-    assert bound_of(recycled).barrier == pytest.approx(16 / (80 + 30 + 6))
-    rolling = recycled.model_copy(update={"updates": recycled.updates.model_copy(update={"mode": "rolling"})})
-    assert bound_of(rolling).barrier == pytest.approx(16 / (80 + 30))
-    assert bound_of(arm(config, "eta-4")).barrier == float("inf")
-    sync = bound_of(arm(config, "sync"))
-    assert sync.barrier == pytest.approx(16 / (16 / sync.engines + 30 + 12))
+    assert bound_of(recycled).path == pytest.approx(16 / (80 + 30 + 12), rel=0.01)
+    assert Simulation(recycled).run().of_bound == pytest.approx(1, abs=0.03)
 
 
 def test_much_staleness_reaches_the_engines_bound(make_config):
@@ -130,7 +151,7 @@ def test_much_staleness_reaches_the_engines_bound(make_config):
         work={"environments": 24, "graders": 24}, trainer={"steps": 120, "warmup": 20, "step_s": 0.5}, updates=NOTHING
     )
     outcome = Simulation(arm(config, "eta-16")).run()
-    assert outcome.bound.limit == "engines"
+    assert outcome.bound.engines == pytest.approx(outcome.bound.path, rel=0.1)
     assert outcome.of_bound > 0.9
 
 

@@ -3,7 +3,7 @@ import pytest
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
-from trainers.simulation.distributions import Distribution, expected_largest
+from trainers.simulation.distributions import Distribution
 
 
 def drawn(text, count=200_000):
@@ -54,16 +54,3 @@ def test_equal_seeds_draw_equal_values():
 def test_what_cannot_be_drawn_is_refused(text, words):
     with pytest.raises(ConfigError, match=words):
         validate(Distribution, text, "here")
-
-
-def test_the_expected_largest_of_two_dice():
-    dice = np.arange(1.0, 7.0)
-    assert expected_largest(dice, 1) == pytest.approx(3.5)
-    assert expected_largest(dice, 2) == pytest.approx(161 / 36)
-
-
-def test_the_largest_of_many_draws_is_what_is_expected():
-    samples = drawn("lognormal:7:1.0", 5_000)
-    rng = np.random.default_rng(1)
-    measured = np.mean([rng.choice(samples, 64).max() for _ in range(4_000)])
-    assert expected_largest(samples, 64) == pytest.approx(measured, rel=0.03)

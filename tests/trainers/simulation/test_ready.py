@@ -1,4 +1,5 @@
 import random
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,3 +36,12 @@ def test_the_least_load_is_always_known(moves):
             assert ready.choose(None).number in inside
         else:
             assert ready.choose(workers[0]) is None
+
+
+def test_two_different_workers_are_drawn_and_all_pairs_as_often():
+    ready = ReadyWorkers(random.Random(0))
+    for number in range(4):
+        ready.add(Worker(number, ENGINES, call_speeds(ENGINES)))
+    pairs = Counter(frozenset(worker.number for worker in ready._two()) for _ in range(6_000))
+    assert len(pairs) == 6
+    assert all(len(pair) == 2 and 850 < count < 1_150 for pair, count in pairs.items())

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import asdict
 
 import pytest
@@ -27,6 +28,22 @@ class Watched(Simulation):
         assert len(trained) == len(set(trained)), "a group was trained twice along the surviving chain"
         assert not set(map(str, trained)) & set(self.planner.outstanding)
         assert max(self.measures.staleness, default=0) <= self.config.trainer.max_staleness
+        self.look_at_places()
+
+    def look_at_places(self):
+        """Whoever holds a place is open, and whoever gave it up or was stopped holds none."""
+        groups = [group for group in self.planner.outstanding.values() if not group.complete]
+        stages = Counter(member.stage for group in groups for member in group.members)
+        level = {name: found.value for name, found in self.measures.levels().items()}
+        assert level["environments"] == stages["calling"] + stages["acting"] <= self.config.work.environments
+        assert level["graders"] == stages["grading"] <= self.config.work.graders
+        assert level["rollouts queued"] == stages["queued"]
+        assert level["rollouts ungraded"] == stages["ungraded"]
+        in_flight = sum(worker.load for worker in self.fleet.workers) + len(self.fleet._pending)
+        assert in_flight == stages["calling"]
+        assert self.node.open == len(groups)
+        assert self.node.unfinished == sum(stages.values()) - stages["graded"]
+        assert not any(group.stopped for group in groups)
 
 
 RUNS = st.fixed_dictionaries(
@@ -165,6 +182,30 @@ def test_dropping_what_is_stale_prefers_short_rollouts(make_config):
     assert bias("drop") < 0.99
 
 
+def test_what_is_too_old_is_stopped_while_it_runs(make_config):
+    """One rollout of 10,000 tokens is hopeless at η = 1, and its environment goes to others at once."""
+    trainer = {"max_staleness": 1, "over_launch": 2, "consumption": "drop", "steps": 30, "group_size": 1, "step_s": 1}
+    tokens = {"kind": "recorded", "values": [10] * 30 + [50_000]}
+    work = {"turns": 1, "tokens": tokens, "read": 0, "environments": 6, "graders": 6, "environment_s": 0}
+    config = make_config(work=work, trainer=trainer)
+    run = Watched(config)
+    outcome = run.run()
+    assert 3 <= outcome.counts["groups stopped"] <= outcome.counts["groups dropped"]
+    assert outcome.virtual_s < 50_000 / config.engines.tokens_per_s, "somebody waited for one of them"
+    account = run.account()
+    assert account.dropped < 50_000 * outcome.counts["groups stopped"], "sampled to the end all the same"
+    assert account.sampled == account.trained + account.dropped + account.left
+
+
+def test_a_stopped_task_comes_again(make_config):
+    trainer = {"max_staleness": 1, "over_launch": 6, "consumption": "requeue", "steps": 20, "step_s": 1}
+    run = Watched(make_config(trainer=trainer))
+    outcome = run.run()
+    assert 0 < outcome.counts["groups stopped"] <= outcome.counts["groups requeued"]
+    trained = [group.draw for groups in run.learner.ledger.values() for group in groups]
+    assert len(trained) == len(set(trained)), "a task was trained twice"
+
+
 def test_lost_versions_are_orphaned_and_their_numbers_never_used_again(make_config):
     config = make_config(trainer={"max_staleness": 2, "steps": 12}, failures={"trainer_s": 40, "versions_lost": 2})
     run = Simulation(config)
@@ -181,17 +222,19 @@ def test_lost_versions_are_orphaned_and_their_numbers_never_used_again(make_conf
 @pytest.mark.parametrize("warmup", [0, 4])
 def test_what_was_trained_into_lost_versions_counts_once(make_config, warmup):
     """The histograms are of the tokens and rollouts that the throughput is of, each once."""
-    for seed in range(4):
+    orphaned = 0
+    for seed in range(6):
         trainer = {"max_staleness": 2, "steps": 12, "warmup": warmup}
         run = Simulation(make_config(seed=seed, trainer=trainer, failures={"trainer_s": 40, "versions_lost": 1}))
         outcome = run.run()
-        assert outcome.counts["versions orphaned"] > 0
+        orphaned += outcome.counts.get("versions orphaned", 0)
         counted = [
             member for groups in list(run.learner.ledger.values())[warmup:] for group in groups for member in group.members
         ]
         assert sum(outcome.staleness.values()) == sum(member.tokens for member in counted)
         assert sum(outcome.versions.values()) == len(counted) == round(outcome.rollouts_per_s * outcome.virtual_s)
         assert all(count > 0 for count in (*outcome.staleness.values(), *outcome.versions.values()))
+    assert orphaned >= 4, "nothing was lost that could count twice"
 
 
 def test_a_run_that_stands_still_says_who_waits_for_whom(make_config):

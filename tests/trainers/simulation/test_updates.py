@@ -55,7 +55,7 @@ def test_a_global_pause_ends_for_all_at_once(make_updates):
 
 
 def test_a_call_gets_its_time_and_then_goes_on_under_the_new_version(make_updates):
-    clock, fleet, updates = make_updates()
+    clock, fleet, updates = make_updates(at_once=3)
     call = Call(None, 100, 0, 0, {}, None)
     answered = []
     fleet.answered = lambda found, worker: answered.append((found, worker.version, clock.now))
@@ -67,7 +67,7 @@ def test_a_call_gets_its_time_and_then_goes_on_under_the_new_version(make_update
     ((_, version, at),) = answered
     assert version == 1
     assert call.spans[0] + call.spans[1] == 100
-    assert at == pytest.approx(11), "10 s of its own and 1 s of the installation, wherever in the roll its worker stood"
+    assert at == pytest.approx(11), "10 s of its own and 1 s of the installation, whichever worker has it"
     assert worker.version == 1
 
 
@@ -106,6 +106,53 @@ def test_a_pause_does_not_wait_for_the_dead(make_updates):
     until(clock, 3.5)
     assert [worker.state for worker in fleet.workers] == ["ready", "ready", "dead"]
     assert versions(fleet)[:2] == [1, 1]
+
+
+def test_a_call_that_nobody_wants_leaves_the_others_its_time(make_updates):
+    """Two share a worker of 10 tokens/s in all; when one is withdrawn after 4 s, the other has 80 of 100 tokens before it."""
+    clock, fleet, _ = make_updates()
+    for worker in fleet.workers[1:]:
+        fleet.set_state(worker, "dead")
+    fleet.workers[0].speeds = (0.0, 10.0, 5.0)
+    calls = [Call(None, 100, 0, 0, {}, None) for _ in range(2)]
+    answered = []
+    fleet.answered = lambda found, _worker: answered.append((found, clock.now))
+    for call in calls:
+        fleet.send(call)
+    until(clock, 4.0)
+    fleet.withdraw(calls[0])
+    assert calls[0].spans == {0: 20}
+    while clock.step():
+        pass
+    assert answered == [(calls[1], pytest.approx(4 + 80 / 10))]
+
+
+def test_calls_that_wait_are_withdrawn_too(make_updates):
+    clock, fleet, _ = make_updates()
+    for worker in fleet.workers:
+        fleet.set_state(worker, "updating")
+    call = Call(None, 100, 0, 0, {}, None)
+    fleet.send(call)
+    fleet.withdraw(call)
+    for worker in fleet.workers:
+        fleet.set_state(worker, "ready")
+    fleet.dispatch()
+    fleet.answered = lambda *_: pytest.fail("nobody wants it")
+    while clock.step():
+        pass
+    assert call.spans == {}
+
+
+def test_a_draining_worker_whose_last_call_is_withdrawn_is_drained(make_updates):
+    clock, fleet, updates = make_updates(drain_s=1e6)
+    call = Call(None, 10_000, 0, 0, {}, None)
+    fleet.send(call)
+    updates.publish(1)
+    until(clock, 20.0)
+    assert not all(versions(fleet))
+    fleet.withdraw(call)
+    until(clock, 40.0)
+    assert versions(fleet) == [1, 1, 1]
 
 
 def test_calls_of_a_dead_worker_go_on_elsewhere_from_the_tokens_so_far(make_updates):

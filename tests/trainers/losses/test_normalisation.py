@@ -1,18 +1,13 @@
-"""The clipped surrogate and the loss denominators against plain loops."""
-
-import math
+"""The loss denominators against plain loops."""
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.traces.trajectories import Row
-from trainers.losses.clipped import clipped_surrogate, clipped_tokens
 from trainers.losses.normalisation import Normalisation, token_weights
 
-TOKENS = st.lists(st.tuples(st.floats(-2, 2, width=32), st.floats(-3, 3, width=32)), min_size=1, max_size=16)
 MASKS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
@@ -20,36 +15,6 @@ def row(mask: list[int], rollout_id: str) -> Row:
     length = len(mask)
     zeros = np.zeros(length, dtype=np.int32)
     return Row(rollout_id, "group", zeros, np.array(mask, dtype=np.int32), np.zeros(length, dtype=np.float32), zeros)
-
-
-@given(TOKENS)
-def test_clipped_surrogate_token_by_token(tokens: list[tuple[float, float]]) -> None:
-    log_ratio, advantages = (torch.tensor(column) for column in zip(*tokens, strict=True))
-    expected = []
-    for x, advantage in tokens:
-        ratio = math.exp(x)
-        expected.append(-min(ratio * advantage, min(max(ratio, 0.8), 1.28) * advantage))
-    torch.testing.assert_close(clipped_surrogate(log_ratio, advantages), torch.tensor(expected))
-
-
-@given(TOKENS)
-def test_clipped_tokens_are_those_without_gradient(tokens: list[tuple[float, float]]) -> None:
-    log_ratio, advantages = (torch.tensor(column) for column in zip(*tokens, strict=True))
-    log_ratio.requires_grad_()
-    clipped_surrogate(log_ratio, advantages).sum().backward()  # type: ignore[no-untyped-call]
-    assert log_ratio.grad is not None
-    assert not log_ratio.grad[clipped_tokens(log_ratio.detach(), advantages)].any()
-
-
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "moves"),
-    [(1.27, 1, True), (1.29, 1, False), (0.5, 1, True), (0.81, -1, True), (0.79, -1, False), (1.9, -1, True)],
-)
-def test_clip_range_is_asymmetric_and_one_sided(ratio: float, advantage: float, moves: bool) -> None:
-    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
-    clipped_surrogate(log_ratio, torch.tensor([float(advantage)])).sum().backward()  # type: ignore[no-untyped-call]
-    assert log_ratio.grad is not None
-    assert bool(log_ratio.grad.any()) == moves
 
 
 @given(MASKS)

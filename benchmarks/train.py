@@ -1,0 +1,107 @@
+"""Step time and peak memory of our update and of TRL's `GRPOTrainer`, on the same rows and model.
+
+    python -m benchmarks.train [--model FOLDER] [--steps 3] [--seeds 0,1,2] [--fresh]
+
+Cases: `shared` (8 rollouts of one 512-token prompt, 64 sampled tokens each), `equal` (the same lengths, but nothing is shared)
+and `mixed` (8 rollouts whose prompts and answers have lognormal lengths, nothing shared). Each arm runs in a process of its
+own, in float32, with the torch threads of `OMP_NUM_THREADS`: one warm-up step, then `--steps` that are measured. Rows,
+advantages, loss (clipped, mean over tokens), AdamW and the norm of clipping are the same; `grad_norm` shows it. TRL gets the
+rows by `rollout_func`, which returns at once, and runs without gradient checkpointing (its default, which is slower) unless
+the arm says so. The model is SmolLM2-135M-Instruct where it has been fetched (`python -m benchmarks.vllm_cpu`), else one of
+its shape at random with fewer layers. Finished cells are kept in `runs/bench-train`, so that an interrupted run goes on.
+Prints a table and writes `benchmarks/out/train.json`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.training.cases import CASES, model_folder
+from harnessgym.run_folder import write_json
+
+_ROOT = Path("runs/bench-train")
+ARMS = ("ours", "trl", "trl, checkpointing")
+
+
+def main() -> None:
+    """Measure what is missing, then report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="Hugging Face folder")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps of an arm")
+    parser.add_argument("--seeds", default="0,1,2", help="of the rows")
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--arms", default="; ".join(ARMS), help="separated by ;")
+    parser.add_argument("--fresh", action="store_true", help="forget finished cells")
+    options = parser.parse_args()
+    if options.fresh:
+        (_ROOT / "cells.json").unlink(missing_ok=True)
+    folder = options.model or model_folder(_ROOT)
+    cells: dict[str, Any] = json.loads(path.read_text()) if (path := _ROOT / "cells.json").exists() else {}
+    wanted = [
+        (case, arm.strip(), int(seed))
+        for seed in options.seeds.split(",")
+        for case in options.cases.split(",")
+        for arm in options.arms.split(";")
+    ]
+    for number, (case, arm, seed) in enumerate(wanted, 1):
+        key = f"{case} | {arm} | {seed} | {folder}"
+        if key not in cells:
+            cells[key] = {"case": case, "arm": arm, "seed": seed} | _measured(case, arm, seed, folder, options.steps)
+            write_json(path, cells)
+        found = cells[key]
+        print(f"[{number}/{len(wanted)}] {case}, {arm}, seed {seed}: {found['step_s']:.2f} s, "
+              f"{found['peak_mib']:.0f} MiB, gradient {found['grad_norm']:.4g}", flush=True)  # fmt: skip
+    chosen = [cells[f"{case} | {arm} | {seed} | {folder}"] for case, arm, seed in wanted]
+    _report(chosen, str(folder))
+
+
+def _measured(case: str, arm: str, seed: int, folder: Path, steps: int) -> dict[str, Any]:
+    """One cell, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.training.arm", case, arm, str(seed), str(folder), str(steps)]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"TRL_EXPERIMENTAL_SILENCE": "1"}
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _report(cells: list[dict[str, Any]], model: str) -> None:
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} threads"
+    table = Table("case", "arm", "step, s (median)", "[seeds]", "peak, MiB", "gradient norm", "times TRL's speed",
+                  title=f"One update of 8 rollouts, {model}, {machine}")  # fmt: skip
+    rows = []
+    for case in dict.fromkeys(cell["case"] for cell in cells):
+        base = {cell["seed"]: cell["step_s"] for cell in cells if (cell["case"], cell["arm"]) == (case, "trl")}
+        for arm in dict.fromkeys(cell["arm"] for cell in cells if cell["case"] == case):
+            own = [cell for cell in cells if (cell["case"], cell["arm"]) == (case, arm)]
+            times = [cell["step_s"] for cell in own]
+            gains = [base[cell["seed"]] / cell["step_s"] for cell in own if cell["seed"] in base]
+            row = {
+                "case": case,
+                "arm": arm,
+                "step_s": statistics.median(times),
+                "step_s_by_seed": times,
+                "peak_mib": max(cell["peak_mib"] for cell in own),
+                "grad_norm": own[0]["grad_norm"],
+                "gain": statistics.median(gains) if gains else None,
+                "gain_by_seed": gains,
+            }
+            rows.append(row)
+            gain = f"{row['gain']:.2f} [{min(gains):.2f}, {max(gains):.2f}]" if gains else "-"
+            table.add_row(case, arm, f"{row['step_s']:.2f}", f"{min(times):.2f}-{max(times):.2f}", f"{row['peak_mib']:.0f}",
+                          f"{row['grad_norm']:.4g}", gain)  # fmt: skip
+    Console(width=max(140, Console().width)).print(table)
+    write_json(Path("benchmarks/out/train.json"), {"model": model, "machine": machine, "rows": rows, "cells": cells})
+
+
+if __name__ == "__main__":
+    main()

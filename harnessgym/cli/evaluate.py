@@ -1,0 +1,204 @@
+"""`harnessgym eval`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from harnessgym.evaluation.comparison import Comparison
+    from harnessgym.evaluation.evaluation import Evaluated, Evaluation
+    from harnessgym.interval import Interval
+
+_EPILOG = """A POLICY is
+
+- `runs/mine`: a run, its newest version; `runs/mine@12`: its version 12, `runs/mine@0`: what it started from
+
+- `models/qwen`: a Hugging Face model folder
+
+- `http://HOST:PORT`: an engine that runs; or another upstream of `harnessgym rollout`
+
+For runs and folders the command starts an embedded engine, and ends it. All policies get the same tasks and the same sampling
+seeds, one policy after another; each is compared with the first one, task by task.
+
+Before and after training, as the run file says:
+
+`harnessgym eval runs/quickstart@0 runs/quickstart --run examples/quickstart.toml --folder runs/eval`
+
+One policy, pass@4 on the first 50 held-out tasks:
+
+`harnessgym eval models/mine --tasks shell --harness mini_swe_agent --sandbox docker --limit 50 --samples 4 --folder runs/eval`
+
+A model of yours against one that vLLM serves, in a script that goes on only if it is better:
+
+`harnessgym eval http://127.0.0.1:8000 models/mine --tasks my_tasks/ --set 'argv=["python", "agent.py"]' --require-gain
+--folder runs/eval`
+
+The folder gets `eval.json`, and a folder for each policy with `results.jsonl` (a line per rollout), `summary.json`, `traces.db`
+and logs. The same command in the same folder goes on where it was interrupted, with the versions that it began with.
+
+Exit status: 0 done, 1 `--require-gain` not met, 2 an error (one message says what to do), 130 interrupted."""
+
+
+def register(root: typer.Typer) -> None:
+    """Add the command."""
+
+    @root.command("eval", epilog=_EPILOG)
+    def command(
+        *,
+        policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help="What is evaluated, the baseline first.")],
+        folder: Annotated[Path, typer.Option(help="Where results, traces and logs go.")],
+        run: Annotated[
+            Path | None, typer.Option(help="Run file that tasks, harness, sandbox and sampling are taken from.")
+        ] = None,
+        tasks: Annotated[str | None, typer.Option(metavar="SPEC", help="Task set, `module:Class` or folder.")] = None,
+        split: Annotated[str | None, typer.Option(help="train, test or all.", show_default="test")] = None,
+        task: Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")] = None,
+        limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
+        unfit: Annotated[
+            bool | None, typer.Option("--unfit", help="Also run tasks that failed `harnessgym tasks check`.")
+        ] = None,
+        harness: Annotated[
+            str | None,
+            typer.Option(help="Agent: a registered harness or `module:Class`; with --run, one of the run's, else its first."),
+        ] = None,
+        settings: Annotated[
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="Setting of the harness; TOML values. Repeatable."),
+        ] = None,
+        sandbox: Annotated[
+            str | None, typer.Option(help="process, bubblewrap, docker or `module:Class`.", show_default="bubblewrap")
+        ] = None,
+        samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task, the k of pass@k.")] = 1,
+        temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.", show_default="1.0")] = None,
+        max_tokens: Annotated[int | None, typer.Option(min=1, help="New tokens per call at most.", show_default="4096")] = None,
+        max_length: Annotated[int | None, typer.Option(help="Prompt and completion at most; else the model's limit.")] = None,
+        at_once: Annotated[
+            int | None, typer.Option("-n", "--at-once", min=1, help="Harnesses that run at one time.", show_default="8")
+        ] = None,
+        seed: Annotated[int | None, typer.Option(help="Seeds sampling.", show_default="0")] = None,
+        timeout: Annotated[float | None, typer.Option(help="Seconds a harness may run; else the task's limit.")] = None,
+        retry: Annotated[
+            int | None, typer.Option(min=0, help="Further attempts when something else than the agent fails.", show_default="2")
+        ] = None,
+        tokenizer: Annotated[Path | None, typer.Option(help="Model folder, where an engine does not tell it.")] = None,
+        require_gain: Annotated[
+            bool, typer.Option("--require-gain", help="Exit with status 1 unless the last policy is better than the first.")
+        ] = False,
+    ) -> None:
+        """Evaluate policies on held-out tasks: pass@k with 95 % intervals, and each compared with the first one."""
+        if require_gain and len(policies) < 2:
+            raise typer.BadParameter("--require-gain compares the last policy with the first one: give two policies")
+        given: dict[str, Any] = {
+            "tasks": tasks, "split": split, "task": tuple(task) if task else None, "limit": limit, "unfit": unfit,
+            "harness": harness, "harness_settings": _settings(settings), "sandbox": sandbox, "samples": samples,
+            "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length, "at_once": at_once, "seed": seed,
+            "timeout_s": timeout, "retries": retry, "policy": tokenizer,
+        }  # fmt: skip
+        given = {name: value for name, value in given.items() if value is not None}
+        evaluation = _evaluation(policies, folder, run, given)
+        done = _run(evaluation)
+        last = done[-1].comparison
+        if require_gain and (last is None or not last.gained):
+            typer.echo("The 95 % interval of the difference does not lie above 0: no improvement is shown.", err=True)
+            raise typer.Exit(1)
+
+
+def _settings(words: list[str] | None) -> dict[str, Any] | None:
+    from harnessgym.cli.rollout import settings_of
+
+    return settings_of(words) if words else None
+
+
+def _evaluation(policies: list[str], folder: Path, run: Path | None, given: dict[str, Any]) -> "Evaluation":
+    """What is to be run; says what there is to remark on it."""
+    from harnessgym.config import validate
+    from harnessgym.evaluation.evaluation import Evaluation, EvaluationSettings
+    from harnessgym.rollout.campaign_settings import CampaignSettings
+
+    if run is None and "tasks" not in given:
+        raise typer.BadParameter("give --tasks SPEC, or --run RUN.toml whose tasks are taken")
+    asked = {"split": "test"} | (given if run is None else _with_run(run, given)) | {"folder": folder}
+    campaign = validate(CampaignSettings, asked, "the command line")
+    evaluation = Evaluation(EvaluationSettings(policies=tuple(policies), campaign=campaign))
+    for line in evaluation.remarks:
+        typer.echo(line, err=True)
+    return evaluation
+
+
+def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """What a run file says, and what was given besides, which wins."""
+    from harnessgym.config import load_config
+    from harnessgym.evaluation.run_file import as_in_run
+    from harnessgym.run_config import RunConfig
+
+    own = dict(given)
+    config = load_config(RunConfig, path)
+    said = as_in_run(config, own.pop("harness", None), lambda line: typer.echo(line, err=True))
+    own["harness_settings"] = said["harness_settings"] | own.get("harness_settings", {})
+    return said | own
+
+
+def _run(evaluation: "Evaluation") -> list["Evaluated"]:
+    """Run to the end, or until told to stop."""
+    import logging
+
+    from rich.console import Console
+
+    from harnessgym.cli.interruption import run_until_told
+    from harnessgym.cli.rollout_table import RolloutTable
+
+    console = Console(stderr=True)
+    log = evaluation.folder.logs / "eval.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    done = run_until_told(evaluation.run(lambda line: typer.echo(line, err=True), lambda: RolloutTable(console)))
+    _print(evaluation, done, Console())
+    return done
+
+
+def _print(evaluation: "Evaluation", done: list["Evaluated"], console: "Console") -> None:
+    from harnessgym.evaluation.comparison import FEW_TASKS
+
+    console.print(_table(evaluation, done))
+    few = min((each.comparison.tasks for each in done if each.comparison), default=len(evaluation.tasks))
+    if few < FEW_TASKS:
+        told = f"Intervals over {few} tasks are narrower than they should be. Take {FEW_TASKS} or more."
+        console.print(told, highlight=False, soft_wrap=True)
+    console.print(str(evaluation.settings.campaign.folder / "eval.json"), highlight=False, soft_wrap=True)
+
+
+def _table(evaluation: "Evaluation", done: list["Evaluated"]) -> "Table":
+    """A column for each policy, named as its folder is."""
+    from rich.table import Table
+
+    title = f"{len(evaluation.tasks)} tasks, {evaluation.samples} rollouts of each [95 % intervals over tasks]"
+    table = Table("", *(each.folder.name for each in done), title=title, title_justify="left")
+    for k in done[0].score.pass_at:
+        table.add_row(f"pass@{k}", *(_interval(each.score.pass_at[k]) for each in done))
+    table.add_row("reward", *(_interval(each.score.reward) for each in done))
+    table.add_row("tokens per rollout", *("-" if (n := each.score.tokens) is None else f"{n:.0f}" for each in done))
+    table.add_row("not graded", *(str(each.score.rollouts - each.score.graded) for each in done), end_section=True)
+    if len(done) > 1:
+        compared = [each.comparison for each in done]
+        table.add_row("against the first", *("" if one is None else _interval(one.difference, "+") for one in compared))
+        table.add_row("better, worse, equal", *("" if one is None else _tasks(one) for one in compared))
+        table.add_row("", *("" if one is None else one.verdict for one in compared))
+    return table
+
+
+def _tasks(found: "Comparison") -> str:
+    told = f"{found.better}, {found.worse}, {found.equal} tasks"
+    return told if not found.left_out else f"{told}; {found.left_out} left out"
+
+
+def _interval(found: "Interval", sign: str = "") -> str:
+    if found.mean is None:
+        return "-"
+    if found.low is None:
+        return f"{found.mean:{sign}.3f}"
+    return f"{found.mean:{sign}.3f} [{found.low:{sign}.3f}, {found.high:{sign}.3f}]"

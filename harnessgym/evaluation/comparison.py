@@ -1,0 +1,124 @@
+"""What an evaluation found: each policy by itself, and against the first one, paired over the tasks both were graded on."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harnessgym.interval import Interval, mean_with_interval, paired_difference
+from harnessgym.rollout.results import graded_by_task, passes_of
+from harnessgym.store.rollout_states import RolloutState
+
+PASS_REWARD = 1.0
+"""A rollout passes with this reward or more."""
+FEW_TASKS = 20
+"""With fewer, percentile bootstrap intervals are too narrow: they leave the truth out more often than one time in twenty."""
+_EQUAL = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """One policy on all tasks. Intervals are over tasks, of which each counts alike, however often it was graded."""
+
+    reward: Interval
+    """Mean over tasks of the mean reward."""
+    pass_at: Mapping[int, Interval]
+    """By k; over the tasks with at least k graded rollouts."""
+    pass_tasks: Mapping[int, int]
+    """By k: how many tasks those are."""
+    rollouts: int
+    graded: int
+    tokens: float | None
+    """Sampled per graded rollout."""
+    causes: Mapping[str, int]
+    """Why rollouts could not be graded, or how agents failed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of `eval.json`."""
+        return {
+            "reward": self.reward.as_json(),
+            **{f"pass@{k}": found.as_json() | {"tasks": self.pass_tasks[k]} for k, found in self.pass_at.items()},
+            "rollouts": self.rollouts,
+            "graded": self.graded,
+            "not_graded": self.rollouts - self.graded,
+            "tokens_per_rollout": None if self.tokens is None else round(self.tokens, 2),
+            "causes": dict(self.causes),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A policy against another one, task by task."""
+
+    difference: Interval
+    """Mean over tasks of how much more reward it has."""
+    better: int
+    """Tasks on which it has more."""
+    worse: int
+    equal: int
+    left_out: int
+    """Tasks on which one of the two has no graded rollout."""
+
+    @property
+    def tasks(self) -> int:
+        """Tasks that were compared."""
+        return self.better + self.worse + self.equal
+
+    @property
+    def gained(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.difference.low is not None and self.difference.low > 0
+
+    @property
+    def verdict(self) -> str:
+        """The same in words."""
+        low, high = self.difference.low, self.difference.high
+        if low is None or high is None:
+            return "too few tasks"
+        return "better" if low > 0 else "worse" if high < 0 else "no improvement shown"
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of `eval.json`."""
+        counts = {"tasks": self.tasks, "better": self.better, "worse": self.worse, "equal": self.equal}
+        return {"difference": self.difference.as_json(), **counts, "left_out": self.left_out, "verdict": self.verdict}
+
+
+def score(states: Sequence[RolloutState], k: int) -> Score:
+    """What rollouts of one policy came to, with pass@1 and pass@k."""
+    by_task = graded_by_task(states)
+    passes = {each: passes_of(by_task, each, PASS_REWARD) for each in sorted({1, k})}
+    causes = [state.cause for state in states if state.cause is not None]
+    graded = [state for state in states if state.status == "finished" and state.reward is not None]
+    return Score(
+        reward=mean_with_interval(list(_means(by_task).values())),
+        pass_at={each: mean_with_interval(found) for each, found in passes.items()},
+        pass_tasks={each: len(found) for each, found in passes.items()},
+        rollouts=len(states),
+        graded=len(graded),
+        tokens=sum(state.tokens for state in graded) / len(graded) if graded else None,
+        causes={cause: causes.count(cause) for cause in sorted(set(causes))},
+    )
+
+
+def compare(before: Sequence[RolloutState], after: Sequence[RolloutState]) -> Comparison:
+    """What `after` has more than `before`, on the same tasks."""
+    return compare_rewards(
+        _means(graded_by_task(before)), _means(graded_by_task(after)), {state.task for state in (*before, *after)}
+    )
+
+
+def compare_rewards(before: Mapping[str, float], after: Mapping[str, float], asked: set[str]) -> Comparison:
+    """The same from mean rewards by task; `asked` are all tasks that were run."""
+    common = sorted(before.keys() & after.keys())
+    gains = [after[task] - before[task] for task in common]
+    better, worse = sum(gain > _EQUAL for gain in gains), sum(gain < -_EQUAL for gain in gains)
+    return Comparison(
+        difference=paired_difference([before[task] for task in common], [after[task] for task in common]),
+        better=better,
+        worse=worse,
+        equal=len(common) - better - worse,
+        left_out=len(asked) - len(common),
+    )
+
+
+def _means(by_task: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {task: sum(rewards) / len(rewards) for task, rewards in by_task.items()}

@@ -1,0 +1,235 @@
+"""An evaluation: several policies, one campaign each, all with the same tasks and seeds.
+
+Its folder holds `evaluation.json` (what was asked, and which versions that was), a folder per policy with all that a campaign
+writes, and in the end `eval.json`. Interrupted or killed, the same evaluation in the same folder goes on where it stood.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from harnessgym.config import Config
+from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
+from harnessgym.evaluation.comparison import PASS_REWARD, Comparison, Score, compare, score
+from harnessgym.evaluation.own_engine import own_engine
+from harnessgym.evaluation.policies import NamedPolicy, find_policy
+from harnessgym.rollout.campaign import FREE, PURPOSE, Campaign, Observer, Progress, harness_of
+from harnessgym.rollout.campaign_settings import CampaignSettings, chosen_tasks, digest_of
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.store import TraceStore, rollout_states, runs
+from harnessgym.store.rollout_states import RolloutState
+from harnessgym.supervisor.preparation import claim_folder
+from harnessgym.wrapping.upstream import find_upstream
+
+Watch = Callable[[], AbstractContextManager[Observer]]
+_BATCH = 32
+"""Sequences that an own engine decodes together, at least."""
+
+
+class EvaluationSettings(Config):
+    """What is evaluated, and how."""
+
+    policies: tuple[str, ...] = Field(min_length=1)
+    """See `harnessgym.evaluation.policies`. Each is compared with the first."""
+    campaign: CampaignSettings
+    """What all of them run. Its folder is the evaluation's; its upstream is not asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One policy, when it is done."""
+
+    policy: NamedPolicy
+    folder: Path
+    score: Score
+    comparison: Comparison | None
+    """With the first one; None for that one itself."""
+
+
+class Evaluation:
+    """One evaluation in one folder.
+
+    ```python
+    found = asyncio.run(Evaluation(EvaluationSettings(policies=("runs/a@0", "runs/a"), campaign=...)).run(print, watch))
+    ```
+    """
+
+    def __init__(self, settings: EvaluationSettings) -> None:
+        """Raises `ConfigError` for what cannot be run, and for a folder that holds another evaluation."""
+        self.settings = settings
+        self.folder = RunFolder(settings.campaign.folder.resolve())
+        self.tasks, self.remarks = chosen_tasks(settings.campaign)
+        """What is run, and a line for each thing about the set that should be known."""
+        harness_of(settings.campaign)
+        self.policies = self._claim()
+
+    async def run(self, say: Callable[[str], None], watch: Watch) -> list[Evaluated]:
+        """Run all policies, one after another; what they came to, which is also written.
+
+        `say` is told what happens, `watch` makes what each campaign shows its progress to. Raises `HarnessGymError` if it
+        cannot go on, or no rollout of a policy could be graded.
+        """
+        found: list[list[RolloutState]] = []
+        for number, policy in enumerate(self.policies):
+            folder = self.folder_of(number)
+            if not (folder / "summary.json").is_file():
+                say(f"Policy {number + 1} of {len(self.policies)}: {policy.title}")
+                await self._run(policy, folder, watch)
+            found.append(_states(folder))
+        done = [
+            Evaluated(
+                policy, self.folder_of(number), score(states, self.samples), compare(found[0], states) if number else None
+            )
+            for number, (policy, states) in enumerate(zip(self.policies, found, strict=True))
+        ]
+        write_json(self.folder.root / "eval.json", self._report(done))
+        for each in done:
+            if not each.score.graded:
+                causes = ", ".join(f"{count} {cause}" for cause, count in each.score.causes.items())
+                raise HarnessGymError(f"No rollout of {each.policy.title} could be graded ({causes}). See {each.folder}.")
+        return done
+
+    @property
+    def samples(self) -> int:
+        """Rollouts of each task by each policy."""
+        return self.settings.campaign.samples
+
+    def folder_of(self, number: int) -> Path:
+        """Where everything of a policy is."""
+        return self.folder.root / f"{number + 1}-{self.policies[number].slug}"
+
+    async def _run(self, policy: NamedPolicy, folder: Path, watch: Watch) -> None:
+        """One policy's campaign to its end."""
+        shared = self.settings.campaign
+        settings = shared.model_copy(update={"folder": folder, "upstream": policy.title})
+        if policy.kind == "upstream":
+            with watch() as observe:
+                await Campaign(settings).run(observe)
+            return
+        model = Path(policy.where) if policy.kind == "model" else await _exported(policy, folder / "model")
+        async with own_engine(self.folder, model, max(_BATCH, shared.at_once), shared.max_length) as engine:
+            upstream = await asyncio.to_thread(find_upstream, engine.url, model, shared.max_length)
+            with watch() as observe:
+
+                def look(progress: Progress) -> None:
+                    engine.revive()
+                    observe(progress)
+
+                await Campaign(settings, upstream).run(look)
+
+    def _claim(self) -> list[NamedPolicy]:
+        """Make the folder this evaluation's; its policies, which are looked up once: a run's newest version stays the same.
+
+        Raises `ConfigError` if it holds another evaluation, or one that another process runs.
+        """
+        asked = self.settings.campaign.model_dump(mode="json", exclude=set(FREE)) | {"tasks_digest": digest_of(self.tasks)}
+        asked |= {"policies": list(self.settings.policies)}
+        root, path = self.folder.root, self.folder.root / "evaluation.json"
+        if any(root.glob("*/traces.db")) and path.exists():
+            recorded = json.loads(path.read_text())
+            if told := _differences(recorded, asked):
+                raise ConfigError(f"{root} holds another evaluation: {told}. Give another --folder, or remove that one first.")
+            claim_folder(self.folder)
+            return [_unchanged(each) for each in recorded["found"]]
+        if not path.exists() and root.exists() and any(root.iterdir()):
+            raise ConfigError(f"{root} holds something else already. Give another --folder.")
+        found = [find_policy(named) for named in self.settings.policies]
+        for policy in found:
+            if policy.kind == "upstream":
+                find_upstream(policy.where, self.settings.campaign.policy, self.settings.campaign.max_length)
+        claim_folder(self.folder)
+        for stale in root.glob("*/model"):  # of an evaluation that never began
+            shutil.rmtree(stale)
+        write_json(path, asked | {"found": [_stamped(policy) for policy in found]})
+        return found
+
+    def _report(self, done: Sequence[Evaluated]) -> dict[str, Any]:
+        """`eval.json`."""
+        shared = self.settings.campaign
+        named = ("tasks", "split", "harness", "sandbox", "samples", "temperature", "max_tokens", "seed")
+        return {
+            **{name: shared.model_dump(mode="json")[name] for name in named},
+            "tasks_run": len(self.tasks),
+            "passes_from": PASS_REWARD,
+            "policies": [
+                {
+                    "policy": each.policy.named,
+                    "version": each.policy.version,
+                    "folder": each.folder.name,
+                    **each.score.as_json(),
+                }
+                for each in done
+            ],
+            "comparisons": [
+                {"policy": each.policy.named, "with": done[0].policy.named, **each.comparison.as_json()}
+                for each in done
+                if each.comparison is not None
+            ],
+        }
+
+
+def _differences(recorded: dict[str, Any], asked: dict[str, Any]) -> str:
+    names = sorted({*asked, *recorded} - {"found"})
+    return "; ".join(
+        f"{name} was {recorded.get(name)!r} and is {asked.get(name)!r}"
+        for name in names
+        if asked.get(name) != recorded.get(name)
+    )
+
+
+async def _exported(policy: NamedPolicy, out: Path) -> Path:
+    """The model folder of a run's version, made once. Torch stays in a process of its own."""
+    if out.is_dir():
+        return out
+    words = ["weights", "export", f"{policy.where}@{policy.version}", str(out)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "harnessgym", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise PolicyError(said.decode(errors="replace").strip().removeprefix("harnessgym: "))
+    return out
+
+
+def _states(folder: Path) -> list[RolloutState]:
+    """What became of a finished campaign's rollouts."""
+    with TraceStore.open(f"sqlite:///{folder / 'traces.db'}") as store:
+        run = store.read(runs.only)
+        assert run is not None
+        return store.read(lambda conn: rollout_states.slots(conn, run.id, PURPOSE))
+
+
+def _stamped(policy: NamedPolicy) -> dict[str, Any]:
+    """A policy for `evaluation.json`, with what shows whether a model folder's weights were replaced."""
+    return policy.model_dump(mode="json") | {"files": _files(policy)}
+
+
+def _unchanged(recorded: dict[str, Any]) -> NamedPolicy:
+    """The policy that was recorded. Raises `ConfigError` if its model folder has other weights by now."""
+    policy = NamedPolicy.model_validate({name: value for name, value in recorded.items() if name != "files"})
+    if _files(policy) != recorded["files"]:
+        raise ConfigError(
+            f"The weights at {policy.where} are not those that this evaluation began with. Give another --folder to begin anew."
+        )
+    return policy
+
+
+def _files(policy: NamedPolicy) -> dict[str, list[int]]:
+    """Size and time of change of a model folder's weights, by name."""
+    if policy.kind != "model":
+        return {}
+    found = ((file.name, file.stat()) for file in sorted(Path(policy.where).glob("*.safetensors")))
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found}

@@ -1,0 +1,63 @@
+"""Ray's head as the supervisor looks at it: a port that answers, or does not, or answers again."""
+
+import socket
+import threading
+
+import pytest
+
+from harnessgym.cluster.ray_head import RayHead
+from harnessgym.errors import HarnessGymError
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def listening(port):
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    return listener
+
+
+def test_a_head_that_stays_away_is_told_with_what_to_do(port):
+    head = RayHead(f"127.0.0.1:{port}", patience_s=0.3)
+    with listening(port):
+        assert head.check(now=True)
+    assert not head.check(now=True)
+    with pytest.raises(
+        HarnessGymError, match=rf"head at 127.0.0.1:{port} has not answered for 0.3 s.*ray start --head.*goes on"
+    ):
+        head.wait()
+
+
+def test_one_that_comes_back_in_time_is_as_if_it_had_not_been_away(port):
+    head = RayHead(f"127.0.0.1:{port}", patience_s=60.0)
+    assert not head.check(now=True)
+    back = []
+    threading.Timer(0.5, lambda: back.append(listening(port))).start()
+    head.wait()
+    assert head.check(now=True)
+    back.pop().close()
+    head.patience_s = 0.2
+    assert not head.check(now=True), "its patience begins anew"
+
+
+def test_it_is_asked_once_a_second(port):
+    head = RayHead(f"127.0.0.1:{port}", patience_s=60.0)
+    with listening(port) as listener:
+        listener.settimeout(0.0)
+        for _ in range(50):
+            assert head.check()
+        listener.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+
+
+def test_it_is_given_up_before_ray_gives_up(monkeypatch, port):
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "90")
+    assert RayHead(f"[::1]:{port}").patience_s == 45.0

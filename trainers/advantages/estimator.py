@@ -1,0 +1,105 @@
+"""The seam between stored rollouts and estimators.
+
+An estimator takes one group and gives every row of every rollout its advantages. The baseline is over the whole group, also
+where some of its tokens will not be trained. A token that is masked (advantage zero) still counts in the loss's denominators; a
+rollout that is dropped (None) does not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from harnessgym.config import Config, validate
+from harnessgym.errors import ConfigError
+from harnessgym.registry import load
+from harnessgym.run_config import RunConfig
+from harnessgym.tokens import FloatArray
+from harnessgym.traces.trajectories import Row
+
+if TYPE_CHECKING:
+    from harnessgym.store import TraceStore
+    from trainers.trainee import Trainee
+
+Float64Array = npt.NDArray[np.float64]
+Value = float | FloatArray
+"""One advantage for all tokens of a row, or float32 [T]."""
+Advantages = list[list[Value] | None]
+"""Per rollout of a group, per row; None for a rollout that is dropped: it is left out of the step and of its means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One rollout of a group with all that it was rewarded with. Rewards of calls are with the rows' turns."""
+
+    rollout_id: str
+    reward: float
+    rows: tuple[Row, ...]
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """The rollout's, by channel."""
+    agent_rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By agent, then by channel."""
+    task_id: str = ""
+    """The store's id of its task."""
+
+
+class Estimator(Protocol):
+    """Gives one group its advantages."""
+
+    def __call__(self, group: Sequence[Scored], /) -> Advantages:
+        """One entry per rollout, in their order. Calling it again with the same group and policy gives the same."""
+        ...
+
+
+@runtime_checkable
+class OverBatch(Protocol):
+    """An estimator that has to see all groups of a batch before any of their advantages are final."""
+
+    def over_batch(self, groups: Sequence[Advantages]) -> list[Advantages]:
+        """The final advantages of all groups of a batch, from what the estimator gave each of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OnRewards:
+    """A pure function from a group's rewards, float [G], to its advantages, float64 [G], as an estimator."""
+
+    function: Callable[[npt.ArrayLike], Float64Array]
+
+    def __call__(self, group: Sequence[Scored]) -> Advantages:
+        """The same advantage for all rows of a rollout."""
+        values = self.function(np.array([item.reward for item in group]))
+        return [[float(value)] * len(item.rows) for item, value in zip(group, values, strict=True)]
+
+
+def make_estimator(config: RunConfig, store: "TraceStore | None" = None, trainee: "Trainee | None" = None) -> Estimator:
+    """The estimator that a run names. Raises `ConfigError` for settings that it does not have, or that do not fit the run.
+
+    `store` and `trainee` are for estimators that have a class method `of_run`: they look up tasks, or ask the policy.
+    """
+    trainer = config.trainer
+    found = load("advantage", trainer.advantage)
+    settings = checked_settings(trainer.advantage, dict(trainer.advantage_settings))
+    if settings is None:
+        return OnRewards(found)
+    of_run = getattr(found, "of_run", None)
+    made: Estimator = found(settings) if of_run is None else of_run(settings, config, store, trainee)
+    if trainer.stream and isinstance(made, OverBatch):
+        raise ConfigError(
+            f"The advantages of {trainer.advantage!r} need the whole batch, and with trainer.stream gradients accumulate "
+            "before it is there: set stream = false."
+        )
+    return made
+
+
+def checked_settings(name: str, given: dict[str, object]) -> Config | None:
+    """An estimator's settings, None if it takes none. Raises `ConfigError` for settings that it does not have."""
+    found = load("advantage", name)
+    model: type[Config] | None = getattr(found, "Settings", None)
+    if model is None:
+        if given:
+            raise ConfigError(f"[trainer.advantage_settings]: the advantage {name!r} has no settings, and got {sorted(given)}.")
+        return None
+    return validate(model, given, "[trainer.advantage_settings]")

@@ -1,0 +1,65 @@
+"""UI-S1: how the whole episode went, and besides how each step did among the same steps of the group."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from harnessgym.config import Config
+from trainers.advantages.estimator import Advantages, Scored
+from trainers.advantages.steps import branches, by_call, discounted, spread, standardised, step_rewards
+from trainers.algorithms import Algorithm
+
+UI_S1 = Algorithm(
+    "advantage", "ui_s1",
+    "A = a(r) + w a(R_t), a(x) = (x - mean(x)) / (std(x) + 1e-6): the rollouts' rewards r in the group, and the discounted "
+    "returns R_t of step rewards among all t-th steps",
+    "arXiv 2509.11543, a copy of the authors' core_uis1.py", "source", "transcription in loops, float64",
+)  # fmt: skip
+_EPS = 1e-6
+
+
+class UiS1Settings(Config):
+    """How the two parts are weighed."""
+
+    step_weight: float = 1.0
+    """w."""
+    gamma: float = Field(0.5, ge=0, le=1)
+    """Discount of later steps' rewards."""
+    channel: str = "reward"
+    """The rewards of calls that are step rewards."""
+
+
+class UiS1:
+    """The advantage of UI-S1 (arXiv 2509.11543). Its patching of missed steps by an expert's is no part of it.
+
+    The authors' code counts a rollout once per step in the mean of the episodes' rewards; here it counts once.
+    """
+
+    Settings = UiS1Settings
+
+    def __init__(self, settings: UiS1Settings) -> None:
+        self.settings = settings
+
+    def __call__(self, group: Sequence[Scored]) -> Advantages:
+        """One advantage per call."""
+        returns: dict[str, float] = {}
+        steps = defaultdict[int, dict[str, None]](dict)
+        for item in group:
+            rewards = step_rewards(item, self.settings.channel, outcome=False)
+            returns |= by_call(branches(item.rows), [discounted(own, self.settings.gamma) for own in rewards])
+            for turns in branches(item.rows):
+                for step, turn in enumerate(turns):
+                    steps[step][turn.call_id] = None
+        scores: dict[str, float] = {}
+        for calls in steps.values():
+            found = standardised(np.array([returns[call] for call in calls]), _EPS)
+            scores |= dict(zip(calls, (self.settings.step_weight * found).tolist(), strict=True))
+        episodes = standardised(np.array([item.reward for item in group]), _EPS)
+        return [
+            spread(
+                item.rows, {turn.call_id: float(own) + scores[turn.call_id] for turns in branches(item.rows) for turn in turns}
+            )
+            for item, own in zip(group, episodes, strict=True)
+        ]

@@ -1,0 +1,18 @@
+"""The arithmetic of a normalised moving average."""
+
+from trainers.algorithms import Algorithm
+
+EWMA = Algorithm(
+    "correction", "proximal = ewma",
+    "theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k), beta = W / (W + 2); from theta again where masks leave < 0.9",
+    "PPO-EWMA, revised: arXiv 2605.12070 (when in a step it begins again: ours)", "third party", "the two sums, in float64",
+)  # fmt: skip
+
+
+def taken_in(total: float, beta: float) -> tuple[float, float]:
+    """After one more value: the sum of all weights, beta^(t-k), and the newest value's share in the average.
+
+    The average moves towards the newest value by that share.
+    """
+    total = beta * total + 1.0
+    return total, 1.0 / total

@@ -1,0 +1,250 @@
+"""Gradients of a batch: forward and backward passes over its rows, in micro-batches, in as many processes as there are.
+
+The loss is a function of the logprobs of trained tokens alone. So its gradient is found in two parts: with respect to the
+logprobs, for which all tokens that depend on each other must be together, and from there through the policy, for which they
+need not. Where a loss or a correction looks at whole rollouts, a rollout's rows are in one process and, as long as they fit, in
+one micro-batch. A rollout too large for that is scored without a gradient first, which gives the first part, and then once more
+in pieces: one more forward pass for these, and the same gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harnessgym.registry import load
+from harnessgym.tokens import FloatArray, IdArray
+from harnessgym.traces.trajectories import Row
+from trainers.corrections.loglinear import loglinear
+from trainers.losses.tokens import TimeArray, Tokens
+from trainers.packing import micro_batches, pack, packed_size
+from trainers.policy import Policy
+from trainers.update_settings import UpdateSettings
+from trainers.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row with everything the loss needs about its tokens, each [T]."""
+
+    row: Row
+    advantages: FloatArray
+    weights: FloatArray
+    """How much each token counts in the batch's loss."""
+    times: TimeArray
+    """int64: sorts a rollout's tokens by when they were sampled."""
+    proximal: FloatArray | None
+    """Logprobs of the proximal policy, where they are known before the pass."""
+    ages: IdArray | None
+    """Staleness of each token, where the proximal policy depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Per trained token of some rows, [N] (loss: a sum)."""
+
+    loss: float
+    rollouts: tuple[str, ...]
+    rollout_N: Tensor
+    """Index into `rollouts`."""
+    log_ratio_N: Tensor
+    """log(pi / mu)."""
+    logprobs_N: Tensor
+    clipped_N: Tensor
+    """bool: the loss gives no gradient, though the advantage is not 0 and no correction masks the token."""
+    masked_N: Tensor
+    """bool: a correction masks the token."""
+
+
+def backward_all(policy: Policy, items: Sequence[Item], settings: UpdateSettings, world: World) -> list[Seen]:
+    """Add the gradients of all items, micro-batch by micro-batch; each process adds its part of them.
+
+    Shards are exchanged in every pass, so all processes make as many as the one that needs most.
+    """
+    plans = _plans(items, settings, world)
+    mine = plans[world.rank]
+    scored = _score_large(policy, plans, settings, world)
+    seen = [_backward(policy, group, settings, found) for group, found in zip(mine.groups, scored, strict=True)]
+    for _ in range(max(plan.passes for plan in plans) - mine.passes):
+        _pass_without_rows(policy)
+    return [part for parts in world.everyones(seen) for part in parts]
+
+
+def score_all(policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World) -> list[FloatArray]:
+    """Logprobs of all tokens of each row, float32 [T], under the weights that the policy has; in every process."""
+    parts = world.parts([len(row.ids) for row in rows])
+    plans = [micro_batches([[rows[index].ids] for index in part], max_tokens) for part in parts]
+    mine, found = parts[world.rank], dict[int, FloatArray]()
+    for batch in plans[world.rank]:
+        indices = [mine[place] for place in batch]
+        ids = [rows[index].ids for index in indices]
+        logprobs_N = _logprobs(policy, ids, [_behind_first(row) for row in ids], temperature, gradient=False).cpu().numpy()
+        ends = np.cumsum([len(row) - 1 for row in ids])[:-1]
+        found |= {index: np.pad(part, (1, 0)) for index, part in zip(indices, np.split(logprobs_N, ends), strict=True)}
+    for _ in range(max(map(len, plans)) - len(plans[world.rank])):
+        _pass_without_rows(policy, gradient=False)
+    everyones = {index: logprobs for part in world.everyones(found) for index, logprobs in part.items()}
+    return [everyones[index] for index in range(len(rows))]
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Items whose loss is computed together, and the micro-batches that they pass through the policy in."""
+
+    batches: list[list[Item]]
+
+    @property
+    def items(self) -> list[Item]:
+        return [item for batch in self.batches for item in batch]
+
+    @property
+    def large(self) -> bool:
+        """Whether they must be scored before."""
+        return len(self.batches) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What one process does."""
+
+    groups: list[_Group]
+
+    @property
+    def passes(self) -> int:
+        return sum(len(group.batches) for group in self.groups)
+
+    @property
+    def scoring_passes(self) -> int:
+        return sum(len(group.batches) for group in self.groups if group.large)
+
+
+def _plans(items: Sequence[Item], settings: UpdateSettings, world: World) -> list[_Plan]:
+    """Of every process, by rank; all processes find the same."""
+    limit = settings.micro_batch_tokens
+    if settings.whole_rollouts:
+        ordered = sorted(items, key=lambda item: item.row.rollout_id)
+        units = [list(own) for _, own in groupby(ordered, key=lambda item: item.row.rollout_id)]
+    else:
+        units = [[item] for item in items]
+    plans = []
+    for part in world.parts([sum(len(item.row.ids) for item in unit) for unit in units]):
+        own = [units[index] for index in part]
+        batches = micro_batches([[item.row.ids for item in unit] for unit in own], limit)
+        plans.append(_Plan([_group([item for index in indices for item in own[index]], limit) for indices in batches]))
+    return plans
+
+
+def _group(items: list[Item], limit: int) -> _Group:
+    ids = [item.row.ids for item in items]
+    if packed_size(ids) <= limit:
+        return _Group([items])
+    return _Group([[items[index] for index in batch] for batch in micro_batches([[row] for row in ids], limit)])
+
+
+def _score_large(policy: Policy, plans: Sequence[_Plan], settings: UpdateSettings, world: World) -> list[Tensor | None]:
+    """For each group of this process that must be scored before: its logprobs, float [N]."""
+    mine = plans[world.rank]
+    found: list[Tensor | None] = []
+    for group in mine.groups:
+        parts = [_trained_logprobs(policy, batch, settings, gradient=False) for batch in group.batches if group.large]
+        found.append(torch.cat(parts) if parts else None)
+    for _ in range(max(plan.scoring_passes for plan in plans) - mine.scoring_passes):
+        _pass_without_rows(policy, gradient=False)
+    return found
+
+
+def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N: Tensor | None) -> Seen:
+    """Add the group's gradient; its loss is already divided by the whole batch's denominator, or by 1."""
+    if scored_N is None:
+        logprobs_N = _trained_logprobs(policy, group.items, settings, gradient=True)
+        seen, gradient_N = _loss(group.items, logprobs_N.detach(), settings)
+        logprobs_N.backward(gradient_N)  # type: ignore[no-untyped-call]
+        return seen
+    seen, gradient_N = _loss(group.items, scored_N, settings)
+    sizes = [sum(int(np.count_nonzero(item.row.mask)) for item in batch) for batch in group.batches]
+    for batch, part_N in zip(group.batches, torch.split(gradient_N, sizes), strict=True):
+        _trained_logprobs(policy, batch, settings, gradient=True).backward(part_N)  # type: ignore[no-untyped-call]
+    return seen
+
+
+def _loss(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> tuple[Seen, Tensor]:
+    """What was seen of some items whose trained tokens have these logprobs, and the gradient of their loss, float [N]."""
+    leaf_N = logprobs_N.requires_grad_()
+    tokens, weights_N = _tokens(items, leaf_N, settings), _trained(items, lambda item: item.weights, leaf_N)
+    share_N = weights_N
+    for correction in settings.weights:
+        share_N = share_N * load("correction", correction.function)(tokens, **correction.arguments).detach()
+    loss = (share_N * load("loss", settings.loss.function)(tokens, **settings.loss.arguments)).sum()
+    (gradient_N,) = torch.autograd.grad(loss, leaf_N)
+    masked_N = (share_N == 0) & (weights_N != 0)
+    clipped_N = (gradient_N == 0) & (tokens.advantages_N != 0) & ~masked_N
+    seen = Seen(
+        float(loss.detach()),
+        tuple(dict.fromkeys(item.row.rollout_id for item in items)),
+        tokens.rollout_N.cpu(),
+        tokens.log_current_weight.cpu(),
+        logprobs_N.detach().cpu(),
+        clipped_N.cpu(),
+        masked_N.cpu(),
+    )
+    return seen, gradient_N
+
+
+def _tokens(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> Tokens:
+    behaviour_N = _trained(items, lambda item: item.row.logprobs, logprobs_N)
+    if items[0].proximal is not None:
+        proximal_N = _trained(items, lambda item: item.proximal, logprobs_N)
+    elif settings.proximal == "loglinear":
+        proximal_N = loglinear(behaviour_N, logprobs_N.detach(), _trained(items, lambda item: item.ages, logprobs_N))
+    else:
+        proximal_N = behaviour_N if settings.proximal == "behaviour" else logprobs_N.detach()
+    place = {name: index for index, name in enumerate(dict.fromkeys(item.row.rollout_id for item in items))}
+    return Tokens(
+        logprobs_N,
+        behaviour_N,
+        proximal_N,
+        _trained(items, lambda item: item.advantages, logprobs_N),
+        _trained(items, lambda item: np.full(len(item.row.ids), place[item.row.rollout_id], dtype=np.int64), logprobs_N),
+        _trained(items, lambda item: item.times, logprobs_N),
+    )
+
+
+def _trained(items: Sequence[Item], values: Callable[[Item], np.ndarray | None], like: Tensor) -> Tensor:
+    """One value for each trained token of the items, in their order, [N]."""
+    found = []
+    for item in items:
+        array = values(item)
+        assert array is not None
+        found.append(array[item.row.mask != 0])
+    return torch.from_numpy(np.concatenate(found)).to(like.device)
+
+
+def _trained_logprobs(policy: Policy, items: Sequence[Item], settings: UpdateSettings, *, gradient: bool) -> Tensor:
+    """Of the trained tokens of the items, in their order, float [N]."""
+    rows = [item.row for item in items]
+    return _logprobs(policy, [row.ids for row in rows], [row.mask for row in rows], settings.temperature, gradient=gradient)
+
+
+def _logprobs(
+    policy: Policy, ids: Sequence[IdArray], masks: Sequence[IdArray], temperature: float, *, gradient: bool
+) -> Tensor:
+    """Of the tokens of some rows that have mask 1, row after row, float32 [N]."""
+    packed = pack(ids, policy.cos.device)
+    with torch.set_grad_enabled(gradient):
+        return policy.logprobs(packed, *packed.trained(masks), temperature)
+
+
+def _behind_first(row: IdArray) -> IdArray:
+    """A mask of all tokens that another one precedes."""
+    return (np.arange(len(row)) > 0).astype(np.int32)
+
+
+def _pass_without_rows(policy: Policy, *, gradient: bool = True) -> None:
+    """Take part in a pass of other processes: add a gradient of zero, or none."""
+    with torch.set_grad_enabled(gradient):
+        nothing = policy(torch.zeros(1, 1, dtype=torch.long, device=policy.cos.device)).sum() * 0.0
+    if gradient:
+        nothing.backward()

@@ -1,0 +1,1 @@
+"""Proximal policies other than the one that sampled and the one that the step starts from."""

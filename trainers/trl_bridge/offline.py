@@ -1,0 +1,150 @@
+"""Training on recorded rollouts by TRL's own trainers: supervised, by rejection sampling, or on preference pairs (DPO).
+
+What the losses see are the recorded token ids, nothing is tokenised again and nothing cut off, and what tools and users said is
+masked in all of them. The result is a Hugging Face folder like the one that training starts from.
+"""
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from harnessgym.config import nearest
+from harnessgym.errors import ConfigError, TraceError
+from harnessgym.store import TraceStore
+from harnessgym.traces.answers import Languages
+from harnessgym.traces.export import TracedRollout
+from harnessgym.traces.written import replacing
+from trainers.trl_bridge.stored_examples import Example, GradedRollout, best_of_groups, preferences, supervised
+from trainers.trl_bridge.weights import named_weights, write_model
+
+Method = Literal["sft", "rejection", "dpo"]
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineTraining:
+    """What came of it."""
+
+    folder: Path
+    rollouts: int
+    """That have tokens and a reward."""
+    examples: int
+    """Rows, or pairs of rows."""
+    tokens: int
+    """Learnt, in one epoch."""
+    steps: int
+    loss: float
+    """Mean over the steps."""
+
+
+def train_offline(
+    method: Method,
+    store: TraceStore,
+    rollout_ids: Iterable[str],
+    policy: Path,
+    out: Path,
+    settings: Mapping[str, Any],
+    min_reward: float | None = None,
+) -> OfflineTraining:
+    """Train a copy of the policy at `policy` and write it to `out`, a folder that is new or empty.
+
+    sft learns all rollouts, rejection the best of each group, both only those with at least `min_reward`; dpo prefers the best
+    of each group to its worst. `settings` are those of TRL's `SFTConfig` or `DPOConfig`. Raises `ConfigError` for a setting
+    that TRL does not have, or if there is nothing to learn from, `TraceError` for rollouts that several policies sampled.
+    """
+    known = [rollout for rollout in graded(store, rollout_ids) if rollout.rows]
+    found = examples_of(method, known, min_reward)
+    if not found:
+        what = "pair of rollouts of a group with different rewards and a common prompt" if method == "dpo" else "rollout"
+        raise ConfigError(f"None of {len(known)} rollouts with tokens and a reward is a {what} to learn from by {method}.")
+    with replacing(out) as part, tempfile.TemporaryDirectory() as scratch:
+        trainer = make_trainer(method, policy, found, {"output_dir": scratch} | dict(settings))
+        done = trainer.train()
+        write_model(policy, named_weights(trainer.model), part)
+    learnt = sum(_learnt(example) for example in found)
+    return OfflineTraining(out, len(known), len(found), learnt, done.global_step, done.training_loss)
+
+
+def graded(store: TraceStore, rollout_ids: Iterable[str]) -> Iterable[GradedRollout]:
+    """Recorded rollouts that have a reward. Raises `TraceError` for one that several policies sampled."""
+    for name in rollout_ids:
+        rollout = TracedRollout(store, name, Languages())
+        if len({row.policy_id for row in rollout.trajectory.rows}) > 1:
+            raise TraceError(f"Rollout {name} was sampled by several policies; offline training is of one.")
+        if rollout.reward is not None:
+            yield GradedRollout(name, rollout.facts.group_id, rollout.reward, rollout.trajectory.rows)
+
+
+def examples_of(method: Method, rollouts: Sequence[GradedRollout], min_reward: float | None = None) -> list[Example]:
+    """What a method learns from."""
+    if method == "dpo":
+        return preferences(rollouts)
+    chosen = best_of_groups(rollouts) if method == "rejection" else rollouts
+    return supervised(rollout for rollout in chosen if min_reward is None or rollout.reward >= min_reward)
+
+
+def make_trainer(method: Method, policy: Path, examples: list[Example], settings: Mapping[str, Any]) -> Any:
+    """TRL's trainer of a method on examples. Raises `ConfigError` for a setting that its configuration does not have."""
+    config = DPOConfig if method == "dpo" else SFTConfig
+    names = [field.name for field in fields(config)]
+    unknown = next((name for name in settings if name not in names), None)
+    if unknown:
+        raise ConfigError(f"{config.__name__} of TRL has no setting {unknown!r}. {nearest(unknown, names)}")
+    fixed = {
+        "max_length": None,
+        "report_to": "none",
+        "save_strategy": "no",
+        "bf16": False,
+        "use_cpu": not torch.cuda.is_available(),
+    }
+    args = config(**fixed | dict(settings))
+    data = Dataset.from_list(examples)
+    if method == "dpo":
+        return _RecordedDPOTrainer(str(policy), args=args, train_dataset=data)
+    return SFTTrainer(str(policy), args=args, train_dataset=data)
+
+
+class _RecordedDPOTrainer(DPOTrainer):  # type: ignore[misc]
+    """DPO on tokens that are there already; what a completion has of others than the policy is masked."""
+
+    data_collator: Any
+
+    def __init__(self, model: str, *, args: DPOConfig, train_dataset: Dataset) -> None:
+        super().__init__(model, args=args, train_dataset=train_dataset)
+        self.data_collator = _Collator(self.data_collator)
+
+    def _prepare_dataset(self, dataset: Dataset, *_: object) -> Dataset:
+        return dataset
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        self._signature_columns += [name for name in ("chosen_mask", "rejected_mask") if name not in self._signature_columns]
+
+
+@dataclass(frozen=True, slots=True)
+class _Collator:
+    """TRL's collator of preference pairs, whose mask takes a whole completion for the policy's."""
+
+    inner: Any
+
+    def __call__(self, examples: list[Example]) -> dict[str, Tensor]:
+        batch: dict[str, Tensor] = self.inner(examples)
+        masks = [[*[0] * len(example["prompt_ids"]), *example["chosen_mask"]] for example in examples]
+        masks += [[*[0] * len(example["prompt_ids"]), *example["rejected_mask"]] for example in examples]
+        mask = torch.zeros_like(batch["completion_mask"])
+        for row, values in zip(mask, masks, strict=True):
+            row[: len(values)] = torch.tensor(values[: len(row)])
+        return batch | {"completion_mask": mask}
+
+
+def _learnt(example: Example) -> int:
+    """Tokens of an example that have a gradient."""
+    if "labels" in example:
+        return sum(label >= 0 for label in example["labels"])
+    return sum(example["chosen_mask"]) + sum(example["rejected_mask"])

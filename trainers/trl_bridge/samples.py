@@ -1,0 +1,99 @@
+"""Training rows as TRL's samples.
+
+The prompt of a sample is what stands before the first trained token of its row; the completion is the rest, with what tools and
+users said in it masked. Ids, mask and logprobs are the recorded ones: nothing is tokenised again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harnessgym.errors import TrainerError
+from harnessgym.tokens import FloatArray
+from harnessgym.traces.exports.row_facts import first_trained
+from harnessgym.traces.trajectories import Row
+from trainers.batch import LoadedGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A row as TRL has it; the lists of the completion have one length."""
+
+    rollout_id: str
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    """Behaviour policy; 0.0 where the mask is 0."""
+    env_mask: list[int]
+    """1 where the policy sampled the token and this sample trains it."""
+    reward: float | None
+    """None for a place of the group that no rollout fills: it counts in no mean."""
+
+
+def sample_of(row: Row, reward: float | None) -> Sample:
+    """A row that trains a token."""
+    start = first_trained(row)
+    completion = row.ids[start:].tolist(), row.logprobs[start:].tolist(), row.mask[start:].tolist()
+    return Sample(row.rollout_id, row.ids[:start].tolist(), *completion, reward)
+
+
+def empty_sample(rollout_id: str, reward: float | None) -> Sample:
+    """A sample that trains nothing: one masked token after another."""
+    return Sample(rollout_id, [0], [0], [0.0], [0], reward)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
+    """One sample for each place of each group, and the further rows of those rollouts that have several."""
+
+    first: tuple[Sample, ...]
+    """`size` samples for each group, in the groups' order."""
+    further: tuple[tuple[int, Sample], ...]
+    """With the place in `first` of a sample of the same rollout."""
+
+
+def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
+    """Groups of at most `size` rollouts. A place whose rollout was not graded, and a rollout that trains nothing, is empty.
+
+    Raises `TrainerError` for a larger group: TRL would compare some of its rollouts with the next group's.
+    """
+    first: list[Sample] = []
+    further: list[tuple[int, Sample]] = []
+    for group in groups:
+        places = [*zip(group.group.members, group.rows, strict=True)]
+        if len(places) > size:
+            raise TrainerError(
+                f"Group {group.group.ordinal} has {len(places)} rollouts, and TRL's have {size} (trainer.group_size): choose a "
+                "selector that keeps to it (generate.selector)."
+            )
+        for member, rows in places:
+            reward = float(member.reward)
+            found = [sample_of(row, reward) for row in rows] or [empty_sample(member.rollout_id, reward)]
+            further += [(len(first), sample) for sample in found[1:]]
+            first.append(found[0])
+        first += [empty_sample("", None)] * (size - len(places))
+    return SampledBatch(tuple(first), tuple(further))
+
+
+def fields_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
+    """What a `rollout_func` of TRL returns, with each sample's `reward`; see `recorded_reward`."""
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", "reward")
+    return {name: [getattr(sample, name) for sample in samples] for name in names}
+
+
+def one_advantage(row: Row, value: float | FloatArray) -> float:
+    """The advantage of all tokens that a row trains. Raises `TrainerError` if they have several: a sample has one."""
+    found = np.unique(np.broadcast_to(np.asarray(value, np.float64), row.ids.shape)[row.mask != 0])
+    if len(found) > 1:
+        raise TrainerError(
+            f"The tokens of rollout {row.rollout_id} have {len(found)} different advantages, and a sample of TRL has one: "
+            "choose an estimator that gives one a rollout (trainer.advantage), or algorithm = 'grpo'."
+        )
+    return float(found[0])
+
+
+def recorded_reward(*, reward: list[float | None], **_: Any) -> list[float | None]:
+    """TRL's reward function for rollouts that were graded where they ran."""
+    return reward

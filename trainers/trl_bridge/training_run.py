@@ -1,0 +1,245 @@
+"""A run as a trainer sees it that is not ours: groups come in batches, and each batch that was trained makes a version.
+
+It stands where `trainers.grpo.Learner` stands: named as `trainer.algorithm`, in the process that the run's supervisor keeps.
+Proxy, engines and node go on meanwhile, and the engines install each version by delta, one after the other.
+
+What can be reproduced are the published weights. A trainer that is started again goes on from the newest of them with a fresh
+optimizer; batches that made no version by then are handed out again.
+"""
+
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harnessgym.errors import TrainerError
+from harnessgym.metrics.lines import append
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import RunFolder
+from harnessgym.staleness import VersionChain
+from harnessgym.store import TraceStore, policies, runs
+from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
+from harnessgym.store.policies import PolicyVersion
+from harnessgym.tokens import IdArray
+from trainers.batch import LoadedGroup, ranges_of
+from trainers.gathering import Gathering
+from trainers.grpo import TrainerSettings
+from trainers.trl_bridge.weights import write_model
+from trainers.weights.chain import read_version
+from trainers.weights.manifest import newest_version, version_path
+from trainers.weights.publisher import Publisher
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBatch:
+    """A batch that was handed out, and the version that it makes."""
+
+    groups: tuple[LoadedGroup, ...]
+    parent: int
+    """The version that its step starts from; it may not be published yet."""
+    version: PolicyVersion
+    chain: VersionChain
+    """Of all versions up to `parent`."""
+    waited_s: float
+
+    def staleness(self, versions: IdArray) -> int:
+        """Of the oldest of some tokens, whose sampling versions these are, int32 [T]."""
+        return self.chain.oldest(self.parent, [versions])
+
+    def trained_with(self, advantages: Mapping[str, float]) -> tuple[TrainedRollout, ...]:
+        """What the ledger says of its rollouts, with one advantage each, by id; zero for those that are not named."""
+        members = [
+            (member, rows) for group in self.groups for member, rows in zip(group.group.members, group.rows, strict=True)
+        ]
+        return tuple(
+            TrainedRollout(
+                member.rollout_id,
+                sum(int(row.mask.sum()) for row in rows),
+                self.chain.oldest(self.parent, (row.versions for row in rows)),
+                ranges_of(rows, advantages.get(member.rollout_id, 0.0)),
+            )
+            for member, rows in members
+        )
+
+
+class TrainingRun:
+    """A run whose policy is trained in this process. A context manager; `take` may be called from another thread."""
+
+    def __init__(self, settings: TrainerSettings) -> None:
+        self.folder = RunFolder(settings.run, settings.policy)
+        self.config: RunConfig = self.folder.config().of_policy(settings.policy)
+        _check(self.config)
+        self.options = self.config.trainer
+        self.store = TraceStore.open(self.folder.store_url(), synchronous=self.config.store.synchronous)
+        found = self.store.read(runs.only)
+        if found is None:
+            raise TrainerError(f"{self.folder.root} has no run in its store; start it with `harnessgym train`.")
+        self.run_id = found.id
+        self.policy_id = self.store.write(lambda conn: policies.register(conn, found.id, self.config.policy.name))
+        self._publisher = Publisher(self.folder.versions, self.store, found.id, self.policy_id, self.options.publish)
+        self._gathering = Gathering(self.store, found.id, self.config)
+        self._pending: list[TakenBatch] = []
+        self._lock = threading.Lock()
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.store.close()
+
+    @property
+    def newest(self) -> PolicyVersion | None:
+        """The newest version that is published."""
+        return self.store.read(lambda conn: policies.latest(conn, self.policy_id))
+
+    @property
+    def steps_left(self) -> int:
+        """Batches that the run still wants trained."""
+        newest = self.newest
+        return self.options.steps - (newest.step if newest else 0)
+
+    @property
+    def pending(self) -> int:
+        """Batches that were handed out and made no version yet."""
+        with self._lock:
+            return len(self._pending)
+
+    @property
+    def batch_rollouts(self) -> int:
+        """Rollouts of a batch, if none is missing."""
+        return self.options.groups_per_step * self.options.group_size
+
+    def model_folder(self) -> Path:
+        """A Hugging Face folder with the newest published weights; the policy's own before there are any."""
+        source, newest = Path(self.config.policy.path), self.newest
+        if newest is None:
+            return source
+        folder = self.folder.of_policy / "trl" / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        write_model(source, read_version(Path(newest.path))[1], folder)
+        return folder
+
+    def begin(self, weights: dict[str, Tensor]) -> None:
+        """Publish what training starts from, Hugging Face names, as version 0 of a run that has none.
+
+        Raises `TrainerError` if the run has versions and these are not the newest one's weights.
+        """
+        newest = self.newest
+        if newest is not None:
+            _, known = read_version(Path(newest.path))
+            if known.keys() != weights.keys() or not all(
+                torch.equal(tensor, weights[name].to(tensor.dtype)) for name, tensor in known.items()
+            ):
+                raise TrainerError(
+                    f"The model is not version {newest.version} of the run, which it must be: load `run.model_folder()`."
+                )
+        else:
+            made = self._publisher.publish(0, None, weights, 0)
+            start = PolicyVersion(
+                0, None, made.kind, str(made.path), 0, made.checksum, made.bytes, committed=True, orphaned=False
+            )
+            self.store.write(lambda conn: policies.publish(conn, self.policy_id, start))
+
+    def take(self, looking: Callable[[], None] = lambda: None) -> TakenBatch:
+        """The next batch; waits until its groups are complete. What `looking` raises, before each look, ends the waiting.
+
+        Batches may be taken before earlier ones have made their version: staleness counts from the version that they will.
+        """
+        with self._lock:
+            ahead = [batch.version for batch in self._pending]
+            busy = frozenset(group.group.id for batch in self._pending for group in batch.groups)
+        known = self.store.read(lambda conn: policies.versions(conn, self.policy_id))
+        start = ahead[-1] if ahead else self.newest
+        if start is None:
+            raise TrainerError("The run has no policy version to train from: call `begin` first.")
+        if start.step >= self.options.steps:
+            raise TrainerError(f"The run has had its {self.options.steps} steps: there is no further batch to take.")
+        chain = VersionChain(
+            [*known, *(version for version in ahead if version.version not in {item.version for item in known})]
+        )
+        groups = tuple(self._gathering.groups(start.version, chain, busy, looking))
+        number = max(start.version, *(item.version for item in known), newest_version(self.folder.versions)) + 1
+        version = replace(start, version=number, parent_version=start.version, step=start.step + 1, bytes=0, checksum="")
+        batch = TakenBatch(groups, start.version, version, chain, self._gathering.waited_s)
+        with self._lock:
+            self._pending.append(batch)
+        return batch
+
+    def commit(self, weights: dict[str, Tensor], trained: Sequence[TrainedRollout]) -> int:
+        """Publish what the oldest batch taken was trained into, and enter it in the ledger; returns the version.
+
+        `weights`, under their Hugging Face names, must stay as they are from here on; `trained` has all rollouts of the batch.
+        Raises `TrainerError` if no batch was taken, or weights are not finite: nothing is published then.
+        """
+        with self._lock:
+            if not self._pending:
+                raise TrainerError("Weights were given and no batch was taken: one version is one batch.")
+            taken = self._pending[0]
+        broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
+        if broken:
+            raise TrainerError(
+                f"Tensor {broken} is not finite after step {taken.version.step}: nothing was published. Check lr and loss."
+            )
+        number = taken.version.version
+        made = self._publisher.publish(number, taken.parent, weights, taken.version.step)
+        version = replace(
+            taken.version, kind=made.kind, path=str(version_path(self.folder.versions, number)), checksum=made.checksum,
+            bytes=made.bytes,
+        )  # fmt: skip
+        excluded = tuple(tokens for group in taken.groups for tokens in group.excluded)
+        record = StepRecord(version, tuple(group.group.id for group in taken.groups), tuple(trained), excluded)
+        self.store.write(lambda conn: commit_step(conn, self.policy_id, record))
+        with self._lock:
+            self._pending.pop(0)
+        self._publisher.collect()
+        self._log(taken, trained)
+        return number
+
+    def _log(self, taken: TakenBatch, trained: Sequence[TrainedRollout]) -> None:
+        """A line of the run's metrics."""
+        now = time.perf_counter()
+        given_up = self._gathering.given_up(taken.parent)
+        line = {
+            "step": taken.version.step,
+            "version": taken.version.version,
+            "reward": float(np.concatenate([group.rewards for group in taken.groups]).mean()),
+            "signal": float(np.mean([group.signal for group in taken.groups])),
+            "staleness": max((entry.max_staleness for entry in trained), default=0),
+            "reduced": sum(len(group.rewards) < group.group.size for group in taken.groups),
+            "dropped": given_up.get("too_stale", 0),
+            "requeued": given_up.get("requeued", 0),
+            "no_signal": given_up.get("no_signal", 0),
+            "wait_s": taken.waited_s,
+            "step_s": max(0.0, now - self._began - taken.waited_s),
+            "time": time.time(),
+        }
+        self._began = now
+        append(self.folder.metrics_path, line)
+
+
+def _check(config: RunConfig) -> None:
+    """Refuse what only our own trainer does. Raises `TrainerError`."""
+    trainer = config.trainer
+    refused = {
+        "trainer.processes": trainer.processes > 1,
+        "trainer.stream": trainer.stream,
+        "trainer.reward_shuffle": trainer.reward_shuffle,
+        "filter.steps_kept": config.filter.steps_kept < 1,
+        "replay.reuse": config.replay.reuse > 0,
+        "replay.success_pool": config.replay.success_pool > 0,
+    }
+    wrong = next((name for name, given in refused.items() if given), None)
+    if wrong:
+        raise TrainerError(f"{wrong} is done by the trainer of HarnessGym alone, not by TRL: leave it out.")
+    if config.policies:
+        raise TrainerError(
+            "TRL trains one policy, and this run has several ([[policies]]): train them with algorithm = 'grpo'."
+        )

@@ -1,0 +1,40 @@
+"""The weight transfer of TRL's asynchronous trainer: each step's weights become a policy version of the run.
+
+Nothing is paused: each engine installs the version when it is its turn, by delta, and the others go on.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from trainers.trl_bridge.rollout_worker import RolloutWorker
+from trainers.trl_bridge.weights import copied
+
+
+class WeightTransfer:
+    """TRL's `WeightTransferProtocol`, for the batches that a worker gives to the same trainer."""
+
+    def __init__(self, worker: RolloutWorker) -> None:
+        self.worker = worker
+        self._begun = False
+
+    def init_weight_transfer(self) -> None:
+        """Nothing: the engines follow the run by themselves."""
+
+    def pause(self) -> None:
+        """Nothing: an engine ends its calls when it is about to install a version."""
+
+    def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
+        """Publish (name, tensor) pairs: first what training starts from, then what each batch was trained into."""
+        weights = copied(iterator)
+        if not self._begun:
+            self.worker.run.begin(weights)
+            self._begun = True
+        else:
+            self.worker.run.commit(weights, self.worker.trained.popleft())
+
+    def resume(self) -> None:
+        """Nothing: nothing was paused."""
+
+    def destroy(self) -> None:
+        """Nothing: what was published stays."""

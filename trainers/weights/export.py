@@ -1,0 +1,40 @@
+"""A policy version as a Hugging Face model folder, which any engine loads."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from harnessgym.errors import PolicyError
+from trainers.weights.chain import read_version
+from trainers.weights.manifest import FULL, version_path
+
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+
+
+def export(versions: Path, version: int, model: Path, out: Path) -> None:
+    """Write a version of a `versions` folder to `out`, with the other files (tokenizer, template, ...) of a model folder.
+
+    `out` is there whole or not at all. All tensors are compared with the version's checksums, be it full or a chain of deltas.
+    Raises `PolicyError` if `out` has something in it, or the version cannot be read or written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise PolicyError(f"{out} is there already. Give another folder, or remove that one first.")
+    _, weights = read_version(version_path(versions, version))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    except OSError as error:
+        raise PolicyError(f"{out} cannot be written: {error}.") from error
+    try:
+        for file in model.iterdir():
+            if file.is_file() and not file.name.endswith(_WEIGHTS):
+                shutil.copyfile(file, draft / file.name)
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft / FULL, metadata={"format": "pt"})
+        draft.chmod(0o755)
+        draft.replace(out)
+    except OSError as error:
+        raise PolicyError(f"{out} cannot be written: {error}.") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
