@@ -28,8 +28,8 @@ class FilterSection(Config):
     """Which rollouts, and which steps of them, are trained on."""
 
     zero_signal: Literal["leave_out", "refill"] = "leave_out"
-    """Groups that teach nothing, as the advantage estimator sees them; with most: all rewards equal. leave_out: they count in the
-    batch, their rows do not. refill: they are given up, and further groups fill the batch (DAPO's dynamic sampling)."""
+    """Groups that teach nothing, as the advantage estimator sees them: for most, those of equal rewards. leave_out: they count
+    in the batch, their rows do not. refill: they are given up, and further groups fill the batch (DAPO's dynamic sampling)."""
     refill_batches: int = Field(3, ge=1)
     """With refill: how many batches' worth of groups one step may give up; beyond, they count in the batch."""
     steps_kept: float = Field(1.0, gt=0, le=1)

@@ -14,7 +14,7 @@ from tests.trainers.recorded_run import learner_of, make_run, record_groups, sav
 from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
 from trainers.batch import LoadedGroup, share_of
-from trainers.high_entropy import kept_turns, turn_entropies
+from trainers.high_entropy import kept_turns, surest_masked, turn_entropies
 from trainers.losses.normalisation import denominator
 
 
@@ -70,6 +70,17 @@ def test_left_out_turns_have_advantage_zero_in_the_step_and_in_the_ledger_and_de
     for normalisation in ("token", "rollout"):
         assert denominator(part.rows, normalisation) == denominator(whole.rows, normalisation)
     assert [entry.tokens for entry in part.trained] == [entry.tokens for entry in whole.trained]
+
+
+def test_whatever_an_estimator_gave_is_zero_in_the_surest_turns_and_dropped_rollouts_are_not_compared():
+    """An array, a number, and a rollout that is dropped, whose turns would be the surest."""
+    rows = ((row([-1.0], [-0.1, -0.1], rollout="a"),), (row([-3.0], rollout="b"),), (row([-0.01], rollout="c"),), ())
+    given = np.array([9.0, 1.0, 9.0, 2.0, 3.0], np.float32)
+    found = surest_masked(rows, [[given], [-2.0], None, []], 0.7)
+    assert found[0][0].tolist() == [9.0, 1.0, 9.0, 0.0, 0.0]
+    assert found[1][0].tolist() == [-2.0, -2.0]
+    assert found[2:] == [None, []]
+    assert {values.dtype for values in (found[0][0], found[1][0])} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("stream", [False, True])

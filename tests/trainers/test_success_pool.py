@@ -3,17 +3,19 @@
 import shutil
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from harnessgym.errors import ConfigError
 from harnessgym.store import TraceStore, policies
-from harnessgym.store.tables import groups, rollouts, trained
+from harnessgym.store.tables import advantages, groups, rollouts, trained
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
 from trainers.policy import published_weights
 
+HERE = "tests.trainers.test_success_pool"
 FAILED, MIXED = [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]
 
 
@@ -38,6 +40,11 @@ def make(tmp_path, model):
     yield new
     for store in stores:
         store.close()
+
+
+def by_place(rewards):
+    """Advantages that are not zero, whatever the rewards."""
+    return np.arange(len(rewards)) - 1.0
 
 
 def step(learner):
@@ -66,6 +73,44 @@ def test_a_failed_group_is_trained_with_the_newest_success_of_its_task(make):
     assert verify(store).findings == ()
     often = Counter(store.read(lambda conn: conn.execute(select(trained.c.rollout_id)).scalars().all()))
     assert sorted(often.values()) == [1] * 8 + [2]
+
+
+@pytest.mark.parametrize("advantage", ["gdpo", "hgpo", "mc_grpo", "rloo", "ui_s1"])
+def test_a_borrowed_success_is_one_of_the_group_for_every_estimator(make, advantage):
+    folder, store = make(MIXED, FAILED, advantage=advantage)
+    learner = learner_of(folder, store)
+    assert [len(step(learner)[0]) for _ in range(2)] == [3, 4]
+    query = (
+        select(trained.c.rollout_id, func.max(advantages.c.value), func.min(advantages.c.value))
+        .join(advantages, advantages.c.trained_id == trained.c.id)
+        .where(trained.c.version == 2)
+        .group_by(trained.c.rollout_id)
+    )
+    found = store.read(lambda conn: conn.execute(query).all())
+    ((_, best, _),) = [
+        row for row, (ordinal, _) in zip(found, places(store, [row[0] for row in found]), strict=True) if not ordinal
+    ]
+    assert best > 0
+    assert max(row[1] for row in found if row[1] != best) <= 0
+    assert verify(store).findings == ()
+
+
+def test_a_failed_group_that_teaches_by_itself_needs_none(make):
+    """Its estimator sees more in it than rewards; without that the group would have one."""
+    for settings, taken in (({"advantage": f"{HERE}:by_place"}, [3, 3]), ({}, [3, 4])):
+        folder, store = make(MIXED, FAILED, **settings)
+        learner = learner_of(folder, store)
+        made = [step(learner) for _ in range(2)]
+        assert [len(ids) for ids, _ in made] == taken
+        assert [metrics["signal"] for _, metrics in made] == [1.0, 1.0]
+
+
+def test_a_group_with_a_borrowed_success_is_not_replaced(make):
+    """It is decided before refills look for a signal; a group that finds none is given up."""
+    folder, store = make(MIXED, FAILED, FAILED, MIXED, zero_signal="refill")
+    learner = learner_of(folder, store)
+    made = [step(learner) for _ in range(3)]
+    assert [(len(ids), metrics["no_signal"]) for ids, metrics in made] == [(3, 0), (4, 0), (3, 1)]
 
 
 def test_a_success_is_not_borrowed_more_often_than_allowed(make):
