@@ -100,7 +100,7 @@ class Learner:
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
         teaches = partial(gives_signal, self.estimator)
-        shared = SharedGathering(store, run.id, self.policy_id, config, teaches) if config.policies else None
+        shared = SharedGathering(store, run.id, self.policy_id, config) if config.policies else None
         self.gathering = shared or Gathering(store, run.id, config, teaches)
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")

@@ -8,12 +8,11 @@ Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
@@ -23,6 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from harnessgym.errors import PolicyError
 from trainers.packing import Packed, Span
+
+if TYPE_CHECKING:
+    from trainers.kv_cache import KVCache
 
 _LOGITS = 1 << 26
 """Logits that are held for the backward pass, 256 MiB."""
@@ -80,44 +82,6 @@ class PolicyConfig:
             "attention_bias": False,
             **values,
         }
-
-
-class KVCache:
-    """Keys and values of `rows` sequences of at most `length` tokens: per layer two tensors [rows, kv_heads, length, head_dim].
-
-    Both are views of one block [layers, 2, rows, kv_heads, length, head_dim], so a token is written by one copy per layer and a
-    row moves in one. The block is zero and takes memory only where it has been written.
-    """
-
-    def __init__(self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype = torch.float32) -> None:
-        shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, length, config.head_dim)
-        zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-        self.block = torch.from_numpy(zeros).view(dtype).view(shape)
-        self.keys, self.values = list(self.block[:, 0]), list(self.block[:, 1])
-        self._slots = list(self.block.flatten(1, 4))
-        self._heads = torch.arange(2 * config.num_key_value_heads)
-        self._heads += (rows - 1) * config.num_key_value_heads * (self._heads >= config.num_key_value_heads)
-        self.rows, self.length = rows, length
-
-    def slots(self, rows_B: Tensor, position_BT: Tensor) -> Tensor:
-        """Where the keys and then the values of all heads go, token by token: an index [B * T * 2 * kv_heads] for `write`."""
-        head_BH = rows_B[:, None] * (len(self._heads) // 2) + self._heads
-        return (head_BH[:, None] * self.length + position_BT[:, :, None]).flatten()
-
-    def write(self, depth: int, slots: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> None:
-        """Store keys and values of one layer."""
-        pair = torch.cat((k_BHTD.transpose(1, 2), v_BHTD.transpose(1, 2)), dim=2)
-        self._slots[depth].index_copy_(0, slots, pair.flatten(0, 2))
-
-    def copy_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of one row over another."""
-        self.block[:, :, target, :, :length] = self.block[:, :, source, :, :length]
-
-    def swap_rows(self, a: int, b: int, length: int) -> None:
-        """Exchange the first `length` positions of two rows."""
-        held = self.block[:, :, a, :, :length].clone()
-        self.block[:, :, a, :, :length] = self.block[:, :, b, :, :length]
-        self.block[:, :, b, :, :length] = held
 
 
 class Attention(nn.Module):
@@ -265,7 +229,7 @@ class Policy(nn.Module):
 
     @torch.inference_mode()
     def forward_cached(
-        self, ids_BT: Tensor, start_B: Tensor, cache: KVCache, rows: slice | Tensor, last_B: Tensor | None = None
+        self, ids_BT: Tensor, start_B: Tensor, cache: "KVCache", rows: slice | Tensor, last_B: Tensor | None = None
     ) -> Tensor:
         """Hidden states [B, T, hidden] of tokens appended to cache rows that already hold `start_B` tokens each.
 
@@ -411,8 +375,7 @@ def _hf_name(name: str) -> str:
 
 def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
     """[S, heads, Q, D] of the tokens at these places, of a batch of one."""
-    taken = x_BHND[0].index_select(1, index_SQ.flatten())
-    return taken.view(len(taken), *index_SQ.shape, -1).transpose(0, 1)
+    return x_BHND[0].index_select(1, index_SQ.flatten()).view(x_BHND.shape[1], *index_SQ.shape, -1).transpose(0, 1)
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

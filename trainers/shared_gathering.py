@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 
 import numpy as np
 
@@ -38,9 +37,8 @@ class SharedGathering:
         run_id: str,
         policy_id: str,
         config: RunConfig,
-        teaches: Callable[[LoadedGroup], bool] = attrgetter("signal"),
     ) -> None:
-        self.store, self.run_id, self.policy_id, self.teaches = store, run_id, policy_id, teaches
+        self.store, self.run_id, self.policy_id = store, run_id, policy_id
         self.options, self.filter = config.trainer, config.filter
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
@@ -99,7 +97,7 @@ class SharedGathering:
         found = choose(candidates, wanted, options.max_staleness, options.when_stale)
         allowed = 0 if self.filter.zero_signal == "leave_out" else self.filter.refill_batches * options.groups_per_step
         left = max(0, allowed - self.given_up(0).get("no_signal", 0)) if allowed else 0
-        barren = [group_id for group_id in found.take if not self.teaches(loaded(*self._load(group_id)))][:left]
+        barren = [group_id for group_id in found.take if not _signal(self._load(group_id)[0])][:left]
         take = [group_id for group_id in found.take if group_id not in barren]
         leave: dict[GivenUp, Sequence[str]] = {"too_stale": found.drop, "requeued": found.requeue, "no_signal": barren}
         if not take and not any(leave.values()):
@@ -171,3 +169,8 @@ class SharedGathering:
         began = time.perf_counter()
         watch.wait()
         self.waited_s += time.perf_counter() - began
+
+
+def _signal(group: GroupRow) -> bool:
+    """Whether its rewards differ: what an estimator makes of a group may hang on the policy, and all give up the same."""
+    return len({member.reward for member in group.members}) > 1

@@ -10,7 +10,8 @@ from torch import Tensor
 from benchmarks.recipe.chat import Chat
 from environments.lookup.protocol import CATALOG_FILE, MAX_TURNS, SYSTEM_PROMPT, TOOLS, Catalog
 from harnessgym.task import Task
-from trainers.policy import KVCache, Policy
+from trainers.kv_cache import KVCache
+from trainers.policy import Policy
 
 CALL_START, CALL_END = "<tool_call>\n", "\n</tool_call>"
 _MAX_NEW = 40

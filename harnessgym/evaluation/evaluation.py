@@ -77,6 +77,9 @@ class Evaluation:
         `say` is told what happens, `watch` makes what each campaign shows its progress to. Raises `HarnessGymError` if it
         cannot go on, or no rollout of a policy could be graded.
         """
+        for number, policy in enumerate(self.policies):  # all first: a run that goes on removes its old versions
+            if policy.kind == "version" and not (self.folder_of(number) / "summary.json").is_file():
+                await _exported(policy, self.folder_of(number) / "model")
         found: list[list[RolloutState]] = []
         for number, policy in enumerate(self.policies):
             folder = self.folder_of(number)

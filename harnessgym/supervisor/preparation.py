@@ -140,7 +140,7 @@ def _check_names(config: RunConfig) -> None:
             settings_of(config.of_policy(policy.name), f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
-    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings)
+    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings, stream=trainer.stream)
     pool = Pool((), trainer.group_size, trainer.groups_per_step, config.seed)
     _named("generate", "selector", lambda: make_selector(config.generate.selector, config.generate.settings, pool))
 

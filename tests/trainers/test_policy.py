@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from harnessgym.errors import PolicyError
+from trainers.kv_cache import KVCache
 from trainers.policy import (
-    KVCache,
     Policy,
     PolicyConfig,
     load_policy,

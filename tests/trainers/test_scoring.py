@@ -105,3 +105,16 @@ def test_shuffled_gains_are_the_same_ones_elsewhere(played):
         assert sorted(flat) == sorted(moved)
         assert not np.array_equal(flat, moved)
         assert [[len(own) for own in each] for each in one] == [[len(own) for own in each] for each in other]
+
+
+def test_text_before_the_answer_is_no_part_of_what_is_scored(played):
+    with TraceStore.open(played.store_url()) as store:
+        group, asked = groups_of(store), []
+
+        def score(texts, tails):
+            asked.extend(zip(texts, tails, strict=True))
+            return [0.0] * len(texts)
+
+        InformationGain(lambda _: (5, 6), score, before=(7, 8, 9))(group.scored)
+    assert asked
+    assert all(text[-5:].tolist() == [7, 8, 9, 5, 6] and tail == 2 for text, tail in asked)

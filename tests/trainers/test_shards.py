@@ -10,6 +10,8 @@ from harnessgym.errors import TrainerError
 from tests.trainers.test_update import FORMS, SETTINGS, ages_of, make_policy, make_rows, split_row
 from tests.trainers.together import together
 from trainers.policy import load_weights, packed_weights, published_weights
+from trainers.proximal.weights import copies, having
+from trainers.scoring import mean_logprobs
 from trainers.update import GradientAccumulation, UpdateSettings, make_optimizer, policy_update
 from trainers.world import ALONE
 
@@ -167,3 +169,20 @@ def test_an_optimizer_that_has_not_stepped_is_left_so(tmp_path):
     """Asked for its state, the library would take a step of no length, which counts in Adam's corrections."""
     (_, state), _ = together(tmp_path, 2, scattered_and_gathered, published_weights(make_policy()), None, None)
     assert state["state"] == {}
+
+
+def after_a_look(world):
+    """The weights after scoring, and after other weights had their turn."""
+    policy = sharded(world)
+    mean_logprobs(policy, [row.ids for row in make_rows(1, 2)], [2, 3], SETTINGS)
+    other = [torch.zeros_like(part) for part in copies(policy)]
+    with having(policy, other):
+        zero = all(not whole(parameter).any() for parameter in policy.parameters())
+    return zero, torch.cat([whole(parameter).flatten() for parameter in policy.parameters()])
+
+
+def test_other_weights_may_have_their_turn_after_a_forward_pass(tmp_path):
+    _, expected = after_a_look(ALONE)
+    for zero, weights in together(tmp_path, 2, after_a_look):
+        assert zero
+        assert torch.equal(weights, expected)

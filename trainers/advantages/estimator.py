@@ -81,22 +81,25 @@ def make_estimator(config: RunConfig, store: "TraceStore | None" = None, trainee
     """
     trainer = config.trainer
     found = load("advantage", trainer.advantage)
-    settings = checked_settings(trainer.advantage, dict(trainer.advantage_settings))
+    settings = checked_settings(trainer.advantage, dict(trainer.advantage_settings), stream=trainer.stream)
     if settings is None:
         return OnRewards(found)
     of_run = getattr(found, "of_run", None)
     made: Estimator = found(settings) if of_run is None else of_run(settings, config, store, trainee)
-    if trainer.stream and isinstance(made, OverBatch):
-        raise ConfigError(
-            f"The advantages of {trainer.advantage!r} need the whole batch, and with trainer.stream gradients accumulate "
-            "before it is there: set stream = false."
-        )
     return made
 
 
-def checked_settings(name: str, given: dict[str, object]) -> Config | None:
-    """An estimator's settings, None if it takes none. Raises `ConfigError` for settings that it does not have."""
+def checked_settings(name: str, given: dict[str, object], *, stream: bool = False) -> Config | None:
+    """An estimator's settings, None if it takes none.
+
+    Raises `ConfigError` for settings that it does not have, and with `stream` for one that has to see the whole batch.
+    """
     found = load("advantage", name)
+    if stream and hasattr(found, "over_batch"):
+        raise ConfigError(
+            f"The advantages of {name!r} need the whole batch, and with trainer.stream gradients accumulate before it is "
+            "there: set stream = false."
+        )
     model: type[Config] | None = getattr(found, "Settings", None)
     if model is None:
         if given:

@@ -37,8 +37,8 @@ Score = Callable[[Sequence[IdArray], Sequence[int]], list[float]]
 class InformationGain:
     """Gains of a group's steps; `gold` has the tokens of a task's right answer, by the task's id in the store."""
 
-    def __init__(self, gold: Callable[[str], TokenIds], score: Score, *, shuffle: bool = False) -> None:
-        self._gold, self._score, self._shuffle = gold, score, shuffle
+    def __init__(self, gold: Callable[[str], TokenIds], score: Score, *, before: TokenIds = (), shuffle: bool = False) -> None:
+        self._gold, self._score, self._before, self._shuffle = gold, score, before, shuffle
 
     @classmethod
     def of_run(
@@ -68,9 +68,9 @@ class InformationGain:
                 raise TrainerError(
                     f"Task {name} has no text under {key!r} in its metadata: set trainer.advantage_settings.gold."
                 )
-            return (*encode(before), *encode(answer))
+            return tuple(encode(answer))
 
-        return cls(gold, trainee.score, shuffle=config.trainer.reward_shuffle)
+        return cls(gold, trainee.score, before=encode(before), shuffle=config.trainer.reward_shuffle)
 
     def __call__(self, group: Sequence[Scored]) -> list[list[Float64Array]]:
         """See `Gains`."""
@@ -86,9 +86,10 @@ class InformationGain:
 
     def _ask(self, item: Scored, row: Row, turns: Sequence[Turn], texts: dict[bytes, tuple[IdArray, int]]) -> list[bytes]:
         """Add to `texts` what has to be scored of a branch. Returns under which keys it is there, turn by turn."""
-        gold, keys = np.array(self._gold(item.task_id), np.int32), []
+        gold, before = np.array(self._gold(item.task_id), np.int32), np.array(self._before, np.int32)
+        keys = []
         for turn in turns:
-            text = np.concatenate([row.ids[: turn.start], gold])
+            text = np.concatenate([row.ids[: turn.start], before, gold])
             keys.append(text.tobytes())
             texts.setdefault(keys[-1], (text, len(gold)))
         return keys

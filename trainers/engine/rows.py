@@ -11,7 +11,8 @@ import torch
 
 from harnessgym.tokens import IdArray
 from trainers.engine.sampler import DRAWS
-from trainers.policy import KVCache, PolicyConfig
+from trainers.kv_cache import KVCache
+from trainers.policy import PolicyConfig
 
 _WORTH = 8
 """Shorter prefixes are computed again: chance matches would cost more than they save."""

@@ -12,6 +12,9 @@ from trainers.policy import Policy
 
 def parts(policy: Policy) -> list[Tensor]:
     """Of each parameter what this process has: no copies."""
+    for module in policy.modules():
+        if hasattr(module, "reshard"):  # a forward pass leaves some whole
+            module.reshard()  # type: ignore[operator]
     return [_local(parameter) for parameter in policy.parameters()]
 
 
@@ -34,9 +37,6 @@ def having(policy: Policy, other: Sequence[Tensor]) -> Iterator[None]:
 @torch.no_grad()
 def put(policy: Policy, weights: Sequence[Tensor]) -> None:
     """Copy weights, which are `parts`, into the policy."""
-    for module in policy.modules():
-        if hasattr(module, "reshard"):  # what the last forward pass left whole would be used again
-            module.reshard()  # type: ignore[operator]
     for part, weight in zip(parts(policy), weights, strict=True):
         part.copy_(weight)
 

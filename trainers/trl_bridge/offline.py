@@ -22,7 +22,8 @@ from harnessgym.traces.answers import Languages
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.written import replacing
 from trainers.trl_bridge.stored_examples import Example, GradedRollout, best_of_groups, preferences, supervised
-from trainers.trl_bridge.weights import named_weights, write_model
+from trainers.trl_bridge.weights import named_weights
+from trainers.weights.model_folder import write_model
 
 Method = Literal["sft", "rejection", "dpo"]
 

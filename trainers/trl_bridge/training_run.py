@@ -31,9 +31,9 @@ from harnessgym.tokens import IdArray
 from trainers.batch import LoadedGroup, ranges_of
 from trainers.gathering import Gathering
 from trainers.grpo import TrainerSettings
-from trainers.trl_bridge.weights import write_model
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
+from trainers.weights.model_folder import write_model
 from trainers.weights.publisher import Publisher
 
 

@@ -4,13 +4,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from safetensors.torch import save_file
-
 from harnessgym.errors import PolicyError
 from trainers.weights.chain import read_version
-from trainers.weights.manifest import FULL, version_path
-
-_WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf")
+from trainers.weights.manifest import version_path
+from trainers.weights.model_folder import write_model
 
 
 def export(versions: Path, version: int, model: Path, out: Path) -> None:
@@ -28,10 +25,7 @@ def export(versions: Path, version: int, model: Path, out: Path) -> None:
     except OSError as error:
         raise PolicyError(f"{out} cannot be written: {error}.") from error
     try:
-        for file in model.iterdir():
-            if file.is_file() and not file.name.endswith(_WEIGHTS):
-                shutil.copyfile(file, draft / file.name)
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, draft / FULL, metadata={"format": "pt"})
+        write_model(model, weights, draft)
         draft.chmod(0o755)
         draft.replace(out)
     except OSError as error:

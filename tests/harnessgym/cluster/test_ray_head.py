@@ -1,7 +1,9 @@
 """Ray's head as the supervisor looks at it: a port that answers, or does not, or answers again."""
 
+import contextlib
 import socket
 import threading
+import time
 
 import pytest
 
@@ -24,14 +26,22 @@ def listening(port):
     return listener
 
 
+def waiting(listener):
+    """How many have knocked."""
+    count = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            listener.accept()[0].close()
+            count += 1
+    return count
+
+
 def test_a_head_that_stays_away_is_told_with_what_to_do(port):
-    head = RayHead(f"127.0.0.1:{port}", patience_s=0.3)
+    head = RayHead(f"127.0.0.1:{port}", patience_s=3.0)
     with listening(port):
         assert head.check(now=True)
     assert not head.check(now=True)
-    with pytest.raises(
-        HarnessGymError, match=rf"head at 127.0.0.1:{port} has not answered for 0.3 s.*ray start --head.*goes on"
-    ):
+    with pytest.raises(HarnessGymError, match=rf"head at 127.0.0.1:{port} has not answered for 3 s.*ray start --head.*goes on"):
         head.wait()
 
 
@@ -43,19 +53,19 @@ def test_one_that_comes_back_in_time_is_as_if_it_had_not_been_away(port):
     head.wait()
     assert head.check(now=True)
     back.pop().close()
-    head.patience_s = 0.2
+    head.patience_s = 10.0
     assert not head.check(now=True), "its patience begins anew"
 
 
 def test_it_is_asked_once_a_second(port):
     head = RayHead(f"127.0.0.1:{port}", patience_s=60.0)
+    began = time.monotonic()
     with listening(port) as listener:
         listener.settimeout(0.0)
         for _ in range(50):
             assert head.check()
-        listener.accept()[0].close()
-        with pytest.raises(BlockingIOError):
-            listener.accept()
+        most = 1 + int(time.monotonic() - began)
+        assert 1 <= waiting(listener) <= most
 
 
 def test_it_is_given_up_before_ray_gives_up(monkeypatch, port):
