@@ -12,7 +12,7 @@ from harnessgym.errors import ConfigError
 Kind = Literal[
     "task_set", "harness", "sandbox", "algorithm", "advantage", "grader", "dialect", "parser", "renderer", "upstream",
     "reward", "service", "settings", "export", "import", "language", "body_reader", "check",
-    "task_format", "task_writer", "sink", "loss", "correction",
+    "task_format", "task_writer", "sink", "loss", "correction", "selector",
 ]  # fmt: skip
 
 REGISTRY: dict[Kind, dict[str, str]] = {
@@ -91,6 +91,16 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "mis": "trainers.corrections.settings:Mis",
         "opsm": "trainers.corrections.settings:Opsm",
         "tis": "trainers.corrections.settings:Tis",
+    },
+    "selector": {
+        "dapo": "trainers.selection.uniform:Uniform",
+        "dars": "trainers.selection.dars:Dars",
+        "dart": "trainers.selection.dart:Dart",
+        "gdro": "trainers.selection.gdro:Gdro",
+        "insight": "trainers.selection.insight:Insight",
+        "uniform": "trainers.selection.uniform:Uniform",
+        "vade": "trainers.selection.vade:Vade",
+        "xrpo": "trainers.selection.xrpo:Xrpo",
     },
     "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from harnessgym.cluster.section import ClusterSection
 from harnessgym.config import Config
 from harnessgym.consumption import WhenStale
+from harnessgym.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
 from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.metrics.sink import MetricsSection
@@ -202,17 +203,8 @@ class TrainerSection(Config):
     periodic: bool = False
     """Strictly on-policy, and streamed: the version that a step starts from samples every rollout of its batch, and gradients
     accumulate as groups complete, in whatever order (Periodic Asynchrony, arXiv 2511.18871)."""
-    reuse: int = Field(0, ge=0)
-    """How many further times a group may be trained, while it is within η."""
-    reuse_share: float = Field(0.5, gt=0, lt=1)
-    """With reuse: the part of a batch that may be such groups."""
     min_group: int = Field(2, ge=2)
     """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it is given up."""
-    zero_signal: Literal["leave_out", "refill"] = "leave_out"
-    """Groups whose rewards are all equal. leave_out: they count in the batch, their rows do not. refill: they are given up, and
-    further groups fill the batch (DAPO's dynamic sampling)."""
-    refill_batches: int = Field(3, ge=1)
-    """With refill: how many batches' worth of groups one step may give up; beyond, they count in the batch."""
     stream: bool = False
     """Whether gradients of a batch accumulate group by group as these complete, instead of when the last one has. Equal up to
     rounding."""
@@ -233,11 +225,6 @@ class TrainerSection(Config):
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of the update: lr, loss, proximal, corrections, lr_rule, baseline, max_grad_norm, normalisation,
     micro_batch_tokens. Names and tables; see docs/running.md."""
-
-    @property
-    def replayed(self) -> int:
-        """Places of a batch that may go to groups which were trained before."""
-        return int(self.reuse_share * self.groups_per_step) if self.reuse else 0
 
     @model_validator(mode="before")
     @classmethod
@@ -261,12 +248,6 @@ class TrainerSection(Config):
             )
         if self.over_launch is not None and self.max_staleness == 0:
             raise ValueError("over_launch carries rollouts over to later versions, and η = 0 trains none: raise max_staleness")
-        if self.reuse and self.max_staleness == 0:
-            raise ValueError("reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness")
-        if self.reuse and not self.replayed:
-            raise ValueError(f"reuse_share {self.reuse_share} of {self.groups_per_step} groups is not one: raise reuse_share")
-        if self.reuse and self.reward_shuffle:
-            raise ValueError("reward_shuffle gives a group other rewards each time: set reuse = 0")
         return self
 
     @model_validator(mode="after")
@@ -326,6 +307,10 @@ class RunConfig(Config):
     """What is made to go wrong inside sandboxes, on purpose; see `harnessgym.faults`."""
     node: NodeSection = NodeSection()
     engine: EngineSection = EngineSection()
+    generate: GenerateSection = GenerateSection()
+    filter: FilterSection = FilterSection()
+    control: ControlSection = ControlSection()
+    replay: ReplaySection = ReplaySection()
     trainer: TrainerSection = TrainerSection()
     evaluation: EvaluationSection = EvaluationSection()
     metrics: MetricsSection = MetricsSection()
@@ -350,12 +335,42 @@ class RunConfig(Config):
         served = {*self.engine_policies, *(engine.policy or self.policy.name for engine in self.engine.outside)}
         if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
             raise ValueError(f"no engine serves {', '.join(idle)}: give workers, or engines in [[engine.outside]]")
-        if self.policies and self.trainer.reuse:
+        if self.policies and self.replay.reuse:
             raise ValueError(
-                "trainer.reuse: the store keeps one batch for a group that several policies train, so none can come again in a "
+                "replay.reuse: the store keeps one batch for a group that several policies train, so none can come again in a "
                 "later one. Set it to 0, or train one policy"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dapo(cls, given: Any) -> Any:
+        """What the selector of that name stands for, unless it is given; what contradicts it is refused below."""
+        sections = [given.get(name, {}) for name in ("generate", "filter")] if isinstance(given, dict) else []
+        if not sections or not all(isinstance(each, dict) for each in sections) or sections[0].get("selector") != DAPO:
+            return given
+        return given | {"filter": {"zero_signal": "refill"} | sections[1]}
+
+    @model_validator(mode="after")
+    def _curation_fits(self) -> "RunConfig":
+        replay, trainer = self.replay, self.trainer
+        if self.generate.selector == DAPO and self.filter.zero_signal != "refill":
+            raise ValueError("the selector dapo refills: leave filter.zero_signal out, or choose the selector uniform")
+        if replay.reuse and trainer.max_staleness == 0:
+            raise ValueError("reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness")
+        if replay.reuse and not self.replayed:
+            share, groups = replay.reuse_share, trainer.groups_per_step
+            raise ValueError(f"reuse_share {share} of {groups} groups is not one: raise reuse_share")
+        if replay.reuse and trainer.reward_shuffle:
+            raise ValueError("reward_shuffle gives a group other rewards each time: set reuse = 0")
+        if replay.success_pool and (trainer.max_staleness == 0 or trainer.reward_shuffle or self.policies):
+            raise ValueError("success_pool needs max_staleness above 0, one policy, and rewards that are not shuffled")
+        return self
+
+    @property
+    def replayed(self) -> int:
+        """Places of a batch that may go to groups which were trained before."""
+        return int(self.replay.reuse_share * self.trainer.groups_per_step) if self.replay.reuse else 0
 
     @property
     def all_policies(self) -> tuple[PolicySection, ...]:

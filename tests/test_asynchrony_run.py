@@ -5,7 +5,7 @@ import signal
 from collections import Counter
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, groups, rollouts, trained
@@ -17,10 +17,10 @@ from tests.test_bad_input_runs import Run
 SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
 
 
-def ended(tmp_path, first="lingers", **trainer):
+def ended(tmp_path, first="lingers", sections=None, **trainer):
     """A run that has ended, and its lines of metrics."""
     tasks = {"set": f"{HERE}:Patient"}
-    run = Run(tmp_path, first, "talks", tasks=tasks, trainer=SMALL | trainer, node={"max_running": 8})
+    run = Run(tmp_path, first, "talks", tasks=tasks, trainer=SMALL | trainer, node={"max_running": 8}, **(sections or {}))
     run.end(timeout_s=150)
     lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, SMALL["steps"] + 1))
@@ -74,7 +74,7 @@ def test_periodic_training_trains_no_token_of_another_version_and_begins_before_
 
 @pytest.mark.timeout(200)
 def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_closes(tmp_path):
-    run, lines = ended(tmp_path, reuse=1, max_staleness=3)
+    run, lines = ended(tmp_path, sections={"replay": {"reuse": 1}}, max_staleness=3)
     assert sum(line["replayed"] for line in lines) > 0
     often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
     assert max(often.values()) == 2
@@ -84,11 +84,31 @@ def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_clos
     assert max(told.staleness) <= 3
 
 
+@pytest.mark.timeout(200)
+def test_a_run_that_curates_shortens_what_always_succeeds(tmp_path):
+    """Five tasks that one call solves: when they come again there are two rollouts of each, of one call at most."""
+    sections = {
+        "generate": {"selector": "dart"},
+        "control": {"length_cap": True},
+        "filter": {"steps_kept": 0.8},
+        "replay": {"success_pool": 1},
+    }
+    run = Run(tmp_path, "good", trainer={"steps": 6, "groups_per_step": 2, "group_size": 4}, **sections)
+    run.end(timeout_s=150)
+    query = select(groups.c.size, groups.c.sampling).where(groups.c.purpose == "train").order_by(groups.c.ordinal)
+    found = asked(run, lambda conn: conn.execute(query).all())
+    assert [size for size, _ in found[:5]] == [4] * 5
+    assert [size for size, _ in found[9:]] == [2] * 3
+    assert [sampling.get("turns") for _, sampling in found[9:]] == [1] * 3
+    counted = select(rollouts.c.group_id, func.count()).group_by(rollouts.c.group_id)
+    assert sorted(number for _, number in asked(run, lambda conn: conn.execute(counted).all())) == sorted(n for n, _ in found)
+
+
 @pytest.mark.timeout(250)
 def test_whoever_is_killed_nothing_is_trained_too_often_or_too_late(tmp_path):
     """All that can go together: over-launched, streamed, replayed, tasks submitted again; the trainer and the node die."""
-    trainer = SMALL | {"steps": 5, "over_launch": 2, "when_stale": "requeue", "max_staleness": 2, "stream": True, "reuse": 1}
-    run = Run(tmp_path, "lingers", "talks", trainer=trainer, node={"max_running": 8}).start()
+    trainer = SMALL | {"steps": 5, "over_launch": 2, "when_stale": "requeue", "max_staleness": 2, "stream": True}
+    run = Run(tmp_path, "lingers", "talks", trainer=trainer, replay={"reuse": 1}, node={"max_running": 8}).start()
     for steps, victim in ((1, "trainer"), (2, "node")):
         run.wait(lambda steps=steps: run.steps() >= steps, timeout_s=100)
         if (found := run.pids().get(victim)) is not None and found.alive():

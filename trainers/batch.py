@@ -18,6 +18,7 @@ from harnessgym.store.rollouts import GroupRow
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
 from trainers.advantages.estimator import Advantages, Estimator, OverBatch, Scored, Value
+from trainers.high_entropy import surest_masked
 from trainers.reward_shuffle import shuffled
 
 
@@ -41,7 +42,7 @@ class Batch:
     advantages: tuple[Value, ...]
     """Per row: a number, or float32 [T]."""
     rewards: tuple[float, ...]
-    """One per rollout."""
+    """One per rollout of its own groups."""
     staleness: int
     """Oldest token's."""
     signal: float
@@ -52,6 +53,8 @@ class Batch:
     """Share of the trained tokens that another version sampled than the step starts from."""
     carried: int
     """Rollouts that more than one version sampled."""
+    borrowed: int
+    """Rollouts of other groups among them."""
     trained: tuple[TrainedRollout, ...]
     excluded: tuple[ExcludedTokens, ...]
 
@@ -71,6 +74,8 @@ class LoadedGroup:
     excluded: tuple[ExcludedTokens, ...]
     credit: tuple[Credit, ...] = ()
     """Per member; none where nothing but its reward is known."""
+    borrowed: int = 0
+    """Of the members, the last ones, those that are another group's (`trainers.success_pool`)."""
 
     @property
     def scored(self) -> tuple[Scored, ...]:
@@ -102,6 +107,7 @@ class Share:
 
     group: LoadedGroup
     rewards: tuple[float, ...]
+    """Of its own members."""
     signal: bool
     rows: tuple[Row, ...]
     """None without a signal, and none of rollouts that the estimator drops."""
@@ -143,17 +149,19 @@ def make_batch(
     chain: VersionChain,
     estimator: Estimator,
     shuffle: np.random.Generator | None,
+    steps_kept: float = 1.0,
 ) -> Batch:
     """Join groups for a step from `version`.
 
-    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt.
+    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt. `steps_kept` is
+    `share_of`'s.
     """
     if shuffle is not None:
         groups = shuffled(groups, shuffle)
     found = [estimator(group.scored) for group in groups]
     if isinstance(estimator, OverBatch):
         found = estimator.over_batch(found)
-    return join([share_of(group, own, version, chain) for group, own in zip(groups, found, strict=True)])
+    return join([share_of(group, own, version, chain, steps_kept) for group, own in zip(groups, found, strict=True)])
 
 
 def gives_signal(estimator: Estimator, group: LoadedGroup) -> bool:
@@ -161,14 +169,17 @@ def gives_signal(estimator: Estimator, group: LoadedGroup) -> bool:
     return _teaches(group, estimator(group.scored))
 
 
-def share_of(group: LoadedGroup, advantages: Advantages, version: int, chain: VersionChain) -> Share:
+def share_of(group: LoadedGroup, advantages: Advantages, version: int, chain: VersionChain, steps_kept: float = 1.0) -> Share:
     """A group's part in a step from `version`, with these advantages.
 
     If they are zero for all tokens it teaches nothing: its rows are left out of the step and of its means (as in DAPO,
     arXiv 2503.14476), and so are those of a rollout that is dropped. The ledger counts both as trained with advantage zero.
-    Raises `TrainerError` for advantages that are not finite.
+    With `steps_kept` below 1 the other turns of a group that teaches have advantage zero too, and count in every mean
+    (`trainers.high_entropy`). Raises `TrainerError` for advantages that are not finite.
     """
     signal = _teaches(group, advantages)
+    if signal and steps_kept < 1:
+        advantages = surest_masked(group.rows, advantages, steps_kept)
     rows: list[Row] = []
     values: list[Value] = []
     trained: list[TrainedRollout] = []
@@ -186,7 +197,7 @@ def share_of(group: LoadedGroup, advantages: Advantages, version: int, chain: Ve
     sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
     return Share(
         group,
-        tuple(group.rewards.tolist()),
+        tuple(group.rewards.tolist()[: len(group.rows) - group.borrowed]),
         signal,
         tuple(rows),
         tuple(values),
@@ -210,6 +221,7 @@ def join(shares: Sequence[Share]) -> Batch:
         reduced=sum(len(share.rewards) < share.group.group.size for share in shares),
         off_policy=sum(share.off_policy for share in shares) / tokens if tokens else 0.0,
         carried=sum(share.carried for share in shares),
+        borrowed=sum(share.group.borrowed for share in shares),
         trained=trained,
         excluded=tuple(entry for share in shares for entry in share.group.excluded),
     )

@@ -10,7 +10,7 @@ from functools import partial
 from operator import attrgetter
 
 from harnessgym.consumption import Candidate, Choice, Replayable, choose, places_for_replays, replay
-from harnessgym.run_config import TrainerSection
+from harnessgym.run_config import RunConfig
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, rollouts
 from harnessgym.store.backlog import GivenUp, Standing
@@ -27,10 +27,10 @@ class Gathering:
         self,
         store: TraceStore,
         run_id: str,
-        options: TrainerSection,
+        config: RunConfig,
         teaches: Callable[[LoadedGroup], bool] = attrgetter("signal"),
     ) -> None:
-        self.store, self.run_id, self.options, self.teaches = store, run_id, options, teaches
+        self.store, self.run_id, self.config, self.options, self.teaches = store, run_id, config, config.trainer, teaches
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self.replayed = 0
@@ -50,11 +50,13 @@ class Gathering:
         busy: frozenset[str],
         looking: Callable[[], None] = lambda: None,
         trained: Sequence[Replayable] = (),
+        joined: Callable[[LoadedGroup], LoadedGroup] = lambda group: group,
     ) -> Iterator[LoadedGroup]:
         """The batch that is trained from `version`, group by group: with `stream` each as soon as it is sure to be in it.
 
         `busy` are groups whose step is taken, though the store may not know yet. `looking` is called before every look at the
         store; what it raises ends the waiting. `trained` are groups that may be trained again; those that are come first.
+        `joined` is asked what becomes of each group that is about to be in the batch (`trainers.success_pool`).
         """
         self._open_ages = {}
         self.waited_s, self._ages, self.replayed, self.early = 0.0, {}, 0, 0
@@ -62,7 +64,7 @@ class Gathering:
         for group in self._replays(version, chain, taken, trained):
             self.replayed += 1
             wanted -= 1
-            yield group
+            yield joined(group)
         refills = self._refills(version)
         with self.store.watch(_POLL_S) as watch:
             while wanted:
@@ -73,7 +75,7 @@ class Gathering:
                 )
                 self._give_up(found, version)
                 for group_id in found.take:
-                    group = self._loaded.pop(group_id)
+                    group = joined(self._loaded.pop(group_id))
                     if refills and not self.teaches(group):
                         refills -= self._drop(group_id, "no_signal", version)
                         continue
@@ -90,29 +92,29 @@ class Gathering:
 
     def _refills(self, version: int) -> int:
         """How many groups without a signal this batch may still give up."""
-        if self.options.zero_signal == "leave_out":
+        if self.config.filter.zero_signal == "leave_out":
             return 0
-        allowed = self.options.refill_batches * self.options.groups_per_step
+        allowed = self.config.filter.refill_batches * self.options.groups_per_step
         return max(0, allowed - self.given_up(version).get("no_signal", 0))
 
     def _replays(
         self, version: int, chain: VersionChain, taken: set[str], trained: Sequence[Replayable]
     ) -> Iterator[LoadedGroup]:
         """Groups to be trained again, with a signal, as many as leave the others their time."""
-        options, order = self.options, self.options.when_stale == "wait"
-        if not options.reuse:
+        options, order, reuse = self.options, self.options.when_stale == "wait", self.config.replay.reuse
+        if not reuse:
             return
         standing = [item for item in self.store.read(lambda conn: backlog.standing(conn, self.run_id)) if item.id not in taken]
         ages = [chain.between(version, item.submitted_version) for item in standing if order or item.complete]
         if not order:
             ages = [age for age in ages if age <= options.max_staleness]
         left = options.steps - chain.depth(version)
-        places = places_for_replays(ages, options.groups_per_step, options.replayed, options.max_staleness, left)
-        for group_id in replay(trained, options.reuse, options.max_staleness):
+        places = places_for_replays(ages, options.groups_per_step, self.config.replayed, options.max_staleness, left)
+        for group_id in replay(trained, reuse, options.max_staleness):
             if not places:
                 return
             group = load_group(self.store, self.store.read(partial(rollouts.group, group_id=group_id)))
-            if self.teaches(group):
+            if group.staleness(version, chain) <= options.max_staleness and self.teaches(group):
                 places -= 1
                 yield group
 

@@ -40,6 +40,7 @@ from trainers.gathering import Gathering
 from trainers.length_bias import LengthBias
 from trainers.replaying import replayable
 from trainers.shared_gathering import SharedGathering
+from trainers.success_pool import SuccessPool
 from trainers.trainee import Trainee
 from trainers.update import UpdateMetrics
 from trainers.weights.chain import read_version
@@ -99,8 +100,8 @@ class Learner:
         self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
         self.step = self.version = 0
         teaches = partial(gives_signal, self.estimator)
-        shared = SharedGathering(store, run.id, self.policy_id, config.trainer) if config.policies else None
-        self.gathering = shared or Gathering(store, run.id, config.trainer, teaches)
+        shared = SharedGathering(store, run.id, self.policy_id, config) if config.policies else None
+        self.gathering = shared or Gathering(store, run.id, config, teaches)
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
@@ -135,9 +136,16 @@ class Learner:
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""
         busy = frozenset(self._last.group_ids if self._last else ())
-        chain, reuse, eta = self._chain(), self.config.trainer.reuse, self.config.trainer.max_staleness
+        chain, reuse, eta = self._chain(), self.config.replay.reuse, self.config.trainer.max_staleness
         trained = replayable(self.store, self.policy_id, self.version, chain, eta, self._newest) if reuse else []
-        return self.gathering.groups(self.version, chain, busy, self.writer.check, trained)
+        told = (self.version, chain, busy, self.writer.check, trained)
+        if isinstance(self.gathering, SharedGathering):
+            return self.gathering.groups(*told)
+        pool = SuccessPool(
+            self.store, self.run.id, self.policy_id, again=self.config.replay.success_pool, max_staleness=eta,
+            version=self.version, chain=chain, last=self._last, teaches=self.gathering.teaches,
+        )  # fmt: skip
+        return self.gathering.groups(*told, pool.join)
 
     def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
         """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged: see `settle`."""
@@ -157,6 +165,7 @@ class Learner:
             "off_policy": batch.off_policy,
             "carried": batch.carried,
             "replayed": self.gathering.replayed,
+            "borrowed": batch.borrowed,
             "early": self.gathering.early,
             "dropped": given_up.get("too_stale", 0),
             "requeued": given_up.get("requeued", 0),
@@ -186,17 +195,18 @@ class Learner:
         """Step on the whole batch; one without any signal changes nothing, and still makes a version."""
         shuffled = self.config.trainer.reward_shuffle
         shuffle = np.random.default_rng([self.config.seed, self.step]) if shuffled else None
-        batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle)
+        kept = self.config.filter.steps_kept
+        batch = make_batch(list(groups), self.version, self._chain(), self.estimator, shuffle, kept)
         if not batch.rows:
             return batch, None
         return batch, self.trainee.update(batch.rows, batch.advantages, self._ages(batch.rows, self._chain()))
 
     def _streamed(self, groups: Iterable[LoadedGroup]) -> tuple[Batch, UpdateMetrics | None]:
         """The same, group by group as they arrive."""
-        chain, shares = self._chain(), []
+        chain, shares, kept = self._chain(), [], self.config.filter.steps_kept
         self.trainee.begin()
         for group in groups:
-            shares.append(share_of(group, self.estimator(group.scored), self.version, chain))
+            shares.append(share_of(group, self.estimator(group.scored), self.version, chain, kept))
             if shares[-1].rows:
                 self.trainee.add(shares[-1].rows, shares[-1].advantages, self._ages(shares[-1].rows, chain))
         batch = join(shares)

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from harnessgym.consumption import Candidate, Replayable, choose
-from harnessgym.run_config import TrainerSection
+from harnessgym.run_config import RunConfig
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, policies, rollouts
 from harnessgym.store.backlog import GivenUp, Standing
@@ -36,9 +36,10 @@ class SharedGathering:
         store: TraceStore,
         run_id: str,
         policy_id: str,
-        options: TrainerSection,
+        config: RunConfig,
     ) -> None:
-        self.store, self.run_id, self.policy_id, self.options = store, run_id, policy_id, options
+        self.store, self.run_id, self.policy_id = store, run_id, policy_id
+        self.options, self.filter = config.trainer, config.filter
         self.waited_s = 0.0
         """Seconds spent waiting for groups since the last batch began."""
         self.replayed = 0
@@ -94,7 +95,7 @@ class SharedGathering:
         candidates = [Candidate(item.id, item.ordinal, item.complete, self._age(item)) for item in standing]
         wanted = 1 if options.stream else options.groups_per_step - known
         found = choose(candidates, wanted, options.max_staleness, options.when_stale)
-        allowed = 0 if options.zero_signal == "leave_out" else options.refill_batches * options.groups_per_step
+        allowed = 0 if self.filter.zero_signal == "leave_out" else self.filter.refill_batches * options.groups_per_step
         left = max(0, allowed - self.given_up(0).get("no_signal", 0)) if allowed else 0
         barren = [group_id for group_id in found.take if not _signal(self._load(group_id)[0])][:left]
         take = [group_id for group_id in found.take if group_id not in barren]

@@ -153,6 +153,11 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
                 f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and trainer.advantage = "
                 f"{trainer.advantage!r} has subtracted something already: set trainer.advantage = 'reward'."
             )
+        if config.filter.steps_kept < 1:
+            raise ConfigError(
+                f"{where}: baseline = 'minimum_variance' takes one reward for all tokens of a rollout, and filter.steps_kept = "
+                f"{config.filter.steps_kept} gives those of some turns none: set filter.steps_kept = 1."
+            )
         if trainer.processes > 1:
             raise ConfigError(
                 f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout alone, and {trainer.processes} "

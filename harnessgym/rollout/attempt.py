@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harnessgym.equipping import equipment, equipment_of
 from harnessgym.errors import HarnessError, HarnessGymError, ProxyError
@@ -160,8 +160,12 @@ class Attempt:
             self._sandbox = self._faulty
         self._session = await line.control.open_session(
             row.id,
-            sampling={**row.sampling, "seed": row.seed},
-            limits={"turns": task.limits.turns, "tokens": task.limits.tokens, **_least(row)},
+            sampling={**_sampling(row), "seed": row.seed},
+            limits={
+                "turns": min(task.limits.turns, row.sampling.get("turns", task.limits.turns)),
+                "tokens": task.limits.tokens,
+                **_least(row),
+            },
             min_version=row.submitted_version,
             options=line.options.model_copy(update={"side_calls": (*line.options.side_calls, *harness.side_calls)}),
         )
@@ -283,6 +287,11 @@ def described(result: ExecResult) -> str:
     tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
     flood = " Output beyond the limit was dropped." if result.stdout_truncated or result.stderr_truncated else ""
     return f"It ended after {result.wall_s:.1f} s: {how}.{flood} Its last output:\n{tail or '(none)'}"
+
+
+def _sampling(row: RolloutRow) -> dict[str, Any]:
+    """What the group fixes of its sampling; the limit on its calls is no part of that."""
+    return {name: value for name, value in row.sampling.items() if name != "turns"}
 
 
 def _least(row: RolloutRow) -> dict[str, dict[str, int]]:

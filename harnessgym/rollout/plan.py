@@ -1,18 +1,20 @@
 """Which groups a run submits next: evaluation before and after, training in between as far as admission allows."""
 
 import hashlib
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sqlalchemy import Connection
 
 from harnessgym.admission import SERVING, Admission, groups_holding, serving_step
 from harnessgym.errors import TaskError
 from harnessgym.run_config import RunConfig
+from harnessgym.selection import Pool, Selector, make_selector
 from harnessgym.staleness import VersionChain
-from harnessgym.store import backlog, policies, presence, rollouts, runs, workers
+from harnessgym.store import backlog, policies, presence, rollouts, runs, visits, workers
 from harnessgym.store.rollouts import GroupSpec
+from harnessgym.store.visits import Visits
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
@@ -26,7 +28,10 @@ EVALUATIONS = {
 
 @dataclass
 class Plan:
-    """Turns a run's configuration into groups. Deterministic: the next group follows from the seed and the store alone."""
+    """Turns a run's configuration into groups. Deterministic: the next group follows from the seed and the store alone.
+
+    Raises `TaskError` for a set without training tasks, `ConfigError` for a selector that cannot be made.
+    """
 
     run_id: str
     policy_id: str
@@ -42,6 +47,8 @@ class Plan:
             self._by_key |= {task.id: task for task in self._tasks[split]}
         if not self._tasks["train"]:
             raise TaskError(f"The task set {self.config.tasks.set!r} has no training tasks.")
+        self._visits = Visits(self.run_id)
+        self._selector()
 
     def task(self, key: str) -> Task:
         """A task by its id. Raises `TaskError` if the set has no such task."""
@@ -93,19 +100,30 @@ class Plan:
             max_running=1 + groups_holding(places, options.group_size),
             total=options.steps * options.groups_per_step,
             over_launch=options.over_launch,
-            replayed=options.replayed,
-            consumed=states.get("consumed", 0) if options.reuse else 0,
-            trained_step=self._trained_step(conn) if options.reuse else 0,
+            replayed=self.config.replayed,
+            consumed=states.get("consumed", 0) if self.config.replay.reuse else 0,
+            trained_step=self._trained_step(conn) if self.config.replay.reuse else 0,
         )
-        first, again = sum(states.values()), backlog.requeued(conn, self.run_id, admission.capacity())
-        fresh = first - backlog.replacements(conn, self.run_id)
-        for place in range(admission.capacity()):
-            if place < len(again):
-                task, replaces = self.task(again[place].task_key), again[place].ordinal
-            else:
-                task, replaces = self._in_turn(fresh + place - len(again)), None
-            self._add(conn, "train", first + place, task, options.group_size, versions, replaces)
-        return admission.capacity()
+        capacity = admission.capacity()
+        if capacity:
+            self._submit_groups(conn, sum(states.values()), capacity, versions)
+        return capacity
+
+    def _submit_groups(self, conn: Connection, first: int, wanted: int, versions: Mapping[str, int]) -> None:
+        """So many training groups from an ordinal on: tasks that must come again, then what the selector chooses."""
+        chosen = first - backlog.replacements(conn, self.run_id)
+        again = backlog.requeued(conn, self.run_id, wanted)
+        for ordinal, item in enumerate(again, first):
+            self._add(conn, "train", ordinal, self.task(item.task_key), item.size, versions, item.ordinal)
+        picks = self._selector().choose(chosen, wanted - len(again), self._visits.read(conn))
+        for ordinal, pick in enumerate(picks, first + len(again)):
+            self._add(conn, "train", ordinal, self.task(pick.task), pick.rollouts, versions)
+
+    def _selector(self) -> Selector:
+        keys = tuple(task.id for task in self._tasks["train"])
+        options, told = self.config.trainer, self.config.generate
+        pool = Pool(keys, options.group_size, options.groups_per_step, self.config.seed)
+        return make_selector(told.selector, told.settings, pool)
 
     def _standing(self, conn: Connection) -> tuple[int, dict[str, int]] | None:
         """The serving step of the policy that is furthest behind, and by policy the oldest version that is served.
@@ -136,13 +154,6 @@ class Plan:
         ids = [self.policy_id, *(policies.register(conn, self.run_id, policy.name) for policy in self.config.policies)]
         return {policy_id: [worker for worker in found if worker.follows(policy_id)] for policy_id in ids}
 
-    def _in_turn(self, number: int) -> Task:
-        """The training task that comes after `number` others: each once an epoch, in an order of the epoch's own."""
-        tasks = self._tasks["train"]
-        epoch, place = divmod(number, len(tasks))
-        order = random.Random(f"{self.config.seed} epoch {epoch}").sample(range(len(tasks)), len(tasks))
-        return tasks[order[place]]
-
     def _add(
         self,
         conn: Connection,
@@ -154,14 +165,18 @@ class Plan:
         replaces: int | None = None,
     ) -> None:
         """`versions` are those that every policy is at least asked for."""
-        sampling = {
+        sampling: dict[str, Any] = {
             "temperature": 0.0 if purpose.endswith("greedy") else self.config.sampling.temperature,
             "max_tokens": self.config.sampling.max_tokens,
         }
+        task_id = runs.add_task(conn, self.config.tasks.set, task)
+        if purpose == "train" and self.config.control.length_cap:
+            longest = visits.longest_success(conn, self.run_id, task_id)
+            sampling |= {} if longest is None else {"turns": longest}
         names = [harness.name for harness in self.config.harnesses]
         spec = GroupSpec(
             run_id=self.run_id,
-            task_id=runs.add_task(conn, self.config.tasks.set, task),
+            task_id=task_id,
             policy_id=self.policy_id,
             purpose=purpose,
             ordinal=ordinal,

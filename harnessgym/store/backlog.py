@@ -39,6 +39,8 @@ class Requeued:
 
     ordinal: int
     task_key: str
+    size: int
+    """Its rollouts."""
 
 
 def standing(conn: Connection, run_id: str) -> list[Standing]:
@@ -156,7 +158,11 @@ def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:
     """The oldest groups whose tasks must be submitted again and have not been."""
     done = select(groups.c.replaces).where(_mine(run_id), groups.c.replaces.is_not(None))
     due = (groups.c.given_up == "requeued") & groups.c.ordinal.not_in(done)
-    query = select(groups.c.ordinal, tasks.c.key).join(tasks, tasks.c.id == groups.c.task_id).where(_dropped(run_id), due)
+    query = (
+        select(groups.c.ordinal, tasks.c.key, groups.c.size)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .where(_dropped(run_id), due)
+    )
     found = [Requeued(*row) for row in conn.execute(query).all()]  # few; SQLite would walk through all groups for their order
     return sorted(found, key=lambda item: item.ordinal)[:limit]
 

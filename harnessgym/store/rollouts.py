@@ -38,6 +38,7 @@ class GroupSpec:
     ordinal: int
     submitted_version: int
     sampling: dict[str, Any]
+    """Of its sessions; with `turns`, the most model calls of one."""
     harnesses: tuple[str, ...]
     sandbox: str
     seeds: tuple[int, ...]

@@ -15,6 +15,7 @@ from harnessgym.registry import Kind, load, names
 from harnessgym.reward import make_rewards
 from harnessgym.run_config import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.selection import Pool, make_selector
 from harnessgym.tasks.fitness import fitness
 from harnessgym.tasks.source import absolute, remarks_of, task_set
 
@@ -140,6 +141,8 @@ def _check_names(config: RunConfig) -> None:
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
     load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings, stream=trainer.stream)
+    pool = Pool((), trainer.group_size, trainer.groups_per_step, config.seed)
+    _named("generate", "selector", lambda: make_selector(config.generate.selector, config.generate.settings, pool))
 
 
 def _check_sink(name: str) -> None:

@@ -66,7 +66,7 @@ class LedgerCheck:
     max_staleness: int | None
     """η, if the run's configuration says."""
     reuse: int
-    """How many further times a group may be trained."""
+    """How many further times a rollout may be trained."""
     ended: bool
     tally: Tally
 
@@ -107,8 +107,8 @@ class LedgerCheck:
         return cls(
             books,
             chains,
-            _setting(run.config, "max_staleness"),
-            _setting(run.config, "reuse") or 0,
+            _setting(run.config, "trainer", "max_staleness"),
+            max(_setting(run.config, "replay", name) or 0 for name in ("reuse", "success_pool")),
             run.status == "done",
             tally,
         )
@@ -238,8 +238,8 @@ def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
     )
 
 
-def _setting(config: Any, name: str) -> int | None:
-    """A number in the trainer's section of a run's configuration."""
-    trainer = config.get("trainer") if isinstance(config, dict) else None
-    found = trainer.get(name) if isinstance(trainer, dict) else None
+def _setting(config: Any, section: str, name: str) -> int | None:
+    """A number in a run's configuration."""
+    told = config.get(section) if isinstance(config, dict) else None
+    found = told.get(name) if isinstance(told, dict) else None
     return found if isinstance(found, int) else None

@@ -96,11 +96,23 @@ def test_engines_that_cannot_be_are_refused(engine, said):
 
 
 def test_several_policies_train_no_group_again():
-    trainer, several = {"reuse": 1, "max_staleness": 2}, {"policies": [{"name": "b", "path": "p"}]}
-    assert validate(RunConfig, RUN | {"trainer": trainer}, "the test")
+    replay, several = {"replay": {"reuse": 1}}, {"policies": [{"name": "b", "path": "p"}]}
+    assert validate(RunConfig, RUN | replay, "the test")
     with pytest.raises(ConfigError, match=r"one batch for a group that several policies train.*Set it to 0"):
-        validate(RunConfig, RUN | {"trainer": trainer} | several, "the test")
+        validate(RunConfig, RUN | replay | several, "the test")
+    with pytest.raises(ConfigError, match="success_pool needs max_staleness above 0, one policy"):
+        validate(RunConfig, RUN | {"replay": {"success_pool": 1}} | several, "the test")
     assert validate(RunConfig, RUN | {"trainer": {"over_launch": 2, "when_stale": "drop"}} | several, "the test")
+
+
+def test_dapo_is_uniform_with_refills():
+    told = validate(RunConfig, RUN | {"generate": {"selector": "dapo"}}, "the test")
+    assert (told.filter.zero_signal, told.filter.refill_batches) == ("refill", 3)
+    told = validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"refill_batches": 1}}, "the test")
+    assert (told.filter.zero_signal, told.filter.refill_batches) == ("refill", 1)
+    assert validate(RunConfig, told.model_dump(mode="json"), "the test") == told
+    with pytest.raises(ConfigError, match="the selector dapo refills"):
+        validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"zero_signal": "leave_out"}}, "the test")
 
 
 def test_two_harnesses_may_not_share_a_name():

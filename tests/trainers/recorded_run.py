@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from harnessgym.config import validate
+from harnessgym.curation import ControlSection, FilterSection, ReplaySection
 from harnessgym.message import Message, chain_digests, context_digest
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
@@ -21,6 +22,7 @@ from trainers.trainee import Trainee
 
 PROMPT = [3, 1, 4, 1, 5]
 STEPS = 4
+CURATION = (("filter", FilterSection), ("control", ControlSection), ("replay", ReplaySection))
 
 
 def save_model(folder):
@@ -31,7 +33,11 @@ def save_model(folder):
 
 
 def make_run(root, model, further=(), **trainer):
-    """`further` are the names of further policies, with the same starting weights."""
+    """`further` are the names of further policies, with the same starting weights.
+
+    Settings of filter, control and replay may be given as if they were the trainer's.
+    """
+    curated = {name: {own: trainer.pop(own) for own in [*trainer] if own in section.model_fields} for name, section in CURATION}
     config = {
         "name": "t",
         "policy": {"path": str(model)},
@@ -39,6 +45,7 @@ def make_run(root, model, further=(), **trainer):
         "tasks": {"set": "lookup"},
         "harnesses": [{"name": "h"}],
         "trainer": {"steps": STEPS, "groups_per_step": 2, "group_size": 3, "update": {"lr": 0.01}} | trainer,
+        **curated,
     }
     folder = RunFolder(root)
     write_json(folder.config_path, validate(RunConfig, config, "test").model_dump(mode="json"))

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy import select
 
+from harnessgym.consumption import Replayable
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome
@@ -36,7 +37,7 @@ def make(tmp_path):
 
 def again(folder, store):
     """A `Gathering` that knows nothing yet, as in a new process."""
-    return Gathering(store, store.read(runs.only).id, folder.config().trainer)
+    return Gathering(store, store.read(runs.only).id, folder.config())
 
 
 def ordinals(gathering, version=0, busy=()):
@@ -109,6 +110,22 @@ def test_groups_without_a_signal_count_unless_they_are_refilled(make):
         record_groups(folder, range(4), rewards={1: SAME, 2: SAME})
         assert ordinals(gathering) == expected
         assert gathering.given_up(0) == ({} if zero_signal == "leave_out" else {"no_signal": 2})
+
+
+def test_what_teaches_is_for_the_estimator_to_say(make):
+    """Refills and replays go by it, not by the rewards: here the groups of even ordinals teach, whose rewards are equal."""
+    folder, store, _ = make(zero_signal="refill", reuse=1, max_staleness=2)
+    record_groups(folder, range(4), rewards={0: SAME, 2: SAME})
+    gathering = Gathering(store, store.read(runs.only).id, folder.config(), lambda group: group.group.ordinal % 2 == 0)
+    assert ordinals(gathering) == [0, 2]
+    assert gathering.given_up(0) == {"no_signal": 1}
+    standing = store.read(lambda conn: backlog.standing(conn, gathering.run_id))
+    assert [item.ordinal for item in standing] == [0, 2, 3]
+    trained = [Replayable(item.id, item.ordinal, 1, item.ordinal - 2) for item in standing[1:]]  # 3 is asked first
+    record_groups(folder, range(4, 8))
+    arriving = gathering.groups(0, CHAIN, frozenset(item.id for item in standing), trained=trained)
+    assert [item.group.ordinal for item in arriving] == [2, 4]
+    assert gathering.replayed == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])

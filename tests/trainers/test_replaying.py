@@ -101,11 +101,15 @@ def test_a_group_whose_second_training_is_lost_stays_consumed_and_one_whose_only
     reuse=st.integers(1, 2),
     per_step=st.integers(2, 4),
     when_stale=st.sampled_from(["wait", "drop", "requeue"]),
+    pool=st.integers(0, 2),
 )
-def test_whatever_is_killed_and_lost_nothing_is_trained_too_often_or_too_late(model, seed, eta, reuse, per_step, when_stale):
+def test_whatever_is_killed_and_lost_nothing_is_trained_too_often_or_too_late(
+    model, seed, eta, reuse, per_step, when_stale, pool
+):
     draw, steps, ordinal = random.Random(seed), 5, 0
     with tempfile.TemporaryDirectory() as made:
         options = {"reuse": reuse, "max_staleness": eta, "groups_per_step": per_step, "when_stale": when_stale}
+        options["success_pool"] = pool
         folder = make_run(Path(made) / "run", model, steps=steps, checkpoints="blocking", **options)
         with TraceStore.open(folder.store_url()) as store:
             learner, went_back = learner_of(folder, store), 0

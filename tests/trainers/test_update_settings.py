@@ -162,6 +162,7 @@ VCPO = {"loss": "reinforce", "proximal": "current", "baseline": "minimum_varianc
         ({"max_staleness": 3, "publish": {"keep": 3}, "update": {"proximal": "snapshot"}}, "publish.keep to 4"),
         ({"update": VCPO}, "trainer.advantage = 'reward'"),
         ({"update": VCPO, "advantage": "reward", "processes": 2}, "each rollout alone"),
+        ({"update": VCPO, "advantage": "reward", "steps_kept": 0.5}, "set filter.steps_kept = 1"),
     ],
 )
 def test_what_does_not_fit_the_run_is_refused_with_the_reason(tmp_path, trainer, words):

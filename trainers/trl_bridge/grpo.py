@@ -30,6 +30,8 @@ Correction = Callable[[Tensor], Tensor]
 """log(pi_old / mu) per trained token, float [N], to a weight per token, float [N]; see `trainers.corrections`."""
 _BY_TOKENS = ("dapo", "cispo", "vespo")
 """Losses whose denominator is the batch's trained tokens; the others' counts samples."""
+_LARGER = ("dars", "gdro", "xrpo")
+"""Selectors that give some tasks more rollouts than `trainer.group_size`."""
 
 
 class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -125,7 +127,12 @@ def grpo_arguments(run: TrainingRun) -> dict[str, Any]:
 
 
 def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
-    """One optimizer step a batch, at the temperature that was sampled at. Raises `TrainerError` naming what differs."""
+    """One optimizer step a batch, at the temperature that was sampled at. Raises `TrainerError` naming what does not fit."""
+    if run.config.generate.selector in _LARGER:
+        raise TrainerError(
+            f"The selector {run.config.generate.selector} submits groups that are larger than trainer.group_size, and all of "
+            "GRPOTrainer's have one size: choose another generate.selector, or algorithm = 'grpo'."
+        )
     wanted = {
         "num_generations": run.options.group_size,
         "generation_batch_size": run.batch_rollouts,

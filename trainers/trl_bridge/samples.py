@@ -55,11 +55,19 @@ class SampledBatch:
 
 
 def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
-    """Groups of at most `size` rollouts. A place whose rollout was not graded, and a rollout that trains nothing, is empty."""
+    """Groups of at most `size` rollouts. A place whose rollout was not graded, and a rollout that trains nothing, is empty.
+
+    Raises `TrainerError` for a larger group: TRL would compare some of its rollouts with the next group's.
+    """
     first: list[Sample] = []
     further: list[tuple[int, Sample]] = []
     for group in groups:
         places = [*zip(group.group.members, group.rows, strict=True)]
+        if len(places) > size:
+            raise TrainerError(
+                f"Group {group.group.ordinal} has {len(places)} rollouts, and TRL's have {size} (trainer.group_size): choose a "
+                "selector that keeps to it (generate.selector)."
+            )
         for member, rows in places:
             reward = float(member.reward)
             found = [sample_of(row, reward) for row in rows] or [empty_sample(member.rollout_id, reward)]

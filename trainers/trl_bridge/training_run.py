@@ -84,7 +84,7 @@ class TrainingRun:
         self.run_id = found.id
         self.policy_id = self.store.write(lambda conn: policies.register(conn, found.id, self.config.policy.name))
         self._publisher = Publisher(self.folder.versions, self.store, found.id, self.policy_id, self.options.publish)
-        self._gathering = Gathering(self.store, found.id, self.options)
+        self._gathering = Gathering(self.store, found.id, self.config)
         self._pending: list[TakenBatch] = []
         self._lock = threading.Lock()
         self._began = time.perf_counter()
@@ -229,14 +229,16 @@ def _check(config: RunConfig) -> None:
     """Refuse what only our own trainer does. Raises `TrainerError`."""
     trainer = config.trainer
     refused = {
-        "processes": trainer.processes > 1,
-        "reuse": trainer.reuse > 0,
-        "stream": trainer.stream,
-        "reward_shuffle": trainer.reward_shuffle,
+        "trainer.processes": trainer.processes > 1,
+        "trainer.stream": trainer.stream,
+        "trainer.reward_shuffle": trainer.reward_shuffle,
+        "filter.steps_kept": config.filter.steps_kept < 1,
+        "replay.reuse": config.replay.reuse > 0,
+        "replay.success_pool": config.replay.success_pool > 0,
     }
     wrong = next((name for name, given in refused.items() if given), None)
     if wrong:
-        raise TrainerError(f"trainer.{wrong} is done by the trainer of HarnessGym alone, not by TRL: leave it out.")
+        raise TrainerError(f"{wrong} is done by the trainer of HarnessGym alone, not by TRL: leave it out.")
     if config.policies:
         raise TrainerError(
             "TRL trains one policy, and this run has several ([[policies]]): train them with algorithm = 'grpo'."

@@ -108,6 +108,23 @@ def make_config(tmp_path):
 
 
 @pytest.fixture
+def make_plan(tmp_path, make_config):
+    """A plan on a store of its own: `make_plan(steps=3, ...)` gives (store, plan)."""
+    stores = []
+
+    def make(*names, **options):
+        store = TraceStore.create(f"sqlite:///{tmp_path}/{len(stores)}.db")
+        stores.append(store)
+        run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
+        policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
+        return store, Plan(run_id, policy_id, make_config(*(names or ("good",)), **options), "process")
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
 def make_line(tmp_path, language, make_config):
     @asynccontextmanager
     async def make(*names, status="training", upstream=None, walls=False, **options):

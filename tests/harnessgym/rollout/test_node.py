@@ -1,13 +1,13 @@
 import time
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from harnessgym.errors import SandboxError, TaskError
 from harnessgym.process import identify
 from harnessgym.rollout.plan import Plan
 from harnessgym.store import rewards as rollout_rewards
-from harnessgym.store.tables import exclusions, rewards
+from harnessgym.store.tables import exclusions, groups, rewards
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 
 pytestmark = pytest.mark.anyio
@@ -76,6 +76,16 @@ async def test_a_harness_that_never_stops_asking_meets_the_turn_limit(make_line)
         await line.run(one_group)
         assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("turn_limit", "valid")}
         assert len(line.upstream.asked) == 8
+
+
+async def test_a_group_may_have_a_turn_limit_below_its_tasks(make_line):
+    async with make_line("talks") as line:
+        line.store.write(lambda conn: line.node.plan.submit(conn, "training"))
+        told = line.store.read(lambda conn: conn.execute(select(groups.c.sampling)).scalar_one())
+        line.store.write(lambda conn: conn.execute(update(groups).values(sampling=told | {"turns": 2})))
+        await line.run(one_group)
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("turn_limit", "valid")}
+        assert len(line.upstream.asked) == 4
 
 
 async def test_a_harness_that_would_break_a_contract_is_stopped(make_line):

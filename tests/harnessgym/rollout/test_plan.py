@@ -1,72 +1,17 @@
 import time
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
 from harnessgym.rollout.plan import Plan
 from harnessgym.run_config import FurtherPolicySection
-from harnessgym.store import TraceStore, backlog, policies, rollouts, runs, workers
+from harnessgym.store import backlog, policies, rollouts, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import groups, tasks
 from harnessgym.store.tables import rollouts as rollout_table
 from harnessgym.store.workers import WorkerRow
-
-
-@pytest.fixture
-def make_plan(tmp_path, make_config):
-    """A plan on a store of its own: `make_plan(steps=3, ...)` gives (store, plan)."""
-    stores = []
-
-    def make(*names, **options):
-        store = TraceStore.create(f"sqlite:///{tmp_path}/{len(stores)}.db")
-        stores.append(store)
-        run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
-        policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
-        return store, Plan(run_id, policy_id, make_config(*(names or ("good",)), **options), "process")
-
-    yield make
-    for store in stores:
-        store.close()
-
-
-def publish(store, plan, version, *, serve=True):
-    row = PolicyVersion(version, version - 1 if version else None, "full", "", version, "", 0, committed=True, orphaned=False)
-    store.write(lambda conn: policies.publish(conn, plan.policy_id, row))
-    if serve:
-        serving(store, plan, version)
-
-
-def serving(store, plan, version, *, name="w0", state="ready"):
-    store.write(lambda conn: workers.upsert(conn, WorkerRow(name, plan.run_id, "embedded", name, version, state)))
-
-
-def submit(store, plan, status="training"):
-    return store.write(lambda conn: plan.submit(conn, status))
-
-
-def move(store, plan, old, new, limit):
-    """Move the first `limit` training groups of a state to another; returns how many there were."""
-    query = (
-        select(groups.c.id).where(groups.c.state == old, groups.c.purpose == "train").order_by(groups.c.ordinal).limit(limit)
-    )
-    found = store.read(lambda conn: conn.execute(query).scalars().all())
-    for group_id in found:
-        store.write(lambda conn, group_id=group_id: rollouts.set_group_state(conn, group_id, new))
-    return len(found)
-
-
-def submitted(store):
-    """Everything that was submitted, without ids and times."""
-    query = (
-        select(groups.c.purpose, groups.c.ordinal, tasks.c.key, rollout_table.c.slot, rollout_table.c.harness)
-        .add_columns(rollout_table.c.seed, groups.c.sampling)
-        .join(groups, groups.c.id == rollout_table.c.group_id)
-        .join(tasks, tasks.c.id == groups.c.task_id)
-        .order_by(groups.c.purpose, groups.c.ordinal, rollout_table.c.slot)
-    )
-    return store.read(lambda conn: [tuple(row) for row in conn.execute(query)])
+from tests.harnessgym.rollout.planning import move, publish, serving, submit, submitted
 
 
 def test_an_evaluation_is_submitted_once_and_waits_for_every_worker(make_plan):
@@ -283,8 +228,9 @@ def test_a_version_that_was_orphaned_counts_as_the_one_it_forked_from(make_plan)
 def test_with_replays_fewer_groups_are_submitted_ahead(make_plan):
     """η = 3 and half of every batch of four: what stands fills four batches of two new groups, and at least one of four."""
     store, plan = make_plan(steps=9, groups_per_step=4, max_running=99)
-    trainer = plan.config.trainer.model_copy(update={"max_staleness": 3, "reuse": 1})
-    plan.config = plan.config.model_copy(update={"trainer": trainer})
+    trainer = plan.config.trainer.model_copy(update={"max_staleness": 3})
+    replay = plan.config.replay.model_copy(update={"reuse": 1})
+    plan.config = plan.config.model_copy(update={"trainer": trainer, "replay": replay})
     publish(store, plan, 0)
     assert submit(store, plan) == 8
     for version, new in ((1, 4), (2, 2), (3, 2)):

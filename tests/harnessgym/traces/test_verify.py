@@ -322,7 +322,7 @@ def test_a_rollout_trained_again_after_its_version_was_orphaned_is_green(recordi
 
 @pytest.mark.parametrize("reuse", [0, 1, 2])
 def test_a_rollout_may_be_trained_again_as_often_as_the_run_allows(recording, reuse):
-    config = {"trainer": {"reuse": reuse, "max_staleness": 9}}
+    config = {"trainer": {"max_staleness": 9}, "replay": {"reuse": reuse}}
     recording.store.write(lambda conn: conn.execute(update(tables.runs).values(config=config)))
     recording.publish(0)
     group_id, (rollout_id,) = recording.group(1)

@@ -10,6 +10,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from harnessgym.errors import TrainerError
+from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, make_run
@@ -210,11 +211,31 @@ def test_arguments_that_make_no_version_of_a_batch_are_refused(tmp_path, given, 
         RunGRPOTrainer(run, arguments(run, **given))
 
 
-@pytest.mark.parametrize("given", [{"processes": 2}, {"stream": True}, {"reuse": 1}, {"reward_shuffle": True}])
-def test_a_run_that_only_our_trainer_can_train_is_refused(tmp_path, given):
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"processes": 2}, "trainer.processes"),
+        ({"stream": True}, "trainer.stream"),
+        ({"reward_shuffle": True}, "trainer.reward_shuffle"),
+        ({"steps_kept": 0.8}, "filter.steps_kept"),
+        ({"reuse": 1}, "replay.reuse"),
+        ({"success_pool": 1}, "replay.success_pool"),
+    ],
+)
+def test_a_run_that_only_our_trainer_can_train_is_refused(tmp_path, given, named):
     folder = off_policy_run(tmp_path, **given)
-    with pytest.raises(TrainerError, match=next(iter(given))):
+    with pytest.raises(TrainerError, match=f"^{named} is done by the trainer of HarnessGym alone"):
         training_run(folder)
+
+
+@pytest.mark.parametrize("selector", ["dars", "gdro", "xrpo"])
+def test_selectors_that_make_groups_larger_are_refused(tmp_path, selector):
+    folder = off_policy_run(tmp_path)
+    config = folder.config()
+    told = config.model_copy(update={"generate": config.generate.model_copy(update={"selector": selector})})
+    write_json(folder.config_path, told.model_dump(mode="json"))
+    with training_run(folder) as run, pytest.raises(TrainerError, match=f"The selector {selector} submits groups"):
+        RunGRPOTrainer(run, arguments(run))
 
 
 def test_a_run_of_several_policies_is_refused(tmp_path):

@@ -61,6 +61,15 @@ def test_an_empty_place_counts_in_no_mean_and_has_what_trl_needs_of_a_sample():
     assert recorded_reward(reward=[None, 1.0], prompts=["", ""], trainer_state=None) == [None, 1.0]
 
 
+def test_a_group_that_is_larger_than_the_others_is_refused():
+    """Its last rollouts would be compared with the next group's."""
+    members = tuple(SimpleNamespace(rollout_id=f"r{index}", reward=1.0) for index in range(3))
+    group = SimpleNamespace(group=SimpleNamespace(members=members, ordinal=4), rows=((), (), ()))
+    assert len(samples_of([group], 3).first) == 3
+    with pytest.raises(TrainerError, match=r"Group 4 has 3 rollouts, and TRL's have 2 .*generate\.selector"):
+        samples_of([group], 2)
+
+
 @given(rows(), st.floats(-3, 3))
 def test_a_sample_has_one_advantage(row, value):
     assert one_advantage(row, value) == value

@@ -1,0 +1,1 @@
+"""Selectors (`harnessgym.selection`): numpy alone, for they run where groups are planned, on nodes without torch."""
