@@ -12,6 +12,7 @@ Left out: a KL penalty to a reference policy, a trunk that both share (`trainers
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
+from trainers.advantages.estimator import Float64Array
 from trainers.advantages.gae import gae_of_rollout
 from trainers.advantages.steps import standardised
 from trainers.batch import Batch, LoadedGroup, join, share_of
@@ -76,8 +78,7 @@ class Ppo:
         advantages = self._advantages(taken, values)
         targets = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
         explained = explained_variance(rows, values, targets)
-        warm = learner.step >= self.settings.critic.warmup
-        if not warm:
+        if learner.step < self.settings.critic.warmup:
             advantages = [np.zeros_like(advantage) for advantage in advantages]
         elif self.settings.whiten:
             advantages = whitened(rows, advantages)
@@ -85,7 +86,7 @@ class Ppo:
         policy_steps, critic_steps = list[dict[str, float]](), list[dict[str, float]]()
         for part in self._parts(rows, learner.step):
             mine = [rows[at] for at in part]
-            if warm:
+            if batch.rows:  # else no token has an advantage
                 own_ages = None if ages is None else [ages[at] for at in part]
                 policy_steps.append(trainee.update(mine, [advantages[at] for at in part], own_ages).as_dict())
             old = [values[at] for at in part]
@@ -121,23 +122,24 @@ class Ppo:
 
 def whitened(rows: Sequence[Row], advantages: Sequence[FloatArray]) -> list[FloatArray]:
     """Advantages, float32 [T] per row, with mean 0 and standard deviation 1 over all trained tokens; 0 for the others."""
-    masks = [row.mask != 0 for row in rows]
-    given_N = np.concatenate([advantage[mask] for advantage, mask in zip(advantages, masks, strict=True)])
-    parts = np.split(standardised(given_N.astype(np.float64), _EPS), np.cumsum([mask.sum() for mask in masks])[:-1])
+    found_N = iter(standardised(_trained(rows, advantages), _EPS))
     out = [np.zeros_like(advantage) for advantage in advantages]
-    for advantage, mask, part in zip(out, masks, parts, strict=True):
-        advantage[mask] = part
+    for row, advantage in zip(rows, out, strict=True):
+        advantage[row.mask != 0] = list(islice(found_N, int(np.count_nonzero(row.mask))))
     return out
 
 
 def explained_variance(rows: Sequence[Row], values: Sequence[FloatArray], targets: Sequence[FloatArray]) -> float:
     """1 - Var(R - V) / Var(R) over trained tokens: 1 where the critic is right, 0 where it tells no token from another."""
-    values_N, targets_N = (
-        np.concatenate([each[row.mask != 0] for each, row in zip(of, rows, strict=True)]).astype(np.float64)
-        for of in (values, targets)
-    )
+    values_N, targets_N = _trained(rows, values), _trained(rows, targets)
     spread = float(targets_N.var()) if len(targets_N) else 0.0
     return 1 - float((targets_N - values_N).var()) / spread if spread else 0.0
+
+
+def _trained(rows: Sequence[Row], per_row: Sequence[FloatArray]) -> Float64Array:
+    """What trained tokens have, row after row, float64 [N]."""
+    found = [each[row.mask != 0].astype(np.float64) for row, each in zip(rows, per_row, strict=True)]
+    return np.concatenate([*found, np.zeros(0)])
 
 
 def _batch(groups: Sequence[LoadedGroup], advantages: Sequence[FloatArray], version: int, chain: VersionChain) -> Batch:

@@ -135,7 +135,8 @@ def _check_names(config: RunConfig) -> None:
         _load("trainer.algorithm", "algorithm", trainer.algorithm)
     else:
         if trainer.algorithm == "ppo":
-            load("settings", _PPO_SETTINGS)(config)
+            for policy in config.all_policies:
+                load("settings", _PPO_SETTINGS)(config.of_policy(policy.name))
         settings_of = load("settings", _UPDATE_SETTINGS)
         settings_of(config)
         for policy in config.policies:

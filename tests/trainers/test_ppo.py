@@ -4,12 +4,16 @@ import json
 import multiprocessing
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harnessgym.errors import HarnessGymError
+from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, advantages, ledger, rollouts, runs
 from harnessgym.traces.trajectories import Row
@@ -19,8 +23,8 @@ from trainers import checkpoint
 from trainers.advantages.gae import gae
 from trainers.learner import TrainerSettings
 from trainers.policy import published_weights
-from trainers.ppo import explained_variance, train, whitened
-from trainers.ppo_settings import ppo_settings_of
+from trainers.ppo import Ppo, explained_variance, train, whitened
+from trainers.ppo_settings import PpoSettings, ppo_settings_of
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 
@@ -113,6 +117,43 @@ def test_the_explained_variance_is_one_of_the_truth_and_zero_of_a_constant():
     assert explained_variance(rows, [np.full(4, 5.0, np.float32)], [truth]) == 0
     assert explained_variance(rows, [-truth], [truth]) < 0
     assert explained_variance(rows, [truth], [np.full(4, 5.0, np.float32)]) == 0
+
+
+@given(data=st.data())
+def test_in_every_epoch_each_rollout_is_in_one_update_with_all_its_rows(data):
+    settings = PpoSettings(epochs=data.draw(st.integers(1, 3)), mini_batches=data.draw(st.integers(1, 4)))
+    trained = data.draw(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
+    masks = [np.array([0, int(each)], np.int32) for _, each in trained]
+    rows = [
+        Row(f"r{name}", "g", mask, mask, np.zeros(2, np.float32), mask - 1)
+        for (name, _), mask in zip(trained, masks, strict=True)
+    ]
+    learns = {f"r{name}" for name, each in trained if each}
+    config = RunConfig.model_validate(
+        {"name": "t", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "h"}]}
+    )
+    parts = list(Ppo(config, settings)._parts(rows, step=3))
+    assert sorted(at for part in parts for at in part) == sorted(
+        at for at, row in enumerate(rows) for _ in range(settings.epochs) if row.rollout_id in learns
+    )
+    for part in parts:
+        held = {rows[at].rollout_id for at in part}
+        assert part == [at for at, row in enumerate(rows) if row.rollout_id in held]
+        assert any(rows[at].mask.any() for at in part)
+    assert len(parts) == settings.epochs * min(settings.mini_batches, len(learns))
+
+
+def test_a_batch_in_which_nothing_was_sampled_is_a_step_that_changes_nothing(tmp_path, model):
+    folder = make(tmp_path / "run", model)
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        before = published_weights(learner.trainee.policy)
+        groups = [replace(group, rows=((),) * 3, credit=()) for group in learner.arriving()]
+        metrics = learner.train_step(groups)
+        assert (metrics["signal"], metrics["explained_variance"]) == (0, 0)
+        assert all(torch.equal(before[name], tensor) for name, tensor in published_weights(learner.trainee.policy).items())
+        learner.settle()
 
 
 def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_path, model):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from harnessgym.traces.verify import verify
 from tests.trainers.recorded_lookup import Player, Recorder
 
 STEPS = 20
