@@ -41,8 +41,8 @@ class PpoSettings(Config):
     """The value function."""
 
 
-def ppo_settings_of(config: RunConfig) -> PpoSettings:
-    """PPO as a run asks for it. Raises `ConfigError` for what does not go with it, with the reason."""
+def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSettings:
+    """PPO as a run asks for it. Raises `ConfigError` for what does not go with it, or with its update, with the reason."""
     trainer = config.trainer
     found = validate(PpoSettings, dict(trainer.ppo), "[trainer.ppo]")
     if trainer.advantage != "grpo" or trainer.advantage_settings:
@@ -65,7 +65,7 @@ def ppo_settings_of(config: RunConfig) -> PpoSettings:
             "trainer.update.baseline chooses what is subtracted from rewards, and PPO subtracts what its critic expects: leave "
             "one of them out."
         )
-    proximal = settings_of(config).proximal
+    proximal = settings_of(config, where).proximal
     if found.epochs * found.mini_batches > 1 and proximal not in ("behaviour", "snapshot"):
         name = proximal if isinstance(proximal, str) else proximal.name
         raise ConfigError(

@@ -134,10 +134,7 @@ def _check_names(config: RunConfig) -> None:
     if trainer.algorithm not in names("algorithm"):
         _load("trainer.algorithm", "algorithm", trainer.algorithm)
     else:
-        if trainer.algorithm == "ppo":
-            for policy in config.all_policies:
-                load("settings", _PPO_SETTINGS)(config.of_policy(policy.name))
-        settings_of = load("settings", _UPDATE_SETTINGS)
+        settings_of = load("settings", _PPO_SETTINGS if trainer.algorithm == "ppo" else _UPDATE_SETTINGS)
         settings_of(config)
         for policy in config.policies:
             settings_of(config.of_policy(policy.name), f"update of policy {policy.name!r}")

@@ -4,7 +4,9 @@ import json
 import multiprocessing
 import random
 import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harnessgym.config import validate
 from harnessgym.errors import HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import write_json
@@ -27,6 +30,8 @@ from trainers.ppo import Ppo, explained_variance, train, whitened
 from trainers.ppo_settings import PpoSettings, ppo_settings_of
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -129,9 +134,8 @@ def test_in_every_epoch_each_rollout_is_in_one_update_with_all_its_rows(data):
         for (name, _), mask in zip(trained, masks, strict=True)
     ]
     learns = {f"r{name}" for name, each in trained if each}
-    config = RunConfig.model_validate(
-        {"name": "t", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "h"}]}
-    )
+    raw = {"name": "t", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "h"}]}
+    config = validate(RunConfig, raw, "the test")
     parts = list(Ppo(config, settings)._parts(rows, step=3))
     assert sorted(at for part in parts for at in part) == sorted(
         at for at, row in enumerate(rows) for _ in range(settings.epochs) if row.rollout_id in learns
@@ -232,6 +236,13 @@ def test_a_checkpoint_of_a_release_without_critics_is_read(tmp_path, model):
 def test_what_does_not_go_with_ppo_is_refused_with_the_reason(tmp_path, model, trainer, words):
     with pytest.raises(HarnessGymError, match=words):
         ppo_settings_of(make(tmp_path / "run", model, **trainer).config())
+
+
+def test_its_quickstart_is_the_quickstart_but_for_the_trainer():
+    grpo, ppo = (tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text()) for name in ("quickstart", "quickstart_ppo"))
+    assert {key for key in grpo if grpo[key] != ppo[key]} == {"name", "trainer"}
+    assert grpo.keys() == ppo.keys()
+    assert ppo_settings_of(validate(RunConfig, ppo, "its quickstart")).epochs == 2
 
 
 def after_processes(folder, stops):
