@@ -62,7 +62,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "bubblewrap": "harnessgym.sandboxes.bubblewrap:Bubblewrap",
         "docker": "harnessgym.sandboxes.docker:Docker",
     },
-    "algorithm": {"grpo": "trainers.grpo:train"},
+    "algorithm": {"grpo": "trainers.grpo:train", "ppo": "trainers.ppo:train"},
     "advantage": {
         "dr_grpo": "trainers.advantages.group_relative:dr_grpo",
         "gdpo": "trainers.advantages.gdpo:Gdpo",
@@ -173,7 +173,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "engine": "trainers.engine:EngineSettings",
         "node": "harnessgym.rollout.node:NodeSettings",
         "simulate": "trainers.simulation.settings:SimulationConfig",
-        "train-worker": "trainers.grpo:TrainerSettings",
+        "train-worker": "trainers.learner:TrainerSettings",
         "weights-agent": "trainers.weights.outside:OutsideSettings",
         "train": "harnessgym.run_config:RunConfig",
         "weights-mirror": "trainers.weights.settings:MirrorSettings",

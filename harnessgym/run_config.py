@@ -190,8 +190,8 @@ class TrainerSection(Config):
     """Batches to train on; each makes one policy version."""
     groups_per_step: int = Field(8, gt=0)
     """Groups in a batch."""
-    group_size: int = Field(8, gt=1)
-    """Rollouts of one task in a group."""
+    group_size: int = Field(8, gt=0)
+    """Rollouts of one task in a group. 1 is enough for ppo, which compares with what its critic expects."""
     max_staleness: int = Field(1, ge=0)
     """η: how many versions old a token may be when it is trained. 0 is synchronous training."""
     when_stale: WhenStale = "wait"
@@ -204,7 +204,8 @@ class TrainerSection(Config):
     """Strictly on-policy, and streamed: the version that a step starts from samples every rollout of its batch, and gradients
     accumulate as groups complete, in whatever order (Periodic Asynchrony, arXiv 2511.18871)."""
     min_group: int = Field(2, ge=2)
-    """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it is given up."""
+    """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it is given up. All of
+    them, where a group has fewer."""
     stream: bool = False
     """Whether gradients of a batch accumulate group by group as these complete, instead of when the last one has. Equal up to
     rounding."""
@@ -225,6 +226,8 @@ class TrainerSection(Config):
     update: dict[str, Any] = Field(default_factory=dict)
     """Settings of the update: lr, loss, proximal, corrections, lr_rule, baseline, max_grad_norm, normalisation,
     micro_batch_tokens. Names and tables; see docs/running.md."""
+    ppo: dict[str, Any] = Field(default_factory=dict)
+    """Settings of algorithm = "ppo": gamma, lam, whiten, epochs, mini_batches, critic. See docs/running.md."""
 
     @model_validator(mode="before")
     @classmethod
@@ -252,7 +255,14 @@ class TrainerSection(Config):
 
     @model_validator(mode="after")
     def _possible(self) -> "TrainerSection":
-        if self.min_group > self.group_size:
+        if self.group_size == 1 and self.algorithm == "grpo":
+            raise ValueError(
+                "grpo compares the rollouts of a group with each other, and one alone has nobody to be compared with: raise "
+                'group_size, or set algorithm = "ppo", which compares with its critic'
+            )
+        if self.ppo and self.algorithm == "grpo":
+            raise ValueError('[trainer.ppo] has the settings of algorithm = "ppo", and the algorithm is grpo: leave it out')
+        if self.min_group > max(self.group_size, 2):
             raise ValueError(f"min_group is {self.min_group}, and a group has only {self.group_size} rollouts (group_size)")
         if self.stream and self.reward_shuffle:
             raise ValueError("reward_shuffle permutes rewards over the whole batch: set stream = false")

@@ -60,6 +60,8 @@ class Checkpoint:
     metrics: dict[str, float]
     proximal: dict[str, Any] | None = None
     """Of the proximal policy, if it has a state; see `trainers.proximal`."""
+    critic: dict[str, Any] | None = None
+    """Of the critic, if there is one: its weights and its optimizer."""
 
 
 def save(root: Path, checkpoint: Checkpoint) -> Path:

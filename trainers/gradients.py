@@ -75,18 +75,37 @@ def backward_all(policy: Policy, items: Sequence[Item], settings: UpdateSettings
 
 def score_all(policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World) -> list[FloatArray]:
     """Logprobs of all tokens of each row, float32 [T], under the weights that the policy has; in every process."""
+
+    def logprobs(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
+        return _logprobs(policy, ids, masks, temperature, gradient=False)
+
+    return per_token(rows, logprobs, lambda: _pass_without_rows(policy, gradient=False), max_tokens, world)
+
+
+def per_token(
+    rows: Sequence[Row],
+    compute: Callable[[Sequence[IdArray], Sequence[IdArray]], Tensor],
+    idle: Callable[[], None],
+    max_tokens: int,
+    world: World,
+) -> list[FloatArray]:
+    """A number for each token of each row but the first, which gets 0: float32 [T] per row, in every process.
+
+    `compute` gives those of the tokens with mask 1 of some rows' ids and masks, row after row; `idle` takes part in a pass of
+    other processes.
+    """
     parts = world.parts([len(row.ids) for row in rows])
     plans = [micro_batches([[rows[index].ids] for index in part], max_tokens) for part in parts]
     mine, found = parts[world.rank], dict[int, FloatArray]()
     for batch in plans[world.rank]:
         indices = [mine[place] for place in batch]
         ids = [rows[index].ids for index in indices]
-        logprobs_N = _logprobs(policy, ids, [_behind_first(row) for row in ids], temperature, gradient=False).cpu().numpy()
+        values_N = compute(ids, [_behind_first(row) for row in ids]).cpu().numpy()
         ends = np.cumsum([len(row) - 1 for row in ids])[:-1]
-        found |= {index: np.pad(part, (1, 0)) for index, part in zip(indices, np.split(logprobs_N, ends), strict=True)}
+        found |= {index: np.pad(part, (1, 0)) for index, part in zip(indices, np.split(values_N, ends), strict=True)}
     for _ in range(max(map(len, plans)) - len(plans[world.rank])):
-        _pass_without_rows(policy, gradient=False)
-    everyones = {index: logprobs for part in world.everyones(found) for index, logprobs in part.items()}
+        idle()
+    everyones = {index: values for part in world.everyones(found) for index, values in part.items()}
     return [everyones[index] for index in range(len(rows))]
 
 

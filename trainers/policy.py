@@ -207,16 +207,20 @@ class Policy(nn.Module):
 
         Logits are computed for these tokens alone, and in the backward pass again where they would take much memory.
         """
-        cos, sin = self.cos[packed.positions_N][None, :, None], self.sin[packed.positions_N][None, :, None]
-        x = F.embedding(packed.ids_N[None], self.embed_tokens.weight)
-        for layer in self.blocks:
-            x = layer(x, cos, sin, packed.spans)
-        hidden_ME = x[0].index_select(0, before_M)
+        hidden_ME = self.hidden(packed).index_select(0, before_M)
         rows = max(1, _LOGITS // self.config.vocab_size)
         if len(hidden_ME) <= rows:
             return self._chosen(hidden_ME, targets_M, temperature)
         parts = zip(torch.split(hidden_ME, rows), torch.split(targets_M, rows), strict=True)
         return torch.cat([checkpoint(self._chosen, *part, temperature, use_reentrant=False) for part in parts])
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """The residual stream behind the last layer at each token of packed rows, [N, hidden]."""
+        cos, sin = self.cos[packed.positions_N][None, :, None], self.sin[packed.positions_N][None, :, None]
+        x = F.embedding(packed.ids_N[None], self.embed_tokens.weight)
+        for layer in self.blocks:
+            x = layer(x, cos, sin, packed.spans)
+        return x[0]
 
     def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
         scores_MV = self.logits(hidden_ME).float() / temperature
@@ -224,8 +228,12 @@ class Policy(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Final norm and vocabulary projection of hidden states [..., hidden]."""
-        x = _rms_norm(x, self.norm, self.config.rms_norm_eps)
+        x = self.normed(x)
         return F.linear(x, self.embed_tokens.weight if self.lm_head is None else self.lm_head.weight)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Final norm of hidden states."""
+        return _rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     @torch.inference_mode()
     def forward_cached(

@@ -17,6 +17,7 @@ from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
 from trainers.policy import Policy, load_policy, load_weights, packed_weights, published_weights
+from trainers.ppo_settings import CriticSettings
 from trainers.proximal.average import MovingAverage
 from trainers.proximal.proximal import Proximal
 from trainers.proximal.settings import Ewma
@@ -24,6 +25,7 @@ from trainers.proximal.snapshots import Snapshots
 from trainers.scoring import mean_logprobs
 from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
 from trainers.update_settings import settings_of
+from trainers.value_function import ValueFunction, ValueMetrics
 from trainers.world import ALONE, World
 
 State = tuple[dict[str, Tensor], dict[str, Any], tuple[RandomState, ...]]
@@ -33,13 +35,22 @@ State = tuple[dict[str, Tensor], dict[str, Any], tuple[RandomState, ...]]
 class Trainee:
     """One process's part of the policy and its optimizer. Calls are the leader's; `follow` is for the others."""
 
-    def __init__(self, config: RunConfig, world: World = ALONE, versions: Path | None = None) -> None:
-        """`versions` is where the run's policy versions are published, for a proximal policy that needs them."""
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World = ALONE,
+        versions: Path | None = None,
+        critic: CriticSettings | None = None,
+    ) -> None:
+        """`versions` is where the run's policy versions are published, for a proximal policy that needs them; `critic` says
+        that there is to be one.
+        """
         self.settings = settings_of(config)
         self.world = world
         world.take_device()
         torch.manual_seed(config.seed + world.rank)
         self.policy: Policy = load_policy(Path(config.policy.path))
+        self.value_function = None if critic is None else ValueFunction(self.policy, critic, self.settings, world)
         if world.size > 1:
             from trainers.shards import shard
 
@@ -114,6 +125,23 @@ class Trainee:
         self.world.lead("score", texts, tails)
         return mean_logprobs(self.policy, texts, tails, self.settings)
 
+    def values(self, rows: Sequence[Row]) -> list[FloatArray]:
+        """What the critic expects before each token, float32 [T] per row."""
+        self.world.lead("values", rows)
+        assert self.value_function is not None
+        return self.value_function.values(rows)
+
+    def update_critic(self, rows: Sequence[Row], targets: Sequence[FloatArray], old: Sequence[FloatArray]) -> ValueMetrics:
+        """One optimizer step of the critic; see `ValueFunction.update`."""
+        self.world.lead("update_critic", rows, targets, old)
+        assert self.value_function is not None
+        return self.value_function.update(rows, targets, old)
+
+    def critic_state(self) -> dict[str, Any] | None:
+        """What a checkpoint needs of the critic, as copies; None if there is none."""
+        self.world.lead("critic_state")
+        return None if self.value_function is None else self.value_function.state()
+
     def state(self) -> State:
         """All that a checkpoint needs. Weights are copies in main memory; the optimizer's may change with the next step."""
         self.world.lead("state")
@@ -137,8 +165,10 @@ class Trainee:
         optimizer: dict[str, Any] | None = None,
         randoms: tuple[RandomState, ...] = (),
         proximal: dict[str, Any] | None = None,
+        critic: dict[str, Any] | None = None,
     ) -> None:
-        """Go on from these weights and, if given, from this optimizer state, these generators and this proximal policy's state.
+        """Go on from these weights and, if given, from this optimizer state, these generators and these states of the proximal
+        policy and the critic.
 
         A process whose generators are not among them keeps its own: torch's begins with the run's seed plus its rank.
         """
@@ -155,6 +185,8 @@ class Trainee:
             scatter(self.policy, self.optimizer, packed, (optimizer or {}) if stepped else None)
         if self._proximal is not None:
             self._proximal.load(proximal)
+        if self.value_function is not None:
+            self.value_function.load(critic)
         randoms = self.world.shared(randoms)
         if self.world.rank < len(randoms):
             randoms[self.world.rank].restore()

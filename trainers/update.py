@@ -58,8 +58,12 @@ class UpdateMetrics:
     tokens: int
     rollouts: int
 
+    def as_dict(self) -> dict[str, float]:
+        """By name."""
+        return {name: float(getattr(self, name)) for name in self.__dataclass_fields__}
 
-def make_optimizer(policy: Policy, settings: UpdateSettings) -> torch.optim.Optimizer:
+
+def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
     """AdamW without weight decay, with the short second-moment memory that few, noisy steps want."""
     return torch.optim.AdamW(policy.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -262,18 +266,22 @@ def _log_weights(seen: Sequence[Seen]) -> Tensor:
 
 
 def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, lr: float) -> float:
-    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is not finite.
+    """`clip_and_step`, at the rate of this step alone."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    try:
+        return clip_and_step(policy, optimizer, settings.max_grad_norm)
+    finally:
+        for group in optimizer.param_groups:
+            group["lr"] = settings.lr
 
-    The optimizer has the rate of this step for this step alone.
-    """
-    length = torch.nn.utils.clip_grad_norm_(policy.parameters(), settings.max_grad_norm)
+
+def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> float:
+    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is not finite."""
+    length = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     norm = float(length.full_tensor() if hasattr(length, "full_tensor") else length)
     if not np.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
         raise TrainerError(f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs.")
-    for group in optimizer.param_groups:
-        group["lr"] = lr
     optimizer.step()
-    for group in optimizer.param_groups:
-        group["lr"] = settings.lr
     return norm

@@ -25,6 +25,7 @@ Notify = Callable[[str], None]
 _PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
 """What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
 _UPDATE_SETTINGS = "trainers.update_settings:settings_of"
+_PPO_SETTINGS = "trainers.ppo_settings:ppo_settings_of"
 _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
@@ -134,7 +135,7 @@ def _check_names(config: RunConfig) -> None:
     if trainer.algorithm not in names("algorithm"):
         _load("trainer.algorithm", "algorithm", trainer.algorithm)
     else:
-        settings_of = load("settings", _UPDATE_SETTINGS)
+        settings_of = load("settings", _PPO_SETTINGS if trainer.algorithm == "ppo" else _UPDATE_SETTINGS)
         settings_of(config)
         for policy in config.policies:
             settings_of(config.of_policy(policy.name), f"update of policy {policy.name!r}")

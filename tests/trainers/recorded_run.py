@@ -16,8 +16,11 @@ from harnessgym.store.tables import new_id
 from harnessgym.task import Task
 from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.forest import Forest
-from trainers.grpo import Learner
+from trainers.grpo import Grpo
+from trainers.learner import Learner
 from trainers.policy import Policy, PolicyConfig, load_policy, save_policy, token_logprobs
+from trainers.ppo import Ppo
+from trainers.ppo_settings import ppo_settings_of
 from trainers.trainee import Trainee
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -117,8 +120,15 @@ def record_rollout(store, policy, row, ordinal, version, policy_id=None):
 
 
 def learner_of(folder, store, policy=""):
+    """What the run's algorithm trains with, resumed."""
     config = folder.config().of_policy(policy)
     own = RunFolder(folder.root, policy)
-    learner = Learner(own, config, store, Trainee(config, versions=own.versions))
+    if config.trainer.algorithm == "ppo":
+        settings = ppo_settings_of(config)
+        trainee = Trainee(config, versions=own.versions, critic=settings.critic)
+        learner = Learner(own, config, store, trainee, Ppo(config, settings))
+    else:
+        trainee = Trainee(config, versions=own.versions)
+        learner = Learner(own, config, store, trainee, Grpo(config, store, trainee))
     learner.resume()
     return learner

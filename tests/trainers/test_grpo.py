@@ -18,7 +18,8 @@ from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts,
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from trainers import checkpoint
-from trainers.grpo import TrainerSettings, train
+from trainers.grpo import train
+from trainers.learner import TrainerSettings
 from trainers.policy import load_policy, packed_weights, published_weights
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
@@ -87,7 +88,7 @@ def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
         expected = {
             member.rollout_id: float(value)
             for item in groups
-            for member, (value,) in zip(item.group.members, learner.estimator(item.scored), strict=True)
+            for member, (value,) in zip(item.group.members, learner.algorithm.estimator(item.scored), strict=True)
         }
         assert len(set(expected.values())) > 1
         for rollout_id, value in expected.items():

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from harnessgym.tokens import FloatArray
+from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.estimator import Float64Array, Scored
-from trainers.advantages.steps import branches, step_rewards
 from trainers.algorithms import Algorithm
 
 GAE = Algorithm(
     "advantage", "gae",
     "A_t = sum_k (gamma lambda)^k (r_(t+k) + gamma V_(t+k+1) - V_(t+k)), V = 0 behind the last token "
-    "(for a value head; not a choice of `trainer.advantage`)",
+    "(of `algorithm = \"ppo\"`; not a choice of `trainer.advantage`)",
     "arXiv 1506.02438", "paper", "the double sum, written out in float64",
 )  # fmt: skip
 
@@ -34,25 +34,30 @@ def gae(rewards_T: Float64Array, values_T: Float64Array, gamma: float = 1.0, lam
 def gae_of_rollout(
     item: Scored, values: Sequence[FloatArray], gamma: float = 1.0, lam: float = 0.95, channel: str = "reward"
 ) -> list[FloatArray]:
-    """Of a rollout's trained tokens, float32 [T] per row, 0 where the row trains nothing; `values` is per row, float [T].
+    """Of a rollout's trained tokens, float32 [T] per row, 0 elsewhere; `values` is per row, float [T].
 
-    Along each branch the tokens of its steps follow one another, and what the environment said between them takes no time. A
-    call's reward under `channel` comes with its last token, the rollout's with the branch's. A token that several branches
-    share gets the mean of what they say.
+    Each agent has a sequence of its own: the tokens of its trained calls, in the order in which the calls began, whatever
+    branches and rows they are in. What the environment and other agents say in between takes no time. A call's reward under
+    `channel` comes with its last token. The rollout's reward is every agent's, with the last token of each.
     """
-    said = defaultdict[str, list[Float64Array]](list)
-    per_branch = zip(branches(item.rows), step_rewards(item, channel, outcome=True), values, strict=True)
-    for turns, rewards, row_values in per_branch:
-        at = np.concatenate([np.arange(turn.start, turn.end) for turn in turns])
-        rewards_T = np.zeros(len(at))
-        ends = np.cumsum([turn.end - turn.start for turn in turns])
-        rewards_T[ends - 1] = rewards
-        found = np.split(gae(rewards_T, row_values[at].astype(np.float64), gamma, lam), ends[:-1])
-        for turn, own in zip(turns, found, strict=True):
-            said[turn.call_id].append(own)
     out = [np.zeros(len(row.ids), np.float32) for row in item.rows]
-    for row, advantages in zip(item.rows, out, strict=True):
+    for steps in _sequences(item.rows):
+        values_T = np.concatenate([values[at][turn.start : turn.end] for at, turn in steps]).astype(np.float64)
+        ends = np.cumsum([turn.end - turn.start for _, turn in steps])
+        rewards_T = np.zeros(len(values_T))
+        rewards_T[ends - 1] = [turn.rewards.get(channel, 0.0) for _, turn in steps]
+        rewards_T[-1] += item.reward
+        found = np.split(gae(rewards_T, values_T, gamma, lam), ends[:-1])
+        for (at, turn), own in zip(steps, found, strict=True):
+            out[at][turn.start : turn.end] = own
+    return out
+
+
+def _sequences(rows: Sequence[Row]) -> list[list[tuple[int, Turn]]]:
+    """Per agent, its trained calls in order, each with the index of the row that trains it."""
+    found = defaultdict[str, list[tuple[int, Turn]]](list)
+    for at, row in enumerate(rows):
         for turn in row.turns:
             if row.mask[turn.start]:
-                advantages[turn.start : turn.end] = np.mean(said[turn.call_id], axis=0)
-    return out
+                found[turn.agent_id].append((at, turn))
+    return [sorted(steps, key=lambda step: step[1].call_id) for steps in found.values()]

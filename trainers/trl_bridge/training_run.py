@@ -1,6 +1,6 @@
 """A run as a trainer sees it that is not ours: groups come in batches, and each batch that was trained makes a version.
 
-It stands where `trainers.grpo.Learner` stands: named as `trainer.algorithm`, in the process that the run's supervisor keeps.
+It stands where `trainers.learner.Learner` stands: named as `trainer.algorithm`, in the process that the run's supervisor keeps.
 Proxy, engines and node go on meanwhile, and the engines install each version by delta, one after the other.
 
 What can be reproduced are the published weights. A trainer that is started again goes on from the newest of them with a fresh
@@ -30,7 +30,7 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
 from trainers.batch import LoadedGroup, ranges_of
 from trainers.gathering import Gathering
-from trainers.grpo import TrainerSettings
+from trainers.learner import TrainerSettings
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
 from trainers.weights.model_folder import write_model

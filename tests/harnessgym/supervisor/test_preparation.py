@@ -220,6 +220,9 @@ def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
         ({"update": {"loss": "gpso"}}, "Did you mean 'gspo'"),
         ({"update": {"corrections": ["tis"]}}, "1 everywhere"),
         ({"update": {"proximal": "snapshot"}, "max_staleness": 0}, "raise max_staleness"),
+        ({"algorithm": "ppo", "ppo": {"epoch": 2}}, "epochs"),
+        ({"algorithm": "ppo", "stream": True}, "values all of it before"),
+        ({"group_size": 1}, 'set algorithm = "ppo"'),
     ],
 )
 def test_an_update_that_means_nothing_is_refused_before_there_is_a_folder(tmp_path, trainer, words):

@@ -9,6 +9,7 @@ from tests.suites.algorithms.tokens import SEEDS, shares, tokens_of, trl, value_
 from trainers.corrections.importance_sampling import mis
 from trainers.losses.clipped import dppo_tv, gspo, ppo
 from trainers.losses.score import cispo, minpro, reinforce
+from trainers.losses.value import value_loss
 
 
 def ours(loss, tokens, by, weights=1.0):
@@ -81,6 +82,26 @@ def a_minpro(tokens, index):
     return -weight * advantage * pi, -weight * advantage
 
 
+def measure_value() -> float:
+    """Value and slope of every token, with values that moved towards their targets and away, and some that did not."""
+    worst, clip = 0.0, 0.4
+    for seed in SEEDS:
+        values_N, targets_N, old_N = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)).double()
+        values_N[::8] = old_N[::8]
+        leaf_N = values_N.clone().requires_grad_()
+        loss_N = value_loss(leaf_N, targets_N, old_N, clip)
+        (slopes_N,) = torch.autograd.grad(loss_N.sum(), leaf_N)
+        for token in range(40):
+            value, target, old = (float(each[token]) for each in (values_N, targets_N, old_N))
+            expected, slope = (value - target) ** 2 / 2, value - target
+            if abs(value - old) > clip:
+                near = old + math.copysign(clip, value - old)
+                if abs(near - target) > abs(value - target):
+                    expected, slope = (near - target) ** 2 / 2, 0.0
+            worst = max(worst, abs(float(loss_N.detach()[token]) - expected), abs(float(slopes_N[token]) - slope))
+    return worst
+
+
 GSPO = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.2}
 MEASURES = {
     ("loss", "ppo"): partial(against_trl, ppo, "rollout"),
@@ -91,4 +112,5 @@ MEASURES = {
     ("loss", "dppo_tv"): partial(by_token, partial(dppo_tv, kl=0.01), a_dppo_tv),
     ("loss", "reinforce"): partial(by_token, reinforce, a_reinforce),
     ("loss", "minpro"): partial(by_token, minpro, a_minpro),
+    ("loss", "value"): measure_value,
 }

@@ -1,5 +1,7 @@
 """HGPO, UI-S1, IGPO, GAE: advantages of steps and tokens, by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from tests.trainers.advantages.groups import random_group, rollout, values_by_ca
 from trainers.advantages.gae import gae, gae_of_rollout
 from trainers.advantages.hgpo import Hgpo, HgpoSettings
 from trainers.advantages.igpo import Igpo, IgpoSettings
-from trainers.advantages.steps import branches, by_call, discounted, standardised
+from trainers.advantages.steps import discounted, standardised
 from trainers.advantages.ui_s1 import UiS1, UiS1Settings
 
 
@@ -112,26 +114,61 @@ def test_gae_at_its_ends():
     np.testing.assert_allclose(gae(rewards, np.zeros(3), 0.5, 1.0), [0.5, 1.0, 2.0])
 
 
+def test_gae_of_a_rollout_by_hand():
+    """Two calls of three and one tokens; the first call has a reward of its own."""
+    item = rollout("a", [[("1", "s", 0.5, 3), ("2", "x", 0.0, 1)]], reward=2.0)
+    values = np.zeros(len(item.rows[0].ids), np.float32)
+    at = np.flatnonzero(item.rows[0].mask)
+    values[at] = [1.0, 0.5, 0.25, 1.5]
+    (found,) = gae_of_rollout(item, [values], gamma=0.5, lam=0.5)
+    last = 2.0 - 1.5
+    third = 0.5 + 0.5 * 1.5 - 0.25 + 0.25 * last
+    second = 0.5 * 0.25 - 0.5 + 0.25 * third
+    first = 0.5 * 0.5 - 1.0 + 0.25 * second
+    assert found[at] == pytest.approx([first, second, third, last])
+    assert not found[item.rows[0].mask == 0].any()
+
+
+def test_an_agents_calls_are_one_sequence_whatever_row_they_are_in_and_each_agent_gets_the_reward():
+    """The main agent forks at its second call; a sub-agent has a row of its own."""
+    item = rollout(
+        "a", [[("1", "s"), ("2", "x")], [("1", "s"), ("4", "y")], [("3", "t")]], reward=1.0, parents=("", "", "amain")
+    )
+    values = [
+        np.random.default_rng(number).normal(size=len(row.ids)).astype(np.float32) for number, row in enumerate(item.rows)
+    ]
+    found = gae_of_rollout(item, values, gamma=0.9, lam=0.8)
+    main, forked, sub = (row.mask != 0 for row in item.rows)
+    in_order = np.concatenate([values[0][main], values[1][forked]]).astype(np.float64)  # 1, 2, then 4
+    expected = gae(np.array([*[0.0] * 8, 1.0]), in_order, 0.9, 0.8)
+    np.testing.assert_allclose(np.concatenate([found[0][main], found[1][forked]]), expected, rtol=1e-5)
+    alone = gae(np.array([0.0, 0.0, 1.0]), values[2][sub].astype(np.float64), 0.9, 0.8)
+    np.testing.assert_allclose(found[2][sub], alone, rtol=1e-5)
+
+
 @given(st.integers(0, 5000))
-def test_a_rollouts_gae_follows_each_branch_and_joins_what_they_share(seed):
+def test_what_lies_ahead_of_an_agents_token_less_its_value(seed):
+    """Lambda 1: return minus value, with every reward that the agent's later calls get."""
     item = random_group(seed)[0]
     random = np.random.default_rng(seed)
     values = [random.normal(size=len(row.ids)).astype(np.float32) for row in item.rows]
     found = gae_of_rollout(item, values, gamma=1.0, lam=1.0)
-    left = by_call(branches(item.rows), [discounted(own, 1.0) for own in _rewards(item)])
-    for row, own in zip(item.rows, found, strict=True):
+    trained = {turn.call_id: turn for row in item.rows for turn in row.turns if row.mask[turn.start]}
+    for row, own, value in zip(item.rows, found, values, strict=True):
         assert not own[row.mask == 0].any()
         for turn in row.turns:
             if row.mask[turn.start]:
-                same = [(r, v, t) for r, v in zip(item.rows, values, strict=True) for t in r.turns if t.call_id == turn.call_id]
-                first = np.mean([v[t.start] for _, v, t in same])
-                assert own[turn.start] == pytest.approx(left[turn.call_id] - first, abs=1e-4)  # lambda 1: return minus value
+                ahead = sum(each.rewards.get("reward", 0.0) for call, each in trained.items() if call >= turn.call_id)
+                expected = item.reward + ahead - value[turn.start : turn.end]
+                np.testing.assert_allclose(own[turn.start : turn.end], expected, atol=1e-4)
 
 
-def _rewards(item):
-    out = []
-    for turns in branches(item.rows):
-        own = np.array([turn.rewards.get("reward", 0.0) for turn in turns])
-        own[-1] += item.reward
-        out.append(own)
-    return out
+@given(st.integers(0, 5000))
+def test_another_order_of_rows_gives_the_same_gae(seed):
+    item = random_group(seed)[0]
+    values = [
+        np.random.default_rng([seed, at]).normal(size=len(row.ids)).astype(np.float32) for at, row in enumerate(item.rows)
+    ]
+    turned = replace(item, rows=item.rows[::-1])
+    for one, other in zip(gae_of_rollout(item, values), gae_of_rollout(turned, values[::-1])[::-1], strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -24,7 +24,7 @@ def loss_of(name):
     return partial(load("loss", found.function), **found(name=name).arguments)
 
 
-@pytest.mark.parametrize("name", names("loss"))
+@pytest.mark.parametrize("name", [*names("loss"), "value"])
 def test_a_loss_is_its_reference(name):
     assert MEASURES["loss", name]() < 1e-12
 

@@ -1,0 +1,308 @@
+"""PPO on a real store: advantages by hand, exact resume, what its settings refuse."""
+
+import json
+import multiprocessing
+import random
+import time
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harnessgym.config import validate
+from harnessgym.errors import HarnessGymError
+from harnessgym.run_config import RunConfig
+from harnessgym.run_folder import write_json
+from harnessgym.store import TraceStore, advantages, ledger, rollouts, runs
+from harnessgym.traces.trajectories import Row
+from harnessgym.traces.verify import verify
+from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
+from trainers import checkpoint
+from trainers.advantages.gae import gae
+from trainers.learner import TrainerSettings
+from trainers.policy import published_weights
+from trainers.ppo import Ppo, explained_variance, train, whitened
+from trainers.ppo_settings import PpoSettings, ppo_settings_of
+from trainers.weights.chain import read_version
+from trainers.weights.manifest import version_path
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def model(tmp_path):
+    return save_model(tmp_path / "model")
+
+
+def make(root, model, ppo=None, **trainer):
+    """A run of PPO with what `record_groups` records."""
+    ppo = {"critic": {"lr": 0.01}} | (ppo or {})
+    return make_run(root, model, **{"algorithm": "ppo", "max_staleness": 2 * STEPS, "ppo": ppo} | trainer)
+
+
+def everything_after(folder, stops):
+    """Weights of policy and critic when the trainer is started anew after each number of steps in `stops`."""
+    for stop in stops:
+        with TraceStore.open(folder.store_url()) as store:
+            learner = learner_of(folder, store)
+            while learner.step < stop:
+                learner.train_step(list(learner.arriving()))
+            learner.settle()
+            critic = learner.trainee.value_function.state()
+            found = published_weights(learner.trainee.policy) | {f"critic.{name}": t for name, t in critic["weights"].items()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ppo": {"epochs": 2, "mini_batches": 2}},
+        {"ppo": {"critic": {"warmup": 2}}},
+        {"reward_shuffle": True},
+        {"update": {"lr": 0.01, "proximal": "loglinear", "loss": "minpro"}},
+    ],
+    ids=str,
+)
+def test_a_resumed_trainer_goes_on_exactly(tmp_path, model, options):
+    runs_ = [make(tmp_path / name, model, **options) for name in ("straight", "interrupted")]
+    for run in runs_:
+        record_groups(run, range(2 * STEPS))
+    straight, interrupted = everything_after(runs_[0], [STEPS]), everything_after(runs_[1], [1, 3, STEPS])
+    assert all(torch.equal(straight[name], interrupted[name]) for name in straight)
+
+
+def test_advantages_are_those_of_gae_over_what_the_critic_expected(tmp_path, model):
+    folder = make(tmp_path / "run", model, ppo={"whiten": False, "gamma": 0.9, "lam": 0.8})
+    record_groups(folder, range(4), rewards={2: [1.0, 1.0, 1.0]})
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        learner.train_step(list(learner.arriving()))
+        groups = list(learner.arriving())
+        rows = [row for group in groups for own in group.rows for row in own]
+        values = learner.trainee.values(rows)
+        assert all(value[row.mask != 0].all() for row, value in zip(rows, values, strict=True))
+        metrics = learner.train_step(groups)
+        learner.settle()
+        members = [member for group in groups for member in group.group.members]
+        for row, value, member in zip(rows, values, members, strict=True):
+            expected = gae(np.array([0, 0, 0, 0, 0, member.reward]), value[row.mask != 0].astype(np.float64), 0.9, 0.8)
+            found = store.read(lambda conn, name=row.rollout_id: advantages.of_rollout(conn, name))
+            assert [entry.value for entry in found] == pytest.approx(expected.tolist(), rel=1e-5)
+            assert sum(entry.end - entry.start for entry in found) == 6
+        assert metrics["signal"] == 1  # though one group's rewards are equal
+        assert verify(store).findings == ()
+
+
+def test_advantages_are_whitened_over_the_batch():
+    random_ = np.random.default_rng(0)
+    masks = [np.array([0, 1, 1, 0, 1]), np.array([0, 0, 1])]
+    rows = [Row("r", "g", m.astype(np.int32), m.astype(np.int32), np.zeros(len(m), np.float32), m - 1) for m in masks]
+    given = [random_.normal(3.0, 7.0, len(m)).astype(np.float32) * m for m in masks]
+    found = whitened(rows, given)
+    flat = np.concatenate([values[row.mask != 0] for row, values in zip(rows, found, strict=True)])
+    assert flat.mean() == pytest.approx(0, abs=1e-6)
+    assert flat.std() == pytest.approx(1, rel=1e-6)
+    assert not any(values[row.mask == 0].any() for row, values in zip(rows, found, strict=True))
+    order = np.concatenate([values[row.mask != 0] for row, values in zip(rows, given, strict=True)]).argsort()
+    assert (flat.argsort() == order).all()
+    assert not any(values.any() for values in whitened(rows, [np.full(len(m), 2.0, np.float32) for m in masks]))
+
+
+def test_the_explained_variance_is_one_of_the_truth_and_zero_of_a_constant():
+    mask = np.array([0, 1, 1, 1], np.int32)
+    rows = [Row("r", "g", mask, mask, np.zeros(4, np.float32), mask - 1)]
+    truth = np.array([9.0, 1.0, 2.0, 4.0], np.float32)
+    assert explained_variance(rows, [truth], [truth]) == 1
+    assert explained_variance(rows, [np.full(4, 5.0, np.float32)], [truth]) == 0
+    assert explained_variance(rows, [-truth], [truth]) < 0
+    assert explained_variance(rows, [truth], [np.full(4, 5.0, np.float32)]) == 0
+
+
+@given(data=st.data())
+def test_in_every_epoch_each_rollout_is_in_one_update_with_all_its_rows(data):
+    settings = PpoSettings(epochs=data.draw(st.integers(1, 3)), mini_batches=data.draw(st.integers(1, 4)))
+    trained = data.draw(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
+    masks = [np.array([0, int(each)], np.int32) for _, each in trained]
+    rows = [
+        Row(f"r{name}", "g", mask, mask, np.zeros(2, np.float32), mask - 1)
+        for (name, _), mask in zip(trained, masks, strict=True)
+    ]
+    learns = {f"r{name}" for name, each in trained if each}
+    raw = {"name": "t", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "h"}]}
+    config = validate(RunConfig, raw, "the test")
+    parts = list(Ppo(config, settings)._parts(rows, step=3))
+    assert sorted(at for part in parts for at in part) == sorted(
+        at for at, row in enumerate(rows) for _ in range(settings.epochs) if row.rollout_id in learns
+    )
+    for part in parts:
+        held = {rows[at].rollout_id for at in part}
+        assert part == [at for at, row in enumerate(rows) if row.rollout_id in held]
+        assert any(rows[at].mask.any() for at in part)
+    assert len(parts) == settings.epochs * min(settings.mini_batches, len(learns))
+
+
+def test_a_batch_in_which_nothing_was_sampled_is_a_step_that_changes_nothing(tmp_path, model):
+    folder = make(tmp_path / "run", model)
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        before = published_weights(learner.trainee.policy)
+        groups = [replace(group, rows=((),) * 3, credit=()) for group in learner.arriving()]
+        metrics = learner.train_step(groups)
+        assert (metrics["signal"], metrics["explained_variance"]) == (0, 0)
+        assert all(torch.equal(before[name], tensor) for name, tensor in published_weights(learner.trainee.policy).items())
+        learner.settle()
+
+
+def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_path, model):
+    folder = make(tmp_path / "run", model, ppo={"critic": {"lr": 0.01, "warmup": 1}})
+    record_groups(folder, range(4))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        before = published_weights(learner.trainee.policy)
+        groups = list(learner.arriving())
+        warming = learner.train_step(groups)
+        learner.settle()
+        assert "loss" not in warming
+        assert warming["value_loss"] > 0
+        assert all(torch.equal(before[name], tensor) for name, tensor in published_weights(learner.trainee.policy).items())
+        named = groups[0].group.members[0].rollout_id
+        assert [entry.value for entry in store.read(lambda conn: advantages.of_rollout(conn, named))] == [0.0]
+        assert learner.train_step(list(learner.arriving()))["loss"]
+        learner.settle()
+        assert any(not torch.equal(before[name], tensor) for name, tensor in published_weights(learner.trainee.policy).items())
+        assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1, 2]
+
+
+def test_several_updates_on_a_batch_are_one_training_in_the_ledger(tmp_path, model):
+    folder = make(tmp_path / "run", model, ppo={"epochs": 3, "mini_batches": 2})
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        metrics = learner.train_step(list(learner.arriving()))
+        learner.settle()
+        assert metrics["tokens"] == 18  # of an update; the batch has 36
+        assert learner.trainee.optimizer.state_dict()["state"][0]["step"] == 6
+        assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1]
+        assert verify(store).findings == ()
+
+
+def test_the_critic_is_in_the_checkpoint_and_never_published(tmp_path, model):
+    folder = make(tmp_path / "run", model)
+    record_groups(folder, range(2))
+    everything_after(folder, [1])
+    assert checkpoint.load_newest(folder.checkpoints).critic["weights"]["head.weight"].any()
+    _, weights = read_version(version_path(folder.versions, 1))
+    assert not any("head" in name or "trunk" in name for name in weights)
+
+
+def test_a_checkpoint_of_a_release_without_critics_is_read(tmp_path, model):
+    folder = make_run(tmp_path / "run", model)
+    record_groups(folder, range(2))
+    with TraceStore.open(folder.store_url()) as store:
+        learner = learner_of(folder, store)
+        learner.train_step(list(learner.arriving()))
+        learner.settle()
+    (path,) = folder.checkpoints.glob("step-000001/state.pt")
+    values = torch.load(path, weights_only=False)
+    del values["critic"]
+    torch.save(values, path)
+    assert checkpoint.load_newest(folder.checkpoints).critic is None
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ({"algorithm": "grpo", "group_size": 1, "ppo": {}}, "raise group_size, or set algorithm"),
+        ({"algorithm": "grpo", "ppo": {"lam": 1.0}}, "the algorithm is grpo"),
+        ({"stream": True}, "set trainer.stream = false"),
+        ({"periodic": True, "max_staleness": 0}, "leave trainer.periodic out"),
+        ({"zero_signal": "refill"}, "groups of equal rewards teach"),
+        ({"advantage": "rloo"}, "by GAE from its critic"),
+        ({"update": {"baseline": "minimum_variance"}}, "PPO subtracts what its critic expects"),
+        ({"ppo": {"epochs": 2}, "update": {"proximal": "current"}}, "set trainer.update.proximal"),
+        ({"ppo": {"mini_batches": 2}, "update": {"proximal": "ewma", "corrections": ["mis"]}}, "set trainer.update.proximal"),
+        ({"ppo": {"lambda": 1}}, "lam"),
+        ({"ppo": {"critic": {"lr": 0}}}, "greater than 0"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_ppo_is_refused_with_the_reason(tmp_path, model, trainer, words):
+    with pytest.raises(HarnessGymError, match=words):
+        ppo_settings_of(make(tmp_path / "run", model, **trainer).config())
+
+
+def test_its_quickstart_is_the_quickstart_but_for_the_trainer():
+    grpo, ppo = (tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text()) for name in ("quickstart", "quickstart_ppo"))
+    assert {key for key in grpo if grpo[key] != ppo[key]} == {"name", "trainer"}
+    assert grpo.keys() == ppo.keys()
+    assert ppo_settings_of(validate(RunConfig, ppo, "its quickstart")).epochs == 2
+
+
+def after_processes(folder, stops):
+    """The newest checkpoint when the trainer is started with (processes, steps), one after the other."""
+    config = json.loads(folder.config_path.read_text())
+    for processes, steps in stops:
+        config["trainer"] |= {"processes": processes, "steps": steps}
+        write_json(folder.config_path, config)
+        train(TrainerSettings(run=folder.root))
+    return checkpoint.load_newest(folder.checkpoints)
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not(tmp_path, model):
+    stops = {"straight": [(1, 3)], "changing": [(1, 1), (2, 2), (1, 3)], "two": [(2, 3)], "resumed": [(2, 1), (2, 3)]}
+    found = {}
+    for name, each in stops.items():
+        run = make(tmp_path / name, model, ppo={"epochs": 2, "critic": {"lr": 1e-3}}, update={"lr": 1e-3})
+        record_groups(run, range(6))
+        found[name] = after_processes(run, each)
+    straight, changed = found["straight"], found["changing"]
+    assert (straight.step, straight.version) == (changed.step, changed.version) == (3, 3)
+    for ours, theirs in ((changed.weights, straight.weights), (changed.critic["weights"], straight.critic["weights"])):
+        assert all(torch.allclose(ours[name], tensor, rtol=1e-3, atol=2e-4) for name, tensor in theirs.items())
+    two, resumed = found["two"], found["resumed"]
+    assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in two.weights.items())
+    assert all(torch.equal(resumed.critic["weights"][name], tensor) for name, tensor in two.critic["weights"].items())
+    for index, values in two.critic["optimizer"]["state"].items():
+        assert all(torch.equal(resumed.critic["optimizer"]["state"][index][name], value) for name, value in values.items())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [{"ppo": {"epochs": 2}}, {"reuse": 1}, {"processes": 2}], ids=str)
+def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
+    steps, draw = 6, random.Random(3)
+    groups = 2 * steps - 2 * options.get("reuse", 0)  # some come again
+    runs_ = [make(tmp_path / name, model, steps=steps, **options) for name in ("straight", "killed")]
+    for run in runs_:
+        record_groups(run, range(groups))
+    train(TrainerSettings(run=runs_[0].root))
+    fork, kills = multiprocessing.get_context("fork"), 0
+    while True:
+        child = fork.Process(target=train, args=(TrainerSettings(run=runs_[1].root),))
+        before = checkpoint.steps(runs_[1].checkpoints)
+        child.start()
+        while child.is_alive() and kills < 3 and checkpoint.steps(runs_[1].checkpoints) == before:
+            time.sleep(0.001)
+        child.join(draw.uniform(0.0, 0.05) if kills < 3 else None)
+        if child.exitcode is not None:
+            assert child.exitcode == 0
+            break
+        child.kill()
+        child.join()
+        kills += 1
+    assert kills
+    straight, killed = (checkpoint.load_newest(run.checkpoints) for run in runs_)
+    assert straight.step == killed.step == steps
+    assert all(torch.equal(straight.weights[name], killed.weights[name]) for name in straight.weights)
+    assert all(torch.equal(tensor, killed.critic["weights"][name]) for name, tensor in straight.critic["weights"].items())
+    with TraceStore.open(runs_[1].store_url()) as store:
+        run = store.read(runs.only)
+        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": groups}
+        assert verify(store, run.id).findings == ()
