@@ -62,8 +62,8 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
         )
     if config.filter.steps_kept < 1 or config.replay.success_pool:
         raise ConfigError(
-            "filter.steps_kept and replay.success_pool are about groups whose rollouts are compared, and PPO compares each with "
-            "its critic: leave both out, or choose algorithm = 'grpo'."
+            "filter.steps_kept and replay.success_pool are about groups whose rollouts are compared, and PPO compares each "
+            "with its critic: leave both out, or choose algorithm = 'grpo'."
         )
     if trainer.update.get("baseline", "none") != "none":
         raise ConfigError(
