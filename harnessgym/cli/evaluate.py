@@ -1,5 +1,6 @@
 """`harnessgym eval`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,12 +100,17 @@ def register(root: typer.Typer) -> None:
             "timeout_s": timeout, "retries": retry, "policy": tokenizer,
         }  # fmt: skip
         given = {name: value for name, value in given.items() if value is not None}
-        evaluation = _evaluation(policies, folder, run, given)
-        done = _run(evaluation)
-        last = done[-1].comparison
-        if require_gain and (last is None or not last.gained):
-            typer.echo("The 95 % interval of the difference does not lie above 0: no improvement is shown.", err=True)
-            raise typer.Exit(1)
+        done = _run(_evaluation(policies, folder, run, given))
+        if require_gain:
+            _require_gain(done)
+
+
+def _require_gain(done: "Sequence[Evaluated]") -> None:
+    """Leave with status 1 unless the last policy is better than the first."""
+    last = done[-1].comparison
+    if last is None or not last.gained:
+        typer.echo("The 95 % interval of the difference does not lie above 0: no improvement is shown.", err=True)
+        raise typer.Exit(1)
 
 
 def _settings(words: list[str] | None) -> dict[str, Any] | None:

@@ -112,17 +112,9 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
 def grpo_arguments(run: TrainingRun) -> dict[str, Any]:
     """What a `GRPOConfig` must agree with the run in, for one micro-batch a step; and no logs or checkpoints of TRL's own."""
-    return {
-        "output_dir": str(run.folder.of_policy / "trl"),
-        "max_steps": run.steps_left,
+    return run.arguments | {
         "num_generations": run.options.group_size,
         "per_device_train_batch_size": run.batch_rollouts,
-        "temperature": run.config.sampling.temperature,
-        "seed": run.config.seed,
-        "use_cpu": run.options.device == "cpu",
-        "bf16": False,
-        "report_to": "none",
-        "save_strategy": "no",
     }
 
 

@@ -128,18 +128,10 @@ class RolloutWorker:
 
 def async_arguments(run: TrainingRun, rows: int = 1) -> dict[str, Any]:
     """What an `AsyncGRPOConfig` must agree with the run in, for rollouts of up to `rows` rows on average."""
-    return {
-        "output_dir": str(run.folder.of_policy / "trl"),
-        "max_steps": run.steps_left,
+    return run.arguments | {
         "per_device_train_batch_size": rows * run.batch_rollouts,
         "token_budget": 0,
         "max_staleness": run.options.max_staleness,
-        "temperature": run.config.sampling.temperature,
-        "seed": run.config.seed,
-        "use_cpu": run.options.device == "cpu",
-        "bf16": False,
-        "report_to": "none",
-        "save_strategy": "no",
     }
 
 

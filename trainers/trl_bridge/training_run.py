@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -99,6 +99,20 @@ class TrainingRun:
     def newest(self) -> PolicyVersion | None:
         """The newest version that is published."""
         return self.store.read(lambda conn: policies.latest(conn, self.policy_id))
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the arguments of any trainer of TRL must agree with the run in; and no logs or checkpoints of TRL's own."""
+        return {
+            "output_dir": str(self.folder.of_policy / "trl"),
+            "max_steps": self.steps_left,
+            "temperature": self.config.sampling.temperature,
+            "seed": self.config.seed,
+            "use_cpu": self.options.device == "cpu",
+            "bf16": False,
+            "report_to": "none",
+            "save_strategy": "no",
+        }
 
     @property
     def steps_left(self) -> int:

@@ -176,6 +176,14 @@ class Walk:
         return None
 
 
+def walk_to_the_end(walk, seed):
+    """Somebody has a next move after every move, and in the end the run is done."""
+    for move in range(MOVES):
+        walk.move()
+        assert walk.somebody_has_a_next_move(), f"seed {seed}: nobody moves after move {move} of {walk.config.trainer}"
+    assert walk.finish() is not None, f"seed {seed}: the run does not end: {walk.config.trainer}"
+
+
 @settings(
     max_examples=15,
     deadline=None,
@@ -187,7 +195,4 @@ def test_somebody_always_has_a_next_move_and_the_run_ends(make_config, seed):
     with tempfile.TemporaryDirectory() as folder:
         walk = Walk(folder, make_config("good"), seed)
         with walk.store:
-            for move in range(MOVES):
-                walk.move()
-                assert walk.somebody_has_a_next_move(), f"seed {seed}: nobody moves after move {move} of {walk.config.trainer}"
-            assert walk.finish() is not None, f"seed {seed}: the run does not end: {walk.config.trainer}"
+            walk_to_the_end(walk, seed)

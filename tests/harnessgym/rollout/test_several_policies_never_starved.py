@@ -19,7 +19,7 @@ from harnessgym.store.ledger import StepRecord, TrainedRollout
 from harnessgym.store.tables import groups
 from harnessgym.store.tables import rollouts as rollout_table
 from harnessgym.store.workers import WorkerRow
-from tests.harnessgym.rollout.test_never_starved import MOVES, Walk
+from tests.harnessgym.rollout.test_never_starved import Walk, walk_to_the_end
 
 ENGINES = 2
 """Of each policy."""
@@ -137,10 +137,7 @@ def test_somebody_always_has_a_next_move_and_the_run_ends(make_config, seed):
     with tempfile.TemporaryDirectory() as folder:
         walk = SharedWalk(folder, make_config("good"), seed)
         with walk.store:
-            for move in range(MOVES):
-                walk.move()
-                assert walk.somebody_has_a_next_move(), f"seed {seed}: nobody moves after move {move} of {walk.config.trainer}"
-            assert walk.finish() is not None, f"seed {seed}: the run does not end: {walk.config.trainer}"
+            walk_to_the_end(walk, seed)
             batches = [
                 walk.store.read(lambda conn, step=step: backlog.batch(conn, walk.run_id, step))
                 for step in range(1, walk.config.trainer.steps + 1)
