@@ -76,7 +76,7 @@ def _campaign(kind: str, number: int, seed: int, kills: int) -> Report:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     victims = list(KINDS[kind]) * kills
     random.Random(seed).shuffle(victims)
-    steps = len(victims) + 2 if kind == "processes" else _ENDLESS
+    steps = 2 * len(victims) + 2 if kind == "processes" else _ENDLESS  # a kill may take two
     sizes = ["--trainer.steps", str(steps), "--trainer.groups_per_step", "4", "--trainer.group_size", "4"]
     if kind == "processes":
         report = Campaign(folder, victims, seed, sizes).run()
