@@ -53,15 +53,24 @@ def main() -> None:
         for arm in options.arms.split(";")
     ]
     for number, (case, arm, seed) in enumerate(wanted, 1):
-        key = f"{case} | {arm} | {seed} | {folder}"
+        key = _key(case, arm, seed, folder, options.steps)
         if key not in cells:
             cells[key] = {"case": case, "arm": arm, "seed": seed} | _measured(case, arm, seed, folder, options.steps)
             write_json(path, cells)
         found = cells[key]
         print(f"[{number}/{len(wanted)}] {case}, {arm}, seed {seed}: {found['step_s']:.2f} s, "
               f"{found['peak_mib']:.0f} MiB, gradient {found['grad_norm']:.4g}", flush=True)  # fmt: skip
-    chosen = [cells[f"{case} | {arm} | {seed} | {folder}"] for case, arm, seed in wanted]
+    chosen = [cells[_key(case, arm, seed, folder, options.steps)] for case, arm, seed in wanted]
     _report(chosen, str(folder))
+
+
+def _key(case: str, arm: str, seed: int, folder: Path, steps: int) -> str:
+    """Of a cell: all that its figures depend on."""
+    return f"{case} | {arm} | {seed} | {folder} | {steps} steps | {_threads()} threads"
+
+
+def _threads() -> str:
+    return os.environ.get("OMP_NUM_THREADS", "all")
 
 
 def _measured(case: str, arm: str, seed: int, folder: Path, steps: int) -> dict[str, Any]:
@@ -75,7 +84,7 @@ def _measured(case: str, arm: str, seed: int, folder: Path, steps: int) -> dict[
 
 
 def _report(cells: list[dict[str, Any]], model: str) -> None:
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, {os.environ.get('OMP_NUM_THREADS', 'all')} threads"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {_threads()} threads"
     table = Table("case", "arm", "step, s (median)", "[seeds]", "peak, MiB", "gradient norm", "times TRL's speed",
                   title=f"One update of 8 rollouts, {model}, {machine}")  # fmt: skip
     rows = []
