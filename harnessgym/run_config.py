@@ -178,7 +178,8 @@ class PublishSection(Config):
     full_every: int = Field(16, gt=0)
     """A full version after so many, at the latest."""
     keep: int = Field(8, ge=0)
-    """Newest versions that stay on disk, besides those that a worker serves and those that they build on; 0 keeps all."""
+    """Newest versions that stay on disk, besides those that a worker serves and those that they build on; 0 keeps all. Newest
+    by number, and by steps along the surviving chain."""
 
 
 class TrainerSection(Config):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError
 from harnessgym.run_config import PublishSection
+from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, policies, workers
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
@@ -50,14 +51,19 @@ class Publisher:
         return made
 
     def collect(self) -> list[int]:
-        """Remove what is neither among the newest versions, nor served, nor needed by one of these; returns their numbers."""
+        """Remove what is neither among the newest versions, nor served, nor needed by one of these; returns their numbers.
+
+        The newest are those with the highest numbers, and those that are fewer than `keep` steps behind along the surviving
+        chain: where training went on from an earlier version, numbers in between are orphaned.
+        """
         if not self.settings.keep:
             return []
         served = self._store.read(lambda conn: workers.of_run(conn, self._run_id))
-        latest = self._store.read(lambda conn: policies.latest(conn, self._policy_id))
-        in_use = {worker.version for worker in served if worker.follows(self._policy_id)} | (
-            {latest.version} if latest else set()
-        )
+        known = self._store.read(lambda conn: policies.versions(conn, self._policy_id))
+        chain, in_use = VersionChain(known), {worker.version for worker in served if worker.follows(self._policy_id)}
+        latest = max((item.version for item in known if item.committed and not item.orphaned), default=None)
+        if latest is not None:
+            in_use |= {item.version for item in known if chain.between(latest, item.version) < self.settings.keep}
         return collect(self.root, self.settings.keep, in_use)
 
     def _found(self, path: Path, weights: dict[str, Tensor]) -> PublishedVersion:

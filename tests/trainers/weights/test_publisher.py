@@ -4,6 +4,7 @@ import torch
 from harnessgym.errors import PolicyError
 from harnessgym.run_config import PublishSection
 from harnessgym.store import TraceStore, policies, runs, workers
+from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import DELTA, FULL, version_numbers, version_path
@@ -78,3 +79,23 @@ def test_what_another_policys_engine_serves_is_not_in_use(tmp_path):
         for version in range(4):
             publisher.publish(version, None, weights(version), 0)
         assert publisher.collect() == [2, 0]
+
+
+def test_what_the_next_batch_may_have_been_sampled_by_stays_after_a_fork(tmp_path):
+    with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as store:
+        run_id = store.write(lambda conn: runs.add(conn, "r", {}, "0", "training"))
+        policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
+        publisher = Publisher(tmp_path / "v", store, run_id, policy_id, PublishSection(kind="full", keep=2))
+
+        def publish(version, parent):
+            made = publisher.publish(version, parent, weights(version), version)
+            row = PolicyVersion(version, parent, made.kind, str(made.path), version, made.checksum, made.bytes, True, False)
+            store.write(lambda conn: policies.publish(conn, policy_id, row))
+
+        for version in range(5):
+            publish(version, version - 1 if version else None)
+        store.write(lambda conn: policies.orphan_after(conn, policy_id, 1))
+        publish(5, 1)
+        assert publisher.collect() == [0], "1 is one step behind 5, and what 2, 3 and 4 sampled counts as 1's"
+        publish(6, 5)
+        assert publisher.collect() == [4, 3, 2, 1]
