@@ -1,10 +1,7 @@
 """The trainer on a real store: exact resume, replay of a step that was cut off, staleness, control."""
 
 import json
-import multiprocessing
-import random
 import shutil
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +14,7 @@ from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts, runs, workers
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
+from tests.trainers.started_again import after_processes, train_with_kills
 from trainers import checkpoint
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
@@ -203,27 +201,13 @@ def final_weights(folder):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}, {"processes": 2, "update": AVERAGE}], ids=str)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
-    steps, draw = 8, random.Random(3)
+    steps = 8
     groups = 2 * steps - 3 * options.get("reuse", 0)  # some come again
     runs_ = [make_run(tmp_path / name, model, steps=steps, max_staleness=steps, **options) for name in ("straight", "killed")]
     for run in runs_:
         record_groups(run, range(groups))
     train(TrainerSettings(run=runs_[0].root))
-    fork, kills = multiprocessing.get_context("fork"), 0
-    while True:
-        child = fork.Process(target=train, args=(TrainerSettings(run=runs_[1].root),))
-        before = checkpoint.steps(runs_[1].checkpoints)
-        child.start()
-        while child.is_alive() and kills < 4 and checkpoint.steps(runs_[1].checkpoints) == before:
-            time.sleep(0.001)
-        child.join(draw.uniform(0.0, 0.05) if kills < 4 else None)
-        if child.exitcode is not None:
-            assert child.exitcode == 0
-            break
-        child.kill()
-        child.join()
-        kills += 1
-    assert kills
+    assert train_with_kills(train, runs_[1], 4)
     (step, straight), (same, killed) = (final_weights(run) for run in runs_)
     assert step == same == steps
     assert all(torch.equal(straight[name], killed[name]) for name in straight)
@@ -403,16 +387,6 @@ def test_old_versions_leave_the_disk_but_those_that_a_worker_serves(tmp_path, mo
     assert sorted(published(run, STEPS + 1)) == [1, STEPS - 1, STEPS]
 
 
-def after_processes(folder, stops):
-    """The newest checkpoint when the trainer is started with (processes, steps), one after the other."""
-    config = json.loads(folder.config_path.read_text())
-    for processes, steps in stops:
-        config["trainer"] |= {"processes": processes, "steps": steps}
-        write_json(folder.config_path, config)
-        train(TrainerSettings(run=folder.root))
-    return checkpoint.load_newest(folder.checkpoints)
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not(tmp_path, model, stream):
@@ -421,7 +395,7 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
     for name, each in stops.items():
         run = make_run(tmp_path / name, model, max_staleness=STEPS, stream=stream, update={"lr": 0.01, "max_grad_norm": 1e9})
         record_groups(run, range(6))
-        found[name] = after_processes(run, each)
+        found[name] = after_processes(train, run, each)
         assert final_weights(run)[0] == 3
         assert [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()[-1:]] == [3]
     straight, changed = found["straight"], found["changing"]
@@ -439,8 +413,10 @@ def test_two_processes_publish_the_starting_weights_that_one_publishes_and_resum
     runs_ = {name: make_run(tmp_path / name, model, max_staleness=STEPS) for name in ("one", "two", "resumed")}
     for run in runs_.values():
         record_groups(run, range(4))
-    after_processes(runs_["one"], [(1, 2)])
-    two, resumed = (after_processes(runs_[name], stops) for name, stops in [("two", [(2, 2)]), ("resumed", [(2, 1), (2, 2)])])
+    after_processes(train, runs_["one"], [(1, 2)])
+    two, resumed = (
+        after_processes(train, runs_[name], stops) for name, stops in [("two", [(2, 2)]), ("resumed", [(2, 1), (2, 2)])]
+    )
     assert len({read_version(version_path(run.versions, 0))[0].checksum for run in runs_.values()}) == 1
     assert all(torch.equal(two.weights[name], tensor) for name, tensor in resumed.weights.items())
     assert len(two.randoms) == 2
@@ -450,10 +426,10 @@ def test_two_processes_publish_the_starting_weights_that_one_publishes_and_resum
 def test_several_processes_go_on_from_published_weights_where_the_checkpoint_is_gone(tmp_path, model):
     run = make_run(tmp_path / "run", model, max_staleness=STEPS)
     record_groups(run, range(4))
-    after_processes(run, [(1, 1)])
+    after_processes(train, run, [(1, 1)])
     before = final_weights(run)[1]
     shutil.rmtree(run.checkpoints)
-    found = after_processes(run, [(2, 2)])
+    found = after_processes(train, run, [(2, 2)])
     assert (found.step, found.version) == (2, 2)
     assert any(not torch.equal(before[name], tensor) for name, tensor in found.weights.items())
     assert all(torch.allclose(before[name], tensor, atol=0.05) for name, tensor in found.weights.items())

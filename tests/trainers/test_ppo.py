@@ -1,9 +1,5 @@
 """PPO on a real store: advantages by hand, exact resume, what its settings refuse."""
 
-import json
-import multiprocessing
-import random
-import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +13,11 @@ from hypothesis import strategies as st
 from harnessgym.config import validate
 from harnessgym.errors import HarnessGymError
 from harnessgym.run_config import RunConfig
-from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, advantages, ledger, rollouts, runs
 from harnessgym.traces.trajectories import Row
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
+from tests.trainers.started_again import after_processes, train_with_kills
 from trainers import checkpoint
 from trainers.advantages.gae import gae
 from trainers.learner import TrainerSettings
@@ -245,16 +241,6 @@ def test_its_quickstart_is_the_quickstart_but_for_the_trainer():
     assert ppo_settings_of(validate(RunConfig, ppo, "its quickstart")).epochs == 2
 
 
-def after_processes(folder, stops):
-    """The newest checkpoint when the trainer is started with (processes, steps), one after the other."""
-    config = json.loads(folder.config_path.read_text())
-    for processes, steps in stops:
-        config["trainer"] |= {"processes": processes, "steps": steps}
-        write_json(folder.config_path, config)
-        train(TrainerSettings(run=folder.root))
-    return checkpoint.load_newest(folder.checkpoints)
-
-
 @pytest.mark.timeout(120)
 def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not(tmp_path, model):
     stops = {"straight": [(1, 3)], "changing": [(1, 1), (2, 2), (1, 3)], "two": [(2, 3)], "resumed": [(2, 1), (2, 3)]}
@@ -262,7 +248,7 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
     for name, each in stops.items():
         run = make(tmp_path / name, model, ppo={"epochs": 2, "critic": {"lr": 1e-3}}, update={"lr": 1e-3})
         record_groups(run, range(6))
-        found[name] = after_processes(run, each)
+        found[name] = after_processes(train, run, each)
     straight, changed = found["straight"], found["changing"]
     assert (straight.step, straight.version) == (changed.step, changed.version) == (3, 3)
     for ours, theirs in ((changed.weights, straight.weights), (changed.critic["weights"], straight.critic["weights"])):
@@ -277,27 +263,13 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("options", [{"ppo": {"epochs": 2}}, {"reuse": 1}, {"processes": 2}], ids=str)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
-    steps, draw = 6, random.Random(3)
+    steps = 6
     groups = 2 * steps - 2 * options.get("reuse", 0)  # some come again
     runs_ = [make(tmp_path / name, model, steps=steps, **options) for name in ("straight", "killed")]
     for run in runs_:
         record_groups(run, range(groups))
     train(TrainerSettings(run=runs_[0].root))
-    fork, kills = multiprocessing.get_context("fork"), 0
-    while True:
-        child = fork.Process(target=train, args=(TrainerSettings(run=runs_[1].root),))
-        before = checkpoint.steps(runs_[1].checkpoints)
-        child.start()
-        while child.is_alive() and kills < 3 and checkpoint.steps(runs_[1].checkpoints) == before:
-            time.sleep(0.001)
-        child.join(draw.uniform(0.0, 0.05) if kills < 3 else None)
-        if child.exitcode is not None:
-            assert child.exitcode == 0
-            break
-        child.kill()
-        child.join()
-        kills += 1
-    assert kills
+    assert train_with_kills(train, runs_[1], 3)
     straight, killed = (checkpoint.load_newest(run.checkpoints) for run in runs_)
     assert straight.step == killed.step == steps
     assert all(torch.equal(straight.weights[name], killed.weights[name]) for name in straight.weights)
