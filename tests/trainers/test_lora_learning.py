@@ -1,4 +1,4 @@
-"""GRPO trains the shipped lookup task by adapters alone, in either type, from stored rows; with shuffled rewards it does not."""
+"""GRPO trains the shipped lookup task by adapters alone, in either type, from stored rows; not with shuffled rewards."""
 
 import numpy as np
 import pytest
