@@ -11,6 +11,7 @@ from harnessgym.consumption import WhenStale
 from harnessgym.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
 from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
+from harnessgym.lora import LoraSection
 from harnessgym.metrics.sink import MetricsSection
 from harnessgym.session_options import SessionOptions
 
@@ -214,6 +215,11 @@ class TrainerSection(Config):
     """Processes that train together on one machine, each with a shard of the policy (FSDP2). Changes rounding, nothing else."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where weights and gradients are. cuda: each process takes the GPU of its rank."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What matrix products of forward and backward passes are computed in. bfloat16: by torch's autocast; weights, optimizer,
+    norms, the residual stream, log-probabilities and losses stay float32."""
+    lora: LoraSection = LoraSection()
+    """Adapters that are trained in place of the weights; off without a rank."""
     checkpoints: Literal["lazy", "blocking"] = "lazy"
     """lazy: written and published by a thread, from copies, while the trainer gathers and computes the next step."""
     advantage: str = "grpo"

@@ -62,6 +62,8 @@ class Checkpoint:
     """Of the proximal policy, if it has a state; see `trainers.proximal`."""
     critic: dict[str, Any] | None = None
     """Of the critic, if there is one: its weights and its optimizer."""
+    adapters: dict[str, Any] | None = None
+    """Where adapters are trained: `trainers.lora.Lora.state`. The file then has no weights; they are merged again."""
 
 
 def save(root: Path, checkpoint: Checkpoint) -> Path:
@@ -70,7 +72,8 @@ def save(root: Path, checkpoint: Checkpoint) -> Path:
     target = root / f"step-{checkpoint.step:06d}"
     temporary = Path(tempfile.mkdtemp(dir=root, prefix=".writing-"))
     with (temporary / "state.pt").open("wb") as file:
-        torch.save({name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}, file)
+        values = {name: getattr(checkpoint, name) for name in Checkpoint.__dataclass_fields__}
+        torch.save(values if checkpoint.adapters is None else values | {"weights": {}}, file)
         file.flush()
         os.fsync(file.fileno())
     if target.exists():

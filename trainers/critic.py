@@ -22,6 +22,7 @@ class Critic(nn.Module):
         """A copy of the policy's weights; the policy is whole, in no shards."""
         super().__init__()
         self.trunk = Policy(replace(start.config, tie_word_embeddings=True))
+        self.trunk.products = start.products
         self.trunk.load_state_dict({name: tensor for name, tensor in start.state_dict().items() if name != "lm_head.weight"})
         self.head = nn.Linear(start.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)

@@ -105,7 +105,9 @@ class Learner:
         found = checkpoint.load_newest(self.folder.checkpoints)
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
         if found is not None:
-            self.trainee.load(found.weights, found.optimizer, found.randoms, found.proximal, found.critic)
+            self.trainee.load(found.weights, found.optimizer, found.randoms, found.proximal, found.critic, found.adapters)
+            if found.adapters is not None:
+                found = replace(found, weights=self.trainee.state()[0])
             self.step, self.version, self._last = found.step, found.version, found.record
             self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
@@ -175,9 +177,9 @@ class Learner:
         """Wait until the last step's checkpoint is written and its version published. Raises what stopped that."""
         self.writer.settle()
 
-    def _further_states(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        """Of the proximal policy and of the critic."""
-        return self.trainee.proximal_state(), self.trainee.critic_state()
+    def _further_states(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
+        """Of the proximal policy, of the critic and of adapters."""
+        return self.trainee.proximal_state(), self.trainee.critic_state(), self.trainee.adapter_state()
 
     def ages(self, rows: Sequence[Row], chain: VersionChain) -> list[IdArray] | None:
         """Staleness of each token of each row, where the update depends on it."""

@@ -9,6 +9,7 @@ Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from harnessgym.errors import PolicyError
 from trainers.packing import Packed, Span
+from trainers.projections import projected
 
 if TYPE_CHECKING:
     from trainers.kv_cache import KVCache
+    from trainers.lora import Lora
 
 _LOGITS = 1 << 26
 """Logits that are held for the backward pass, 256 MiB."""
@@ -91,15 +94,15 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.eps = config.rms_norm_eps
-        self.qkv_proj = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
+        self.qkv_proj: nn.Module = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.o_proj: nn.Module = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.q_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
         self.k_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
 
     def project(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, heads, T, D], keys and values [B, kv_heads, T, D], rotated to their positions."""
         batch, length, _ = x_BTE.shape
-        qkv = F.linear(x_BTE, self.qkv_proj.weight).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
+        qkv = projected(self.qkv_proj, x_BTE).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
         qk, v = torch.split(qkv, [self.heads + self.kv_heads, self.kv_heads], dim=2)
         if self.q_norm is not None and self.k_norm is not None:
             weight = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
@@ -112,7 +115,7 @@ class Attention(nn.Module):
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
         )
-        return F.linear(out.transpose(1, 2).flatten(2), self.o_proj.weight)
+        return projected(self.o_proj, out.transpose(1, 2).flatten(2))
 
     def attend_spans(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, spans: Sequence[Span]) -> Tensor:
         """Attention output [1, N, hidden] of packed rows (B is 1)."""
@@ -124,7 +127,7 @@ class Attention(nn.Module):
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
             )
             found.append(out.transpose(1, 2).flatten(2).flatten(0, 1).index_select(0, span.real))
-        return F.linear(torch.cat(found)[None], self.o_proj.weight)
+        return projected(self.o_proj, torch.cat(found)[None])
 
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """`attend` for one query per sequence; `mask` is [B * kv_heads, 1, S].
@@ -139,7 +142,7 @@ class Attention(nn.Module):
             out = torch.bmm(scores.softmax(-1), v)
         else:
             out = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask)
-        return F.linear(out.reshape(len(q), 1, self.heads * self.head_dim), self.o_proj.weight)
+        return projected(self.o_proj, out.reshape(len(q), 1, self.heads * self.head_dim))
 
 
 class Block(nn.Module):
@@ -148,8 +151,8 @@ class Block(nn.Module):
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
         self.self_attn = Attention(config)
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up_proj: nn.Module = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj: nn.Module = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.input_layernorm = nn.Parameter(torch.ones(config.hidden_size))
         self.post_attention_layernorm = nn.Parameter(torch.ones(config.hidden_size))
         self.eps = config.rms_norm_eps
@@ -168,8 +171,8 @@ class Block(nn.Module):
     def feed_forward(self, x: Tensor) -> Tensor:
         """The residual stream after the feed-forward net."""
         normed = _rms_norm(x, self.post_attention_layernorm, self.eps)
-        gate, up = F.linear(normed, self.gate_up_proj.weight).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, self.down_proj.weight)
+        gate, up = projected(self.gate_up_proj, normed).chunk(2, dim=-1)
+        return x + projected(self.down_proj, F.silu(gate) * up)
 
 
 class Policy(nn.Module):
@@ -181,6 +184,11 @@ class Policy(nn.Module):
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
         self.config = config
+        self.products: torch.dtype = torch.float32
+        """What the products of `forward` and `logprobs` are computed in, by autocast where that is not float32. Weights, norms,
+        the residual stream and the softmax stay float32: that is nearer to the float32 policy than casting them, too."""
+        self.lora: Lora | None = None
+        """Its adapters, if it has any; see `trainers.lora`."""
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.blocks = tuple(block for block in self.layers if isinstance(block, Block))
@@ -198,9 +206,10 @@ class Policy(nn.Module):
         length = ids_BT.shape[1]
         cos, sin = self.cos[None, :length, None], self.sin[None, :length, None]
         x = F.embedding(ids_BT, self.embed_tokens.weight)
-        for layer in self.blocks:
-            x = layer(x, cos, sin)
-        return self.logits(x)
+        with self._autocast():
+            for layer in self.blocks:
+                x = layer(x, cos, sin)
+            return self.logits(x)
 
     def logprobs(self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0) -> Tensor:
         """Log-probability at `temperature` of tokens of packed rows, float32 [M]; see `Packed.trained`.
@@ -218,12 +227,17 @@ class Policy(nn.Module):
         """The residual stream behind the last layer at each token of packed rows, [N, hidden]."""
         cos, sin = self.cos[packed.positions_N][None, :, None], self.sin[packed.positions_N][None, :, None]
         x = F.embedding(packed.ids_N[None], self.embed_tokens.weight)
-        for layer in self.blocks:
-            x = layer(x, cos, sin, packed.spans)
+        with self._autocast():
+            for layer in self.blocks:
+                x = layer(x, cos, sin, packed.spans)
         return x[0]
 
+    def _autocast(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.products == torch.float32 else torch.autocast(self.cos.device.type, self.products)
+
     def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
-        scores_MV = self.logits(hidden_ME).float() / temperature
+        with self._autocast():
+            scores_MV = self.logits(hidden_ME).float() / temperature
         return scores_MV.gather(-1, targets_M[:, None])[:, 0] - scores_MV.logsumexp(-1)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -312,11 +326,13 @@ def save_policy(policy: Policy, folder: Path) -> None:
 def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
     """Copies of all weights under their Hugging Face names, as policy versions store them.
 
-    `state` stands in for `policy.state_dict()` where that has not the whole tensors.
+    `state` stands in for `policy.state_dict()` where that has not the whole tensors. Adapters are merged.
     """
     config, out = policy.config, dict[str, Tensor]()
+    state = policy.state_dict() if state is None else state
+    state = state if policy.lora is None else policy.lora.merged(state)
     split_qkv = [n * config.head_dim for n in (config.num_attention_heads, *(config.num_key_value_heads,) * 2)]
-    for name, tensor in (policy.state_dict() if state is None else state).items():
+    for name, tensor in state.items():
         layer, _, _ = name.partition(".self_attn.") if ".self_attn." in name else name.rpartition(".")
         if name.endswith("qkv_proj.weight"):
             parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split(split_qkv), strict=True)
@@ -332,7 +348,7 @@ def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None)
 
 @torch.no_grad()
 def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
-    """Copy Hugging Face tensors into the policy in place.
+    """Copy Hugging Face tensors into the policy in place; adapters, if it has any, then add nothing to them.
 
     Raises `PolicyError` naming the first that is missing or misshaped; the policy is then unchanged.
     """
@@ -365,6 +381,8 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
             parts = [take(prefix.replace("qkv_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
         elif name.endswith("gate_up_proj.weight"):
             parts = [take(prefix.replace("gate_up_proj", f"mlp.{part}")) for part in ("gate_proj", "up_proj")]
+        elif ".lora_" in name:
+            parts = [torch.zeros(target.shape, dtype=target.dtype)]
         else:
             parts = [take(_hf_name(name))]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
@@ -377,7 +395,8 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
 def _hf_name(name: str) -> str:
     if name.startswith("lm_head"):
         return name
-    name = name.replace(".down_proj", ".mlp.down_proj")
+    name = name.replace(".base_layer", "").replace(".down_proj", ".mlp.down_proj")
+    name = name.replace(".qkv_proj", "").replace(".gate_up_proj", ".mlp")  # of a policy whose projections are apart
     return f"model.{name}" if name.endswith(".weight") else f"model.{name}.weight"
 
 

@@ -47,7 +47,7 @@ def gather(model: Policy | Critic, optimizer: Optimizer) -> tuple[dict[str, Tens
     found: Any = get_optimizer_state_dict(model, optimizer, options=_GATHER)
     if not found:
         return {}, {}
-    index = {name: number for number, (name, _) in enumerate(model.named_parameters())}
+    index = {name: number for number, name in enumerate(_trained(model))}
     state = {index[name]: values for name, values in found["state"].items()}
     return weights, {"state": dict(sorted(state.items())), "param_groups": optimizer.state_dict()["param_groups"]}
 
@@ -72,9 +72,14 @@ def scatter(model: Policy | Critic, optimizer: Optimizer, weights: dict[str, Ten
     scatter_weights(model, weights)
     if state is None:
         return
-    names = [name for name, _ in model.named_parameters()]
+    names = _trained(model)
     named: dict[str, Any] = {}
     if state:
         groups = [group | {"params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
         named = {"state": {names[number]: values for number, values in state["state"].items()}, "param_groups": groups}
     set_optimizer_state_dict(model, optimizer, named, options=_SCATTER)
+
+
+def _trained(model: Policy | Critic) -> list[str]:
+    """Names of what the optimizer has, in its order."""
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -16,6 +16,7 @@ from harnessgym.run_config import RunConfig
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
+from trainers.lora import adapt
 from trainers.policy import Policy, load_policy, load_weights, packed_weights, published_weights
 from trainers.ppo_settings import CriticSettings
 from trainers.proximal.average import MovingAverage
@@ -50,7 +51,10 @@ class Trainee:
         world.take_device()
         torch.manual_seed(config.seed + world.rank)
         self.policy: Policy = load_policy(Path(config.policy.path))
+        self.policy.products = getattr(torch, config.trainer.dtype)
         self.value_function = None if critic is None else ValueFunction(self.policy, critic, self.settings, world)
+        if config.trainer.lora.on:
+            adapt(self.policy, config.trainer.lora, config.seed)
         if world.size > 1:
             from trainers.shards import shard
 
@@ -154,6 +158,17 @@ class Trainee:
         weights, optimizer = gather(self.policy, self.optimizer)
         return published_weights(self.policy, weights), optimizer, randoms
 
+    def adapter_state(self) -> dict[str, Any] | None:
+        """What a checkpoint needs in place of weights where adapters are trained, as copies; else None."""
+        self.world.lead("adapter_state")
+        if self.policy.lora is None:
+            return None
+        if self.world.size == 1:
+            return self.policy.lora.state(self.policy.state_dict())
+        from trainers.shards import gather_weights
+
+        return self.policy.lora.state(gather_weights(self.policy))
+
     def proximal_state(self) -> dict[str, Any] | None:
         """What a checkpoint needs of the proximal policy, as copies; None if nothing."""
         self.world.lead("proximal_state")
@@ -166,21 +181,30 @@ class Trainee:
         randoms: tuple[RandomState, ...] = (),
         proximal: dict[str, Any] | None = None,
         critic: dict[str, Any] | None = None,
+        adapters: dict[str, Any] | None = None,
     ) -> None:
-        """Go on from these weights and, if given, from this optimizer state, these generators and these states of the proximal
-        policy and the critic.
+        """Go on from these weights, or these adapters, and, if given, from this optimizer state, these generators and these
+        states of the proximal policy and the critic.
 
-        A process whose generators are not among them keeps its own: torch's begins with the run's seed plus its rank.
+        A process whose generators are not among them keeps its own: torch's begins with the run's seed plus its rank. Raises
+        `TrainerError` if there are adapters and none are trained, or the other way round, or they do not fit.
         """
+        tensors = self._adapters(adapters) if self.world.rank == 0 else {}
         self.world.lead("load")
         if self.world.size == 1:
-            load_weights(self.policy, weights or {})
+            if self.policy.lora is None:
+                load_weights(self.policy, weights or {})
+            else:
+                self.policy.load_state_dict(tensors, strict=False)
             if optimizer is not None:
                 self.optimizer.load_state_dict(optimizer)
         else:
-            from trainers.shards import scatter
+            from trainers.shards import gather_weights, scatter
 
-            packed = packed_weights(self.policy, weights) if weights is not None else {}
+            if self.policy.lora is None:
+                packed = packed_weights(self.policy, weights) if weights is not None else {}
+            else:
+                packed = gather_weights(self.policy) | tensors
             stepped = self.world.shared(optimizer is not None and bool(optimizer["state"]))
             scatter(self.policy, self.optimizer, packed, (optimizer or {}) if stepped else None)
         if self._proximal is not None:
@@ -190,3 +214,14 @@ class Trainee:
         randoms = self.world.shared(randoms)
         if self.world.rank < len(randoms):
             randoms[self.world.rank].restore()
+
+    def _adapters(self, state: dict[str, Any] | None) -> dict[str, Tensor]:
+        """Those of a checkpoint, none where whole weights are trained. Raises `TrainerError`."""
+        if self.policy.lora is not None:
+            return self.policy.lora.tensors_of(state)
+        if state is not None:
+            raise TrainerError(
+                f"The checkpoint holds adapters ({state['settings']}), and trainer.lora is off: resume with those settings, or "
+                "begin a new run from a version (`harnessgym weights export`)."
+            )
+        return {}

@@ -64,8 +64,9 @@ class UpdateMetrics:
 
 
 def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
-    """AdamW without weight decay, with the short second-moment memory that few, noisy steps want."""
-    return torch.optim.AdamW(policy.parameters(), lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    """AdamW of what is trained, without weight decay, with the short second-moment memory that few, noisy steps want."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
 
 
 def policy_update(

@@ -1,6 +1,7 @@
 """Settings of one optimizer step, apart from the step itself: whoever only checks a configuration needs no torch."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validator, model_validator
@@ -140,6 +141,13 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
         raise ConfigError(
             f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts from, so proximal = "
             f"{named!r} is 'current': name that, or raise max_staleness."
+        )
+    if trainer.lora.on and find_spec("peft") is None:
+        raise ConfigError("trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'.")
+    if trainer.lora.on and named == "ewma":
+        raise ConfigError(
+            f"{where}: proximal = 'ewma' averages weights, and averages of A and of B do not make the average of B A: choose "
+            "another proximal policy, or leave trainer.lora out."
         )
     kept = config.trainer.publish.keep
     if named == "snapshot" and kept and kept <= trainer.max_staleness:

@@ -245,6 +245,8 @@ def _check(config: RunConfig) -> None:
     refused = {
         "trainer.processes": trainer.processes > 1,
         "trainer.stream": trainer.stream,
+        "trainer.lora": trainer.lora.on,
+        "trainer.dtype": trainer.dtype != "float32",
         "trainer.reward_shuffle": trainer.reward_shuffle,
         "filter.steps_kept": config.filter.steps_kept < 1,
         "replay.reuse": config.replay.reuse > 0,
