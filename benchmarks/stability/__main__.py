@@ -1,13 +1,13 @@
 """Methods against staleness: `make bench NAME=stability`.
 
-    python -m benchmarks.stability [--quick] [--only toys|quickstart] [--seeds 20] [--lookup-seeds 3] [--plot FILE] [--fresh]
+    python -m benchmarks.stability [--quick] [--only PART] [--seeds 20] [--lookup-seeds 3] [--plot FILE] [--fresh]
 
 All in one process, by the trainers' own update: every rollout was sampled by the policy as it was k updates ago (as it was
 at first, while there were fewer). toys: two small tasks, one of them also at four times its learning rate, k of 0, 1, 8, 32
 and 128, 20 seeds, six methods (`methods.py`). quickstart: the shipped policy on its own task, k of 0, 8 and 32, 3 seeds,
 three methods. What final reward, collapse and effective sample size mean was fixed before (`outcome.py`). Intervals are 95
 %: bootstrap over seeds (`harnessgym.interval`), of rates Wilson's. Finished runs are kept in `runs/bench-stability`, so an
-interrupted benchmark goes on. Writes `benchmarks/out/stability.json`.
+interrupted benchmark goes on. Writes `benchmarks/out/stability.json`, and each table as Markdown beside it.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def main() -> None:
     machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "threads": 1}
     out: list[dict[str, Any]] = []
     for parts in _parts(options):
-        runs = _runs(parts, console)
+        runs = _runs(parts, _ROOT / "quick" if options.quick else _ROOT, console)
         for part, own in zip(parts, runs, strict=True):
             rows = figures(own)
             title = f"{part.name}, in process: {part.task.steps} steps, {part.seeds} seeds (0 to {part.seeds - 1})"
@@ -86,7 +86,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.stability", description=(__doc__ or "").split("\n\n")[2])
     parser.add_argument("--quick", action="store_true", help="few steps, lags and seeds: that it works, no figures")
-    parser.add_argument("--only", choices=("toys", "quickstart"))
+    parser.add_argument("--only", choices=[*(toy.name for toy in TOYS), "quickstart"], action="append", help="repeatable")
     parser.add_argument("--seeds", type=int, default=20, help="of the toys")
     parser.add_argument("--lookup-seeds", type=int, default=3, help="of the quickstart's task")
     parser.add_argument("--plot", type=Path, help="also draw the figures, as PNG")
@@ -98,16 +98,17 @@ def _parts(options: argparse.Namespace) -> list[list[Part]]:
     """What is run, in two halves; within each, seed by seed."""
     three = tuple(map(method, ("none", "TIS", "VCPO")))
     if options.quick:
-        toys = [Part(toy.name, replace(toy, steps=6), (0, 4), METHODS, 2) for toy in TOYS]
+        toys = [Part(toy.name, replace(toy, steps=4), (0, 2), METHODS, 2) for toy in TOYS[:2]]
         lookup = Part("quickstart", Lookup(steps=2, groups=2, eval_tasks=4), (0, 1), three, 1)
     else:
         toys = [Part(toy.name, toy, (0, 1, 8, 32, 128), METHODS, options.seeds) for toy in TOYS]
         lookup = Part("quickstart", Lookup(), (0, 8, 32), three, options.lookup_seeds)
-    return [*([toys] if options.only != "quickstart" else []), *([[lookup]] if options.only != "toys" else [])]
+    chosen = [[part for part in half if part.name in (options.only or [part.name])] for half in (toys, [lookup])]
+    return [half for half in chosen if half]
 
 
-def _runs(parts: Sequence[Part], console: Console) -> list[dict[tuple[int, str], list[dict[str, Any]]]]:
-    """Of each part, what every run gave: seed by seed, so that what an interruption leaves is whole seeds."""
+def _runs(parts: Sequence[Part], root: Path, console: Console) -> list[dict[tuple[int, str], list[dict[str, Any]]]]:
+    """Of each part, what every run gave, kept under `root`: seed by seed, so that an interruption leaves whole seeds."""
     found: list[dict[tuple[int, str], list[dict[str, Any]]]] = [
         {(lag, own.name): [] for lag, own in product(part.lags, part.methods)} for part in parts
     ]
@@ -118,7 +119,7 @@ def _runs(parts: Sequence[Part], console: Console) -> list[dict[tuple[int, str],
             for part, runs in zip(parts, found, strict=True):
                 for lag, own in product(part.lags, part.methods) if seed < part.seeds else ():
                     progress.update(bar, description=f"{part.name}, lag {lag}, {own.name}, seed {seed}")
-                    path = _ROOT / part.name / f"{lag}-{own.name}-{seed}.json"
+                    path = root / part.name / f"{lag}-{own.name}-{seed}.json"
                     runs[lag, own.name].append(remembered(path, part.told(lag, own, seed), _run(part, lag, own, seed)))
                     progress.advance(bar)
     return found
