@@ -1,6 +1,6 @@
 """Many runs as figures with intervals, and these as a table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -49,10 +49,26 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as the table that docs/results.md has."""
-    heads = "| lag | method | final reward [95 %] | over none [95 %] | best | collapsed [95 %] | ESS [95 %] | least ESS | cut |"
-    lines = [heads, "|---" * 9 + "|", *(f"| {row['lag']} | {' | '.join(_cells(row))} |" for row in rows)]
-    return "\n".join(lines) + "\n"
+    """The rows as tables over the lag, for people: final rewards, how many runs collapsed, effective sample sizes."""
+    seeds = rows[0]["seeds"]
+    return "\n".join(
+        (
+            _over_lags("final reward [95 %]", rows, lambda row: _shown(row["final"], ".3f")),
+            _over_lags(f"collapsed of {seeds} [95 % of the rate]", rows, _collapsed),
+            _over_lags("ESS, mean [95 %]", rows, lambda row: _shown(row["ess"], ".2f")),
+        )
+    )
+
+
+def _over_lags(head: str, rows: Sequence[Mapping[str, Any]], cell: Callable[[Mapping[str, Any]], str]) -> str:
+    lags, methods = dict.fromkeys(row["lag"] for row in rows), dict.fromkeys(row["method"] for row in rows)
+    found = {(row["lag"], row["method"]): cell(row) for row in rows}
+    lines = [f"| {head} | {' | '.join(f'k = {lag}' for lag in lags)} |", "|---" * (len(lags) + 1) + "|"]
+    return "\n".join([*lines, *(f"| {own} | {' | '.join(found[lag, own] for lag in lags)} |" for own in methods)]) + "\n"
+
+
+def _collapsed(row: Mapping[str, Any]) -> str:
+    return f"{row['collapsed']} {_bounds(row['collapse_rate'], '.2f')}"
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -217,11 +217,14 @@ def test_figures_compare_methods_at_the_same_lag_seed_by_seed():
     assert (tis["final"]["mean"], tis["ess"]["mean"], tis["collapsed"]) == (0.8, 0.6, 1)
     assert 0 < tis["collapse_rate"]["low"] < 0.5 < tis["collapse_rate"]["high"] < 1
     assert none["collapse_rate"]["low"] == 0.0 < none["collapse_rate"]["high"]
-    text = markdown([none, tis])
-    assert "| 8 | TIS | 0.800 [0.600, 1.000] | +0.100 [+0.100, +0.100] |" in text
-    assert "| 1/2 [0.09, 0.91] | 0.60 [0.50, 0.70] |" in text
-    assert {line.count("|") for line in text.splitlines()} == {10}
-    assert table("some", [none, tis]).row_count == 2
+    rewards, collapses, sizes = markdown([none, tis, none | {"lag": 0}, tis | {"lag": 0}]).split("\n\n")
+    assert rewards.splitlines()[0] == "| final reward [95 %] | k = 8 | k = 0 |"
+    assert rewards.splitlines()[-1] == "| TIS | 0.800 [0.600, 1.000] | 0.800 [0.600, 1.000] |"
+    assert "| TIS | 1 [0.09, 0.91] | 1 [0.09, 0.91] |" in collapses
+    assert "| TIS | 0.60 [0.50, 0.70] | 0.60 [0.50, 0.70] |" in sizes
+    shown = table("some", [none, tis])
+    assert shown.row_count == 2
+    assert list(shown.columns[3].cells) == ["", "+0.100 [+0.100, +0.100]"]
 
 
 def test_what_is_told_of_a_run_holds_all_that_changes_it():
