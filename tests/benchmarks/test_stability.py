@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.recipe.run import FOLDER
 from benchmarks.remembered import remembered
-from benchmarks.stability import toy_run
+from benchmarks.stability import lookup_run, toy_run
 from benchmarks.stability.__main__ import Part
 from benchmarks.stability.lookup_run import Lookup
 from benchmarks.stability.methods import METHODS, method
@@ -176,6 +177,15 @@ def test_the_plain_method_learns_each_toy_from_fresh_rollouts():
         found = toy_run.play(replace(toy, lr=0.02, steps=120), method("none"), 0, 1_000)
         assert found["final"] > max(0.6, 1.5 * found["start"])
         assert not found["collapsed"]
+
+
+def test_the_shipped_policy_is_played_and_trained_the_same_again():
+    lookup, folder = Lookup(steps=3, groups=3, eval_every=2, eval_tasks=3), ROOT / FOLDER
+    first, again, fresh = (lookup_run.play(lookup, method("TIS"), lag, 0, folder) for lag in (2, 2, 0))
+    assert first == again
+    assert len(first["curve"]) == len(first["greedy"]) == 3  # at the start, after two steps, and at the end
+    assert 0 < first["updates"] <= first["steps"] == 3
+    assert first["ess"] < fresh["ess"] == pytest.approx(1.0, abs=1e-3)
 
 
 def test_a_run_whose_weights_overflow_has_collapsed():
