@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bernoulli_pool import ARMS, WORLDS, Arm, World, play, sooner
+from benchmarks.remembered import remembered
 from harnessgym.run_folder import write_json
 from trainers.selection.special_functions import t_quantile
 
@@ -117,14 +118,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def _kept(name: str, told: dict[str, Any], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """A result: an earlier one's if there is one of the same settings."""
-    path = _ROOT / "results" / f"{name.replace(' ', '').replace(',', '-')}.json"
-    if path.exists():
-        found: dict[str, Any] = json.loads(path.read_text())
-        if found["told"] == told:
-            return found
-    result = {"told": told, **run()}
-    write_json(path, result)
-    return result
+    return remembered(_ROOT / "results" / f"{name.replace(' ', '').replace(',', '-')}.json", told, run)
 
 
 def _table(world: World, seeds: int, rows: Sequence[dict[str, Any]]) -> Table:

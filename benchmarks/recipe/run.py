@@ -84,7 +84,7 @@ def run_recipe(recipe: Recipe, folder: Path = FOLDER) -> Result:
     optimizer, random = make_optimizer(policy, settings), Random(f"recipe {recipe.seed}")
     actor = Actor(load_policy(folder), chat, torch.Generator().manual_seed(recipe.seed))
     versions = [published_weights(policy)]
-    tasks, scores, successes, seconds = _task_stream(random), [evaluate(policy, chat, 0)], [], 0.0
+    tasks, scores, successes, seconds = task_stream(random), [evaluate(policy, chat, 0)], [], 0.0
     for step in range(recipe.steps):
         started = time.perf_counter()
         rows, rewards = actor.batch([next(tasks) for _ in range(recipe.groups)], recipe.group_size, versions)
@@ -127,9 +127,9 @@ class Actor:
         return rows, rewards
 
 
-def evaluate(policy: Policy, chat: Chat, rollouts: int) -> Score:
-    """Play every test task once greedily and once at temperature 1."""
-    tasks = LookupTasks().tasks("test")
+def evaluate(policy: Policy, chat: Chat, rollouts: int, most: int | None = None) -> Score:
+    """Play every test task, or the first `most`, once greedily and once at temperature 1."""
+    tasks = LookupTasks().tasks("test")[:most]
     generator = torch.Generator().manual_seed(1_000 + rollouts)
     greedy, sampled = (
         float(np.mean([episode.reward for episode in play(policy, chat, tasks, temperature, generator)]))
@@ -151,7 +151,7 @@ def row_of(episode: Episode, rollout_id: str, version: int) -> Row:
     )
 
 
-def _task_stream(random: Random) -> Iterator[Task]:
+def task_stream(random: Random) -> Iterator[Task]:
     """Training tasks, reshuffled each time all have been met."""
     tasks = list(LookupTasks().tasks("train"))
     while True:

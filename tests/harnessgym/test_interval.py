@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.interval import Interval, mean_with_interval, paired_difference
+from harnessgym.interval import Interval, mean_with_interval, paired_difference, share_with_interval
 
 REWARDS = st.lists(st.floats(0, 1), min_size=2, max_size=30)
 
@@ -79,3 +79,23 @@ def test_the_other_way_round_it_is_the_opposite(pairs):
 def test_values_that_are_no_pairs_are_refused():
     with pytest.raises(ValueError, match="shorter"):
         paired_difference([1.0, 0.0], [1.0])
+
+
+@given(st.integers(1, 200).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
+def test_the_interval_of_a_rate_holds_those_that_explain_it(hits_of):
+    """Wilson's bounds are where the rate seen lies 1.96 standard errors of the *assumed* rate away."""
+    hits, count = hits_of
+    found = share_with_interval(hits, count)
+    assert 0.0 <= found.low <= found.mean == hits / count <= found.high <= 1.0
+    assert found.low < found.high
+    for bound in {found.low, found.high} - {0.0, 1.0}:
+        error = (bound * (1 - bound) / count) ** 0.5
+        assert abs(bound - found.mean) == pytest.approx(1.96 * error, rel=1e-3)
+
+
+def test_a_rate_of_nothing_is_none_and_one_above_one_is_refused():
+    assert share_with_interval(0, 0) == Interval(None, None, None)
+    assert share_with_interval(0, 20).high == pytest.approx(0.1611, abs=1e-4)
+    for hits, count in ((2, 1), (-1, 3)):
+        with pytest.raises(ValueError, match="no share"):
+            share_with_interval(hits, count)
