@@ -19,6 +19,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     "task_set": {
         "human_eval": "environments.code.human_eval:HumanEvalTasks",
         "lookup": "environments.lookup:LookupTasks",
+        "one_liners": "environments.one_liners:OneLiners",
         "setup": "environments.setup_tasks:SetupTasks",
         "reasoning": "environments.code.reasoning:ReasoningTasks",
         "shell": "environments.shell_tasks:ShellTasks",

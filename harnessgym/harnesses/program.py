@@ -7,12 +7,13 @@ an image layer. Node agents share one pinned Node.
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from harnessgym.harness import Launch
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import Prewarm, Step
 from harnessgym.task import Task
 
 NODE = "22.23.3"
@@ -109,6 +110,14 @@ class PythonProgram(Program):
         pip = (self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self._requirements)
         interpreter = "python3" if self.config.inside else sys.executable
         return [Step((interpreter, "-m", "venv", self.folder)), Step(pip)]
+
+    def forked(
+        self, task: Task, program: str, argv: Sequence[str], warm: str, *, env: Mapping[str, str], files: Mapping[str, str]
+    ) -> Launch:
+        """As `launch`, forked from the environment's interpreter, warmed by `warm`. Its home is the sandbox's."""
+        launched = self.launch(task, argv, env=env, files=files)
+        words = ("python", f"{self.folder}/bin/{program}", *argv, *self.config.args)
+        return replace(launched, argv=words, prewarm=Prewarm(warm, self.python))
 
 
 def _npm(folder: str, package: str) -> Step:

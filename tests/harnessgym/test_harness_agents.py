@@ -130,3 +130,20 @@ def test_python_agents_can_read_their_program():
         assert program in made.readable
     assert "--stream" in launch("openai_agents", stream=True).argv
     assert launch("deepagents", api="responses").argv[-1] == "responses"
+
+
+def test_mini_swe_agent_takes_a_configuration_of_its_own():
+    made = launch("mini_swe_agent", config="agent: {}\n")
+    assert made.files == {f"{HOME}/mini.yaml": "agent: {}\n"}
+    assert made.argv[made.argv.index("--config") + 1] == f"{HOME}/mini.yaml"
+    assert "--config" not in launch("mini_swe_agent").argv
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_mini_swe_agent_is_forked_as_it_is_started(inside):
+    cold, forked = (launch("mini_swe_agent", prewarm=each, inside=inside, args=("--more",)) for each in (False, True))
+    assert (cold.prewarm, forked.prewarm.warm) == (None, "mini_swe_agent")
+    assert forked.prewarm.python == "/opt/agents/mini_swe_agent-2.4.6/bin/python"
+    assert forked.argv[:2] == ("python", "/opt/agents/mini_swe_agent-2.4.6/bin/mini")
+    assert forked.argv[2:] == cold.argv[cold.argv.index("mini") + 1 :]
+    assert (forked.env, forked.files, forked.readable) == (cold.env, cold.files, cold.readable)

@@ -39,7 +39,7 @@ def build(order: Order) -> socket.socket | None:
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount(order.workspace, WORKSPACE, "", kernel.MS_BIND)
     exposed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in order.exposed}
-    for folder in order.hidden:
+    for folder in filter(os.path.isdir, order.hidden):  # what this server's interpreter does not show needs no cover
         kernel.mount("tmpfs", folder, "tmpfs", safe | kernel.MS_NOEXEC, "size=4k,mode=0555")
     for folder in COVERED:
         kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode=1777,nr_inodes=64k")

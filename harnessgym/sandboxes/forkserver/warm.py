@@ -9,6 +9,8 @@ import importlib
 import json
 import os
 import socket
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -51,7 +53,28 @@ def warm_anthropic() -> None:
         client.close()
 
 
-WARMERS: dict[str, Callable[[], None]] = {"openai": warm_openai, "anthropic": warm_anthropic}
+def warm_mini_swe_agent() -> None:
+    """A model call through litellm, as text. What mini-swe-agent reads from its environment as it loads is set for good."""
+    os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"}
+    os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = sys.prefix  # it makes the folder unless it is there
+    tempfile.tempdir = sys.prefix  # litellm asks for one as it loads, and none is writable here; it writes nothing
+    for module in ("agents.default", "environments.local", "run.mini"):
+        importlib.import_module(f"minisweagent.{module}")
+    logging: Any = importlib.import_module("litellm.litellm_core_utils.thread_pool_executor").executor
+    logging.submit = lambda function, *args, **kwargs: function(*args, **kwargs)  # in this thread: none may be left behind
+    with _stub(_chat_answers()[:1]) as url:
+        get_model = importlib.import_module("minisweagent.models").get_model
+        settings = {"model_class": "litellm_textbased", "action_regex": "^", "model_kwargs": {"api_base": url, "api_key": _KEY}}
+        get_model("openai/m", settings).query([{"role": "user", "content": "hi"}])
+    del logging.submit
+    tempfile.tempdir = None
+
+
+WARMERS: dict[str, Callable[[], None]] = {
+    "openai": warm_openai,
+    "anthropic": warm_anthropic,
+    "mini_swe_agent": warm_mini_swe_agent,
+}
 
 _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"q": {"type": "string"}}}
 _CHAT_TOOL: Any = {"type": "function", "function": {"name": "t", "description": "t", "parameters": _SCHEMA}}

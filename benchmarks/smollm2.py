@@ -1,0 +1,199 @@
+"""A real model learns: SmolLM2-135M-Instruct as the policy of mini-swe-agent. `make bench NAME=smollm2`.
+
+    python -m benchmarks.smollm2 [--quick] [--seed 0] [--steps N] [--fresh]
+
+`harnessgym train benchmarks/smollm2.toml`, then `harnessgym eval` of the weights it began with and of its last, on the same 256
+held-out tasks with the same sampling seeds. The agent is installed and unmodified; what is particular about it stands in its
+own configuration file, inside the run file. The two shots are turns in the policy's chat template: shots that a user's message
+quotes are worth little to a model this small, and the proxy never lets a message write turns.
+
+Interrupted, the same command goes on where it stopped. Writes `benchmarks/out/smollm2.json`. Exit status 1 if the 95 % interval
+of the gain does not lie above 0: no improvement is shown then, and it says so.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import text
+
+from benchmarks import vllm_cpu
+from harnessgym.run_folder import write_json
+from harnessgym.store import TraceStore
+
+ROOT = Path("runs/bench-smollm2")
+RUN_FILE = Path("benchmarks/smollm2.toml")
+_OUT = Path("benchmarks/out/smollm2.json")
+_HELD_OUT = 256
+_QUICK_TASKS = 8
+_QUICK = {"trainer.steps": 2, "trainer.groups_per_step": 2, "trainer.group_size": 2}
+MAX_PROMPT = 400
+"""Tokens that a prompt may have, shots and all."""
+START = (0.15, 0.40)
+"""Where the success before training should lie: with less there is little to learn from, with more little to learn."""
+SHOTS = (
+    ("Rename the file letter.txt to note.txt.", "mv letter.txt note.txt"),
+    ("Delete the file story.txt.", "rm story.txt"),
+)
+_TEMPLATE = """\
+{{%- for message in messages -%}}
+{{{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' -}}}}
+{{%- if loop.first -%}}{{{{- {shots} -}}}}{{%- endif -%}}
+{{%- endfor -%}}
+{{%- if add_generation_prompt -%}}{{{{- '<|im_start|>assistant\\n' -}}}}{{%- endif -%}}
+"""
+
+
+def main() -> None:
+    """Prepare, train, evaluate, report; whatever is done already is kept."""
+    options = _options()
+    if options.fresh:
+        shutil.rmtree(ROOT, ignore_errors=True)
+    kind = "quick" if options.quick else f"seed-{options.seed}"
+    folder, console = ROOT / kind, Console(width=max(160, Console().width))
+    console.print("[1/3] Preparing SmolLM2 and mini-swe-agent: minutes the first time.")
+    prepare(ROOT / "policy")
+    _call("install", "mini_swe_agent")
+    settings: dict[str, object] = {"seed": options.seed} | (_QUICK if options.quick else {})
+    if options.steps:
+        settings["trainer.steps"] = options.steps
+    run, tasks = folder / "train", _QUICK_TASKS if options.quick else _HELD_OUT
+    console.print(f"[2/3] Training in {run}.")
+    overrides = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    timed(folder, "training", "train", str(RUN_FILE), "--folder", str(run), *overrides)
+    console.print(f"[3/3] Evaluating before and after on {tasks} held-out tasks.")
+    words = ("--run", str(RUN_FILE), "--folder", str(folder / "eval"), "--limit", str(tasks), "--seed", str(options.seed))
+    timed(folder, "evaluation", "eval", f"{run}@0", str(run), *words)
+    result = measure(folder)
+    machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
+    write_json(_OUT, {"machine": machine, "quick": options.quick, **result})
+    console.print(_table(result), *(f"- {remark}" for remark in remarks(result)), sep="\n")
+    console.print(f"Verdict: {result['verdict']}. Machine: {machine}. Written to {_OUT}.")
+    sys.exit(int(result["verdict"] != "better" and not options.quick))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="two steps of four rollouts and eight held-out tasks: shows nothing"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, help="instead of the run file's")
+    parser.add_argument("--fresh", action="store_true", help="forget what was done")
+    return parser.parse_args()
+
+
+def prepare(folder: Path, model: Path = vllm_cpu.MODEL) -> None:
+    """A policy folder with SmolLM2's weights (fetched if need be) and a chat template that begins with the shots."""
+    if not (model / "model.safetensors").exists():
+        vllm_cpu.prepare()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(model / name)
+    (folder / "chat_template.jinja").write_text(template(SHOTS))
+
+
+def template(shots: Sequence[tuple[str, str]]) -> str:
+    """A ChatML template that shows worked turns between the first message and the second."""
+    turns = (
+        ("user", "assistant")[place % 2] + "\n" + said for place, said in enumerate(word for shot in shots for word in shot)
+    )
+    return _TEMPLATE.format(shots=json.dumps("".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns), ensure_ascii=False))
+
+
+def _call(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "harnessgym", *words], check=True)
+
+
+def timed(folder: Path, phase: str, *words: str) -> None:
+    """Run a command that resumes by itself, and add its seconds to those of its phase. What has ended is not run again."""
+    path = folder / "phases.json"
+    phases: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    done = phases.setdefault(phase, {"seconds": 0.0, "ended": False, "words": list(words)})
+    if done["words"] != list(words):
+        sys.exit(f"{folder} holds another {phase}: {' '.join(done['words'])}. --fresh forgets it.")
+    if done["ended"]:
+        return
+    began = time.monotonic()
+    try:
+        _call(*words)
+        done["ended"] = True
+    finally:
+        done["seconds"] += time.monotonic() - began
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, phases)
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    """What a finished training and evaluation say."""
+    found = json.loads((folder / "eval/eval.json").read_text())
+    trained = json.loads((folder / "train/summary.json").read_text())
+    before, after = found["policies"][0], found["policies"][-1]
+    (compared,) = found["comparisons"]
+    phases = json.loads((folder / "phases.json").read_text())
+    return {
+        "start": before["reward"],
+        "end": after["reward"],
+        "gain": compared["difference"],
+        "verdict": compared["verdict"],
+        "tasks": compared["tasks"],
+        "better": compared["better"],
+        "worse": compared["worse"],
+        "not_graded": before["not_graded"] + after["not_graded"],
+        "version": after["version"],
+        "rollouts": trained["rollouts"],
+        "max_staleness": trained["max_staleness"],
+        "tokens_sampled": trained["tokens_sampled"],
+        "tokens_trained": trained["tokens_trained"],
+        "longest_prompt": max(_longest_prompt(path) for path in sorted(folder.glob("*/**/traces.db"))),
+        "wall_s": {name: round(phase["seconds"], 1) for name, phase in phases.items()},
+        "train_wall_s": trained["wall_s"],
+        "stop_reasons": trained["stop_reasons"],
+    }
+
+
+def _longest_prompt(path: Path) -> int:
+    with TraceStore.open(f"sqlite:///{path}") as store:
+        return int(store.read(lambda conn: conn.execute(text("SELECT max(prompt_len) FROM calls")).scalar()) or 0)
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What was asked of the benchmark and does not hold."""
+    found = []
+    if result["longest_prompt"] > MAX_PROMPT:
+        found.append(f"a prompt had {result['longest_prompt']} tokens, more than {MAX_PROMPT}")
+    if not START[0] <= result["start"]["mean"] <= START[1]:
+        found.append(f"the success before training lies outside {START[0]:.0%} to {START[1]:.0%}")
+    if sum(result["wall_s"].values()) > 3600:
+        found.append("training and evaluation took more than 60 minutes")
+    if result["tasks"] < 200:
+        found.append(f"only {result['tasks']} tasks were compared: 200 are needed to say anything")
+    return found
+
+
+def _table(result: dict[str, Any]) -> Table:
+    table = Table("start", "end", "gain [95 %]", "better, worse", "tasks", "rollouts", "tokens sampled", "longest prompt",
+                  "training, s", "evaluation, s", title="SmolLM2-135M-Instruct with mini-swe-agent, temperature 1")  # fmt: skip
+    gain, wall = result["gain"], result["wall_s"]
+    interval = "-" if gain["low"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    table.add_row(
+        f"{result['start']['mean']:.3f}", f"{result['end']['mean']:.3f}", interval, f"{result['better']}, {result['worse']}",
+        str(result["tasks"]), str(result["rollouts"]), str(result["tokens_sampled"]), str(result["longest_prompt"]),
+        f"{wall['training']:.0f}", f"{wall['evaluation']:.0f}",
+    )  # fmt: skip
+    return table
+
+
+if __name__ == "__main__":
+    main()
