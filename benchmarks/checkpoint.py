@@ -27,7 +27,8 @@ from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.checkpoint import Checkpoint, RandomState
 from trainers.checkpoint_writer import CheckpointWriter
-from trainers.policy import Policy, PolicyConfig, published_weights
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import published_weights
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 from trainers.weights.publish import publish_full
 

@@ -174,7 +174,8 @@ def run_peer(folder: Path, dtype: str) -> None:
 def make_model(folder: Path, shape: dict[str, object]) -> None:
     import torch
 
-    from trainers.policy import Policy, PolicyConfig, save_policy
+    from trainers.policy import Policy, PolicyConfig
+    from trainers.policy_weights import save_policy
 
     torch.manual_seed(0)
     save_policy(Policy(PolicyConfig(**shape)), folder)  # type: ignore[arg-type]

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from harnessgym.errors import TrainerError
 from harnessgym.lora import LoraSection
-from trainers.policy import Policy, published_weights
+from trainers.policy import Policy
+from trainers.policy_weights import published_weights
 from trainers.projections import Separate
 from trainers.weights.manifest import TensorEntry
 

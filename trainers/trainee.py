@@ -17,7 +17,8 @@ from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
 from trainers.lora import adapt
-from trainers.policy import Policy, load_policy, load_weights, packed_weights, published_weights
+from trainers.policy import Policy
+from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights
 from trainers.ppo_settings import CriticSettings
 from trainers.proximal.average import MovingAverage
 from trainers.proximal.proximal import Proximal

@@ -33,7 +33,7 @@ from trainers.engine.reply import Reply
 from trainers.engine.sequence import Chunk, Sequence
 from trainers.engine.server import listen, load_engine
 from trainers.engine.switchboard import read_eos
-from trainers.policy import published_weights
+from trainers.policy_weights import published_weights
 from trainers.weights.installers.staging import digests
 
 _CHECK = "check:"

@@ -26,7 +26,8 @@ from environments.lookup import LookupTasks
 from harnessgym.task import Task
 from harnessgym.traces.trajectories import Row
 from trainers.advantages.group_relative import grpo
-from trainers.policy import Policy, load_policy, load_weights, published_weights
+from trainers.policy import Policy
+from trainers.policy_weights import load_policy, load_weights, published_weights
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 
 FOLDER = Path("environments/lookup/policy")

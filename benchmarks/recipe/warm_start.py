@@ -20,7 +20,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from benchmarks.recipe.chat import Chat, Message
 from environments.lookup.protocol import KINDS, SYSTEM_PROMPT, TOOLS
 from environments.lookup.tasks import TEMPLATES, Question, draw_question, item_names
-from trainers.policy import Policy, PolicyConfig, save_policy
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import save_policy
 
 FOLDER = Path("environments/lookup/policy")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

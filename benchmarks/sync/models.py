@@ -8,7 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trainers.policy import Policy, PolicyConfig, load_policy, published_weights, token_logprobs
+from trainers.policy import Policy, PolicyConfig, token_logprobs
+from trainers.policy_weights import load_policy, published_weights
 from trainers.update import make_optimizer
 from trainers.update_settings import UpdateSettings
 

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
-from trainers.policy import Policy, PolicyConfig, load_policy, save_policy, token_logprobs
+from trainers.policy import Policy, PolicyConfig, token_logprobs
+from trainers.policy_weights import load_policy, save_policy
 
 _SMOL = Path.home() / ".cache/harnessgym/smollm2-135m"
 _SHIPPED = Path("environments/lookup/policy")

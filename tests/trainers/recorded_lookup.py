@@ -26,7 +26,7 @@ from proxies.language import Language
 from tests.trainers.recorded_run import learner_of
 from trainers.engine.engine import build_engine
 from trainers.engine.sequence import Sampling, Sequence
-from trainers.policy import load_policy, published_weights
+from trainers.policy_weights import load_policy, published_weights
 
 MODEL = Path(__file__).parents[2] / "environments/lookup/policy"
 _TOOLS = [ToolSpec(**{key: tool["function"][key] for key in ("name", "description", "parameters")}) for tool in TOOLS]

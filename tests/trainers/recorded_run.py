@@ -18,7 +18,8 @@ from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.forest import Forest
 from trainers.grpo import Grpo
 from trainers.learner import Learner
-from trainers.policy import Policy, PolicyConfig, load_policy, save_policy, token_logprobs
+from trainers.policy import Policy, PolicyConfig, token_logprobs
+from trainers.policy_weights import load_policy, save_policy
 from trainers.ppo import Ppo
 from trainers.ppo_settings import ppo_settings_of
 from trainers.trainee import Trainee

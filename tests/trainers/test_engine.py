@@ -9,7 +9,8 @@ from harnessgym.errors import PolicyError, UpstreamError
 from trainers.engine.engine import build_engine
 from trainers.engine.sampler import truncate
 from trainers.engine.sequence import Sampling, Sequence, StopMatcher
-from trainers.policy import Policy, PolicyConfig, published_weights
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import published_weights
 from trainers.weights.publish import publish_full
 
 CONFIG = PolicyConfig(

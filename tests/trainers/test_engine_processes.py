@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from harnessgym.process import identify
-from trainers.policy import Policy, PolicyConfig, save_policy
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import save_policy
 
 CONFIG = PolicyConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models
 from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import load_engine
-from trainers.policy import Policy, PolicyConfig, published_weights, save_policy
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import published_weights, save_policy
 
 CONFIG = PolicyConfig(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

@@ -14,7 +14,7 @@ from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import make_run, record_groups, record_rollout, save_model
 from trainers.gathering import Gathering
-from trainers.policy import load_policy
+from trainers.policy_weights import load_policy
 
 SAME = [1.0, 1.0, 1.0]
 CHAIN = VersionChain(())

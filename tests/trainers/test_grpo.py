@@ -18,7 +18,7 @@ from tests.trainers.started_again import after_processes, train_with_kills
 from trainers import checkpoint
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
-from trainers.policy import load_policy, packed_weights, published_weights
+from trainers.policy_weights import load_policy, packed_weights, published_weights
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 

@@ -11,12 +11,13 @@ from peft.tuners.lora import Linear as PeftLinear
 
 from harnessgym.errors import TrainerError
 from harnessgym.lora import PROJECTIONS, LoraSection
+from tests.trainers.peers import peer_and_policy
 from tests.trainers.test_packing import forests
-from tests.trainers.test_policy import peer_and_policy
 from tests.trainers.test_update import SETTINGS, make_policy, make_rows
 from trainers.lora import adapt
 from trainers.packing import pack
-from trainers.policy import Policy, load_weights, published_weights, token_logprobs
+from trainers.policy import Policy, token_logprobs
+from trainers.policy_weights import load_weights, published_weights
 from trainers.update import UpdateSettings, make_optimizer, policy_update
 
 ADVANTAGES = [1.0, -0.5, 0.25, 2.0, -1.5]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.trainers.recorded_lookup import MODEL, Player, Recorder
-from trainers.policy import load_policy, published_weights
+from trainers.policy_weights import load_policy, published_weights
 
 STEPS = 14
 OPTIONS = {"lora": {"rank": 8, "alpha": 16.0}, "update": {"lr": 5e-3}}

@@ -18,7 +18,7 @@ from trainers import checkpoint
 from trainers.checkpoint_writer import staged
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
-from trainers.policy import load_policy, published_weights, save_policy
+from trainers.policy_weights import load_policy, published_weights, save_policy
 from trainers.trainee import Trainee
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.trainers.test_policy import peer_and_policy
+from tests.trainers.peers import peer_and_policy
 from trainers.packing import micro_batches, pack, packed_size
 from trainers.policy import token_logprobs
 

@@ -21,7 +21,7 @@ from tests.trainers.started_again import after_processes, train_with_kills
 from trainers import checkpoint
 from trainers.advantages.gae import gae
 from trainers.learner import TrainerSettings
-from trainers.policy import published_weights
+from trainers.policy_weights import published_weights
 from trainers.ppo import Ppo, explained_variance, train, whitened
 from trainers.ppo_settings import PpoSettings, ppo_settings_of
 from trainers.weights.chain import read_version

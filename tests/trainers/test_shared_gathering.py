@@ -13,7 +13,7 @@ from harnessgym.store.tables import exclusions, trained
 from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, record_rollout, save_model
-from trainers.policy import load_policy, published_weights
+from trainers.policy_weights import load_policy, published_weights
 
 NAMES = ("", "helper")
 SIZE, SAMPLED = 3, 6

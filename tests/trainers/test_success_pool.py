@@ -13,7 +13,7 @@ from harnessgym.store import TraceStore, policies
 from harnessgym.store.tables import advantages, groups, rollouts, trained
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
-from trainers.policy import published_weights
+from trainers.policy_weights import published_weights
 
 HERE = "tests.trainers.test_success_pool"
 FAILED, MIXED = [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]

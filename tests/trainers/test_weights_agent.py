@@ -22,7 +22,8 @@ from harnessgym.store.policies import PolicyVersion
 from tests.trainers.conftest import fronted
 from trainers.engine import EngineSettings
 from trainers.engine.server import follow, load_engine
-from trainers.policy import Policy, PolicyConfig, load_policy, load_weights, published_weights, save_policy
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import load_policy, load_weights, published_weights, save_policy
 from trainers.weights.agent import read_newest
 from trainers.weights.publish import Base, publish, publish_full
 from trainers.weights.settings import AgentSettings, MirrorSettings

@@ -30,7 +30,8 @@ from trainers.engine.orders import Order, promise
 from trainers.engine.rows import Rows
 from trainers.engine.sampler import DRAWS, Ints, Sampled, sample
 from trainers.engine.sequence import Chunk, FinishReason, Sequence, TokenScore
-from trainers.policy import Policy, load_weights
+from trainers.policy import Policy
+from trainers.policy_weights import load_weights
 from trainers.weights.chain import read_version
 
 log = logging.getLogger(__name__)

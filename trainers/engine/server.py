@@ -20,7 +20,8 @@ from trainers.engine.engine import Engine, build_engine
 from trainers.engine.front_process import FrontProcess
 from trainers.engine.settings import EngineSettings
 from trainers.engine.switchboard import Switchboard
-from trainers.policy import Policy, load_policy, load_weights, published_weights
+from trainers.policy import Policy
+from trainers.policy_weights import load_policy, load_weights, published_weights
 from trainers.weights.agent import WeightAgent, read_newest
 from trainers.weights.settings import AgentSettings
 

@@ -15,7 +15,8 @@ from harnessgym.errors import PolicyError, TrainerError
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
 from trainers.gradients import score_all
-from trainers.policy import Policy, load_weights, packed_weights
+from trainers.policy import Policy
+from trainers.policy_weights import load_weights, packed_weights
 from trainers.proximal.weights import copies, having, put
 from trainers.update import UpdateMetrics
 from trainers.update_settings import UpdateSettings

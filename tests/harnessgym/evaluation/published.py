@@ -11,7 +11,7 @@ from harnessgym.run_config import RunConfig
 from harnessgym.store import TraceStore, policies, runs
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.supervisor import prepare
-from trainers.policy import load_policy, published_weights
+from trainers.policy_weights import load_policy, published_weights
 from trainers.weights.manifest import version_path
 from trainers.weights.publish import Base, publish
 

@@ -11,7 +11,8 @@ from tests.trainers.recorded_run import learner_of, make_run, record_groups, sav
 from tests.trainers.test_trainee import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
-from trainers.policy import load_policy, load_weights, token_logprobs
+from trainers.policy import token_logprobs
+from trainers.policy_weights import load_policy, load_weights
 from trainers.proximal.snapshots import Snapshots
 from trainers.proximal.weights import copies
 from trainers.trainee import Trainee

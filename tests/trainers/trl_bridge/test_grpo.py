@@ -15,7 +15,8 @@ from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, make_run
 from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, save_tiny, training_run
-from trainers.policy import load_policy, published_weights, token_logprobs
+from trainers.policy import token_logprobs
+from trainers.policy_weights import load_policy, published_weights
 from trainers.trl_bridge.grpo import RunGRPOTrainer, grpo_arguments
 from trainers.trl_bridge.samples import fields_of, recorded_reward, samples_of
 from trainers.update import UpdateSettings, make_optimizer, policy_update

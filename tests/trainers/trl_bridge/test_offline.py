@@ -16,7 +16,8 @@ from harnessgym.store import TraceStore
 from tests.trainers.recorded_run import make_run, record_groups
 from tests.trainers.trl_bridge.test_samples import rows
 from tests.trainers.trl_bridge.tiny import REWARDS, save_tiny
-from trainers.policy import load_policy, token_logprobs
+from trainers.policy import token_logprobs
+from trainers.policy_weights import load_policy
 from trainers.trl_bridge.offline import examples_of, graded, make_trainer, train_offline
 from trainers.trl_bridge.stored_examples import IGNORED, GradedRollout, best_of_groups, preferences, supervised
 

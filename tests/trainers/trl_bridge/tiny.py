@@ -10,7 +10,8 @@ from transformers import TrainerCallback
 from harnessgym.store import TraceStore
 from tests.trainers.recorded_run import STEPS, make_run, record_groups, record_rollout
 from trainers.learner import TrainerSettings
-from trainers.policy import Policy, PolicyConfig, load_policy, save_policy
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import load_policy, save_policy
 from trainers.trl_bridge.training_run import TrainingRun
 
 TOKENIZER = Path(__file__).parents[3] / "environments" / "lookup" / "policy"

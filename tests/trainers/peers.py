@@ -1,0 +1,22 @@
+"""Policies beside the models of transformers that have the same weights."""
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from trainers.policy import Policy, PolicyConfig
+from trainers.policy_weights import load_weights
+
+SHAPE = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+}  # fmt: skip
+PEERS = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+
+
+def peer_and_policy(family, **options):
+    config_class, model_class = PEERS[family]
+    torch.manual_seed(0)
+    peer = model_class(config_class(**SHAPE, **options)).eval()
+    policy = Policy(PolicyConfig.from_hf(peer.config.to_dict() | {"architectures": [model_class.__name__]})).eval()
+    load_weights(policy, dict(peer.state_dict()))
+    return peer, policy

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from harnessgym.errors import PolicyError
+from tests.trainers.peers import PEERS, peer_and_policy
+from trainers.policy import Policy
+from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights, save_policy
+
+
+@pytest.mark.parametrize("family", PEERS)
+def test_a_saved_policy_is_read_by_transformers_and_back(family, tmp_path):
+    _, policy = peer_and_policy(family, tie_word_embeddings=True)
+    save_policy(policy, tmp_path)
+    peer = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    again = load_policy(tmp_path)
+    ids = torch.randint(0, 97, (2, 30))
+    with torch.no_grad():
+        assert (peer(ids).logits - policy(ids)).abs().max() < 1e-5
+        assert torch.equal(again(ids), policy(ids))
+
+
+def test_published_weights_restore_the_policy_bit_by_bit():
+    _, policy = peer_and_policy("qwen3")
+    other = Policy(policy.config)
+    load_weights(other, published_weights(policy))
+    assert all(torch.equal(a, b) for a, b in zip(policy.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("damage", ["missing", "misshaped"])
+def test_weights_that_do_not_fit_leave_the_policy_alone(damage):
+    _, policy = peer_and_policy("qwen3")
+    before = published_weights(policy)
+    weights = {name: torch.zeros_like(tensor) for name, tensor in before.items()}
+    if damage == "missing":
+        del weights["model.norm.weight"]
+    else:
+        weights["model.norm.weight"] = torch.zeros(3)
+    with pytest.raises(PolicyError, match="norm"):
+        load_weights(policy, weights)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in published_weights(policy).items())
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(PolicyError, match=r"config\.json is missing"):
+        load_policy(tmp_path)
+    _, policy = peer_and_policy("llama")
+    save_policy(policy, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"intermediate_size": 50}))
+    with pytest.raises(PolicyError, match="has shape"):
+        load_policy(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(PolicyError, match="cannot be read"):
+        load_policy(tmp_path)
+
+
+@pytest.mark.parametrize("family", PEERS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_is_published_is_packed_again_as_it_was(family, tied):
+    _, policy = peer_and_policy(family, tie_word_embeddings=tied)
+    packed, state = packed_weights(policy, published_weights(policy)), policy.state_dict()
+    assert packed.keys() == state.keys()
+    assert all(torch.equal(packed[name], tensor) for name, tensor in state.items())

@@ -1,0 +1,110 @@
+"""Weights of a policy under their Hugging Face names: read from a model folder, put into it, taken out of it, written."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from harnessgym.errors import PolicyError
+from trainers.policy import Policy, PolicyConfig
+
+
+def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
+    """A policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not fit."""
+    if not (folder / "config.json").is_file():
+        raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
+    policy = Policy(PolicyConfig.from_hf(json.loads((folder / "config.json").read_text()), str(folder / "config.json")))
+    try:
+        weights = load_file(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise PolicyError(f"The weights at {folder}/model.safetensors cannot be read: {error}.") from error
+    load_weights(policy, weights)
+    return policy.to(dtype)
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors` (Hugging Face tensor names)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(policy.config.to_hf(), indent=2) + "\n")
+    save_file(published_weights(policy), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Copies of all weights under their Hugging Face names, as policy versions store them.
+
+    `state` stands in for `policy.state_dict()` where that has not the whole tensors. Adapters are merged.
+    """
+    config, out = policy.config, dict[str, Tensor]()
+    state = policy.state_dict() if state is None else state
+    state = state if policy.lora is None else policy.lora.merged(state)
+    split_qkv = [n * config.head_dim for n in (config.num_attention_heads, *(config.num_key_value_heads,) * 2)]
+    for name, tensor in state.items():
+        layer, _, _ = name.partition(".self_attn.") if ".self_attn." in name else name.rpartition(".")
+        if name.endswith("qkv_proj.weight"):
+            parts = zip(("q_proj", "k_proj", "v_proj"), tensor.split(split_qkv), strict=True)
+            out |= {f"model.{layer}.self_attn.{part}.weight": value.clone() for part, value in parts}
+        elif name.endswith("gate_up_proj.weight"):
+            layer = name.removesuffix(".gate_up_proj.weight")
+            parts = zip(("gate_proj", "up_proj"), tensor.chunk(2), strict=True)
+            out |= {f"model.{layer}.mlp.{part}.weight": value.clone() for part, value in parts}
+        else:
+            out[_hf_name(name)] = tensor.clone()
+    return out
+
+
+@torch.no_grad()
+def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
+    """Copy Hugging Face tensors into the policy in place; adapters, if it has any, then add nothing to them.
+
+    Raises `PolicyError` naming the first that is missing or misshaped; the policy is then unchanged.
+    """
+    found, state = _parts(policy, weights), policy.state_dict()
+    for name, parts in found.items():
+        for part, rows in zip(parts, torch.split(state[name], [len(part) for part in parts]), strict=True):
+            rows.copy_(part)
+
+
+def packed_weights(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Hugging Face tensors as the policy's `state_dict()` has them; the reverse of `published_weights`.
+
+    Raises `PolicyError` naming the first that is missing or misshaped.
+    """
+    return {name: torch.cat(parts) for name, parts in _parts(policy, weights).items()}
+
+
+def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]]:
+    """The tensors that one after another make up each of the policy's."""
+
+    def take(name: str) -> Tensor:
+        if name not in weights:
+            raise PolicyError(f"The weights have no tensor {name!r}; is this the model that config.json describes?")
+        return weights[name]
+
+    found: dict[str, list[Tensor]] = {}
+    for name, target in policy.state_dict().items():
+        prefix = "model." + name
+        if name.endswith("qkv_proj.weight"):
+            parts = [take(prefix.replace("qkv_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+        elif name.endswith("gate_up_proj.weight"):
+            parts = [take(prefix.replace("gate_up_proj", f"mlp.{part}")) for part in ("gate_proj", "up_proj")]
+        elif ".lora_" in name:
+            parts = [torch.zeros(target.shape, dtype=target.dtype)]
+        else:
+            parts = [take(_hf_name(name))]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        if shape != target.shape:
+            raise PolicyError(f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}.")
+        found[name] = parts
+    return found
+
+
+def _hf_name(name: str) -> str:
+    if name.startswith("lm_head"):
+        return name
+    name = name.replace(".base_layer", "").replace(".down_proj", ".mlp.down_proj")
+    name = name.replace(".qkv_proj", "").replace(".gate_up_proj", ".mlp")  # of a policy whose projections are apart
+    return f"model.{name}" if name.endswith(".weight") else f"model.{name}.weight"
