@@ -10,7 +10,6 @@ every arm on the same pools. quickstart: real runs of `examples/quickstart.toml`
 
 import argparse
 import json
-import math
 import os
 import platform
 import shutil
@@ -28,8 +27,8 @@ from rich.table import Table
 
 from benchmarks.bernoulli_pool import ARMS, WORLDS, Arm, World, play, sooner
 from benchmarks.remembered import remembered
+from benchmarks.seeds import t_interval
 from harnessgym.run_folder import write_json
-from trainers.selection.special_functions import t_quantile
 
 _ROOT = Path("runs/bench-curation")
 _OUT = Path("benchmarks/out/curation.json")
@@ -96,24 +95,15 @@ def summary(arm: Arm, runs: Sequence[dict[str, Any]], uniform: Sequence[dict[str
     shares = [1.0 if at is None else at / own["rollouts"] for at, own in zip(reached, runs, strict=True)]
     return {
         "name": arm.name,
-        "final": interval([run["final"] for run in runs]),
-        "gain": interval([own["final"] - other["final"] for own, other in zip(runs, uniform, strict=True)]),
-        "hardest": interval([run["hardest"] for run in runs]),
-        "signal": interval([run["signal"] for run in runs]),
-        "share_of_rollouts": interval(shares),
+        "final": t_interval([run["final"] for run in runs]),
+        "gain": t_interval([own["final"] - other["final"] for own, other in zip(runs, uniform, strict=True)]),
+        "hardest": t_interval([run["hardest"] for run in runs]),
+        "signal": t_interval([run["signal"] for run in runs]),
+        "share_of_rollouts": t_interval(shares),
         "never": sum(at is None for at in reached),
         "steps": statistics.mean(run["steps"] for run in runs),
         "rollouts": [run["rollouts"] for run in runs],
     }
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, and the ends of its 95 % t-interval; all equal for a single value."""
-    mean = statistics.mean(values)
-    if len(values) < 2:
-        return mean, mean, mean
-    half = t_quantile(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean, mean - half, mean + half
 
 
 def _kept(name: str, told: dict[str, Any], run: Callable[[], dict[str, Any]]) -> dict[str, Any]:

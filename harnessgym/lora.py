@@ -1,6 +1,7 @@
 """Settings of training by LoRA, `[trainer.lora]` of a run."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -51,9 +52,9 @@ class LoraSection(Config):
             )
         return dropout
 
-    @model_validator(mode="after")
-    def _rank_given(self) -> Self:
-        fields = type(self).model_fields
-        if not self.on and any(getattr(self, name) != fields[name].default for name in ("alpha", "targets")):
+    @model_validator(mode="before")
+    @classmethod
+    def _rank_given(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given and "rank" not in given:
             raise ValueError("adapters need a rank, such as rank = 16; without one all weights are trained")
-        return self
+        return given

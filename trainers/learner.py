@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
+from torch import Tensor
 
 from harnessgym.config import Config
 from harnessgym.errors import TrainerError
@@ -107,7 +108,7 @@ class Learner:
         if found is not None:
             self.trainee.load(found.weights, found.optimizer, found.randoms, found.proximal, found.critic, found.adapters)
             if found.adapters is not None:
-                found = replace(found, weights=self.trainee.state()[0])
+                found = replace(found, weights=self._merged(found.version))
             self.step, self.version, self._last = found.step, found.version, found.record
             self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
@@ -119,6 +120,13 @@ class Learner:
             self.step, self.version = newest.step, newest.version
         else:
             self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}, *self._further_states()))
+
+    def _merged(self, version: int) -> dict[str, Tensor]:
+        """The weights that the adapters just loaded make: as published, or else merged again, which another machine rounds
+        otherwise.
+        """
+        path = version_path(self.folder.versions, version)
+        return read_version(path)[1] if path.exists() else self.trainee.state()[0]
 
     def arriving(self) -> Iterator[LoadedGroup]:
         """The groups of the next batch, as they come; see `trainers.gathering`."""

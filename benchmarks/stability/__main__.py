@@ -6,7 +6,7 @@ All in one process, by the trainers' own update: every rollout was sampled by th
 at first, while there were fewer). toys: two small tasks, one of them also at four times its learning rate, k of 0, 1, 8, 32
 and 128, 20 seeds, six methods (`methods.py`). quickstart: the shipped policy on its own task, k of 0, 8 and 32, 3 seeds,
 three methods. What final reward, collapse and effective sample size mean was fixed before (`outcome.py`). Intervals are 95
-%: bootstrap over seeds (`harnessgym.interval`), of rates Wilson's. Finished runs are kept in `runs/bench-stability`, so an
+%: Student's t over seeds, of rates Wilson's. Finished runs are kept in `runs/bench-stability`, so an
 interrupted benchmark goes on. Writes `benchmarks/out/stability.json`, and each table as Markdown beside it.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -67,6 +68,8 @@ def main() -> None:
     console = Console(width=max(150, Console().width))
     machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "threads": 1}
     out: list[dict[str, Any]] = []
+    target = _OUT.parent / "quick" / _OUT.name if options.quick else _OUT
+    target.parent.mkdir(parents=True, exist_ok=True)
     for parts in _parts(options):
         runs = _runs(parts, _ROOT / "quick" if options.quick else _ROOT, console)
         for part, own in zip(parts, runs, strict=True):
@@ -74,13 +77,13 @@ def main() -> None:
             title = f"{part.name}, in process: {part.task.steps} steps, {part.seeds} seeds (0 to {part.seeds - 1})"
             console.print(table(title, rows))
             out.append({"name": part.name, "task": asdict(part.task), "seeds": list(range(part.seeds)), "rows": rows})
-            write_json(_OUT, {"in_process": True, "machine": machine, "quick": options.quick, "parts": out})
-            (_OUT.parent / f"stability-{part.name}.md").write_text(markdown(rows))
+            write_json(target, {"in_process": True, "machine": machine, "quick": options.quick, "parts": out})
+            (target.parent / f"stability-{part.name}.md").write_text(markdown(rows))
     if options.plot:
         from benchmarks.stability.plot import draw
 
         draw(out, options.plot)
-    console.print(f"Machine: {machine}. Written to {_OUT}.")
+    console.print(f"Machine: {machine}. Written to {target}.")
 
 
 def _options() -> argparse.Namespace:
@@ -104,6 +107,8 @@ def _parts(options: argparse.Namespace) -> list[list[Part]]:
         toys = [Part(toy.name, toy, (0, 1, 8, 32, 128), METHODS, options.seeds) for toy in TOYS]
         lookup = Part("quickstart", Lookup(), (0, 8, 32), three, options.lookup_seeds)
     chosen = [[part for part in half if part.name in (options.only or [part.name])] for half in (toys, [lookup])]
+    if not any(chosen):
+        sys.exit(f"--quick has no part {', '.join(options.only)}: it has {', '.join(part.name for part in (*toys, lookup))}.")
     return [half for half in chosen if half]
 
 

@@ -33,7 +33,7 @@ def draw(parts: Sequence[dict[str, Any]], path: Path) -> None:
         for axis in column:
             axis.grid(alpha=0.3)
     axes[0, 0].legend(fontsize=8)
-    figure.suptitle("In process; 95 % intervals: bootstrap over seeds, and Wilson's")
+    figure.suptitle("In process; 95 % intervals: Student's t over seeds, and Wilson's")
     figure.tight_layout()
     figure.savefig(path)
     plt.close(figure)

@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.table import Table
 
-from harnessgym.interval import mean_with_interval, paired_difference, share_with_interval
+from benchmarks.seeds import t_interval
+from harnessgym.interval import share_with_interval
 
 Runs = Mapping[tuple[int, str], Sequence[dict[str, Any]]]
 """By lag and method, a run for each seed, in the order of seeds."""
@@ -22,12 +23,12 @@ def figures(runs: Runs) -> list[dict[str, Any]]:
                 "lag": lag,
                 "method": method,
                 "seeds": len(own),
-                "final": mean_with_interval(finals).as_json(),
-                "over_none": paired_difference(plain, finals).as_json(),
+                "final": _over_seeds(finals),
+                "over_none": _over_seeds([own - other for own, other in zip(finals, plain, strict=True)]),
                 "collapsed": sum(run["collapsed"] for run in own),
                 "collapse_rate": share_with_interval(sum(run["collapsed"] for run in own), len(own)).as_json(),
                 "not_finite": sum(run["failed"] is not None for run in own),
-                **{name: mean_with_interval([run[name] for run in own]).as_json() for name in _MEANS},
+                **{name: _over_seeds([run[name] for run in own]) for name in _MEANS},
                 "finals": [round(value, 4) for value in finals],
             }
         )
@@ -35,6 +36,12 @@ def figures(runs: Runs) -> list[dict[str, Any]]:
 
 
 _MEANS = ("start", "best", "ess", "least_ess", "clipped", "masked", "updates")
+
+
+def _over_seeds(values: Sequence[float]) -> dict[str, float | None]:
+    """Mean and t-interval, which a single seed has not."""
+    mean, low, high = t_interval(values)
+    return {"mean": mean, "low": low, "high": high} if len(values) > 1 else {"mean": mean, "low": None, "high": None}
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:

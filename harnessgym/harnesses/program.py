@@ -114,9 +114,12 @@ class PythonProgram(Program):
     def forked(
         self, task: Task, program: str, argv: Sequence[str], warm: str, *, env: Mapping[str, str], files: Mapping[str, str]
     ) -> Launch:
-        """As `launch`, forked from the environment's interpreter, warmed by `warm`. Its home is the sandbox's."""
+        """As `launch`, forked from the environment's interpreter, warmed by `warm`; where nothing can be forked, started by it.
+
+        Its home and its programs are the sandbox's.
+        """
         launched = self.launch(task, argv, env=env, files=files)
-        words = ("python", f"{self.folder}/bin/{program}", *argv, *self.config.args)
+        words = (self.python, f"{self.folder}/bin/{program}", *argv, *self.config.args)
         return replace(launched, argv=words, prewarm=Prewarm(warm, self.python))
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.bernoulli_pool import ARMS, WORLDS, Learner, play, sooner
-from benchmarks.curation import interval, summary
+from benchmarks.curation import summary
+from benchmarks.seeds import t_interval
 from harnessgym.selection import Visit
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +74,7 @@ def test_a_level_is_reached_between_two_steps():
 
 
 def test_intervals_are_the_textbooks_and_arms_are_compared_seed_by_seed():
-    mean, low, high = interval([0.0, 1.0, 2.0, 3.0])
+    mean, low, high = t_interval([0.0, 1.0, 2.0, 3.0])
     assert mean == 1.5
     assert high - mean == mean - low == pytest.approx(3.182446305 * np.std([0, 1, 2, 3], ddof=1) / 2)
     own = [play(SMALL, ARMS[2], seed) for seed in range(2)]

@@ -223,15 +223,15 @@ def test_figures_compare_methods_at_the_same_lag_seed_by_seed():
     }
     none, tis = figures(runs)
     assert none["over_none"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
-    assert tis["over_none"]["mean"] == tis["over_none"]["low"] == tis["over_none"]["high"] == pytest.approx(0.1)
+    assert [tis["over_none"][name] for name in ("mean", "low", "high")] == pytest.approx([0.1] * 3)
     assert (tis["final"]["mean"], tis["ess"]["mean"], tis["collapsed"]) == (0.8, 0.6, 1)
     assert 0 < tis["collapse_rate"]["low"] < 0.5 < tis["collapse_rate"]["high"] < 1
     assert none["collapse_rate"]["low"] == 0.0 < none["collapse_rate"]["high"]
     rewards, collapses, sizes = markdown([none, tis, none | {"lag": 0}, tis | {"lag": 0}]).split("\n\n")
     assert rewards.splitlines()[0] == "| final reward [95 %] | k = 8 | k = 0 |"
-    assert rewards.splitlines()[-1] == "| TIS | 0.800 [0.600, 1.000] | 0.800 [0.600, 1.000] |"
+    assert rewards.splitlines()[-1] == "| TIS | 0.800 [-1.741, 3.341] | 0.800 [-1.741, 3.341] |"
     assert "| TIS | 1 [0.09, 0.91] | 1 [0.09, 0.91] |" in collapses
-    assert "| TIS | 0.60 [0.50, 0.70] | 0.60 [0.50, 0.70] |" in sizes
+    assert "| TIS | 0.60 [-0.67, 1.87] | 0.60 [-0.67, 1.87] |" in sizes
     shown = table("some", [none, tis])
     assert shown.row_count == 2
     assert list(shown.columns[3].cells) == ["", "+0.100 [+0.100, +0.100]"]
@@ -275,7 +275,7 @@ def test_the_short_form_prints_tables_draws_them_and_goes_on_where_it_stopped(tm
     shown = run("--plot", "found.png")
     assert all(f"{name}, in process" in shown for name in ("bandit", "chain", "quickstart"))
     assert (tmp_path / "found.png").read_bytes().startswith(b"\x89PNG")
-    out = tmp_path / "benchmarks/out/stability.json"
+    out = tmp_path / "benchmarks/out/quick/stability.json"
     first = json.loads(out.read_text())
     assert [part["name"] for part in first["parts"]] == ["bandit", "chain", "quickstart"]
     assert {row["seeds"] for part in first["parts"][:2] for row in part["rows"]} == {2}
@@ -290,3 +290,6 @@ def test_the_short_form_prints_tables_draws_them_and_goes_on_where_it_stopped(tm
         if row != before
     ]
     assert changed == [("chain", 2, "TIS", 1)]
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        run("--only", "chain-fast")
+    assert "--quick has no part chain-fast" in refused.value.stderr

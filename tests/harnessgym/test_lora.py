@@ -35,6 +35,8 @@ def test_targets_are_named_or_all_and_keep_the_order_of_the_model():
         ({"rank": 4, "targets": []}, "no layer would be trained"),
         ({"alpha": 16}, "adapters need a rank"),
         ({"targets": ["q_proj"]}, "adapters need a rank"),
+        ({"targets": "all-linear"}, "adapters need a rank"),
+        ({"alpha": 32}, "adapters need a rank"),
         ({"rank": 4, "bias": "all"}, "bias"),
     ],
 )

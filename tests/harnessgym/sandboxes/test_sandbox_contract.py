@@ -343,6 +343,15 @@ async def test_a_warm_up_that_fails_says_why(backend):
             await sandbox.exec(["python", "p.py"], prewarm=Prewarm("no_such_module_anywhere"))
 
 
+async def test_a_warm_up_that_leaves_a_socket_for_all_to_share_is_refused(backend):
+    if Capability.PREWARM not in backend.capabilities:
+        pytest.skip("nothing is warmed here")
+    async with backend.open(Limits()) as sandbox:
+        await sandbox.write("p.py", b"")
+        with pytest.raises(SandboxError, match="2 sockets open"):
+            await sandbox.exec(["python", "p.py"], prewarm=Prewarm("asyncio:get_event_loop"))
+
+
 async def test_root_is_refused_where_there_is_none(backend):
     async with backend.open(Limits()) as sandbox:
         if Capability.ROOT not in sandbox.capabilities:
