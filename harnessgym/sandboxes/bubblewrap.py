@@ -115,14 +115,15 @@ class Bubblewrap(LocalBackend):
         env["SSL_CERT_DIR"] = _NO_CERTIFICATES  # nothing here speaks TLS; loading a CA bundle costs 20 ms a client
         return Place(walls.WORKSPACE, env)
 
-    def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int) -> Order:
+    def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int, python: str) -> Order:
         """Adds namespaces, covers and the port that is served."""
-        exposed = [path for path in (*_prefixes(sys.executable), *readable) if _is_covered(path)]
+        prefixes = _prefixes(python or sys.executable)
+        exposed = [path for path in (*prefixes, *readable) if _is_covered(path)]
         inside = f"{_NODE}/{workspace.relative_to(self.root)}"
         return replace(
             order,
             workspace=inside,
-            hidden=[_NODE, *task_folders(_prefixes(sys.executable)), *unused_packages()],
+            hidden=[_NODE, *task_folders(prefixes), *unused_packages()],
             exposed=exposed,
             tmp_bytes=self._own.tmp_mb << 20,
             port=port,

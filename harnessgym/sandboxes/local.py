@@ -160,6 +160,6 @@ class LocalBackend:
         """How to start a fork server."""
         raise NotImplementedError
 
-    def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int) -> Order:  # noqa: ARG002
-        """Adds to an order what this backend puts around a rollout."""
+    def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int, python: str) -> Order:  # noqa: ARG002
+        """Adds to an order what this backend puts around a rollout. `python` is what is forked; empty: our interpreter."""
         return order

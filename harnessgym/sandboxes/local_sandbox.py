@@ -99,7 +99,7 @@ class LocalSandbox:
         time_s = self._limits.wall_s if timeout_s is None else timeout_s
         own = {**(outside.env if outside is not None else {}), **(env or {})}
         order = self._order(interpreter(cmd, kind.python), own, cwd, prewarm, time_s)
-        order = self._backend.confine(order, self.workspace, everything, self._port(outside))
+        order = self._backend.confine(order, self.workspace, everything, self._port(outside), kind.python)
         most = self._limits.output_bytes if max_output is None else max_output
         output = Output("stdout", most, on_output), Output("stderr", most, on_output)
         held = Run()
