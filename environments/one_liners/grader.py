@@ -1,13 +1,13 @@
 """Judges a one-liner: files must be there with the right text, folders be there, or files be gone.
 
-The agent wrote what is looked at, so it is opened as hostile: no links followed, no blocking on pipes, a bounded read.
+The agent wrote what is looked at, so it is opened as hostile: see `environments.small_file`.
 """
 
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from environments.small_file import read_small_text
 from harnessgym.task import Grade, Task
 
 _MAX_BYTES = 4096
@@ -28,26 +28,9 @@ def _is_as_expected(path: Path, text: str | None, *, folder: bool) -> bool:
         return not os.path.lexists(path)
     if folder:
         return path.is_dir() and not path.is_symlink()
-    found = _read(path)
+    found = read_small_text(path, _MAX_BYTES)
     return found is not None and _lines(found) == _lines(text)
 
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
-
-
-def _read(path: Path) -> str | None:
-    """The text of a small regular file, or None."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            return None
-        return os.read(descriptor, _MAX_BYTES).decode()
-    except (OSError, UnicodeDecodeError):
-        return None
-    finally:
-        os.close(descriptor)
