@@ -6,6 +6,8 @@ import random
 import time
 
 from harnessgym.run_folder import write_json
+from harnessgym.store import TraceStore
+from tests.trainers.recorded_run import learner_of
 from trainers import checkpoint
 from trainers.learner import TrainerSettings
 
@@ -26,6 +28,17 @@ def train_with_kills(train, folder, kills, seed=3):
         child.kill()
         child.join()
         done += 1
+
+
+def after_stops(folder, stops):
+    """The trainee when the trainer is started anew after each number of steps in `stops`."""
+    for stop in stops:
+        with TraceStore.open(folder.store_url()) as store:
+            learner = learner_of(folder, store)
+            while learner.step < stop:
+                learner.train_step(list(learner.arriving()))
+            learner.settle()
+    return learner.trainee
 
 
 def after_processes(train, folder, stops):

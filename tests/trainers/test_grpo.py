@@ -14,7 +14,7 @@ from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts, runs, workers
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
-from tests.trainers.started_again import after_processes, train_with_kills
+from tests.trainers.started_again import after_processes, after_stops, train_with_kills
 from trainers import checkpoint
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
@@ -35,14 +35,7 @@ def folder(tmp_path, model):
 
 def weights_after(folder, stops):
     """Final weights when the trainer is started anew after each number of steps in `stops`."""
-    for stop in stops:
-        with TraceStore.open(folder.store_url()) as store:
-            learner = learner_of(folder, store)
-            while learner.step < stop:
-                learner.train_step(list(learner.arriving()))
-            learner.settle()
-            found = published_weights(learner.trainee.policy)
-    return found
+    return published_weights(after_stops(folder, stops).policy)
 
 
 AVERAGE = {"lr": 0.01, "proximal": "ewma", "corrections": [{"name": "icepop", "low": 0.01, "high": 100.0}]}

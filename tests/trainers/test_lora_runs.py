@@ -9,8 +9,8 @@ import torch
 from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.lora import PROJECTIONS
 from harnessgym.run_folder import write_json
-from harnessgym.store import TraceStore
-from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
+from tests.trainers.recorded_run import STEPS, make_run, record_groups, save_model
+from tests.trainers.started_again import after_stops
 from tests.trainers.test_trainee import ADVANTAGES, as_leader
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
@@ -40,14 +40,8 @@ def lora_run(root, model, **options):
 
 def after(run, stops):
     """Published weights and the optimizer's state when the trainer is started anew after each number of steps."""
-    for stop in stops:
-        with TraceStore.open(run.store_url()) as store:
-            learner = learner_of(run, store)
-            while learner.step < stop:
-                learner.train_step(list(learner.arriving()))
-            learner.settle()
-            found = published_weights(learner.trainee.policy), learner.trainee.optimizer.state_dict()["state"]
-    return found
+    trainee = after_stops(run, stops)
+    return published_weights(trainee.policy), trainee.optimizer.state_dict()["state"]
 
 
 def changed(run, **trainer):

@@ -17,7 +17,7 @@ from harnessgym.store import TraceStore, advantages, ledger, rollouts, runs
 from harnessgym.traces.trajectories import Row
 from harnessgym.traces.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
-from tests.trainers.started_again import after_processes, train_with_kills
+from tests.trainers.started_again import after_processes, after_stops, train_with_kills
 from trainers import checkpoint
 from trainers.advantages.gae import gae
 from trainers.learner import TrainerSettings
@@ -43,15 +43,9 @@ def make(root, model, ppo=None, **trainer):
 
 def everything_after(folder, stops):
     """Weights of policy and critic when the trainer is started anew after each number of steps in `stops`."""
-    for stop in stops:
-        with TraceStore.open(folder.store_url()) as store:
-            learner = learner_of(folder, store)
-            while learner.step < stop:
-                learner.train_step(list(learner.arriving()))
-            learner.settle()
-            critic = learner.trainee.value_function.state()
-            found = published_weights(learner.trainee.policy) | {f"critic.{name}": t for name, t in critic["weights"].items()}
-    return found
+    trainee = after_stops(folder, stops)
+    critic = trainee.value_function.state()["weights"]
+    return published_weights(trainee.policy) | {f"critic.{name}": tensor for name, tensor in critic.items()}
 
 
 @pytest.mark.parametrize(
