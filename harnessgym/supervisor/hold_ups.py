@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from harnessgym.run_config import TrainerSection
 from harnessgym.store import presence, waiting
 from harnessgym.store.waiting import UpdateLease
 from harnessgym.store.workers import EMBEDDED, WorkerRow
+from harnessgym.trainer_section import TrainerSection
 
 _ROLLOUTS = 6
 """Rollouts that are named."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from harnessgym.config import nearest, validate
 from harnessgym.errors import ConfigError
-from harnessgym.run_config import PERIODIC
+from harnessgym.trainer_section import PERIODIC
 from trainers.simulation.settings import SimulationConfig
 
 _RECYCLE_STALENESS = 64

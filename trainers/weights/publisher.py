@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from harnessgym.errors import PolicyError
-from harnessgym.run_config import PublishSection
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, policies, workers
+from harnessgym.trainer_section import PublishSection
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 from trainers.weights.publish import Base, PublishedVersion, directory_bytes, publish

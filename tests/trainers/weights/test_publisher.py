@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from harnessgym.errors import PolicyError
-from harnessgym.run_config import PublishSection
 from harnessgym.store import TraceStore, policies, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
+from harnessgym.trainer_section import PublishSection
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import DELTA, FULL, version_numbers, version_path
 from trainers.weights.publisher import Publisher

@@ -1,0 +1,120 @@
+"""The `[trainer]` section of a run: how the policy learns, and how its versions are published."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from harnessgym.config import Config
+from harnessgym.consumption import WhenStale
+from harnessgym.lora import LoraSection
+
+PERIODIC: dict[str, Any] = {"max_staleness": 0, "when_stale": "drop", "stream": True}
+"""Settings of the trainer that periodic training is made of: with η = 0 nothing is given up, and no order waited for."""
+
+
+class PublishSection(Config):
+    """How the trainer publishes policy versions."""
+
+    kind: Literal["delta", "full"] = "delta"
+    """`delta` writes what changed since the version before, where that is smaller; `full` writes every tensor every time."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type that weights are rounded to; as they are trained if not given. A step changes few bfloat16 weights, but nearly every
+    float32 one, so deltas of those are rarely worth writing."""
+    full_every: int = Field(16, gt=0)
+    """A full version after so many, at the latest."""
+    keep: int = Field(8, ge=0)
+    """Newest versions that stay on disk, besides those that a worker serves and those that they build on; 0 keeps all. Newest
+    by number, and by steps along the surviving chain."""
+
+
+class TrainerSection(Config):
+    """How the policy learns."""
+
+    algorithm: str = "grpo"
+    """Registered algorithm, or `module:function`."""
+    steps: int = Field(24, gt=0)
+    """Batches to train on; each makes one policy version."""
+    groups_per_step: int = Field(8, gt=0)
+    """Groups in a batch."""
+    group_size: int = Field(8, gt=0)
+    """Rollouts of one task in a group. 1 is enough for ppo, which compares with what its critic expects."""
+    max_staleness: int = Field(1, ge=0)
+    """η: how many versions old a token may be when it is trained. 0 is synchronous training."""
+    when_stale: WhenStale = "wait"
+    """wait: batches keep the order of submission, and slow groups are waited for. drop: whatever is complete is taken, oldest
+    first, and what gets older than η is given up. requeue: likewise, and its tasks are submitted again before others."""
+    over_launch: float | None = Field(None, ge=1)
+    """How many batches' worth of groups stand at one time, whatever η; η + 1 if not given. A step takes the first that are
+    complete; rollouts that have not ended go on under later versions, before others (APRIL, arXiv 2509.18521)."""
+    periodic: bool = False
+    """Strictly on-policy, and streamed: the version that a step starts from samples every rollout of its batch, and gradients
+    accumulate as groups complete, in whatever order (Periodic Asynchrony, arXiv 2511.18871)."""
+    min_group: int = Field(2, ge=2)
+    """Graded rollouts that a group must have left when attempts of the others are used up; with fewer it is given up. All of
+    them, where a group has fewer."""
+    stream: bool = False
+    """Whether gradients of a batch accumulate group by group as these complete, instead of when the last one has. Equal up to
+    rounding."""
+    processes: int = Field(1, gt=0)
+    """Processes that train together on one machine, each with a shard of the policy (FSDP2). Changes rounding, nothing else."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where weights and gradients are. cuda: each process takes the GPU of its rank."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What matrix products of forward and backward passes are computed in. bfloat16: by torch's autocast; weights, optimizer,
+    norms, the residual stream, log-probabilities and losses stay float32."""
+    lora: LoraSection = LoraSection()
+    """Adapters that are trained in place of the weights; off without a rank."""
+    checkpoints: Literal["lazy", "blocking"] = "lazy"
+    """lazy: written and published by a thread, from copies, while the trainer gathers and computes the next step."""
+    advantage: str = "grpo"
+    """Advantage estimator; docs/algorithms.md has them all."""
+    advantage_settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the estimator, where it has any."""
+    reward_shuffle: bool = False
+    """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
+    publish: PublishSection = PublishSection()
+    """How policy versions are written."""
+    update: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the update: lr, loss, proximal, corrections, lr_rule, baseline, max_grad_norm, normalisation,
+    micro_batch_tokens. Names and tables; see docs/running.md."""
+    ppo: dict[str, Any] = Field(default_factory=dict)
+    """Settings of algorithm = "ppo": gamma, lam, whiten, epochs, mini_batches, critic. See docs/running.md."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _periodic(cls, given: Any) -> Any:
+        """What periodic training is made of, unless it is given; what contradicts it is refused below."""
+        return PERIODIC | given if isinstance(given, dict) and given.get("periodic") else given
+
+    @model_validator(mode="after")
+    def _modes_fit(self) -> "TrainerSection":
+        own = {name: getattr(self, name) for name in PERIODIC}
+        other = next((name for name, value in PERIODIC.items() if own[name] != value), None)
+        if self.periodic and other:
+            raise ValueError(f"periodic training has {other} = {PERIODIC[other]}: leave {other} out, or periodic")
+        if self.periodic and self.over_launch is not None:
+            raise ValueError(
+                "over_launch carries rollouts over to later versions, and periodic training takes none: choose one"
+            )
+        if self.over_launch is not None and self.when_stale == "wait":
+            raise ValueError(
+                "over_launch takes the first groups that are complete, in any order: set when_stale to drop or requeue"
+            )
+        if self.over_launch is not None and self.max_staleness == 0:
+            raise ValueError("over_launch carries rollouts over to later versions, and η = 0 trains none: raise max_staleness")
+        return self
+
+    @model_validator(mode="after")
+    def _possible(self) -> "TrainerSection":
+        if self.group_size == 1 and self.algorithm == "grpo":
+            raise ValueError(
+                "grpo compares the rollouts of a group with each other, and one alone has nobody to be compared with: raise "
+                'group_size, or set algorithm = "ppo", which compares with its critic'
+            )
+        if self.ppo and self.algorithm == "grpo":
+            raise ValueError('[trainer.ppo] has the settings of algorithm = "ppo", and the algorithm is grpo: leave it out')
+        if self.min_group > max(self.group_size, 2):
+            raise ValueError(f"min_group is {self.min_group}, and a group has only {self.group_size} rollouts (group_size)")
+        if self.stream and self.reward_shuffle:
+            raise ValueError("reward_shuffle permutes rewards over the whole batch: set stream = false")
+        return self
