@@ -203,6 +203,7 @@ class RunConfig(Config):
     """Besides the first. A call whose `model` is the name of one of these is its own; every other call is the first's."""
     tasks: TasksSection
     harnesses: tuple[HarnessSection, ...] = Field(min_length=1)
+    """The agents whose model is trained, `[[harnesses]]` each."""
     rewards: tuple[RewardSection, ...] = ()
     """Besides the grader's, in order; see `harnessgym.reward`."""
     sandbox: SandboxSection = SandboxSection()

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from pydantic import BaseModel
@@ -41,11 +41,12 @@ def run_service(
 def show_settings(model: type[BaseModel], title: str) -> None:
     """A table of a settings model: dotted key, default, meaning."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("--key", "default", "meaning", title=f"Settings of {title}", title_justify="left")
-    for key, default, meaning in _rows(model, ""):
-        table.add_row(key, default, meaning)
+    for row in setting_rows(model):
+        table.add_row(*map(escape, row))
     Console().print(table)
 
 
@@ -57,13 +58,27 @@ def _default(field: FieldInfo) -> str:
     return repr(field.get_default(call_default_factory=True))
 
 
-def _rows(model: type[BaseModel], prefix: str) -> list[tuple[str, str, str]]:
+def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
+    """Key, default and meaning of every setting; those of a table that may be there or not, or any number of times, too."""
     rows: list[tuple[str, str, str]] = []
     for name, field in model.model_fields.items():
-        inner: Any = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            rows += _rows(inner, f"{prefix}{name}.")
-        else:
-            default = "required" if field.is_required() else _default(field)
-            rows.append((prefix + name, default, field.description or ""))
+        inner, key = _table(field.annotation), prefix + name
+        if inner is not None and inner is field.annotation:
+            rows += setting_rows(inner, f"{key}.")
+            continue
+        rows.append((key, "required" if field.is_required() else _default(field), field.description or ""))
+        if inner is not None:
+            rows += setting_rows(inner, f"{key}.")
     return rows
+
+
+def _table(annotation: Any) -> Any:
+    """The one settings class that an annotation is or holds: `Section`, `Section | None`, `tuple[Section, ...]`."""
+    found = _tables(annotation)
+    return found.pop() if len(found) == 1 else None
+
+
+def _tables(annotation: Any) -> set[Any]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return set[Any]().union(*map(_tables, get_args(annotation)))

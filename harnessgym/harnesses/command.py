@@ -4,8 +4,9 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from harnessgym.config import Config
 from harnessgym.errors import HarnessError
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import PYTHON_IMAGE
@@ -22,14 +23,12 @@ def _providers() -> dict[str, str]:
     }
 
 
-class CommandConfig(BaseModel):
+class CommandConfig(Config):
     """How to run a program.
 
     Templates may use `{instruction}`, `{url}`, `{key}`, `{model}`, `{task}` (the task's id) and `{seed}` (the rollout's: the
     same number again when it is run again).
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     argv: tuple[str, ...] = Field(min_length=1)
     """The command. `{key}` is refused here: every process of a machine can read another's arguments."""

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from harnessgym.config import Config
 from harnessgym.harness import Launch
 from harnessgym.sandbox import Prewarm, Step
 from harnessgym.task import Task
@@ -27,10 +28,8 @@ HOME = ".agent"
 _START = f'export HOME="$PWD/{HOME}" PATH="$0:$PATH"; mkdir -p "$HOME"; exec "$@"'
 
 
-class ProgramConfig(BaseModel):
+class ProgramConfig(Config):
     """What every installed agent can be told."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: str = Field(default_factory=lambda: str(Path.home() / ".cache" / "harnessgym" / "agents"))
     """Folder that agents are installed in, each in one of its own."""

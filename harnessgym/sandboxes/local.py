@@ -15,8 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from harnessgym.config import Config
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import PLAIN, Capability, Equipment, Prewarm, Snapshot, require
 from harnessgym.sandboxes.archive import pack, unpack
@@ -33,10 +34,8 @@ _MIB = 1 << 20
 _SNAPSHOT_FILES = 200_000
 
 
-class LocalSettings(BaseModel):
+class LocalSettings(Config):
     """What every backend on this machine can be told."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     workspace_root: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"harnessgym-{os.getuid()}")
     """Folder for workspaces. Each node makes a folder of its own in it, and removes those of nodes that died."""
@@ -51,7 +50,7 @@ class LocalBackend:
 
     name = "local"
     capabilities: frozenset[Capability] = frozenset()
-    settings: type[BaseModel] = LocalSettings
+    settings: type[LocalSettings] = LocalSettings
     owner: int | None = None
     """User and group that workspaces belong to; None when it is ours."""
     proxy_url = ""

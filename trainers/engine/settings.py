@@ -4,15 +4,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from harnessgym.config import Config
 from trainers.weights.settings import AgentSettings
 
 
-class EngineSettings(BaseModel):
+class EngineSettings(Config):
     """What `harnessgym engine MODEL_DIR` takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: Path
     """Hugging Face folder: config.json, model.safetensors and, for text and stop strings, tokenizer.json."""

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pydantic.config import JsonDict
 
 from harnessgym.config import Config
@@ -17,10 +17,8 @@ def _key() -> str:
     return os.environ.get(KEY, "")
 
 
-class VersionServerSettings(BaseModel):
+class VersionServerSettings(Config):
     """How a folder of policy versions is served."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     folder: Path
     """The versions: `versions` in a run's folder, or a mirror of it."""
@@ -32,10 +30,8 @@ class VersionServerSettings(BaseModel):
     """What clients must show as `Authorization: Bearer KEY`; HARNESSGYM_WEIGHTS_KEY in the environment if not given."""
 
 
-class MirrorSettings(BaseModel):
+class MirrorSettings(Config):
     """How a folder follows the versions that another machine serves."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
     """Address of the version server."""
