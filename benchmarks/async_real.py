@@ -78,7 +78,7 @@ def main() -> None:
         console.print(f"  {_told(results[-1])}")
     pairs = compare(results)
     console.print(_table(results), _verdicts(pairs))
-    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
     out = {"machine": machine, "quick": options.quick, "mean_of": _MEAN_OF, "pairs": pairs, "runs": results}
     write_json(_OUT, out)
     console.print(f"Machine: {machine}. Written to {_OUT}.")
@@ -133,9 +133,10 @@ def _kept(arm: Arm) -> dict[str, Any]:
         "evaluation.tasks": 0,
     }
     overrides = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    began = time.monotonic()
+    before, began = os.getloadavg()[0], time.monotonic()
     subprocess.run([sys.executable, "-m", "harnessgym", "train", str(config), "--folder", str(folder), *overrides], check=True)
-    result = {"arm": asdict(arm), "tools": arm.tools, "wall_s": time.monotonic() - began, **measure(RunFolder(folder))}
+    took = {"wall_s": time.monotonic() - began, "load_before": before}
+    result = {"arm": asdict(arm), "tools": arm.tools, **took, **measure(RunFolder(folder))}
     write_json(path, result)
     shutil.rmtree(folder)
     return result

@@ -63,7 +63,7 @@ def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, st
     rows: list[tuple[str, str, str]] = []
     for name, field in model.model_fields.items():
         inner, key = _table(field.annotation), prefix + name
-        if inner is not None and inner is field.annotation:
+        if inner is not None and inner == field.annotation:
             rows += setting_rows(inner, f"{key}.")
             continue
         rows.append((key, "required" if field.is_required() else _default(field), field.description or ""))
