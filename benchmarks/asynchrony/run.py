@@ -24,6 +24,7 @@ from trainers.simulation.outcome import LEAST_SEEDS
 from trainers.simulation.report import most_stale
 
 _OUT = Path("benchmarks/out/async.json")
+_ALL_SEEDS = ("arms", "updates", "switches")
 _COLUMNS = (
     ("rollouts_per_s", "rollouts/s", 2), ("of_bound", "of the bound", 3), ("idle_engines", "engines idle", 2),
     ("idle_environments", "environments idle", 2), ("idle_trainer", "trainer idle", 2), ("mean_staleness", "staleness", 2),
@@ -37,7 +38,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.async", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--quick", action="store_true", help="two seeds, few steps, up to 30 workers")
     parser.add_argument("--only", choices=sorted(parts.PARTS), action="append", metavar="PART", help="repeatable")
-    parser.add_argument("--seeds", type=int, default=10, help="of the arms; other parts have at most 6, curves over workers 3")
+    parser.add_argument(
+        "--seeds", type=int, default=10, help="of arms, updates and switches; other parts have at most 6, curves over workers 3"
+    )
     parser.add_argument("--resume", action="store_true", help="keep the parts that an interrupted run of this kind has written")
     parser.add_argument("--plot", type=Path, help="also draw the figures, as PNG")
     options = parser.parse_args()
@@ -52,7 +55,7 @@ def main() -> None:
         began = time.perf_counter()
         with console.status(f"{name} (simulated) ...") as status:
             rows = {}
-            seeds = 2 if options.quick else options.seeds if name == "arms" else min(options.seeds, LEAST_SEEDS)
+            seeds = 2 if options.quick else options.seeds if name in _ALL_SEEDS else min(options.seeds, LEAST_SEEDS)
             for row, figures in parts.PARTS[name](seeds, quick=options.quick):
                 rows[row] = figures
                 status.update(f"{name} (simulated): {row}")
@@ -79,12 +82,14 @@ def _written(path: Path, kind: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(name: str, rows: dict[str, dict[str, Any]], cpu_s: float) -> Table:
-    table = Table(name, *(title for _, title, _ in _COLUMNS), "limit", title=f"{name}: simulated, {cpu_s:.0f} s of processor")
+    table = Table(
+        name, *(title for _, title, _ in _COLUMNS), "limit", "seeds", title=f"{name}: simulated, {cpu_s:.0f} s of processor"
+    )
     for row, figures in rows.items():
         cells = (
             str(most_stale(figures[key])) if key == "staleness" else _shown(figures[key], digits) for key, _, digits in _COLUMNS
         )
-        table.add_row(row, *cells, figures["limit"])
+        table.add_row(row, *cells, figures["limit"], str(figures["seeds"]))
     return table
 
 

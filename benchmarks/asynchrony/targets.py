@@ -51,7 +51,7 @@ def judge(parts: dict[str, Any]) -> list[Verdict]:
     if "updates" in parts:
         rows = parts["updates"]["rows"]
         share = {name: row["out_of_service"]["median"] for name, row in rows.items()}
-        lost = max(row["tokens_failed"]["high"] + row["tokens_dropped"]["high"] for row in rows.values())
+        lost = max(row["unaccounted"] + row["tokens_failed"]["high"] + row["tokens_dropped"]["high"] for row in rows.values())
         rolling = share["rolling, 2 of 8 at a time"] / share["global pause"]
         found += [
             Verdict("tokens lost in updates", 0.0, lost, always=True),

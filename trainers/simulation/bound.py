@@ -20,14 +20,11 @@ for an environment, a roll goes through W / f rounds, and what is carried over c
 `trainers.simulation.course` has the recursion for all of it, draw by draw. At λ seconds a decoded token it gives t_k(λ), and
 for λ = 1 / `tokens_per_s`, a call that is alone, no run does step k earlier.
 
-Calls share workers, though. A decoding step of n calls takes λ0 + n/most seconds, λ0 = 1/alone - 1/most, so by Little's law
-and Jensen's inequality a token takes at least λ(X) = λ0 / (1 - X·E[w] / (W·most·p)) on average at throughput X, with p the
-share of time in which anything is decoded. The bound is the X at which the recursion with λ(X) gives X; they move against
-each other, so there is one. This step holds on average, not draw by draw: it takes the load that tokens meet on average for
-the load met by those rollouts which all wait for, as if routing did not know what is long. It errs where the load swings: a
-straggler that all wait for has engines to itself (the bound may be too low, by 3 % at most in 470 settings drawn at random),
-and a load that swings decodes less than an even one (too high, by 6 % for η = 4, where the environments run empty behind a
-straggler and fill up again). A drain is counted as E[min(drain, longest rest of the calls in flight)].
+Calls share workers, though. With n calls a worker takes λ(n) = 1/alone + (n - 1)/most seconds for a token of each, and decodes
+most if calls are spread evenly over the workers (R is concave). So λ follows the load, one span of time after another: the
+recursion at some λ(t) says how many calls are decoded in each span, they give a λ(t), and so on until both agree, from
+1 / `tokens_per_s` on, below which λ never is. This step holds on average, not draw by draw: it spreads the tokens of a
+rollout evenly over its time. A drain is counted as E[min(drain, longest rest of the calls in flight)].
 
 When groups are given up and others come in their place, the path sets no limit. Nor does it when groups are trained again, of
 which a batch has a share at most: engines and graders then allow so much more.
@@ -41,12 +38,16 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from trainers.simulation.course import course_of, groups_launched
+from trainers.simulation.distributions import Floats
 from trainers.simulation.draws import WorkTable
+from trainers.simulation.pace import Pace
 from trainers.simulation.settings import SimulationConfig
-from trainers.simulation.worker import decoding_rate
+from trainers.simulation.worker import call_s, decoding_rate
 
-_HALVINGS = 11
-"""Of the interval of seconds a token: what is left of it is less than the draws' own error."""
+_ROUNDS, _CLOSE, _STEP = 60, 1e-4, 0.7
+"""Until the recursion and the load agree: so many, or until throughput changes by less; and how far λ(t) is moved in each."""
+_SPANS = 8
+"""Of λ(t), in the time of a rollout that is alone."""
 _POINTS = 9
 """Of an integral over a drain."""
 _NEVER = float("inf")
@@ -86,7 +87,7 @@ def bound_of(config: SimulationConfig, work: WorkTable | None = None) -> Bound:
         engines=sampled * _engines(config, decoding, float(work.environment_s[counted].mean())),
         graders=sampled * config.work.graders / grading if grading else _NEVER,
         trainer=batch / step_s if step_s else _NEVER,
-        path=_NEVER if trainer.reuse else _path(config, work, decoding),
+        path=_NEVER if trainer.reuse else _path(config, work),
     )
 
 
@@ -95,35 +96,31 @@ def rollouts_needed(config: SimulationConfig) -> int:
     return max(groups_launched(config) * config.trainer.group_size, config.trainer.steps * config.batch)
 
 
-def _path(config: SimulationConfig, work: WorkTable, decoding: float) -> float:
-    """The rate at which the recursion and the engines' load agree, by bisection over seconds a token: see above."""
-    engines, drain_s = config.engines, 0.0
-    apart = 1 / engines.tokens_per_s - 1 / engines.most_tokens_per_s
-    low, high = 1 / engines.tokens_per_s, engines.max_batch / decoding_rate(engines, engines.max_batch)
-    for _ in range(_HALVINGS):
-        token_s = (low + high) / 2
-        rate, share, _ = _course(config, work, token_s, drain_s)
-        worker_rate = rate * decoding / engines.workers
-        drain_s = _drain_s(config, work, token_s, worker_rate * token_s)
-        load = worker_rate / (engines.most_tokens_per_s * share)
-        if load >= 1 or apart / (1 - load) > token_s:
-            low = token_s
-        else:
-            high = token_s
-    rate, _, gives_up = _course(config, work, low, drain_s)
-    return _NEVER if gives_up else rate
+def _path(config: SimulationConfig, work: WorkTable) -> float:
+    """The rate at which the recursion and the engines' load agree: see above."""
+    engines, steps, warmup = config.engines, config.trainer.steps, config.trainer.warmup
+    alone_s = float((work.environment_s + work.decoding / engines.tokens_per_s).mean())
+    pace, drain_s, rate = Pace.even(1 / engines.tokens_per_s, alone_s / _SPANS), 0.0, _NEVER
+    for _ in range(_ROUNDS):
+        before, course = rate, course_of(config, work, pace, drain_s)
+        seconds = course.trained_s[-1] - (course.trained_s[warmup - 1] if warmup else 0.0)
+        if course.gives_up or not seconds:
+            return _NEVER
+        rate = (steps - warmup) * config.batch / seconds
+        if abs(rate / before - 1) < _CLOSE:
+            break
+        calls = np.array(pace.calls_s) / (pace.span_s * engines.workers)
+        drain_s = _drain_s(config, work, pace.mean_s, float(calls.mean()))
+        pace = _towards(pace, call_s(engines, calls), calls)
+    return rate
 
 
-def _course(config: SimulationConfig, work: WorkTable, token_s: float, drain_s: float) -> tuple[float, float, bool]:
-    """At so many seconds a token: rollouts per second, the share of time in which something is decoded, and `gives_up`."""
-    trainer = config.trainer
-    course = course_of(config, work, token_s, drain_s)
-    begun, still = (course.trained_s[trainer.warmup - 1], course.still_s[trainer.warmup - 1]) if trainer.warmup else (0.0, 0.0)
-    seconds = course.trained_s[-1] - begun
-    if not seconds:
-        return _NEVER, 1.0, course.gives_up
-    share = 1 - (course.still_s[-1] - still) / seconds
-    return (trainer.steps - trainer.warmup) * config.batch / seconds, share, course.gives_up
+def _towards(pace: Pace, met_s: Floats, calls: Floats) -> Pace:
+    """The pace between one and what so many calls would meet."""
+    was = np.full(len(calls), pace.token_s[-1])
+    was[: len(pace.token_s)] = pace.token_s[: len(calls)]
+    token_s = was + _STEP * (met_s - was)
+    return Pace(token_s.tolist(), float(np.average(token_s, weights=calls)), pace.span_s)
 
 
 def _drain_s(config: SimulationConfig, work: WorkTable, token_s: float, calls: float) -> float:

@@ -5,8 +5,8 @@ Times are in seconds; t_b is when step b ends, V_d when every worker serves the 
 - **release**: groups up to (L + d)·B may be submitted at V_d, where L is η + 1 or what is over-launched. Batch-wise, a batch
   also waits until all before it are complete.
 - **start**: rollouts begin in order of submission, each in the environment that is free first (the multi-server queue of Kiefer
-  and Wolfowitz, 1955). It holds it for w·λ + e seconds: w decoded tokens at λ seconds each, and e of its environment. Its grade
-  takes g.
+  and Wolfowitz, 1955). It holds it for w·λ + e seconds: w decoded tokens at λ seconds each, and e of its environment; where λ
+  changes over time, it has always done the same part of both. Its grade takes g.
 - **take**: batch b is there when its groups are complete, or (*drop*, *requeue*) when (b + 1)·B groups of all are.
 - **step**: t_b = max(take_b + T_b / m, t_(b-1) + T_b), of which m micro-batches leave the last one to be done after the take.
 - **serve**: V_(b+1) = t_b + U, with U the whole roll (W updates by f leases, in turn), or the slowest worker of a pause;
@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from trainers.simulation.draws import Draws, WorkTable
+from trainers.simulation.pace import Pace
 from trainers.simulation.settings import SimulationConfig
 
 _ROUNDING = 1e-9
@@ -39,8 +40,6 @@ class Course:
 
     trained_s: list[float]
     """When each step can be done at the earliest."""
-    still_s: list[float]
-    """Seconds before its last rollout is begun in which nothing is decoded: nothing is open, or the engines stand still."""
     gives_up: bool
     """Whether a group would get older than η, so that others take its place: then the recursion says nothing."""
 
@@ -56,12 +55,12 @@ def launched(config: SimulationConfig) -> float:
     return options.max_staleness + 1 if options.over_launch is None else options.over_launch
 
 
-def course_of(config: SimulationConfig, work: WorkTable, token_s: float, drain_s: float = 0.0) -> Course:
-    """The recursion at `token_s` seconds a decoded token; calls in flight hold up an update for `drain_s`.
+def course_of(config: SimulationConfig, work: WorkTable, pace: Pace, drain_s: float = 0.0) -> Course:
+    """The recursion at a pace; calls in flight hold up an update for `drain_s`.
 
-    `work` has `groups_launched` groups of rollouts, at least.
+    `work` has `groups_launched` groups of rollouts, at least. The pace counts the calls that they decode.
     """
-    return _Recursion(config, work, token_s, drain_s).run()
+    return _Recursion(config, work, pace, drain_s).run()
 
 
 def update_s(config: SimulationConfig, draws: Draws, drain_s: float) -> float:
@@ -76,12 +75,12 @@ def update_s(config: SimulationConfig, draws: Draws, drain_s: float) -> float:
 
 
 class _Recursion:
-    def __init__(self, config: SimulationConfig, work: WorkTable, token_s: float, drain_s: float) -> None:
-        self._config, self._options, self._work = config, config.trainer, work
-        self._gained = partial(work.gained_s, token_s=token_s)
+    def __init__(self, config: SimulationConfig, work: WorkTable, pace: Pace, drain_s: float) -> None:
+        self._config, self._options, self._work, self._pace = config, config.trainer, work, pace
+        self._gained = partial(work.gained_s, token_s=pace.mean_s)
         self._drain_s = 0.0 if config.trainer.alone else drain_s
         """Engines that stand still have no call in flight."""
-        self._holds: list[float] = (work.environment_s + token_s * work.decoding).tolist()
+        self._works: list[tuple[float, float]] = list(zip(work.environment_s.tolist(), work.decoding.tolist(), strict=True))
         self._grades: list[float] = work.grading_s.tolist()
         size = config.trainer.group_size if config.work.sampling == "task" else 1
         self._free = [0.0] * (config.work.environments // size)
@@ -96,24 +95,21 @@ class _Recursion:
         """The end of the last step, on the time in which engines do not stand still, and the seconds in which they do."""
         self._before = (0.0, 0.0)
         """Seconds for which they stand still for the last step, and then for its version."""
-        self._open_until, self._empty_s = 0.0, 0.0
-        """When the last rollout so far ends, and seconds until then in which none was open."""
 
     def run(self) -> Course:
         """All steps."""
         options, draws, served = self._options, Draws(self._config), 0.0
-        out, gives_up = Course([], [], gives_up=False), False
+        out, gives_up = Course([], gives_up=False), False
         for step, step_s in enumerate(draws.step_s):
             self._release(served, int((launched(self._config) + step) * options.groups_per_step + _ROUNDING), step)
             take = self._take(step)
             gives_up = gives_up or any(step - depth > options.max_staleness for _, depth in self._standing)
             self._step(take, step_s)
             out.trained_s.append(self._trained + self._paused)
-            out.still_s.append(self._empty_s + self._paused)
             update = update_s(self._config, draws, self._drain_s)
             self._before = (step_s if options.alone else 0.0, update if self._config.updates.mode == "global" else 0.0)
             served = max(served, self._served(update))
-        return Course(out.trained_s, out.still_s, gives_up)
+        return Course(out.trained_s, gives_up)
 
     def _release(self, served: float, end: int, depth: int) -> None:
         """Groups before `end` may be submitted."""
@@ -133,23 +129,15 @@ class _Recursion:
         members = range(group * size, (group + 1) * size)
         if self._config.work.sampling == "task":
             begun = max(at, free[0])
-            done = begun + max(self._holds[member] + self._grades[member] for member in members)
+            done = max(self._pace.left(begun, *self._works[member]) + self._grades[member] for member in members)
             heapq.heapreplace(free, done)
-            self._opened(begun, done)
             return done
         for member in members:
             begun = max(at, free[0])
-            left = begun + self._holds[member]
+            left = self._pace.left(begun, *self._works[member])
             heapq.heapreplace(free, left)
-            self._opened(begun, left)
             done = max(done, left + self._grades[member])
         return done
-
-    def _opened(self, begun: float, left: float) -> None:
-        """A rollout holds an environment; the next begins no earlier."""
-        if begun > self._open_until:
-            self._empty_s += begun - self._open_until
-        self._open_until = max(self._open_until, left)
 
     def _take(self, step: int) -> float:
         """When the next batch is complete."""

@@ -61,7 +61,8 @@ class Planner:
             trained_step=step,
         )
         if self._config.work.sampling == "batch":
-            return 0 if self._node.open else min(admission.capacity(), options.groups_per_step)
+            begun = admission.submitted % options.groups_per_step
+            return min(admission.capacity(), options.groups_per_step - begun) if begun or not self._node.open else 0
         return admission.capacity()
 
     def submit(self) -> None:

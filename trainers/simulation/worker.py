@@ -9,7 +9,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from harnessgym.store.workers import WorkerState
+from trainers.simulation.distributions import Floats
 from trainers.simulation.settings import EnginesSection
 
 if TYPE_CHECKING:
@@ -45,6 +48,13 @@ class Call:
 def decoding_rate(engines: EnginesSection, calls: float) -> float:
     """Tokens/s of a whole worker with so many calls: n / (1/alone + (n-1)/most), concave in n."""
     return calls / (1 / engines.tokens_per_s + max(0.0, calls - 1) / engines.most_tokens_per_s)
+
+
+def call_s(engines: EnginesSection, calls: Floats) -> Floats:
+    """Seconds for a token of each of so many calls at a worker, waiting for a place counted: n / rate, and of one if fewer."""
+    running = np.clip(calls, 1, engines.max_batch)
+    waiting = np.maximum(calls / engines.max_batch, 1)
+    return waiting * (1 / engines.tokens_per_s + (running - 1) / engines.most_tokens_per_s)
 
 
 def call_speeds(engines: EnginesSection) -> tuple[float, ...]:

@@ -74,6 +74,41 @@ def test_a_synchronous_step_is_the_longest_rollout_and_the_training(make_config)
     assert outcome.of_bound == pytest.approx(1, rel=1e-6)
 
 
+def test_calls_that_share_workers_by_hand(make_config):
+    """16 calls of 200 tokens at 2 workers, 8 each: 1/20 + 7/140 = 0.1 s a token, 20 s; then a step of 5 s."""
+    config = make_config(
+        engines={"workers": 2, "tokens_per_s": 20, "most_tokens_per_s": 140, "prefill_cost": 0},
+        work={"turns": 1, "tokens": 200, "read": 0, "environment_s": 0, "grading_s": 0, "environments": 16, "graders": 16},
+        trainer={"groups_per_step": 8, "group_size": 2, "step_s": 5, "steps": 12, "warmup": 2},
+        updates=NOTHING,
+    )
+    sync = arm(config, "sync")
+    rate = 16 / (20 + 5)
+    assert rate <= bound_of(sync).path < 1.015 * rate, "a span of time that a step begins in counts as not so full"
+    assert Simulation(sync).run().rollouts_per_s == pytest.approx(rate, rel=1e-3)
+
+
+def test_waves_of_calls_by_hand(make_config):
+    """The same with room for half a batch at a time: 4 calls each take 1/20 + 3/140 s a token, twice."""
+    config = make_config(
+        engines={"workers": 2, "tokens_per_s": 20, "most_tokens_per_s": 140, "prefill_cost": 0},
+        work={"turns": 1, "tokens": 200, "read": 0, "environment_s": 0, "grading_s": 0, "environments": 8, "graders": 16},
+        trainer={"groups_per_step": 8, "group_size": 2, "step_s": 5, "steps": 12, "warmup": 2},
+        updates=NOTHING,
+    )
+    sync = arm(config, "sync")
+    rate = 16 / (2 * 200 * (1 / 20 + 3 / 140) + 5)
+    assert rate <= bound_of(sync).path < 1.015 * rate
+    assert Simulation(sync).run().rollouts_per_s == pytest.approx(rate, rel=1e-3)
+
+
+def test_a_synchronous_batch_needs_no_place_for_each_rollout():
+    """Places go to the rest of the batch as they come free: a step is no succession of waves that wait for their longest."""
+    work, trainer = {"environments": 64, "graders": 32}, {"groups_per_step": 32, "steps": 12, "warmup": 4}
+    config = validate(SimulationConfig, {"engines": {"workers": 2}, "work": work, "trainer": trainer}, "the test")
+    assert 0.95 < Simulation(arm(config, "sync")).run().of_bound < 1.03
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
@@ -89,7 +124,7 @@ def test_a_synchronous_step_is_the_longest_rollout_and_the_training(make_config)
 def test_no_run_is_faster_than_its_bound(
     make_config, seed, name, workers, environments, graders, step_s, tokens, environment_s, update
 ):
-    """But for a load that is not the mean one, and, on average alone, for what was sampled before the window that counts.
+    """But for tokens that are not spread evenly over a rollout, and for what was sampled before the window that counts.
 
     Those make it no theorem, so the settings are the same in every run.
     """
@@ -101,15 +136,15 @@ def test_no_run_is_faster_than_its_bound(
         updates=dict(zip(("transfer_s", "install_s", "drain_s"), update, strict=True)),
     )
     outcome = Simulation(arm(config, name)).run()
-    assert outcome.of_bound < (1.1 if outcome.bound.limit == "path" else 1.2)
+    assert outcome.of_bound < (1.05 if outcome.bound.limit == "path" else 1.1)
 
 
-@pytest.mark.parametrize("name", ["sync", "one-step", "periodic", "recycle", "over-launch", "eta-1", "eta-2", "eta-8"])
+@pytest.mark.parametrize("name", ["sync", "one-step", "periodic", "recycle", "over-launch", "eta-1", "eta-2", "eta-4", "eta-8"])
 def test_the_bound_is_near(name):
-    """Within 8 % of runs of the default load, small as these are."""
+    """Within 5 % of runs of the default load, small as these are."""
     work, trainer = {"environments": 64, "graders": 32}, {"groups_per_step": 8, "steps": 34, "warmup": 14}
     config = validate(SimulationConfig, {"engines": {"workers": 2}, "work": work, "trainer": trainer}, "the test")
-    assert 0.92 < Simulation(arm(config, name)).run().of_bound < 1.04
+    assert 0.95 < Simulation(arm(config, name)).run().of_bound < 1.04
 
 
 LONG_WAITS = {

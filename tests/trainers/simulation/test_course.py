@@ -9,6 +9,7 @@ from trainers.simulation.arms import arm
 from trainers.simulation.bound import rollouts_needed
 from trainers.simulation.course import course_of
 from trainers.simulation.draws import WorkTable
+from trainers.simulation.pace import Pace
 from trainers.simulation.simulation import Simulation
 
 NOTHING = {"transfer_s": 0, "install_s": 0, "drain_s": 0}
@@ -29,7 +30,7 @@ def by_hand(make_config):
             trainer=options,
             updates=NOTHING | (updates or {}),
         )
-        return course_of(config, table, token_s)
+        return course_of(config, table, Pace.even(token_s))
 
     return make
 
@@ -68,7 +69,6 @@ def test_a_roll_goes_through_the_leases_and_a_pause_takes_one_update(by_hand):
     for more, seconds in (({"at_once": 1}, 12), ({"at_once": 2}, 6), ({"mode": "between"}, 3)):
         course = by_hand([5, 5, 5], updates=updates | more, max_staleness=0)
         assert course.trained_s == [6, 12 + seconds, 18 + 2 * seconds], more
-        assert course.still_s == pytest.approx([0, 1 + seconds, 2 + 2 * seconds])
 
 
 def test_engines_that_stand_still_add_their_pauses(by_hand):
@@ -77,7 +77,6 @@ def test_engines_that_stand_still_add_their_pauses(by_hand):
     trainer = {"max_staleness": 4, "over_launch": 1, "consumption": "drop", "alone": True, "step_s": 30}
     course = by_hand([1e-9] * 3, updates=updates, tokens=[5, 5, 5], token_s=1.0, **trainer)
     assert course.trained_s == pytest.approx([35, 73, 111])
-    assert course.still_s == pytest.approx([30, 63, 96])
 
 
 def test_what_waits_gains_on_a_pause(make_config):
@@ -117,7 +116,7 @@ def test_no_run_does_a_step_earlier(make_config, seed, name, workers, environmen
     config = arm(config, name)
     run = Simulation(config)
     outcome = run.run()
-    course = course_of(config, run.draws.table(rollouts_needed(config)), 1 / config.engines.tokens_per_s)
+    course = course_of(config, run.draws.table(rollouts_needed(config)), Pace.even(1 / config.engines.tokens_per_s))
     if course.gives_up or outcome.counts.get("groups dropped"):  # others have come in their place
         return
     assert [number for number, _ in run.learner.steps] == list(range(1, 21))
@@ -136,7 +135,6 @@ def test_slower_tokens_make_no_step_earlier(make_config, seed, name, token_s, mo
     """On this the proof rests."""
     config = arm(make_config(seed=seed), name)
     work = WorkTable.of(config, rollouts_needed(config))
-    fast, slow = course_of(config, work, token_s), course_of(config, work, token_s + more)
+    fast, slow = course_of(config, work, Pace.even(token_s)), course_of(config, work, Pace.even(token_s + more))
     assert all(late >= early - 1e-9 for early, late in zip(fast.trained_s, slow.trained_s, strict=True))
     assert fast.trained_s == sorted(fast.trained_s)
-    assert all(0 <= still <= trained + 1e-9 for still, trained in zip(fast.still_s, fast.trained_s, strict=True))
