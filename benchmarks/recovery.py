@@ -28,6 +28,8 @@ from harnessgym.traces.verify import verify
 
 VICTIMS = ("proxy", "engine", "node", "trainer", "supervisor")
 """Kinds of process. Of the engines, one is picked at random each time."""
+ALLOWED_ENDS = ("finished", "node_lost")
+"""Stop reasons of rollouts that end by themselves, or that run again because their node died."""
 _PATIENCE_S = 120.0
 T = TypeVar("T")
 
@@ -48,7 +50,7 @@ class Report:
     findings: list[str] = field(default_factory=list)
     """What `traces verify` says."""
     stop_reasons: dict[str, int] = field(default_factory=dict)
-    """How the rollouts ended; a kill must never end one with a verdict of its own."""
+    """How the rollouts ended; a kill must never end one with a verdict of its own (see `judged`)."""
     failed_rollouts: int = 0
     steps: int = 0
     eta: int = 0
@@ -60,8 +62,13 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was lost, doubled, too stale or found wrong."""
-        return not (self.lost or self.trained_twice or self.findings or self.staleness > self.eta)
+        """Whether nothing was lost, doubled, too stale, found wrong, or judged because something was killed."""
+        return not (self.lost or self.trained_twice or self.findings or self.staleness > self.eta or self.judged)
+
+    @property
+    def judged(self) -> int:
+        """Rollouts that ended as they would not have without the kills."""
+        return sum(count for reason, count in self.stop_reasons.items() if reason not in ALLOWED_ENDS)
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 Campaigns follow each other until everything was killed often enough: `processes` kills those of a run on one machine in mixed
 order, `agents` the weight agent of an engine outside (a stand-in for vLLM that computes with the embedded engine), `machines`
-one of the two raylets of a Ray cluster with all that it runs. Finished campaigns are remembered in `runs/soak/state.json`, so
-an interrupted soak goes on where it was. Writes `benchmarks/out/soak.json` and prints a table.
+one of the two raylets of a Ray cluster with all that it runs. Finished campaigns of the same seed and commit are remembered in
+`runs/soak/state.json`, so an interrupted soak goes on where it was. Writes `benchmarks/out/soak.json` and prints a table; exits
+with 1 if anything was lost, doubled, too stale or otherwise wrong, or was killed less often than asked.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import platform
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,7 +28,7 @@ from rich.table import Table
 from benchmarks.outside.campaign import AGENT, AgentCampaign
 from benchmarks.raylets.campaign import MACHINE, MachineCampaign
 from benchmarks.raylets.machines import ray_available
-from benchmarks.recovery import VICTIMS, Campaign, Report
+from benchmarks.recovery import ALLOWED_ENDS, VICTIMS, Campaign, Report
 from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.process import hear_interruptions
 from harnessgym.run_folder import write_json
@@ -50,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.fresh:
         shutil.rmtree(_ROOT, ignore_errors=True)
-    state_path = _ROOT / "state.json"
-    done: list[dict[str, Any]] = json.loads(state_path.read_text()) if state_path.exists() else []
+    state_path, commit = _ROOT / "state.json", _commit()
+    done = remembered(state_path, options.seed, commit)
     hear_interruptions()  # an interrupted campaign ends what it started
     began = time.monotonic()
     lacking = {"machines": ray_available() or postgres_available()}
@@ -62,11 +64,31 @@ def main() -> None:
         while min(_kills(done, KINDS[kind]).values()) < options.kills:
             number, left = len(done), options.kills - min(_kills(done, KINDS[kind]).values())
             report = _campaign(kind, number, options.seed * 1000 + number, min(left, _PER_CAMPAIGN[kind]))
-            done.append({"kind": kind, **asdict(report)})
+            done.append({"kind": kind, "seed": options.seed, "commit": commit, **asdict(report)})
             write_json(state_path, done)
             print(f"campaign {number} ({kind}): {sum(report.kills.values())} kills, lost {report.lost}, doubled "
                   f"{report.trained_twice}, findings {len(report.findings)}, {report.wall_s:.0f} s", flush=True)  # fmt: skip
-    sys.exit(_report(done, options.seed, time.monotonic() - began))
+    wrong = _report(done, options.seed, time.monotonic() - began)
+    wanted = [victim for kind in ([options.only] if options.only else KINDS) for victim in KINDS[kind]]
+    few = {victim: count for victim, count in _kills(done, tuple(wanted)).items() if count < options.kills}
+    if few:
+        print(f"Killed less often than {options.kills} times: {few}.")
+    sys.exit(int(wrong or bool(few)))
+
+
+def remembered(path: Path, seed: int, commit: str) -> list[dict[str, Any]]:
+    """Finished campaigns of a seed and a commit. Those of others are forgotten, and it is said."""
+    found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
+    kept = [each for each in found if (each.get("seed"), each.get("commit")) == (seed, commit)]
+    if len(kept) < len(found):
+        print(f"Of {len(found)} remembered campaigns, {len(found) - len(kept)} had another seed or commit: they run again.")
+    return kept
+
+
+def _commit() -> str:
+    """What is checked out, or nothing outside a repository."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _campaign(kind: str, number: int, seed: int, kills: int) -> Report:
@@ -94,7 +116,8 @@ def _kills(done: list[dict[str, Any]], victims: tuple[str, ...]) -> dict[str, in
     return {victim: sum(report["kills"].get(victim, 0) for report in done) for victim in victims}
 
 
-def _report(done: list[dict[str, Any]], seed: int, wall_s: float) -> int:
+def _report(done: list[dict[str, Any]], seed: int, wall_s: float) -> bool:
+    """Print and write what was found. Returns whether any of it is wrong."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     table = Table(
         "killed", "kills", "next activity, s (median)", "(max)", "next step, s (median)", "(max)", "oldest trained token",
@@ -106,6 +129,7 @@ def _report(done: list[dict[str, Any]], seed: int, wall_s: float) -> int:
         for victim in victims:
             table.add_row(victim, str(_kills(done, victims)[victim]), *_times(ours, "recovery_s", victim),
                           *_times(ours, "next_step_s", victim), oldest)  # fmt: skip
+    ends = sum((Counter(report["stop_reasons"]) for report in done), Counter[str]())
     totals = {
         "campaigns": len(done),
         "calls_committed": sum(report["calls"] for report in done),
@@ -114,7 +138,8 @@ def _report(done: list[dict[str, Any]], seed: int, wall_s: float) -> int:
         "too_stale": sum(report["staleness"] > report["eta"] for report in done),
         "findings": [finding for report in done for finding in report["findings"]],
         "rollouts_run_again": sum(report["failed_rollouts"] for report in done),
-        "stop_reasons": dict(sum((Counter(report["stop_reasons"]) for report in done), Counter())),
+        "stop_reasons": dict(ends),
+        "ended_by_a_verdict": sum(count for reason, count in ends.items() if reason not in ALLOWED_ENDS),
         "outside": {name: sum(report["noted"].get(name, 0) for report in done) for name in _OUTSIDE},
         "training_steps": sum(report["steps"] for report in done),
         "campaign_wall_s": {kind: round(sum(each["wall_s"] for each in done if each["kind"] == kind)) for kind in KINDS},
@@ -124,8 +149,7 @@ def _report(done: list[dict[str, Any]], seed: int, wall_s: float) -> int:
     console.print(table)
     console.print(totals)
     write_json(Path("benchmarks/out/soak.json"), {"seed": seed, "machine": machine, "totals": totals, "campaigns": done})
-    wrong = ("calls_lost", "rollouts_trained_twice", "too_stale", "findings")
-    return int(any(totals[name] for name in wrong))
+    return any(totals[name] for name in ("calls_lost", "rollouts_trained_twice", "too_stale", "findings", "ended_by_a_verdict"))
 
 
 _OUTSIDE = ("outside_calls", "mislabelled", "amid_updates")

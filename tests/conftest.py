@@ -1,6 +1,7 @@
 """Settings of the whole suite, and what is skipped where a machine lacks it."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -19,6 +20,7 @@ collect_ignore_glob = ["*/samples/*"]  # tasks in other people's formats, tests 
 NEEDED = {
     "bubblewrap": bubblewrap_available,
     "docker": docker_unavailable,
+    "kubectl": lambda: None if shutil.which("kubectl") else "There is no kubectl on this machine.",
     "postgres": postgres_available,
     "ray": ray_available,
 }

@@ -1,6 +1,7 @@
 """The modes of asynchrony in whole runs: what the ledger, the metrics and `traces verify` say of a few tiny steps."""
 
 import json
+import re
 import signal
 from collections import Counter
 
@@ -111,9 +112,11 @@ def test_whoever_is_killed_nothing_is_trained_too_often_or_too_late(tmp_path):
     run = Run(tmp_path, "lingers", "talks", trainer=trainer, replay={"reuse": 1}, node={"max_running": 8}).start()
     for steps, victim in ((1, "trainer"), (2, "node")):
         run.wait(lambda steps=steps: run.steps() >= steps, timeout_s=100)
-        if (found := run.pids().get(victim)) is not None and found.alive():
-            found.signal(signal.SIGKILL)
-    run.end(timeout_s=150)
+        run.wait(lambda victim=victim: (found := run.pids().get(victim)) is not None and found.alive())
+        run.pids()[victim].signal(signal.SIGKILL)
+    said = run.end(timeout_s=150)
+    for victim in ("trainer", "node"):
+        assert re.search(rf"{victim}\b.*starting it again", said), said
     often = asked(run, lambda conn: Counter(conn.execute(select(trained.c.rollout_id)).scalars()))
     assert max(often.values()) <= 2
     told = asked(run, lambda conn: account(conn, runs.only(conn).id))

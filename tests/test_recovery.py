@@ -17,14 +17,15 @@ def test_killed_three_times_nothing_is_lost_and_nothing_trained_twice(tmp_path, 
     report = Campaign(tmp_path / "run", [victim] * 3, seed, SMALL).run()
     assert report.kills == {victim: 3}
     assert report.steps == 12
-    assert (report.lost, report.trained_twice, report.findings) == (0, 0, [])
-    assert report.staleness <= report.eta == 1
+    assert (report.lost, report.trained_twice, report.findings, report.judged) == (0, 0, [], 0)
+    assert report.clean
+    assert report.eta == 1
 
 
 @pytest.mark.timeout(280)
-def test_a_weight_agent_killed_twice_comes_back_and_every_call_has_the_version_that_sampled_it(tmp_path):
-    report = AgentCampaign(tmp_path / "run", [AGENT] * 2, 6, ENDLESS).run()
-    assert report.kills == {AGENT: 2}
+def test_a_weight_agent_killed_comes_back_and_every_call_has_the_version_that_sampled_it(tmp_path):
+    report = AgentCampaign(tmp_path / "run", [AGENT] * 3, 6, ENDLESS).run()
+    assert report.kills == {AGENT: 3}
     assert report.clean, report.findings
     assert report.noted["outside_calls"] > 0
     assert report.noted["mislabelled"] == 0
@@ -35,9 +36,8 @@ def test_a_weight_agent_killed_twice_comes_back_and_every_call_has_the_version_t
 @pytest.mark.timeout(280)
 def test_a_machine_of_a_cluster_is_killed_and_joins_again(tmp_path):
     with Cluster() as database:
-        report = MachineCampaign(tmp_path / "run", [MACHINE], 7, ENDLESS, store_url=database.create_database()).run()
-    assert report.kills == {MACHINE: 1}
+        report = MachineCampaign(tmp_path / "run", [MACHINE] * 3, 7, ENDLESS, store_url=database.create_database()).run()
+    assert report.kills == {MACHINE: 3}
     assert report.clean, report.findings
-    assert set(report.stop_reasons) <= {"finished", "node_lost"}
     assert report.steps >= 1
-    assert len(report.next_step_s[MACHINE]) == 1
+    assert len(report.next_step_s[MACHINE]) == 3

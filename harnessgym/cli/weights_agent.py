@@ -20,7 +20,7 @@ Then, on the same machine or on one that sees the folder of versions under the s
 
 with the control key of the proxy: `control_key` in its settings file.
 
-Ids of run and policy: `harnessgym traces sql "select id, run_id, name from policies"`.
+Ids of run and policy: `harnessgym traces sql RUN "SELECT id, run_id, name FROM policies"`.
 
 The routes of vLLM's development mode let whoever reaches them replace the weights: keep them off networks of others."""
 

@@ -48,6 +48,38 @@ def test_a_wrong_field_is_noticed():
         kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
 
 
+@pytest.fixture(scope="module")
+def rendered():
+    """What `kubectl apply -k` would send."""
+    done = subprocess.run(["kubectl", "kustomize", str(FOLDER)], capture_output=True, text=True, check=True)
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.kubectl
+def test_kubernetes_allows_what_is_rendered(rendered):
+    kinds = sorted((item["kind"], item["metadata"]["name"]) for item in RESOURCES)
+    assert sorted((item["kind"], item["metadata"]["name"]) for item in rendered if item["kind"] != "ConfigMap") == kinds
+    for item in rendered:
+        assert item["metadata"]["namespace"] == "harnessgym"
+        for version in VERSIONS:
+            kubernetes_validate.validate(item, version, strict=True)
+
+
+@pytest.mark.kubectl
+def test_what_is_rendered_mounts_the_run_and_has_images_of_one_release(rendered):
+    made = {item["metadata"]["name"]: item["data"] for item in rendered if item["kind"] == "ConfigMap"}
+    templates = [item["spec"]["template"]["spec"] for item in rendered if "template" in item.get("spec", {})]
+    mounted = {volume["configMap"]["name"] for pod in templates for volume in pod.get("volumes", ()) if "configMap" in volume}
+    assert mounted == set(made)
+    assert [data["run.toml"] for data in made.values()] == [(FOLDER / "run.toml").read_text()]
+    release = KUSTOMIZATION["images"][0]["newTag"]
+    images = {container["image"] for pod in templates for container in pod["containers"]}
+    assert {image for image in images if image.startswith("harnessgym/")} == {
+        f"{image['name']}:{release}" for image in KUSTOMIZATION["images"]
+    }
+    assert all(":" in image for image in images)
+
+
 def test_all_manifests_are_applied_and_nothing_else():
     assert set(KUSTOMIZATION["resources"]) == {path.name for path in FOLDER.glob("*.yaml")} - {"kustomization.yaml"}
     assert KUSTOMIZATION["configMapGenerator"][0]["files"] == ["run.toml"]
