@@ -21,7 +21,9 @@ def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
     try:
         weights = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError) as error:
-        raise PolicyError(f"The weights at {folder}/model.safetensors cannot be read: {error}.") from error
+        raise PolicyError(
+            f"The weights at {folder}/model.safetensors cannot be read: {error}. Put the file back as it was."
+        ) from error
     load_weights(policy, weights)
     return policy.to(dtype)
 
@@ -97,7 +99,9 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
             parts = [take(_hf_name(name))]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         if shape != target.shape:
-            raise PolicyError(f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}.")
+            raise PolicyError(
+                f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}: give both files of one model."
+            )
         found[name] = parts
     return found
 

@@ -10,10 +10,10 @@ from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, show_set
 if TYPE_CHECKING:
     from rich.console import Console
 
-_EPILOG = """The decisions are the ones that runs use: admission, routing, consumption, staleness, update leases. Durations are
-drawn, time is virtual, and every figure is simulated. Any setting can be given as `--section.key value`, and wins over the
-file; `--show-settings` lists them all. A quantity is a number, `lognormal:MEAN:SIGMA` or `pareto:MEAN:ALPHA`, with a fourth
-part as its largest value.
+_EPILOG = """The decisions are made by the functions that runs use: admission, routing, consumption, staleness. Queue, update
+leases and weight agents are modelled, durations are drawn, time is virtual, and every figure is simulated. Any setting can be
+given as `--section.key value`, and wins over the file; `--show-settings` lists them all. A quantity is a number,
+`lognormal:MEAN:SIGMA` or `pareto:MEAN:ALPHA`, with a fourth part as its largest value.
 
 How much faster than synchronous would this be, with 16 engines and a heavy tail?
 

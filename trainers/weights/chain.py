@@ -112,7 +112,7 @@ def _read_full(link: Link) -> dict[str, Tensor]:
         entry = link.manifest.files.get(FULL)
         _verify(weights, link)
         if entry is not None and entry.xxh3 != file_checksum(link.path / FULL):
-            raise PolicyError(f"Policy version at {link.path}: {FULL} is not the file that was published. Do not serve it.")
+            raise PolicyError(f"Policy version at {link.path}: {FULL} is not the file that was published. {_REMEDY}")
     except (OSError, SafetensorError) as error:
         raise PolicyError(
             f"Policy version at {link.path} cannot be read: {error}. Publish it again as a new version."
@@ -168,8 +168,6 @@ def _verify(weights: dict[str, Tensor], link: Link) -> None:
     tensors = link.manifest.tensors
     for name, entry in tensors.items():
         if name not in weights or not entry.matches(weights[name]):
-            raise PolicyError(
-                f"Policy version at {link.path}: tensor {name!r} is not the one that was published. Do not serve it."
-            )
+            raise PolicyError(f"Policy version at {link.path}: tensor {name!r} is not the one that was published. {_REMEDY}")
     if extra := weights.keys() - tensors.keys():
-        raise PolicyError(f"Policy version at {link.path}: tensor {min(extra)!r} is not in its manifest. Do not serve it.")
+        raise PolicyError(f"Policy version at {link.path}: tensor {min(extra)!r} is not in its manifest. {_REMEDY}")

@@ -150,7 +150,10 @@ def parse_manifest(raw: bytes, marker: bytes, where: str) -> Manifest:
 def read_manifest(path: Path) -> Manifest:
     """The manifest of a version directory. Raises `PolicyError` if it is missing, not committed, or damaged."""
     if not (path / MARKER).is_file():
-        raise PolicyError(f"No policy version at {path}: the {MARKER} marker is missing, so it was never completely written.")
+        raise PolicyError(
+            f"No policy version at {path}: the {MARKER} marker is missing, so it was never completely written. "
+            "Give another version."
+        )
     try:
         raw, marker = (path / MANIFEST).read_bytes(), (path / MARKER).read_bytes()
     except OSError as error:
