@@ -9,7 +9,7 @@ advantages, loss (clipped, mean over tokens), AdamW and the norm of clipping are
 rows by `rollout_func`, which returns at once, and runs without gradient checkpointing (its default, which is slower) unless
 the arm says so. The model is SmolLM2-135M-Instruct where it has been fetched (`python -m benchmarks.vllm_cpu`), else one of
 its shape at random with fewer layers. Finished cells are kept in `runs/bench-train`, so that an interrupted run goes on.
-Prints a table and writes `benchmarks/out/train.json`.
+Prints a table with the targets, writes `benchmarks/out/train.json`, and exits with 1 if a target is missed.
 """
 
 import argparse
@@ -30,6 +30,8 @@ from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/bench-train")
 ARMS = ("ours", "trl", "trl, checkpointing")
+WANTED = {"shared": 3.0, "equal": 1.3, "mixed": 1.3}
+"""By case: how many times TRL's speed ours is to be at least."""
 
 
 def main() -> None:
@@ -61,7 +63,7 @@ def main() -> None:
         print(f"[{number}/{len(wanted)}] {case}, {arm}, seed {seed}: {found['step_s']:.2f} s, "
               f"{found['peak_mib']:.0f} MiB, gradient {found['grad_norm']:.4g}", flush=True)  # fmt: skip
     chosen = [cells[_key(case, arm, seed, folder, options.steps)] for case, arm, seed in wanted]
-    _report(chosen, str(folder))
+    sys.exit(int(not _report(chosen, str(folder))))
 
 
 def _key(case: str, arm: str, seed: int, folder: Path, steps: int) -> str:
@@ -83,10 +85,21 @@ def _measured(case: str, arm: str, seed: int, folder: Path, steps: int) -> dict[
     return found
 
 
-def _report(cells: list[dict[str, Any]], model: str) -> None:
+def _report(cells: list[dict[str, Any]], model: str) -> bool:
+    """Print and write what was measured. Returns whether every target that could be judged is met."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {_threads()} threads"
-    table = Table("case", "arm", "step, s (median)", "[seeds]", "peak, MiB", "gradient norm", "times TRL's speed",
-                  title=f"One update of 8 rollouts, {model}, {machine}")  # fmt: skip
+    titles = (
+        "case",
+        "arm",
+        "step, s",
+        "(range of seeds)",
+        "peak, MiB",
+        "gradient norm",
+        "times TRL's speed (range)",
+        "wanted",
+        "",
+    )
+    table = Table(*titles, title=f"One update of 8 rollouts, {model}, {machine}, medians")
     rows = []
     for case in dict.fromkeys(cell["case"] for cell in cells):
         base = {cell["seed"]: cell["step_s"] for cell in cells if (cell["case"], cell["arm"]) == (case, "trl")}
@@ -104,12 +117,16 @@ def _report(cells: list[dict[str, Any]], model: str) -> None:
                 "gain": statistics.median(gains) if gains else None,
                 "gain_by_seed": gains,
             }
+            judged = arm == "ours" and row["gain"] is not None
+            row |= {"wanted": WANTED[case], "met": row["gain"] >= WANTED[case]} if judged else {}
             rows.append(row)
-            gain = f"{row['gain']:.2f} [{min(gains):.2f}, {max(gains):.2f}]" if gains else "-"
-            table.add_row(case, arm, f"{row['step_s']:.2f}", f"{min(times):.2f}-{max(times):.2f}", f"{row['peak_mib']:.0f}",
-                          f"{row['grad_norm']:.4g}", gain)  # fmt: skip
+            gain = f"{row['gain']:.2f} ({min(gains):.2f} to {max(gains):.2f})" if gains else "-"
+            verdict = ("met" if row["met"] else "missed") if judged else ""
+            table.add_row(case, arm, f"{row['step_s']:.2f}", f"{min(times):.2f} to {max(times):.2f}", f"{row['peak_mib']:.0f}",
+                          f"{row['grad_norm']:.4g}", gain, f"{WANTED[case]:g}" if judged else "", verdict)  # fmt: skip
     Console(width=max(140, Console().width)).print(table)
     write_json(Path("benchmarks/out/train.json"), {"model": model, "machine": machine, "rows": rows, "cells": cells})
+    return all(row.get("met", True) for row in rows)
 
 
 if __name__ == "__main__":
