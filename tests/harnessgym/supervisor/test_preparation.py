@@ -229,3 +229,14 @@ def test_an_update_that_means_nothing_is_refused_before_there_is_a_folder(tmp_pa
     with pytest.raises(ConfigError, match=words):
         prepare(config(trainer=trainer), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("selector", ["uniform", "vade", "insight", "gdro", "xrpo", "dars", "dart"])
+def test_selectors_that_choose_sizes_are_refused_where_a_group_is_one_rollout(tmp_path, selector):
+    told = config(generate={"selector": selector}, trainer={"algorithm": "ppo", "group_size": 1})
+    if selector in ("uniform", "vade", "insight"):
+        prepare(told, tmp_path / "run")
+        return
+    with pytest.raises(ConfigError, match=rf"generate: The selector {selector} chooses .* raise group_size"):
+        prepare(told, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
