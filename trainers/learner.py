@@ -66,8 +66,10 @@ def in_processes(settings: TrainerSettings, take_part: Callable[[RunFolder, RunC
 class Algorithm(Protocol):
     """What a batch is to an algorithm, and what it does to the policy."""
 
-    channels: Sequence[NamedChannel]
-    """Rewards that its settings name."""
+    @property
+    def channels(self) -> Sequence[NamedChannel]:
+        """Rewards that its settings name."""
+        ...
 
     def teaches(self, group: LoadedGroup, /) -> bool:
         """Whether a group teaches anything."""
