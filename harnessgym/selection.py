@@ -41,14 +41,14 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The next group. Raises `ValueError` for fewer than two rollouts: one alone has nothing to be compared with."""
+    """The next group. Raises `ValueError` for one without rollouts."""
 
     task: str
     rollouts: int
 
     def __post_init__(self) -> None:
-        if self.rollouts < 2:
-            raise ValueError(f"A group needs two rollouts; the selector wants {self.rollouts} of {self.task!r}.")
+        if self.rollouts < 1:
+            raise ValueError(f"A group needs a rollout; the selector wants {self.rollouts} of {self.task!r}.")
 
 
 class Selector(Protocol):
@@ -68,7 +68,10 @@ class Selector(Protocol):
 
 
 def make_selector(name: str, settings: Mapping[str, Any], pool: Pool) -> Selector:
-    """A selector by its name or `module:Class`. Raises `ConfigError` for a name or settings that are wrong."""
+    """A selector by its name or `module:Class`.
+
+    Raises `ConfigError` for a name or settings that are wrong, and for one that has nothing to choose from in this pool.
+    """
     factory = load("selector", name)
     made: Selector = factory(validate(factory.settings, dict(settings), f"selector {name!r}"), pool)
     return made

@@ -111,8 +111,10 @@ class TrainerSection(Config):
                 "grpo compares the rollouts of a group with each other, and one alone has nobody to be compared with: raise "
                 'group_size, or set algorithm = "ppo", which compares with its critic'
             )
-        if self.ppo and self.algorithm == "grpo":
-            raise ValueError('[trainer.ppo] has the settings of algorithm = "ppo", and the algorithm is grpo: leave it out')
+        if self.ppo and self.algorithm != "ppo":
+            raise ValueError(
+                f'[trainer.ppo] has the settings of algorithm = "ppo", and the algorithm is {self.algorithm}: leave it out'
+            )
         if self.min_group > max(self.group_size, 2):
             raise ValueError(f"min_group is {self.min_group}, and a group has only {self.group_size} rollouts (group_size)")
         if self.stream and self.reward_shuffle:

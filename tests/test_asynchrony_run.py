@@ -105,6 +105,19 @@ def test_a_run_that_curates_shortens_what_always_succeeds(tmp_path):
     assert sorted(number for _, number in asked(run, lambda conn: conn.execute(counted).all())) == sorted(n for n, _ in found)
 
 
+@pytest.mark.timeout(200)
+def test_ppo_trains_groups_of_one_rollout(tmp_path):
+    trainer = {"algorithm": "ppo", "steps": 2, "groups_per_step": 3, "group_size": 1}
+    run = Run(tmp_path, "good", trainer=trainer, generate={"selector": "vade"})
+    run.end(timeout_s=150)
+    found = asked(run, lambda conn: Counter(conn.execute(select(trained.c.step)).scalars()))
+    assert found == {1: 3, 2: 3}
+    assert {1} == asked(run, lambda conn: set(conn.execute(select(groups.c.size)).scalars()))
+    lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
+    assert [(line["signal"], line["reduced"]) for line in lines] == [(1, 0)] * 2
+    assert all("value_loss" in line for line in lines)
+
+
 @pytest.mark.timeout(250)
 def test_whoever_is_killed_nothing_is_trained_too_often_or_too_late(tmp_path):
     """All that can go together: over-launched, streamed, replayed, tasks submitted again; the trainer and the node die."""

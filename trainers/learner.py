@@ -27,6 +27,7 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
 from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
+from trainers.advantages.channels import NamedChannel, check_channels, due
 from trainers.batch import Batch, LoadedGroup
 from trainers.checkpoint import Checkpoint
 from trainers.checkpoint_writer import CheckpointWriter
@@ -64,6 +65,11 @@ def in_processes(settings: TrainerSettings, take_part: Callable[[RunFolder, RunC
 
 class Algorithm(Protocol):
     """What a batch is to an algorithm, and what it does to the policy."""
+
+    @property
+    def channels(self) -> Sequence[NamedChannel]:
+        """Rewards that its settings name."""
+        ...
 
     def teaches(self, group: LoadedGroup, /) -> bool:
         """Whether a group teaches anything."""
@@ -146,6 +152,8 @@ class Learner:
         """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged: see `settle`."""
         began = time.perf_counter()
         batch, made = self.algorithm.teach(groups, self)
+        if due(self.step + 1, self.config.trainer.steps):
+            check_channels(self.algorithm.channels, self.store, self.run.id)
         given_up = self.gathering.given_up(self.version)
         held = time.perf_counter()
         weights, optimizer, randoms = self.trainee.state()

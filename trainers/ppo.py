@@ -23,6 +23,7 @@ from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
+from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Float64Array
 from trainers.advantages.gae import gae_of_rollout
 from trainers.advantages.steps import standardised
@@ -65,6 +66,7 @@ class Ppo:
 
     def __init__(self, config: RunConfig, settings: PpoSettings) -> None:
         self.config, self.settings = config, settings
+        self.channels = of_calls("trainer.ppo.channel", settings.channel)
 
     def teaches(self, group: LoadedGroup) -> bool:
         """Whether anything in it is trained. Where all rewards are equal, the critic learns to expect them."""

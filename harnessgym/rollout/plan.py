@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from harnessgym.admission import SERVING, Admission, groups_holding, serving_step
-from harnessgym.errors import TaskError
+from harnessgym.errors import ConfigError, TaskError
 from harnessgym.run_config import RunConfig
 from harnessgym.selection import Pool, Selector, make_selector
 from harnessgym.staleness import VersionChain
@@ -117,6 +117,11 @@ class Plan:
             self._add(conn, "train", ordinal, self.task(item.task_key), item.size, versions, item.ordinal)
         picks = self._selector().choose(chosen, wanted - len(again), self._visits.read(conn))
         for ordinal, pick in enumerate(picks, first + len(again)):
+            if pick.rollouts < 2 and self.config.trainer.algorithm == "grpo":
+                raise ConfigError(
+                    f"The selector {self.config.generate.selector!r} wants a group of one rollout of {pick.task!r}, and grpo "
+                    "compares the rollouts of a group with each other: let it choose two at least."
+                )
             self._add(conn, "train", ordinal, self.task(pick.task), pick.rollouts, versions)
 
     def _selector(self) -> Selector:

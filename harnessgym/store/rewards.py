@@ -91,6 +91,13 @@ def of_rollout(conn: Connection, rollout_id: str) -> list[RewardRow]:
     return [RewardRow(**row) for row in conn.execute(query).mappings()]
 
 
+def channels(conn: Connection, run_id: str, unit: RewardUnit) -> tuple[str, ...]:
+    """Under which channels units of this kind have rewards in a run, in order of their names."""
+    query = select(rewards.c.channel).distinct().join(rollouts, rollouts.c.id == rewards.c.rollout_id)
+    query = query.where(rollouts.c.run_id == run_id, rewards.c.unit == unit)
+    return tuple(conn.execute(query.order_by(rewards.c.channel)).scalars())
+
+
 def check(conn: Connection, reward: RewardRow) -> None:
     """Raise `StoreError` unless the reward's rollout has such a target and did not fail."""
     rollout = conn.execute(

@@ -30,7 +30,8 @@ _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
 def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
-    """Make a run's folder, or take up the one that is there. `notify` is told what of its tasks is not as it should be.
+    """Make a run's folder, or take up the one that is there. `notify` is told what of its tasks is not as it should be,
+    and which settings of the trainer nobody applies.
 
     Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another configuration.
     """
@@ -42,6 +43,11 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
     }
     config = config.model_copy(update=paths)
     _check_names(config)
+    if unapplied := _unapplied(config):
+        notify(
+            f"Trainer: {', '.join(unapplied)}: these are applied with algorithm = 'grpo' and 'ppo' alone. Nothing comes of "
+            f"them but what {config.trainer.algorithm} makes of them by itself."
+        )
     _check_tasks(config, notify)
     for policy in config.all_policies:
         if not (Path(policy.path) / "config.json").is_file():
@@ -144,6 +150,15 @@ def _check_names(config: RunConfig) -> None:
     load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings, stream=trainer.stream)
     pool = Pool((), trainer.group_size, trainer.groups_per_step, config.seed)
     _named("generate", "selector", lambda: make_selector(config.generate.selector, config.generate.settings, pool))
+
+
+def _unapplied(config: RunConfig) -> list[str]:
+    """Settings that were given and are those of our own algorithms, where the run names another."""
+    trainer = config.trainer
+    if trainer.algorithm in names("algorithm"):
+        return []
+    own = [name for name in ("advantage", "advantage_settings", "checkpoints") if name in trainer.model_fields_set]
+    return [f"trainer.{name}" for name in own] + [f"trainer.update.{name}" for name in trainer.update]
 
 
 def _check_sink(name: str) -> None:

@@ -1,10 +1,12 @@
 """Losses, corrections and all else of an update by name; combinations that mean nothing, refused with the reason."""
 
+import json
 import subprocess
 import sys
 import tomllib
 from contextlib import suppress
 from itertools import product
+from pathlib import Path
 
 import pytest
 from pydantic import Field, ValidationError
@@ -193,3 +195,19 @@ def test_parts_keep_to_their_kind():
     assert issubclass(Tis, CorrectionSettings)
     with pytest.raises(ValidationError):
         Tis(cap=-1)
+
+
+def test_the_guide_has_every_setting_of_an_update_with_its_default():
+    page = (Path(__file__).parents[2] / "docs/running.md").read_text()
+    table = page.partition("| in `[trainer.update]` | default | |\n|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip().strip("`") for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    told = {name: default for name, default, meaning in rows if meaning}
+    assert {*told} == {
+        *UpdateSettings.model_fields,
+        *(f"lr_rule.{name}" for name in EssRule.model_fields if name != "name"),
+    }
+    plain = {name: getattr(UpdateSettings(), name) for name in UpdateSettings.model_fields if name != "corrections"}
+    known = plain | {"loss": UpdateSettings().loss.name} | {f"lr_rule.{name}": value for name, value in EssRule()}
+    assert {name: json.loads(default) for name, default in told.items() if name != "corrections"} == {
+        name: value for name, value in known.items() if name != "lr_rule.name"
+    }

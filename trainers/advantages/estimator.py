@@ -46,7 +46,7 @@ class Scored:
 
 
 class Estimator(Protocol):
-    """Gives one group its advantages."""
+    """Gives one group its advantages. It may have `channels`, those that its settings name (`trainers.advantages.channels`)."""
 
     def __call__(self, group: Sequence[Scored], /) -> Advantages:
         """One entry per rollout, in their order. Calling it again with the same group and policy gives the same."""

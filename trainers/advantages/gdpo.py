@@ -6,6 +6,7 @@ import numpy as np
 from pydantic import Field
 
 from harnessgym.config import Config
+from trainers.advantages.channels import NamedChannel
 from trainers.advantages.estimator import Advantages, Scored
 from trainers.advantages.steps import standardised
 from trainers.algorithms import Algorithm
@@ -34,6 +35,8 @@ class Gdpo:
 
     def __init__(self, settings: GdpoSettings) -> None:
         self.settings = settings
+        setting = "trainer.advantage_settings.weights"
+        self.channels = tuple(NamedChannel(setting, "rollout", name) for name in settings.weights if name != "reward")
 
     def __call__(self, group: Sequence[Scored]) -> Advantages:
         """Weighted sums of standard scores, not yet normalised over the batch."""

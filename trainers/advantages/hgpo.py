@@ -7,6 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from harnessgym.config import Config
+from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Advantages, Scored
 from trainers.advantages.steps import branches, by_call, discounted, spread, standardised, step_rewards
 from trainers.algorithms import Algorithm
@@ -44,6 +45,7 @@ class Hgpo:
 
     def __init__(self, settings: HgpoSettings) -> None:
         self.settings = settings
+        self.channels = of_calls("trainer.advantage_settings.channel", settings.channel)
 
     def __call__(self, group: Sequence[Scored]) -> Advantages:
         """One advantage per call."""

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.traces.trajectories import Row, Turn
+from trainers.advantages.channels import NamedChannel
 from trainers.advantages.estimator import Advantages, Scored, Value
 from trainers.advantages.steps import standardised
 from trainers.algorithms import Algorithm
@@ -50,6 +51,11 @@ class MGrpo:
 
     def __init__(self, settings: MGrpoSettings) -> None:
         self.settings = settings
+        main, sub = (f"trainer.advantage_settings.{name}" for name in ("main", "sub"))
+        self.channels = (
+            *(NamedChannel(main, "rollout", name) for name in settings.main if name != "reward"),
+            *(NamedChannel(sub, "agent", name, zeros=True) for name in settings.sub),
+        )
 
     def __call__(self, group: Sequence[Scored]) -> Advantages:
         """One advantage per row."""

@@ -14,7 +14,7 @@ REWARD = Algorithm(
 def reward(rewards_G: npt.ArrayLike) -> Float64Array:
     """The rewards, float64 [G]; zeros for a group of equal ones, which is left out of the step as one without a signal.
 
-    Nothing is subtracted: `baseline = "minimum_variance"` does that for the whole batch.
+    Nothing is subtracted: `baseline = "minimum_variance"` does that for the whole batch, without the groups that are left out.
     """
     rewards: Float64Array = np.array(rewards_G, dtype=np.float64)
     return rewards if (rewards != rewards[0]).any() else np.zeros_like(rewards)

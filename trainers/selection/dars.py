@@ -15,6 +15,7 @@ from pydantic import Field
 from harnessgym.config import Config
 from harnessgym.selection import Pick, Pool, Visit
 from trainers.selection.difficulty import success
+from trainers.selection.sizes import needs_groups
 from trainers.selection.uniform import in_turn
 
 _ROUNDING = 1e-9
@@ -37,6 +38,7 @@ class Dars:
     settings = DarsSettings
 
     def __init__(self, settings: DarsSettings, pool: Pool) -> None:
+        needs_groups("dars", pool)
         self._settings, self._pool = settings, pool
         self._most = settings.most or _MOST[settings.schedule]
 

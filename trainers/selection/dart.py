@@ -11,6 +11,7 @@ from pydantic import Field
 from harnessgym.config import Config
 from harnessgym.selection import Pick, Pool, Visit
 from trainers.selection.difficulty import success
+from trainers.selection.sizes import needs_groups
 from trainers.selection.uniform import in_turn
 
 _ROUNDING = 1e-9
@@ -33,6 +34,7 @@ class Dart:
     settings = DartSettings
 
     def __init__(self, settings: DartSettings, pool: Pool) -> None:
+        needs_groups("dart", pool)
         self._settings, self._pool = settings, pool
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:

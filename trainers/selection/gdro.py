@@ -22,6 +22,7 @@ from harnessgym.selection import Pick, Pool, Visit
 from harnessgym.store.visits import SUCCESS
 from trainers.selection.budget import Block, blocks
 from trainers.selection.difficulty import Float64Array, open_groups, success
+from trainers.selection.sizes import needs_groups
 
 
 class GdroSettings(Config):
@@ -62,6 +63,7 @@ class Gdro:
     settings = GdroSettings
 
     def __init__(self, settings: GdroSettings, pool: Pool) -> None:
+        needs_groups("gdro", pool)
         self._settings, self._pool = settings, pool
         usual = pool.group_size
         self._sizes = sorted(

@@ -87,6 +87,7 @@ def make_config(tmp_path):
         session=None,
         rewards=(),
         faults=None,
+        trainer=None,
         **node,
     ):
         raw = {
@@ -99,7 +100,7 @@ def make_config(tmp_path):
             "rewards": rewards,
             "faults": faults or {},
             "node": {"abort_after_failures": 6, **node},
-            "trainer": {"steps": steps, "groups_per_step": groups_per_step, "group_size": group_size},
+            "trainer": {"steps": steps, "groups_per_step": groups_per_step, "group_size": group_size, **(trainer or {})},
             "evaluation": {"tasks": 2},
         }
         return validate(RunConfig, raw, "the test")

@@ -6,12 +6,14 @@ from sqlalchemy import func, select
 from harnessgym.errors import ConfigError
 from harnessgym.message import Message, chain_digests, context_digest
 from harnessgym.rollout.plan import Plan
+from harnessgym.selection import Pick
 from harnessgym.store import backlog, calls, rollouts, sessions
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import groups, new_id, tasks
 from harnessgym.store.tables import rollouts as rollout_table
 from harnessgym.traces.forest import Forest
 from tests.harnessgym.rollout.planning import move, publish, submit, submitted
+from trainers.selection.uniform import UniformSettings
 
 
 def select_with(plan, selector, **settings):
@@ -122,6 +124,48 @@ def test_a_task_that_comes_again_has_as_many_rollouts_as_before(make_plan):
     assert submit(store, plan) == 1
     assert sizes(store)[-1] == before[again.ordinal]
     assert before[again.ordinal][1] == 16
+
+
+@pytest.mark.parametrize("selector", ["uniform", "vade", "insight"])
+def test_groups_of_one_rollout_are_complete_with_it_and_given_up_without(make_plan, selector):
+    store, plan = make_plan(steps=2, groups_per_step=2, group_size=1, trainer={"algorithm": "ppo", "max_staleness": 0})
+    select_with(plan, selector)
+    publish(store, plan, 0)
+    assert submit(store, plan) == 2
+    assert [size for _, size in sizes(store)] == [1, 1]
+    lost, kept = store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999))
+    store.write(lambda conn: rollouts.fail(conn, RolloutOutcome(lost.id, "crash", "infrastructure_error"), 1))
+    graded = RolloutOutcome(kept.id, "finished", "valid", {"reward": 0.0})
+    store.write(lambda conn: rollouts.finish(conn, graded))
+    standing = store.read(lambda conn: backlog.standing(conn, plan.run_id))
+    assert [(item.id, item.complete) for item in standing] == [(kept.group_id, True)]
+    assert submit(store, plan) == 1, "another takes the place of the group that was given up"
+    assert [size for _, size in sizes(store)] == [1, 1, 1]
+
+
+class Single:
+    """A selector that wants one rollout, whatever the run trains with."""
+
+    settings = UniformSettings
+
+    def __init__(self, _, pool):
+        self.pool = pool
+
+    def choose(self, number, wanted, visits):
+        return [Pick(self.pool.tasks[0], 1)] * wanted
+
+
+def test_a_group_of_one_is_refused_where_rollouts_are_compared(make_plan):
+    for algorithm in ("grpo", "ppo"):
+        store, plan = make_plan(steps=2, groups_per_step=2, group_size=4, trainer={"algorithm": algorithm})
+        select_with(plan, f"{__name__}:Single")
+        publish(store, plan, 0)
+        if algorithm == "ppo":
+            submit(store, plan)
+            assert {size for _, size in sizes(store)} == {1}
+        else:
+            with pytest.raises(ConfigError, match=r"wants a group of one rollout .* let it choose two"):
+                submit(store, plan)
 
 
 def test_a_plan_with_a_selector_that_does_not_exist_is_refused(make_plan):

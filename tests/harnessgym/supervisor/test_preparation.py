@@ -229,3 +229,40 @@ def test_an_update_that_means_nothing_is_refused_before_there_is_a_folder(tmp_pa
     with pytest.raises(ConfigError, match=words):
         prepare(config(trainer=trainer), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("selector", ["uniform", "vade", "insight", "gdro", "xrpo", "dars", "dart"])
+def test_selectors_that_choose_sizes_are_refused_where_a_group_is_one_rollout(tmp_path, selector):
+    told = config(generate={"selector": selector}, trainer={"algorithm": "ppo", "group_size": 1})
+    if selector in ("uniform", "vade", "insight"):
+        prepare(told, tmp_path / "run")
+        return
+    with pytest.raises(ConfigError, match=rf"generate: The selector {selector} chooses .* raise group_size"):
+        prepare(told, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def own_algorithm(settings):
+    """Trains nothing."""
+
+
+def test_settings_that_another_trainer_does_not_apply_are_told_and_not_refused(tmp_path):
+    mine = {"algorithm": f"{__name__}:own_algorithm"}
+    given = {"update": {"lr": 0.5, "no_such": 1}, "advantage": "rloo", "steps": 3}
+    told = []
+    prepare(config(trainer=mine | given), tmp_path / "told", told.append)
+    said = [line for line in told if line.startswith("Trainer: ")]
+    assert len(said) == 1
+    assert said[0].startswith("Trainer: trainer.advantage, trainer.update.lr, trainer.update.no_such: these are applied")
+    assert mine["algorithm"] in said[0]
+    for trainer in (mine | {"steps": 3}, {"update": {"lr": 0.5}, "advantage": "rloo"}):
+        told = []
+        prepare(config(trainer=trainer), tmp_path / trainer.get("advantage", "none"), told.append)
+        assert not [line for line in told if line.startswith("Trainer: ")]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", f"{__name__}:own_algorithm"])
+def test_settings_of_ppo_are_refused_with_any_other_algorithm(algorithm):
+    assert config(trainer={"algorithm": "ppo", "ppo": {"epochs": 2}}).trainer.ppo == {"epochs": 2}
+    with pytest.raises(ConfigError, match=f"the algorithm is {algorithm}: leave it out"):
+        config(trainer={"algorithm": algorithm, "ppo": {"epochs": 2}})

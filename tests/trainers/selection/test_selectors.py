@@ -11,6 +11,7 @@ from harnessgym.selection import Pick, Visit, make_selector
 from tests.trainers.selection.visiting import play, pool, visit
 
 NAMES = names("selector")
+CHOOSE_SIZES = ("dars", "dart", "gdro", "xrpo")
 HISTORY = st.lists(
     st.builds(
         lambda task, rewards, size, version, is_open, fresh: Visit(
@@ -78,9 +79,23 @@ def test_only_groups_that_were_chosen_count_towards_a_budget():
         assert sum(pick.rollouts for pick in make_selector(name, {}, own).choose(2, 2, visits)) == 8
 
 
-def test_a_group_of_one_is_refused_where_it_is_made():
-    with pytest.raises(ValueError, match="needs two rollouts; the selector wants 1 of 't'"):
-        Pick("t", 1)
+def test_a_group_without_rollouts_is_refused_where_it_is_made():
+    assert Pick("t", 1).rollouts == 1
+    with pytest.raises(ValueError, match="needs a rollout; the selector wants 0 of 't'"):
+        Pick("t", 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=20, deadline=None)
+@given(visits=HISTORY, wanted=st.integers(0, 9), per_step=st.integers(1, 5))
+def test_where_a_group_is_one_rollout_it_stays_one_or_the_selector_is_refused(name, visits, wanted, per_step):
+    own = pool(4, 1, per_step)
+    if name in CHOOSE_SIZES:
+        with pytest.raises(ConfigError, match=rf"(?s)selector {name} chooses how many.*raise group_size"):
+            make_selector(name, {}, own)
+    else:
+        picks = make_selector(name, {}, own).choose(0, wanted, list(visits))
+        assert [pick.rollouts for pick in picks] == [1] * wanted
 
 
 def test_wrong_names_and_settings_are_told():
