@@ -37,10 +37,11 @@ class UpdateSettings(BaseModel):
     """Learning rate of this step; fits the shipped policy. Pretrained models want about 1e-6."""
     loss: SerializeAsAny[LossSettings] = Dapo(name="dapo")
     """Registered loss, `module:Class`, or a table of that `name` and its settings."""
-    proximal: Literal["behaviour", "current", "snapshot", "loglinear"] | Ewma = "behaviour"
+    proximal: Literal["behaviour", "current", "recompute", "snapshot", "loglinear"] | Ewma = "behaviour"
     """The policy that ratios are clipped against, and whose ratio to the one that sampled is what corrections correct.
     behaviour: the one that sampled (PPO, which leaves no importance weight). current: the one the step starts from (which never
-    clips; staleness is weighted instead). snapshot: for each token the version that sampled it, scored again by the trainer.
+    clips; staleness is weighted instead). recompute: the one that the first of several steps on a batch starts from, of
+    algorithm = "ppo" (AReaL). snapshot: for each token the version that sampled it, scored again by the trainer.
     ewma: a moving average of past versions, or a table with its settings. loglinear: between the one that sampled and the
     current one, by staleness, without a forward pass."""
     corrections: tuple[SerializeAsAny[CorrectionSettings], ...] | None = None
@@ -141,6 +142,11 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
         raise ConfigError(
             f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts from, so proximal = "
             f"{named!r} is 'current': name that, or raise max_staleness."
+        )
+    if named == "recompute" and trainer.algorithm == "grpo":
+        raise ConfigError(
+            f"{where}: algorithm = 'grpo' takes one step on a batch, so proximal = 'recompute' is 'current': name that, or set "
+            "algorithm = 'ppo' with several epochs or mini_batches."
         )
     if trainer.lora.on and find_spec("peft") is None:
         raise ConfigError("trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'.")

@@ -269,7 +269,7 @@ FORMS = {
     "gspo": {"loss": {"name": "gspo", "clip_low": 0.1, "clip_high": 0.5}},
     "cispo": {"loss": "cispo"},
     "minpro": {"loss": {"name": "minpro", "clip_low": 0.9, "clip_high": 9.0}},
-    "decoupled_ppo": {"loss": "decoupled_ppo", "proximal": "current", "corrections": ["mis"]},
+    "decoupled_ppo": {"loss": "decoupled_ppo", "proximal": "loglinear", "corrections": ["mis"]},
     "reinforce, tis of sequences": {
         "loss": "reinforce",
         "proximal": "current",

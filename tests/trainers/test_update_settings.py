@@ -18,7 +18,7 @@ from trainers.losses.settings import Dapo, Gspo, LossSettings
 from trainers.proximal.settings import Ewma
 from trainers.update_settings import EssRule, UpdateSettings, settings_of
 
-PROXIMAL = ("behaviour", "current", "snapshot", "loglinear", {"name": "ewma", "window": 2, "reset_below": 0.0})
+PROXIMAL = ("behaviour", "current", "recompute", "snapshot", "loglinear", {"name": "ewma", "window": 2, "reset_below": 0.0})
 
 
 def checked(**given):
@@ -41,7 +41,7 @@ def test_the_defaults_are_dapos_range_against_the_policy_that_sampled():
 
 def test_another_proximal_policy_is_weighted_unless_that_is_said_otherwise():
     assert checked(proximal="current").weights == (Tis(name="tis", cap=2.0),)
-    assert checked(proximal="current", corrections=[]).weights == ()
+    assert checked(proximal="snapshot", corrections=[]).weights == ()
 
 
 def test_names_and_tables_say_the_same():
@@ -118,12 +118,15 @@ def test_what_there_is_not_is_refused(given, words):
         ({"loss": "minpro", "proximal": "snapshot", "corrections": [{"name": "mis", "level": "sequence"}]}, "a second time"),
         ({"loss": "minpro", "corrections": ["opsm"]}, "a second time"),
         ({"loss": "decoupled_ppo"}, "it is loss = 'ppo'"),
-        ({"loss": "decoupled_ppo", "proximal": "current", "corrections": ["opsm"]}, "as if on-policy"),
+        ({"loss": "decoupled_ppo", "proximal": "current", "corrections": ["mis"]}, "1 everywhere"),
+        ({"loss": "decoupled_ppo", "proximal": "snapshot", "corrections": ["opsm"]}, "as if on-policy"),
+        ({"loss": "ppo", "proximal": "current", "corrections": ["geometric"]}, "as if on-policy"),
+        ({"proximal": "current", "corrections": []}, "loss = 'reinforce' if that is meant"),
         ({"loss": "dppo_tv", "proximal": "current"}, "proximal = 'behaviour'"),
         ({"loss": "reinforce"}, "only corrections can weigh"),
         ({"loss": "reinforce", "proximal": "ewma"}, "proximal = 'current'"),
-        ({"lr_rule": "ess", "proximal": "current", "corrections": []}, "there are none"),
-        ({"lr_rule": "ess", "proximal": "current", "corrections": ["geometric"]}, "there are none"),
+        ({"loss": "reinforce", "lr_rule": "ess", "proximal": "current", "corrections": []}, "there are none"),
+        ({"loss": "reinforce", "lr_rule": "ess", "proximal": "current", "corrections": ["geometric"]}, "there are none"),
         ({"baseline": "minimum_variance"}, "loss = 'reinforce'"),
         ({"baseline": "minimum_variance", "loss": "gspo"}, "bends it"),
         (
@@ -158,6 +161,7 @@ VCPO = {"loss": "reinforce", "proximal": "current", "baseline": "minimum_varianc
     ("trainer", "words"),
     [
         ({"max_staleness": 0, "update": {"proximal": "snapshot"}}, "is 'current'"),
+        ({"update": {"proximal": "recompute"}}, "one step on a batch"),
         ({"max_staleness": 0, "update": {"proximal": "loglinear"}}, "raise max_staleness"),
         ({"max_staleness": 3, "publish": {"keep": 3}, "update": {"proximal": "snapshot"}}, "publish.keep to 4"),
         ({"update": VCPO}, "trainer.advantage = 'reward'"),

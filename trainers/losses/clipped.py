@@ -15,7 +15,9 @@ DAPO = Algorithm(
     'TRL 1.16 `GRPOTrainer`, `loss_type = "dapo"`',
 )  # fmt: skip
 DECOUPLED_PPO = Algorithm(
-    "loss", "decoupled_ppo", "that of ppo; pi_prox is not mu, and a correction weighs with pi_prox / mu", "arXiv 2505.24298",
+    "loss", "decoupled_ppo",
+    "that of ppo; pi_prox is not mu, and a correction weighs with pi_prox / mu (the paper's pi_prox: proximal = recompute)",
+    "arXiv 2505.24298",
     "source", "AReaL's formula in float64, token by token, with its mask at 5",
 )  # fmt: skip
 GSPO = Algorithm(
