@@ -2,8 +2,9 @@
 
 Take the next complete groups, let the critic value every token, find advantages by GAE, step the policy on the loss and with
 the corrections that the run names, and the critic towards the returns; the step becomes a checkpoint, and the policy's weights
-a new version (`trainers.learner`). The old policy of the ratio is the one that sampled: its log-probabilities are recorded, and
-computed again only with proximal = "recompute", for AReaL's decoupled PPO. A group is no more than several rollouts of a task: none is left out, and one rollout is enough.
+a new version (`trainers.learner`). The old policy of the ratio is the one that sampled: its log-probabilities are recorded,
+and computed again only with proximal = "recompute", for AReaL's decoupled PPO. A group is no more than several rollouts of a
+task: none is left out, and one rollout is enough.
 
 The policy and its critic may lie in shards over several processes (`trainers.trainee`); this is what their leader does. The
 critic is in the checkpoint and is never published.
