@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import TrainerError
+from harnessgym.registry import names
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.losses.normalisation import Normalisation
@@ -287,6 +288,12 @@ FORMS = {
 }
 
 
+def test_every_loss_and_every_correction_has_a_form() -> None:
+    options = [UpdateSettings.model_validate(form) for form in FORMS.values()]
+    assert {each.loss.name for each in options} == set(names("loss"))
+    assert {correction.name for each in options for correction in each.weights} == set(names("correction"))
+
+
 def ages_of(rows: list[Row]) -> list[IdArray]:
     """Versions between a token's and the step's; they differ along a row."""
     return [np.where(row.mask == 1, np.arange(len(row.ids)) % 4, 0).astype(np.int32) for row in rows]
@@ -303,8 +310,8 @@ def step_of(
         metrics = policy_update(policy, optimizer, rows, values, options, ages=ages_of(rows))
     else:
         update = GradientAccumulation(policy, optimizer, options)
-        names = sorted({row.rollout_id for row in rows})
-        for part in np.array_split(names, parts):
+        rollouts = sorted({row.rollout_id for row in rows})
+        for part in np.array_split(rollouts, parts):
             own = [index for index, row in enumerate(rows) if row.rollout_id in part]
             some = [rows[index] for index in own]
             update.add(some, [values[index] for index in own], ages=ages_of(some))
@@ -375,7 +382,7 @@ def test_the_rate_of_the_ess_rule_is_of_one_step_only() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 999), st.lists(st.integers(-3, 3), min_size=4, max_size=4).filter(lambda rewards: len(set(rewards)) > 1))
 def test_no_other_baseline_gives_the_weighted_gradient_a_smaller_second_moment(seed: int, rewards: list[int]) -> None:
     """Sum of |G_i|^2 (R_i - b)^2, with G_i from a step on that rollout alone."""
