@@ -3,22 +3,17 @@
 import subprocess
 import sys
 import tomllib
-from contextlib import suppress
-from itertools import product
 
 import pytest
 from pydantic import Field, ValidationError
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
-from harnessgym.registry import names
 from tests.trainers.recorded_run import make_run, save_model
 from trainers.corrections.settings import CorrectionSettings, IcePop, Tis
 from trainers.losses.settings import Dapo, Gspo, LossSettings
 from trainers.proximal.settings import Ewma
 from trainers.update_settings import EssRule, UpdateSettings, settings_of
-
-PROXIMAL = ("behaviour", "current", "recompute", "snapshot", "loglinear", {"name": "ewma", "window": 2, "reset_below": 0.0})
 
 
 def checked(**given):
@@ -139,15 +134,6 @@ def test_what_there_is_not_is_refused(given, words):
 def test_what_means_nothing_is_refused_with_the_reason(given, words):
     with pytest.raises(ConfigError, match=words):
         checked(**given)
-
-
-def test_every_loss_has_a_correction_and_a_proximal_policy_that_it_goes_with():
-    taken = set()
-    for loss, correction, proximal in product(names("loss"), ["", *names("correction")], PROXIMAL):
-        with suppress(ConfigError):
-            settings = checked(loss=loss, corrections=[correction] if correction else [], proximal=proximal)
-            taken |= {loss, correction, settings.proximal}
-    assert taken == {*names("loss"), "", *names("correction"), *PROXIMAL[:-1], Ewma(window=2, reset_below=0.0)}
 
 
 def run(tmp_path, **trainer):
