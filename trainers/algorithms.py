@@ -31,6 +31,10 @@ class Algorithm:
     evidence: Evidence
     reference: str
     """What it is compared with: another package's code, or a transcription of the formula by other means."""
+    mean: str = ""
+    """Of a loss: the `normalisation` that it was compared with."""
+    left_out: str = ""
+    """What its source has besides, and the name alone does not give."""
 
 
 def algorithms() -> list[Algorithm]:

@@ -2,8 +2,9 @@
 
 Take the next complete groups, let the critic value every token, find advantages by GAE, step the policy on the loss and with
 the corrections that the run names, and the critic towards the returns; the step becomes a checkpoint, and the policy's weights
-a new version (`trainers.learner`). The old policy of the ratio is the one that sampled: its log-probabilities are recorded, so
-they are not computed again. A group is no more than several rollouts of a task: none is left out, and one rollout is enough.
+a new version (`trainers.learner`). The old policy of the ratio is the one that sampled: its log-probabilities are recorded,
+and computed again only with proximal = "recompute", for AReaL's decoupled PPO. A group is no more than several rollouts of a
+task: none is left out, and one rollout is enough.
 
 The policy and its critic may lie in shards over several processes (`trainers.trainee`); this is what their leader does. The
 critic is in the checkpoint and is never published.
@@ -85,12 +86,16 @@ class Ppo:
         elif self.settings.whiten:
             advantages = whitened(rows, advantages)
         batch, ages = _batch(taken, advantages, learner.version, chain), learner.ages(rows, chain)
+        recompute = bool(batch.rows) and trainee.settings.proximal == "recompute"
+        proximal = trainee.recomputed(rows) if recompute else None
         policy_steps, critic_steps = list[dict[str, float]](), list[dict[str, float]]()
         for part in self._parts(rows, learner.step):
             mine = [rows[at] for at in part]
             if batch.rows:  # else no token has an advantage
                 own_ages = None if ages is None else [ages[at] for at in part]
-                policy_steps.append(trainee.update(mine, [advantages[at] for at in part], own_ages).as_dict())
+                own_proximal = None if proximal is None else [proximal[at] for at in part]
+                taught = trainee.update(mine, [advantages[at] for at in part], own_ages, own_proximal)
+                policy_steps.append(taught.as_dict())
             old = [values[at] for at in part]
             critic_steps.append(trainee.update_critic(mine, [targets[at] for at in part], old).as_dict())
         return batch, _means(policy_steps) | _means(critic_steps) | {"explained_variance": explained}

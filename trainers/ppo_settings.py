@@ -71,10 +71,17 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
             "one of them out."
         )
     proximal = settings_of(config, where).proximal
-    if found.epochs * found.mini_batches > 1 and proximal not in ("behaviour", "snapshot"):
+    several = found.epochs * found.mini_batches > 1
+    if proximal == "recompute" and not several:
+        raise ConfigError(
+            "[trainer.ppo]: with one update on a batch proximal = 'recompute' is 'current': name that, or raise epochs or "
+            "mini_batches."
+        )
+    if several and proximal not in ("behaviour", "recompute", "snapshot"):
         name = proximal if isinstance(proximal, str) else proximal.name
         raise ConfigError(
             f"[trainer.ppo]: several updates on a batch are held near the policy that sampled it by the ratio to that policy, "
-            f"and proximal = {name!r} moves along with each of them: set trainer.update.proximal = 'behaviour' or 'snapshot'."
+            f"and proximal = {name!r} moves along with each of them: set trainer.update.proximal = 'behaviour', 'recompute' or "
+            "'snapshot'."
         )
     return found

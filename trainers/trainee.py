@@ -16,6 +16,7 @@ from harnessgym.run_config import RunConfig
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
+from trainers.gradients import score_all
 from trainers.lora import adapt
 from trainers.policy import Policy
 from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights
@@ -91,12 +92,22 @@ class Trainee:
         """Whether `update` and `add` need the staleness of each token."""
         return self.settings.proximal == "loglinear"
 
+    def recomputed(self, rows: Sequence[Row]) -> list[FloatArray]:
+        """Logprobs of all tokens under the weights that the policy has, for the `update`s to come; float32 [T] per row."""
+        self.world.lead("recomputed", rows)
+        return score_all(self.policy, rows, self.settings.temperature, self.settings.micro_batch_tokens, self.world)
+
     def update(
-        self, rows: Sequence[Row], advantages: Sequence[float | FloatArray], ages: Sequence[IdArray] | None = None
+        self,
+        rows: Sequence[Row],
+        advantages: Sequence[float | FloatArray],
+        ages: Sequence[IdArray] | None = None,
+        proximal: Sequence[FloatArray] | None = None,
     ) -> UpdateMetrics:
-        """One optimizer step on a batch; see `policy_update`."""
-        self.world.lead("update", rows, advantages, ages)
-        proximal = None if self._proximal is None else self._proximal.logprobs(rows)
+        """One optimizer step on a batch; see `policy_update`. `proximal` is needed where that is what was `recomputed`."""
+        self.world.lead("update", rows, advantages, ages, proximal)
+        if self._proximal is not None:
+            proximal = self._proximal.logprobs(rows)
         found = policy_update(self.policy, self.optimizer, rows, advantages, self.settings, proximal, self.world, ages)
         return self._stepped(found)
 

@@ -37,10 +37,11 @@ class UpdateSettings(BaseModel):
     """Learning rate of this step; fits the shipped policy. Pretrained models want about 1e-6."""
     loss: SerializeAsAny[LossSettings] = Dapo(name="dapo")
     """Registered loss, `module:Class`, or a table of that `name` and its settings."""
-    proximal: Literal["behaviour", "current", "snapshot", "loglinear"] | Ewma = "behaviour"
+    proximal: Literal["behaviour", "current", "recompute", "snapshot", "loglinear"] | Ewma = "behaviour"
     """The policy that ratios are clipped against, and whose ratio to the one that sampled is what corrections correct.
     behaviour: the one that sampled (PPO, which leaves no importance weight). current: the one the step starts from (which never
-    clips; staleness is weighted instead). snapshot: for each token the version that sampled it, scored again by the trainer.
+    clips; staleness is weighted instead). recompute: the one that the first of several steps on a batch starts from, of
+    algorithm = "ppo" (AReaL). snapshot: for each token the version that sampled it, scored again by the trainer.
     ewma: a moving average of past versions, or a table with its settings. loglinear: between the one that sampled and the
     current one, by staleness, without a forward pass."""
     corrections: tuple[SerializeAsAny[CorrectionSettings], ...] | None = None
@@ -54,7 +55,8 @@ class UpdateSettings(BaseModel):
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     normalisation: Normalisation = "token"
-    """What the loss is a mean over: trained tokens, or rollouts (each the mean of its tokens)."""
+    """What the loss is a mean over: trained tokens, or rollouts (each the mean of its tokens), or, with
+    { name = "constant", length = 4096 }, rollouts (each the sum of its tokens over that length)."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of the rows; logprobs are compared at it."""
     micro_batch_tokens: int = Field(16_384, gt=0)
@@ -132,18 +134,19 @@ def _named(kind: Kind, base: type[P], given: Any) -> P:
     return validate(found, table, f"{kind} {table['name']!r}")
 
 
-def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSettings:
-    """The update of a run's (first) policy, with what other sections say about it. Raises `ConfigError`, with the reason."""
+def _fits_run(named: str, config: RunConfig, where: str) -> None:
+    """Raises `ConfigError` for a proximal policy that the rest of the run makes impossible, or pointless."""
     trainer = config.trainer
-    found = validate(UpdateSettings, dict(trainer.update), where)
-    named = found.proximal if isinstance(found.proximal, str) else found.proximal.name
     if named in ("snapshot", "ewma", "loglinear") and trainer.max_staleness == 0:
         raise ConfigError(
             f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts from, so proximal = "
             f"{named!r} is 'current': name that, or raise max_staleness."
         )
-    if trainer.lora.on and find_spec("peft") is None:
-        raise ConfigError("trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'.")
+    if named == "recompute" and trainer.algorithm == "grpo":
+        raise ConfigError(
+            f"{where}: algorithm = 'grpo' takes one step on a batch, so proximal = 'recompute' is 'current': name that, or set "
+            "algorithm = 'ppo' with several epochs or mini_batches."
+        )
     if trainer.lora.on and named == "ewma":
         raise ConfigError(
             f"{where}: proximal = 'ewma' averages weights, and averages of A and of B do not make the average of B A: choose "
@@ -155,6 +158,16 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
             f"{where}: proximal = 'snapshot' reads versions up to max_staleness = {trainer.max_staleness} old, and the newest "
             f"{kept} stay on disk: set trainer.publish.keep to {trainer.max_staleness + 1} at least, or 0."
         )
+
+
+def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSettings:
+    """The update of a run's (first) policy, with what other sections say about it. Raises `ConfigError`, with the reason."""
+    trainer = config.trainer
+    found = validate(UpdateSettings, dict(trainer.update), where)
+    named = found.proximal if isinstance(found.proximal, str) else found.proximal.name
+    _fits_run(named, config, where)
+    if trainer.lora.on and find_spec("peft") is None:
+        raise ConfigError("trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'.")
     if found.baseline == "minimum_variance":
         if trainer.advantage in names("advantage") and trainer.advantage != "reward":
             raise ConfigError(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import TrainerError
 from tests.trainers.test_update import SETTINGS, make_policy, make_rows, split_row
-from trainers.losses.normalisation import denominator
+from trainers.losses.normalisation import Constant, denominator
 from trainers.update import GradientAccumulation, make_optimizer, policy_update
 
 
@@ -34,7 +34,7 @@ def in_parts(parts, advantages, options):
 @given(
     seed=st.integers(0, 1000),
     cuts=st.sets(st.integers(1, 5)),
-    normalisation=st.sampled_from(["token", "rollout"]),
+    normalisation=st.sampled_from(["token", "rollout", Constant(length=9)]),
     proximal=st.sampled_from(["behaviour", "current"]),
     tokens=st.sampled_from([1, 30, 10_000]),
 )

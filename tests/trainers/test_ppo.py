@@ -24,6 +24,7 @@ from trainers.learner import TrainerSettings
 from trainers.policy_weights import published_weights
 from trainers.ppo import Ppo, explained_variance, train, whitened
 from trainers.ppo_settings import PpoSettings, ppo_settings_of
+from trainers.update import policy_update
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 
@@ -87,6 +88,33 @@ def test_advantages_are_those_of_gae_over_what_the_critic_expected(tmp_path, mod
             assert sum(entry.end - entry.start for entry in found) == 6
         assert metrics["signal"] == 1  # though one group's rewards are equal
         assert verify(store).findings == ()
+
+
+def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_was_begun_with(tmp_path, model):
+    """Against the same updates with proximal logprobs from plain forward passes in float64, before the first of them."""
+    update = {"lr": 0.05, "loss": "decoupled_ppo", "proximal": "recompute", "corrections": [{"name": "mis", "cap": 5.0}]}
+    folder = make(tmp_path / "run", model, ppo={"epochs": 2, "mini_batches": 2}, update=update)
+    record_groups(folder, range(4))
+    with TraceStore.open(folder.store_url()) as store:
+        learner, other = learner_of(folder, store), learner_of(folder, store)
+        groups, hand, ppo = list(learner.arriving()), other.trainee, other.algorithm
+        rows = [row for group in groups for own in group.rows for row in own]
+        found = ppo._advantages(groups, hand.values(rows))
+        given = whitened(rows, found)
+        proximal = []
+        for row in rows:
+            logs = hand.policy(torch.tensor(row.ids[None]).long())[0].detach().double().log_softmax(-1).numpy()
+            after = logs[np.arange(len(row.ids) - 1), row.ids[1:]]
+            proximal.append(np.concatenate([[0.0], after]).astype(np.float32))
+        metrics, cut = learner.train_step(groups), []
+        for part in ppo._parts(rows, 0):
+            rest = [rows[at] for at in part], [given[at] for at in part], hand.settings, [proximal[at] for at in part]
+            cut.append(policy_update(hand.policy, hand.optimizer, *rest).clip_fraction)
+        learner.settle()
+        assert cut[0] == 0 < max(cut)
+        assert metrics["clip_fraction"] == pytest.approx(np.mean(cut))
+        for one, expected in zip(learner.trainee.policy.parameters(), hand.policy.parameters(), strict=True):
+            torch.testing.assert_close(one, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_advantages_are_whitened_over_the_batch():
@@ -218,6 +246,7 @@ def test_a_checkpoint_of_a_release_without_critics_is_read(tmp_path, model):
         ({"update": {"baseline": "minimum_variance"}}, "PPO subtracts what its critic expects"),
         ({"ppo": {"epochs": 2}, "update": {"proximal": "current"}}, "set trainer.update.proximal"),
         ({"ppo": {"mini_batches": 2}, "update": {"proximal": "ewma", "corrections": ["mis"]}}, "set trainer.update.proximal"),
+        ({"update": {"proximal": "recompute"}}, "raise epochs or mini_batches"),
         ({"ppo": {"lambda": 1}}, "lam"),
         ({"ppo": {"critic": {"lr": 0}}}, "greater than 0"),
     ],

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import TrainerError
+from harnessgym.registry import names
 from harnessgym.tokens import FloatArray, IdArray
 from harnessgym.traces.trajectories import Row
 from trainers.losses.normalisation import Normalisation
@@ -269,7 +270,7 @@ FORMS = {
     "gspo": {"loss": {"name": "gspo", "clip_low": 0.1, "clip_high": 0.5}},
     "cispo": {"loss": "cispo"},
     "minpro": {"loss": {"name": "minpro", "clip_low": 0.9, "clip_high": 9.0}},
-    "decoupled_ppo": {"loss": "decoupled_ppo", "proximal": "current", "corrections": ["mis"]},
+    "decoupled_ppo": {"loss": "decoupled_ppo", "proximal": "loglinear", "corrections": ["mis"]},
     "reinforce, tis of sequences": {
         "loss": "reinforce",
         "proximal": "current",
@@ -285,6 +286,12 @@ FORMS = {
     "ess": {"proximal": "current", "lr_rule": "ess"},
     "minimum variance": {"loss": "reinforce", "proximal": "current", "baseline": "minimum_variance"},
 }
+
+
+def test_every_loss_and_every_correction_has_a_form() -> None:
+    options = [UpdateSettings.model_validate(form) for form in FORMS.values()]
+    assert {each.loss.name for each in options} == set(names("loss"))
+    assert {correction.name for each in options for correction in each.weights} == set(names("correction"))
 
 
 def ages_of(rows: list[Row]) -> list[IdArray]:
@@ -303,8 +310,8 @@ def step_of(
         metrics = policy_update(policy, optimizer, rows, values, options, ages=ages_of(rows))
     else:
         update = GradientAccumulation(policy, optimizer, options)
-        names = sorted({row.rollout_id for row in rows})
-        for part in np.array_split(names, parts):
+        rollouts = sorted({row.rollout_id for row in rows})
+        for part in np.array_split(rollouts, parts):
             own = [index for index, row in enumerate(rows) if row.rollout_id in part]
             some = [rows[index] for index in own]
             update.add(some, [values[index] for index in own], ages=ages_of(some))
@@ -375,8 +382,27 @@ def test_the_rate_of_the_ess_rule_is_of_one_step_only() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [1e-3]
 
 
-def test_the_baseline_of_least_variance_has_it() -> None:
-    """No other baseline gives a smaller sum of |G_i|^2 (R_i - b)^2, and one rollout alone teaches nothing."""
+@settings(max_examples=5, deadline=None)
+@given(st.integers(0, 999), st.lists(st.integers(-3, 3), min_size=4, max_size=4).filter(lambda rewards: len(set(rewards)) > 1))
+def test_no_other_baseline_gives_the_weighted_gradient_a_smaller_second_moment(seed: int, rewards: list[int]) -> None:
+    """Sum of |G_i|^2 (R_i - b)^2, with G_i from a step on that rollout alone."""
+    plain = UpdateSettings(loss="reinforce", proximal="current", max_grad_norm=1e9)
+    options = plain.model_copy(update={"baseline": "minimum_variance"})
+    rows = make_rows(seed, count=4)
+    _, metrics = step_of(rows, list(map(float, rewards)), options)
+    grads = [step_of([row], [1.0], plain)[0].astype(np.float64) * int(row.mask.sum()) for row in rows]
+
+    def moment(baseline: float) -> float:
+        terms = zip(grads, rewards, strict=True)
+        return math.fsum(float((grad**2).sum()) * (reward - baseline) ** 2 for grad, reward in terms)
+
+    spread = max(rewards) - min(rewards)
+    for share in (1e-2, 1e-1, 1.0):
+        assert moment(metrics.baseline) < moment(metrics.baseline + share * spread)
+        assert moment(metrics.baseline) < moment(metrics.baseline - share * spread)
+
+
+def test_a_rollout_alone_teaches_nothing_with_the_baseline_of_least_variance() -> None:
     options = UpdateSettings(loss="reinforce", proximal="current", baseline="minimum_variance")
     rows, rewards = make_rows(count=4), [1.0, 0.0, 0.0, 1.0]
     _, metrics = step_of(rows, rewards, options)

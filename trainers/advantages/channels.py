@@ -53,5 +53,7 @@ def check_channels(named: Sequence[NamedChannel], store: TraceStore, run_id: str
             f"Channels of {what}s that occur: {', '.join(found) or 'none'}."
         )
         if not item.zeros:
-            raise ConfigError(f"{said} It would count as 0 for ever: correct the name, or give the reward ([[rewards]]).")
+            raise ConfigError(
+                f"{said} It would count as 0 for ever: correct the name, or give the reward, as 0 where it is not earned."
+            )
         _log.warning("%s It counts as 0.", said)

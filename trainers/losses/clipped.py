@@ -8,23 +8,31 @@ from trainers.losses.tokens import Tokens
 
 PPO = Algorithm(
     "loss", "ppo", "-min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_prox; low = high = 0.2", "arXiv 1707.06347",
-    "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "grpo"`',
+    "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "grpo"`', "rollout",
+    'GRPO\'s mean per rollout (set normalisation = "rollout"), its KL penalty to a reference policy.',
 )  # fmt: skip
 DAPO = Algorithm(
     "loss", "dapo", "that of ppo; low = 0.2, high = 0.28", "arXiv 2503.14476", "source",
-    'TRL 1.16 `GRPOTrainer`, `loss_type = "dapo"`',
+    'TRL 1.16 `GRPOTrainer`, `loss_type = "dapo"`', "token",
+    'the soft penalty for rollouts that are too long; groups of equal rewards are refilled with filter.zero_signal = "refill".',
 )  # fmt: skip
 DECOUPLED_PPO = Algorithm(
-    "loss", "decoupled_ppo", "that of ppo; pi_prox is not mu, and a correction weighs with pi_prox / mu", "arXiv 2505.24298",
-    "source", "AReaL's formula in float64, token by token, with its mask at 5",
+    "loss", "decoupled_ppo",
+    "that of ppo; pi_prox is not mu, and a correction weighs with pi_prox / mu (the paper's pi_prox: proximal = recompute)",
+    "arXiv 2505.24298",
+    "source", "AReaL's formula in float64, token by token, with its mask at 5", "token",
+    'the paper\'s several steps on a batch, clipped against the policy before the first: algorithm = "ppo" with several epochs '
+    'or mini_batches, proximal = "recompute" and corrections = [{ name = "mis", cap = 5.0 }].',
 )  # fmt: skip
 GSPO = Algorithm(
     "loss", "gspo", "-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log rho_t), as sg[s] pi / sg[pi]",
     "arXiv 2507.18071 (its range: from memory)", "source", 'TRL 1.16 `GRPOTrainer`, `importance_sampling_level = "sequence"`',
+    "rollout", 'the paper\'s mean per rollout: set normalisation = "rollout". With "token" long rollouts weigh more.',
 )  # fmt: skip
 DPPO_TV = Algorithm(
     "loss", "dppo_tv", "-rho A, but 0 where pi - mu > high (A > 0) or < -low (A < 0); + kl (log rho)^2; rho = pi / mu",
-    "arXiv 2602.04879, as prime-rl has it", "source", "the formula in float64, token by token",
+    "arXiv 2602.04879, as prime-rl has it", "source", "the formula in float64, token by token", "token",
+    "prime-rl's pull to the policy that sampled: kl = 1e-3.",
 )  # fmt: skip
 
 

@@ -9,11 +9,29 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
+from harnessgym.config import Config
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.trajectories import Row
+from trainers.algorithms import Algorithm
 
-Normalisation = Literal["token", "rollout"]
+CONSTANT = Algorithm(
+    "loss", "normalisation = constant", "sum of the tokens' losses / (R length): Dr. GRPO's mean, for any loss",
+    "arXiv 2503.20783", "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "dr_grpo"`; our weights are float32', "constant",
+    'Dr. GRPO is this with advantage = "dr_grpo" and loss = "ppo"; none of the three brings the others.',
+)  # fmt: skip
+
+
+class Constant(Config):
+    """Dr. GRPO's denominator: no rollout's length is in it."""
+
+    name: Literal["constant"] = "constant"
+    length: int = Field(gt=0)
+    """Tokens that each rollout is divided by: the most that one may have."""
+
+
+Normalisation = Literal["token", "rollout"] | Constant
 
 
 def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int | None = None) -> list[FloatArray]:
@@ -21,6 +39,7 @@ def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int 
 
     "token": one over the batch's trained tokens (DAPO): long rollouts weigh more.
     "rollout": one over (rollouts in the batch x trained tokens of its rollout) (GRPO): each rollout weighs the same.
+    Constant: one over (rollouts in the batch x length) (Dr. GRPO): long rollouts weigh more, whatever the others' lengths.
 
     `total` is the batch's `denominator` where `rows` are a part of it; a rollout's rows must be in one part.
     """
@@ -28,6 +47,8 @@ def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int 
     whole = max(denominator(rows, normalisation), 1) if total is None else total
 
     def share(row: Row) -> float:
+        if isinstance(normalisation, Constant):
+            return 1 / (whole * normalisation.length)
         return 1 / whole if normalisation == "token" else 1 / (whole * max(trained[row.rollout_id], 1))
 
     return [(row.mask != 0).astype(np.float32) * np.float32(share(row)) for row in rows]

@@ -5,14 +5,16 @@ from torch import Tensor
 from trainers.algorithms import Algorithm
 from trainers.losses.tokens import Tokens
 
-REINFORCE = Algorithm("loss", "reinforce", "-A log pi", "Williams 1992", "source", "the formula in float64, token by token")
+REINFORCE = Algorithm(
+    "loss", "reinforce", "-A log pi", "Williams 1992", "source", "the formula in float64, token by token", "token"
+)
 CISPO = Algorithm(
     "loss", "cispo", "-sg[min(rho, cap)] A log pi, rho = pi / pi_prox", "arXiv 2506.13585", "source",
-    'TRL 1.16 `GRPOTrainer`, `loss_type = "cispo"`',
+    'TRL 1.16 `GRPOTrainer`, `loss_type = "cispo"`', "token",
 )  # fmt: skip
 MINPRO = Algorithm(
     "loss", "minpro", "-sg[clip(m_t rho_t, 1 - low, 1 + high)] A log pi, m_t = min of rho_i over i < t, m_1 = 1",
-    "arXiv 2601.22718 (m_1 and the range: ours)", "third party", "the formula in float64, token by token",
+    "arXiv 2601.22718 (m_1 and the range: ours)", "third party", "the formula in float64, token by token", "token",
 )  # fmt: skip
 
 

@@ -62,6 +62,15 @@ class Ppo(LossSettings):
     clip_high: float = Field(0.2, ge=0)
     """How far above 1 it may rise."""
 
+    def problem(self, update: "UpdateSettings") -> str | None:
+        """With the current policy as the proximal one only a correction brings in the ratio to the one that sampled."""
+        if update.proximal == "current" and not any(each.weighs for each in update.weights):
+            return (
+                f"{self.name} with proximal = 'current' has the ratio 1 everywhere, and no correction here weighs by pi/mu, so "
+                "off-policy tokens are trained as if on-policy: name tis, mis or icepop, or loss = 'reinforce' if that is meant"
+            )
+        return None
+
 
 class Dapo(Ppo):
     """The same with DAPO's wider upper range. Its mean over tokens and its refill of groups are settings of their own."""
@@ -71,12 +80,18 @@ class Dapo(Ppo):
 
 
 class DecoupledPpo(Ppo):
-    """PPO clipped against a proximal policy that is not the one that sampled, weighted by a correction."""
+    """PPO clipped against a proximal policy that is not the one that sampled, weighted by a correction.
+
+    AReaL's own takes several steps on a batch and clips against the policy that the first of them starts from: that is
+    algorithm = "ppo" with proximal = "recompute".
+    """
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """Without another proximal policy, or without weights, it is not decoupled."""
+        """Without another proximal policy, without a ratio to it, or without weights, it is not decoupled."""
         if update.proximal == "behaviour":
             return "decoupled_ppo tells the proximal from the behaviour policy: with proximal = 'behaviour' it is loss = 'ppo'"
+        if reason := self._needs_a_ratio(update):
+            return reason
         if not any(each.weighs for each in update.weights):
             return "decoupled_ppo without a weight pi_prox/mu trains off-policy tokens as if on-policy: name tis, mis or icepop"
         return None

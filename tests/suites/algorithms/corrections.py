@@ -12,7 +12,6 @@ from tests.suites.algorithms.tokens import SEEDS, padded, tokens_of, trl
 from tests.trainers.test_update import make_policy, make_rows
 from trainers.advantages.raw import reward
 from trainers.corrections.averaging import taken_in
-from trainers.corrections.baseline import best_baseline
 from trainers.corrections.importance_sampling import icepop, mis, tis
 from trainers.corrections.learning_rate import step_size
 from trainers.corrections.loglinear import loglinear
@@ -141,17 +140,25 @@ def gradient_of(rows, advantages, settings):
     return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()]), metrics
 
 
+def weight_of(row):
+    """VCPO's w of a rollout: the product of its tokens' ratios pi / mu, at most 8."""
+    logs = make_policy()(torch.tensor(row.ids[None]).long())[0].detach().double().log_softmax(-1)
+    ratios = [float(logs[t - 1, row.ids[t]]) - float(row.logprobs[t]) for t in range(1, len(row.ids)) if row.mask[t]]
+    return min(math.exp(sum(ratios)), 8.0)
+
+
 def minimum_variance_rollout_by_rollout():
-    """Against the step with advantages R - b, where b is made of the gradients of steps on one rollout each."""
+    """Against the step with advantages R - b, b = sum w^2 |g|^2 R / sum w^2 |g|^2 in float64, g from steps on one rollout."""
     worst = 0.0
     plain = UpdateSettings(**VCPO.model_dump(exclude={"baseline"}))
+    unweighted = plain.model_copy(update={"corrections": ()})
     for seed in range(4):
         rows, rewards = make_rows(seed), np.random.default_rng(seed).integers(0, 2, 5).astype(float).tolist()
         squares = []
         for row in rows:  # a step on one rollout divides by its tokens
-            own, _ = gradient_of([row], [1.0], plain)
-            squares.append(float((own * int(row.mask.sum())).square().sum()))
-        baseline = best_baseline(squares, rewards)
+            own, _ = gradient_of([row], [1.0], unweighted)
+            squares.append(weight_of(row) ** 2 * float((own.double() * int(row.mask.sum())).square().sum()))
+        baseline = math.fsum(s * r for s, r in zip(squares, rewards, strict=True)) / math.fsum(squares)
         expected, _ = gradient_of(rows, [reward - baseline for reward in rewards], plain)
         found, metrics = gradient_of(rows, rewards, VCPO)
         worst = max(worst, abs(metrics.baseline - baseline), float((found - expected).abs().max()))

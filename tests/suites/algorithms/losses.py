@@ -3,11 +3,14 @@
 import math
 from functools import partial
 
+import numpy as np
 import torch
 
+from harnessgym.traces.trajectories import Row
 from tests.suites.algorithms.tokens import SEEDS, shares, tokens_of, trl, value_and_gradient
 from trainers.corrections.importance_sampling import mis
 from trainers.losses.clipped import dppo_tv, gspo, ppo
+from trainers.losses.normalisation import Constant, token_weights
 from trainers.losses.score import cispo, minpro, reinforce
 from trainers.losses.value import value_loss
 
@@ -102,6 +105,19 @@ def measure_value() -> float:
     return worst
 
 
+def constant_against_trl():
+    """The clipped surrogate with the weights that a step gives its tokens, rollout after rollout."""
+    worst = 0.0
+    for seed in SEEDS:
+        tokens = tokens_of(seed)
+        zeros = [np.zeros(int(count), np.int32) for count in torch.bincount(tokens.rollout_N)]
+        rows = [Row(f"r{at}", "g", own, own + 1, own.astype(np.float32), own) for at, own in enumerate(zeros)]
+        weights_N = torch.from_numpy(np.concatenate(token_weights(rows, Constant(length=11)))).double()
+        found = value_and_gradient((weights_N * ppo(tokens)).sum(), tokens.logprobs_N)
+        worst = max(worst, float((found - trl(tokens, loss_type="dr_grpo", max_completion_length=11)).abs().max()))
+    return worst
+
+
 GSPO = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.2}
 MEASURES = {
     ("loss", "ppo"): partial(against_trl, ppo, "rollout"),
@@ -113,4 +129,5 @@ MEASURES = {
     ("loss", "reinforce"): partial(by_token, reinforce, a_reinforce),
     ("loss", "minpro"): partial(by_token, minpro, a_minpro),
     ("loss", "value"): measure_value,
+    ("loss", "normalisation = constant"): constant_against_trl,
 }

@@ -24,9 +24,16 @@ _PAGE = """\
 Each is a small function with its formula beside it, and is compared with a reference on random tensors whenever the tests
 run. *Evidence* says where the formula was read: in the authors' code or a library's (source), in the paper, in somebody
 else's account of it (third party), or in its abstract. *Difference* is the power of ten that the greatest difference from
-the reference stays below, as a share of the value where that is above 1.
+the reference stays below, as a share of the value where that is above 1. *Mean* is the `normalisation` that a loss was
+compared with. It is a setting of its own, and its default is "token" for every loss.
+
+![Final reward and collapse rate over the lag](results/stability.png)
+
+Six choices of these on toys, and three of them on the quickstart's task: the final reward, over how many updates old the
+rollouts are that they learn from; all in one process (figures: docs/results.md).
 """
 _HEAD = "| name | formula | source | evidence | compared with | difference |\n|---|---|---|---|---|---|\n"
+_LOSS_HEAD = "| name | formula | mean | source | evidence | compared with | difference |\n|---|---|---|---|---|---|---|\n"
 _TITLES = {"advantage": "Advantages", "loss": "Losses", "correction": "Corrections"}
 
 
@@ -45,11 +52,14 @@ def page() -> str:
     for kind, title in _TITLES.items():
         rows = [item for item in algorithms() if item.kind == kind]
         if rows:
-            out += f"\n## {title}\n\n{_HEAD}"
+            out += f"\n## {title}\n\n{_LOSS_HEAD if kind == 'loss' else _HEAD}"
         for item in rows:
-            cells = (f"`{item.name}`", item.formula, item.source, item.evidence, item.reference)
+            mean = (item.mean or "-",) if kind == "loss" else ()
+            cells = (f"`{item.name}`", item.formula, *mean, item.source, item.evidence, item.reference)
             bound = below(measured[kind, item.name]())
             out += "| " + " | ".join(cell.replace("|", "\\|") for cell in (*cells, bound)) + " |\n"
+        if notes := [f"- `{item.name}`: {item.left_out}\n" for item in rows if item.left_out]:
+            out += "\nWhat the name alone does not give of its source:\n\n" + "".join(notes)
     return out
 
 

@@ -76,6 +76,15 @@ OBJECTIVES = {
 }
 
 
+SHARED = {"dapo": "ppo", "decoupled_ppo": "ppo"}
+"""Losses whose function is that of another."""
+
+
+def test_no_loss_is_without_an_objective():
+    assert set(OBJECTIVES) | set(SHARED) == set(names("loss"))
+    assert all(load("loss", one).function == load("loss", other).function for one, other in SHARED.items())
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
 @given(seed=SEEDS)
 def test_gradients_are_finite_differences_of_the_objective(name, seed):

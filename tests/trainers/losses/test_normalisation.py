@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.traces.trajectories import Row
-from trainers.losses.normalisation import Normalisation, token_weights
+from trainers.losses.normalisation import Constant, Normalisation, token_weights
 
 MASKS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=6)
 
@@ -32,7 +32,14 @@ def test_rollout_weights_share_one_among_rollouts_then_tokens(masks: list[list[i
         np.testing.assert_allclose(weight, [bit / len(masks) / max(sum(mask), 1) for bit in mask], rtol=1e-6)
 
 
-@pytest.mark.parametrize("normalisation", ["token", "rollout"])
+@given(MASKS)
+def test_a_constant_length_is_in_place_of_every_rollouts_own(masks: list[list[int]]) -> None:
+    weights = token_weights([row(mask, str(index)) for index, mask in enumerate(masks)], Constant(length=7))
+    for mask, weight in zip(masks, weights, strict=True):
+        np.testing.assert_allclose(weight, [bit / len(masks) / 7 for bit in mask], rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalisation", ["token", "rollout", Constant(length=7)])
 @given(masks=MASKS, data=st.data())
 def test_splitting_a_rollout_into_rows_leaves_every_weight(
     normalisation: Normalisation, masks: list[list[int]], data: st.DataObject
