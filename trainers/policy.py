@@ -208,7 +208,7 @@ class Policy(nn.Module):
             return self.logits(x)
 
     def logprobs(self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0) -> Tensor:
-        """Log-probability at `temperature` of tokens of packed rows, float32 [M]; see `Packed.trained`.
+        """Log-probability at `temperature` of tokens of packed rows, [M]: float32, or float64 as the policy. See `Packed`.
 
         Logits are computed for these tokens alone, and in the backward pass again where they would take much memory.
         """
@@ -233,7 +233,7 @@ class Policy(nn.Module):
 
     def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
         with self._autocast():
-            scores_MV = self.logits(hidden_ME).float() / temperature
+            scores_MV = self.logits(hidden_ME).to(torch.promote_types(hidden_ME.dtype, torch.float32)) / temperature
         return scores_MV.gather(-1, targets_M[:, None])[:, 0] - scores_MV.logsumexp(-1)
 
     def logits(self, x: Tensor) -> Tensor:

@@ -68,9 +68,11 @@ def split_row(row: Row, left: list[bool]) -> list[Row]:
     return parts
 
 
-def gradient(rows: list[Row], advantages: list[float | FloatArray], options: UpdateSettings) -> FloatArray:
+def gradient(
+    rows: list[Row], advantages: list[float | FloatArray], options: UpdateSettings, dtype: torch.dtype = torch.float32
+) -> FloatArray:
     """The gradient that the step used (no step is taken at the smallest learning rate that is allowed)."""
-    policy = make_policy()
+    policy = make_policy().to(dtype)
     policy_update(policy, make_optimizer(policy, options), rows, advantages, options)
     grads = [parameter.grad.flatten() for parameter in policy.parameters() if parameter.grad is not None]
     return torch.cat(grads).numpy()
@@ -163,9 +165,11 @@ def test_splitting_rollouts_into_rows_leaves_the_gradient(normalisation: Normali
         left = data.draw(st.lists(st.booleans(), min_size=len(row.ids), max_size=len(row.ids)))
         split += split_row(row, left)
         split_advantages += [advantage, advantage]
-    np.testing.assert_allclose(
-        gradient(split, split_advantages, options), gradient(rows, list(advantages), options), rtol=1e-4, atol=1e-6
+    found, expected = (
+        gradient(some, values, options, torch.float64)
+        for some, values in ((split, split_advantages), (rows, list[float | FloatArray](advantages)))
     )
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * float(np.abs(expected).max()))
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20, 10_000])
@@ -300,10 +304,14 @@ def ages_of(rows: list[Row]) -> list[IdArray]:
 
 
 def step_of(
-    rows: list[Row], advantages: list[float], options: UpdateSettings, parts: int = 1
+    rows: list[Row],
+    advantages: list[float],
+    options: UpdateSettings,
+    parts: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[FloatArray, UpdateMetrics]:
     """The gradient and the metrics of a step; the batch comes in parts, if in more than one."""
-    policy = make_policy()
+    policy = make_policy().to(dtype)
     optimizer = make_optimizer(policy, options)
     values: list[float | FloatArray] = list(advantages)
     if parts == 1:
@@ -328,7 +336,7 @@ def test_no_form_knows_rows_micro_batches_or_parts(form: str, data: st.DataObjec
     options = UpdateSettings.model_validate(FORMS[form] | {"lr": 1e-3, "max_grad_norm": 1e9})
     options = options.model_copy(update={"normalisation": data.draw(st.sampled_from(["token", "rollout"]))})
     rows, advantages = make_rows(data.draw(st.integers(0, 99))), [1.0, -0.5, 0.25, 2.0, -1.5]
-    expected, whole = step_of(rows, advantages, options)
+    expected, whole = step_of(rows, advantages, options, dtype=torch.float64)
     split = [
         part
         for row in rows
@@ -337,10 +345,10 @@ def test_no_form_knows_rows_micro_batches_or_parts(form: str, data: st.DataObjec
     order = data.draw(st.permutations(range(len(split))))
     small = options.model_copy(update={"micro_batch_tokens": data.draw(st.sampled_from([1, 20, 40, 10_000]))})
     values = [advantages[index // 2] for index in order]
-    found, metrics = step_of([split[index] for index in order], values, small, data.draw(st.integers(1, 3)))
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6 * max(float(np.abs(expected).max()), 1.0))
+    found, metrics = step_of([split[index] for index in order], values, small, data.draw(st.integers(1, 3)), torch.float64)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * max(float(np.abs(expected).max()), 1.0))
     for name in UpdateMetrics.__dataclass_fields__:
-        assert getattr(metrics, name) == pytest.approx(getattr(whole, name), rel=1e-3, abs=1e-5), name
+        assert getattr(metrics, name) == pytest.approx(getattr(whole, name), rel=1e-6, abs=1e-6), name
 
 
 def test_a_rollout_that_needs_two_passes_has_the_gradient_of_one() -> None:

@@ -1,12 +1,20 @@
-"""Which losses, proximal policies and corrections go together."""
+"""Which losses, proximal policies and corrections go together; a step with each that do, whatever the advantage is of."""
 
 from contextlib import suppress
+from dataclasses import replace
 from itertools import product
+
+import numpy as np
+import pytest
+import torch
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
 from harnessgym.registry import names
-from trainers.update_settings import UpdateSettings
+from tests.trainers.test_update import make_policy, make_rows
+from trainers.gradients import score_all
+from trainers.update import UpdateSettings, make_optimizer, policy_update
+from trainers.world import ALONE
 
 WEIGHTS = {"icepop", "mis", "tis"}
 ANY = WEIGHTS | {"", "geometric", "opsm"}
@@ -38,3 +46,29 @@ def test_what_goes_together_is_this_and_nothing_else():
             settings_of(loss, proximal, correction)
             found[loss].setdefault(proximal, set()).add(correction)
     assert found == ACCEPTED
+
+
+def gradient(rows, values, options, proximal=None):
+    """The gradient of a step on the policy that sampled the rows; `options` say one version ago."""
+    policy, ages = make_policy(), [row.mask for row in rows]
+    policy_update(policy, make_optimizer(policy, options), rows, values, options, proximal, ages=ages)
+    return torch.cat([parameter.grad.flatten() for parameter in policy.parameters()])
+
+
+@pytest.mark.parametrize("loss", names("loss"))
+def test_on_policy_every_combination_takes_the_step_of_the_plain_policy_gradient(loss):
+    """With one advantage for a rollout and with one for each of its calls."""
+    drawn = make_rows(3, count=2)
+    logprobs = score_all(make_policy(), drawn, 1.0, 10_000, ALONE)
+    rows = [
+        replace(row, logprobs=np.where(row.mask, own, 0).astype(np.float32)) for row, own in zip(drawn, logprobs, strict=True)
+    ]
+    by_call = [np.where(np.arange(len(row.ids)) < 6, 1.0, -0.5).astype(np.float32) for row in rows]
+    for values in ([1.0, -0.5], by_call):
+        expected = gradient(rows, values, settings_of("reinforce", "current", ""))
+        assert float(expected.abs().max()) > 1e-3
+        for proximal, corrections in ACCEPTED[loss].items():
+            given = logprobs if proximal in ("recompute", "snapshot", "ewma") else None
+            for correction in sorted(corrections):
+                found = gradient(rows, values, settings_of(loss, proximal, correction), given)
+                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=f"{proximal}, {correction or 'none'}")
