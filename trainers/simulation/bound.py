@@ -44,8 +44,10 @@ from trainers.simulation.pace import Pace
 from trainers.simulation.settings import SimulationConfig
 from trainers.simulation.worker import call_s, decoding_rate
 
-_ROUNDS, _CLOSE, _STEP = 60, 1e-4, 0.7
-"""Until the recursion and the load agree: so many, or until throughput changes by less; and how far λ(t) is moved in each."""
+_ROUNDS, _CLOSE, _NEAR = 60, 1e-4, 1e-2
+"""Until the recursion and the load agree: so many, or until throughput changes by less and λ(t) is off by less on average."""
+_STEP = 0.7
+"""How far λ(t) is moved in each towards what the calls meet."""
 _SPANS = 8
 """Of λ(t), in the time of a rollout that is alone."""
 _POINTS = 9
@@ -100,35 +102,37 @@ def _path(config: SimulationConfig, work: WorkTable) -> float:
     """The rate at which the recursion and the engines' load agree: see above."""
     engines, steps, warmup = config.engines, config.trainer.steps, config.trainer.warmup
     alone_s = float((work.environment_s + work.decoding / engines.tokens_per_s).mean())
-    pace, drain_s, rate = Pace.even(1 / engines.tokens_per_s, alone_s / _SPANS), 0.0, _NEVER
+    pace, drain_s, before, rate = Pace.even(1 / engines.tokens_per_s, alone_s / _SPANS), 0.0, _NEVER, _NEVER
     for _ in range(_ROUNDS):
-        before, course = rate, course_of(config, work, pace, drain_s)
+        course = course_of(config, work, pace, drain_s)
         seconds = course.trained_s[-1] - (course.trained_s[warmup - 1] if warmup else 0.0)
         if course.gives_up or not seconds:
             return _NEVER
-        rate = (steps - warmup) * config.batch / seconds
-        if abs(rate / before - 1) < _CLOSE:
+        before, rate = rate, (steps - warmup) * config.batch / seconds
+        calls = np.array(course.calls_s) / (pace.span_s * engines.workers)
+        drain_s = _drain_s(config, work, float(calls.mean()))
+        pace, off = _towards(pace, call_s(engines, calls), calls)
+        if abs(rate / before - 1) < _CLOSE and off < _NEAR:
             break
-        calls = np.array(pace.calls_s) / (pace.span_s * engines.workers)
-        drain_s = _drain_s(config, work, pace.mean_s, float(calls.mean()))
-        pace = _towards(pace, call_s(engines, calls), calls)
-    return rate
+    return max(before, rate)
 
 
-def _towards(pace: Pace, met_s: Floats, calls: Floats) -> Pace:
-    """The pace between one and what so many calls would meet."""
+def _towards(pace: Pace, met_s: Floats, calls: Floats) -> tuple[Pace, float]:
+    """The pace that is a step nearer to what so many calls would meet, and how far off it was, as a share of itself."""
     was = np.full(len(calls), pace.token_s[-1])
     was[: len(pace.token_s)] = pace.token_s[: len(calls)]
-    token_s = was + _STEP * (met_s - was)
-    return Pace(token_s.tolist(), float(np.average(token_s, weights=calls)), pace.span_s)
+    token_s, tokens = was + _STEP * (met_s - was), calls / was
+    off = np.average(abs(met_s / was - 1), weights=tokens)
+    return Pace(token_s.tolist(), float(np.average(token_s, weights=tokens)), pace.span_s), float(off)
 
 
-def _drain_s(config: SimulationConfig, work: WorkTable, token_s: float, calls: float) -> float:
+def _drain_s(config: SimulationConfig, work: WorkTable, calls: float) -> float:
     """E[min(drain, the longest rest of a worker's calls)], where it has so many on average, as many as chance has it (Poisson).
 
     A call that is met in flight is a long one, at any point: its rest is below x with probability E[min(call, x)] / E[call].
+    A worker that drains gets no others, so what is left is decoded as fast as a call that is alone, at most.
     """
-    calls_s = work.call_tokens * token_s
+    calls_s = work.call_tokens / config.engines.tokens_per_s
     seconds = np.linspace(0.0, config.updates.drain_s, _POINTS)
     below = np.array([np.minimum(calls_s, second).mean() for second in seconds]) / calls_s.mean()
     return float(np.trapezoid(1 - np.exp(-calls * (1 - below)), seconds))

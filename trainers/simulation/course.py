@@ -40,6 +40,8 @@ class Course:
 
     trained_s: list[float]
     """When each step can be done at the earliest."""
+    calls_s: list[float]
+    """Seconds for which calls are decoded in each span of the pace."""
     gives_up: bool
     """Whether a group would get older than η, so that others take its place: then the recursion says nothing."""
 
@@ -58,7 +60,7 @@ def launched(config: SimulationConfig) -> float:
 def course_of(config: SimulationConfig, work: WorkTable, pace: Pace, drain_s: float = 0.0) -> Course:
     """The recursion at a pace; calls in flight hold up an update for `drain_s`.
 
-    `work` has `groups_launched` groups of rollouts, at least. The pace counts the calls that they decode.
+    `work` has `groups_launched` groups of rollouts, at least.
     """
     return _Recursion(config, work, pace, drain_s).run()
 
@@ -82,6 +84,7 @@ class _Recursion:
         """Engines that stand still have no call in flight."""
         self._works: list[tuple[float, float]] = list(zip(work.environment_s.tolist(), work.decoding.tolist(), strict=True))
         self._grades: list[float] = work.grading_s.tolist()
+        self._calls_s: list[float] = []
         size = config.trainer.group_size if config.work.sampling == "task" else 1
         self._free = [0.0] * (config.work.environments // size)
         """When each environment is free; by task, when each place of a whole group is."""
@@ -99,7 +102,7 @@ class _Recursion:
     def run(self) -> Course:
         """All steps."""
         options, draws, served = self._options, Draws(self._config), 0.0
-        out, gives_up = Course([], gives_up=False), False
+        out, gives_up = Course([], self._calls_s, gives_up=False), False
         for step, step_s in enumerate(draws.step_s):
             self._release(served, int((launched(self._config) + step) * options.groups_per_step + _ROUNDING), step)
             take = self._take(step)
@@ -109,7 +112,7 @@ class _Recursion:
             update = update_s(self._config, draws, self._drain_s)
             self._before = (step_s if options.alone else 0.0, update if self._config.updates.mode == "global" else 0.0)
             served = max(served, self._served(update))
-        return Course(out.trained_s, gives_up)
+        return Course(out.trained_s, self._calls_s, gives_up)
 
     def _release(self, served: float, end: int, depth: int) -> None:
         """Groups before `end` may be submitted."""
@@ -129,15 +132,20 @@ class _Recursion:
         members = range(group * size, (group + 1) * size)
         if self._config.work.sampling == "task":
             begun = max(at, free[0])
-            done = max(self._pace.left(begun, *self._works[member]) + self._grades[member] for member in members)
+            done = max(self._left(member, begun) + self._grades[member] for member in members)
             heapq.heapreplace(free, done)
             return done
         for member in members:
             begun = max(at, free[0])
-            left = self._pace.left(begun, *self._works[member])
+            left = self._left(member, begun)
             heapq.heapreplace(free, left)
             done = max(done, left + self._grades[member])
         return done
+
+    def _left(self, member: int, begun: float) -> float:
+        """When a rollout leaves its environment."""
+        environment_s, decoding = self._works[member]
+        return self._pace.left(begun, environment_s, decoding, self._calls_s)
 
     def _take(self, step: int) -> float:
         """When the next batch is complete."""

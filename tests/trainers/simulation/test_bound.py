@@ -88,6 +88,38 @@ def test_calls_that_share_workers_by_hand(make_config):
     assert Simulation(sync).run().rollouts_per_s == pytest.approx(rate, rel=1e-3)
 
 
+SATURATED = {"tokens_per_s": 60, "most_tokens_per_s": 70, "max_batch": 128}
+"""Calls make each other slow at once, so that the load takes many rounds to agree with its pace."""
+
+
+@pytest.mark.parametrize(
+    ("engines", "work", "trainer", "drain_s", "seed"),
+    [
+        (
+            {"workers": 1},
+            {"environments": 16},
+            {"groups_per_step": 2, "group_size": 4, "max_staleness": 2, "step_s": 200},
+            0,
+            2,
+        ),
+        (
+            {"workers": 2},
+            {"environments": 64},
+            {"groups_per_step": 8, "group_size": 4, "max_staleness": 1, "step_s": 30},
+            60,
+            84,
+        ),
+    ],
+)
+def test_the_bound_is_near_where_engines_are_saturated(engines, work, trainer, drain_s, seed):
+    """In the first the trainer sets the rate of the first rounds, before the load does; in the second drains are long."""
+    raw = {"seed": seed, "engines": SATURATED | engines, "work": work, "updates": {"drain_s": drain_s}}
+    config = validate(SimulationConfig, raw | {"trainer": {"steps": 12, "warmup": 4} | trainer}, "the test")
+    outcome = Simulation(config).run()
+    assert outcome.bound.limit == "path"
+    assert 0.95 < outcome.of_bound < 1.03
+
+
 def test_waves_of_calls_by_hand(make_config):
     """The same with room for half a batch at a time: 4 calls each take 1/20 + 3/140 s a token, twice."""
     config = make_config(
@@ -120,9 +152,10 @@ def test_a_synchronous_batch_needs_no_place_for_each_rollout():
     tokens=st.sampled_from(["lognormal:60:1.0:400", "pareto:40:1.8:400", "30"]),
     environment_s=st.sampled_from(["lognormal:3:1.0:300", "0", "20"]),
     update=st.sampled_from([(0, 0, 0), (2, 0.5, 1), (30, 5, 60)]),
+    most=st.sampled_from([70, 2_000]),
 )
 def test_no_run_is_faster_than_its_bound(
-    make_config, seed, name, workers, environments, graders, step_s, tokens, environment_s, update
+    make_config, seed, name, workers, environments, graders, step_s, tokens, environment_s, update, most
 ):
     """But for tokens that are not spread evenly over a rollout, and for what was sampled before the window that counts.
 
@@ -130,7 +163,7 @@ def test_no_run_is_faster_than_its_bound(
     """
     config = make_config(
         seed=seed,
-        engines={"workers": workers},
+        engines={"workers": workers, "most_tokens_per_s": most},
         work={"environments": environments, "graders": graders, "tokens": tokens, "environment_s": environment_s},
         trainer={"steps": 48, "warmup": 18, "step_s": step_s},
         updates=dict(zip(("transfer_s", "install_s", "drain_s"), update, strict=True)),
