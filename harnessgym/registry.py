@@ -188,6 +188,11 @@ def names(kind: Kind) -> list[str]:
     return sorted(REGISTRY[kind])
 
 
+def known_as(kind: Kind, name: str) -> str:
+    """The registered name of what a `module:attribute` stands for, or the name as it is."""
+    return next((known for known, target in REGISTRY[kind].items() if target == name), name)
+
+
 def load(kind: Kind, name: str) -> Any:
     """The object a name or a `module:attribute` stands for. Raises `ConfigError` with the known names."""
     target = REGISTRY[kind].get(name, name)

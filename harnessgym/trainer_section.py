@@ -2,11 +2,12 @@
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from harnessgym.config import Config
 from harnessgym.consumption import WhenStale
 from harnessgym.lora import LoraSection
+from harnessgym.registry import known_as, names
 
 PERIODIC: dict[str, Any] = {"max_staleness": 0, "when_stale": "drop", "stream": True}
 """Settings of the trainer that periodic training is made of: with η = 0 nothing is given up, and no order waited for."""
@@ -80,6 +81,11 @@ class TrainerSection(Config):
     ppo: dict[str, Any] = Field(default_factory=dict)
     """Settings of algorithm = "ppo": gamma, lam, whiten, epochs, mini_batches, critic. See docs/running.md."""
 
+    @field_validator("algorithm")
+    @classmethod
+    def _by_its_name(cls, given: str) -> str:
+        return known_as("algorithm", given)
+
     @model_validator(mode="before")
     @classmethod
     def _periodic(cls, given: Any) -> Any:
@@ -111,7 +117,7 @@ class TrainerSection(Config):
                 "grpo compares the rollouts of a group with each other, and one alone has nobody to be compared with: raise "
                 'group_size, or set algorithm = "ppo", which compares with its critic'
             )
-        if self.ppo and self.algorithm != "ppo":
+        if self.ppo and self.algorithm != "ppo" and self.algorithm in names("algorithm"):
             raise ValueError(
                 f'[trainer.ppo] has the settings of algorithm = "ppo", and the algorithm is {self.algorithm}: leave it out'
             )

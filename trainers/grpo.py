@@ -17,7 +17,7 @@ import torch
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore
-from trainers.advantages.channels import NamedChannel
+from trainers.advantages.channels import channels_of
 from trainers.advantages.estimator import make_estimator
 from trainers.batch import Batch, LoadedGroup, gives_signal, join, make_batch, share_of
 from trainers.learner import Learner, TrainerSettings, in_processes
@@ -55,7 +55,7 @@ class Grpo:
     def __init__(self, config: RunConfig, store: TraceStore, trainee: Trainee) -> None:
         self.config = config
         self.estimator = make_estimator(config, store, trainee)
-        self.channels: tuple[NamedChannel, ...] = getattr(self.estimator, "channels", ())
+        self.channels = channels_of(self.estimator)
 
     def teaches(self, group: LoadedGroup) -> bool:
         """Whether any of its tokens has an advantage."""

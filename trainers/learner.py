@@ -27,7 +27,7 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
 from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
-from trainers.advantages.channels import NamedChannel, check_channels, due
+from trainers.advantages.channels import channels_of, check_channels, due
 from trainers.batch import Batch, LoadedGroup
 from trainers.checkpoint import Checkpoint
 from trainers.checkpoint_writer import CheckpointWriter
@@ -65,11 +65,6 @@ def in_processes(settings: TrainerSettings, take_part: Callable[[RunFolder, RunC
 
 class Algorithm(Protocol):
     """What a batch is to an algorithm, and what it does to the policy."""
-
-    @property
-    def channels(self) -> Sequence[NamedChannel]:
-        """Rewards that its settings name."""
-        ...
 
     def teaches(self, group: LoadedGroup, /) -> bool:
         """Whether a group teaches anything."""
@@ -153,7 +148,7 @@ class Learner:
         began = time.perf_counter()
         batch, made = self.algorithm.teach(groups, self)
         if due(self.step + 1, self.config.trainer.steps):
-            check_channels(self.algorithm.channels, self.store, self.run.id)
+            check_channels(channels_of(self.algorithm), self.store, self.run.id)
         given_up = self.gathering.given_up(self.version)
         held = time.perf_counter()
         weights, optimizer, randoms = self.trainee.state()

@@ -104,7 +104,7 @@ class Trainee:
         ages: Sequence[IdArray] | None = None,
         proximal: Sequence[FloatArray] | None = None,
     ) -> UpdateMetrics:
-        """One optimizer step on a batch; see `policy_update`. `proximal` is needed where that is what was `recomputed`."""
+        """One optimizer step on a batch; see `policy_update`. `proximal` is what `recomputed` gave, where there is such."""
         self.world.lead("update", rows, advantages, ages, proximal)
         if self._proximal is not None:
             proximal = self._proximal.logprobs(rows)

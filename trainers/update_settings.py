@@ -86,6 +86,13 @@ class UpdateSettings(BaseModel):
             raise ConfigError('Corrections are a list: ["tis"], or tables [{ name = "icepop", low = 0.5 }].')
         return given if given is None else tuple(_named("correction", CorrectionSettings, each) for each in given)
 
+    @field_validator("normalisation", mode="before")
+    @classmethod
+    def _mean(cls, given: Any) -> Any:
+        if given in ("constant", {"name": "constant"}):
+            raise ConfigError('normalisation = "constant" needs a length: { name = "constant", length = 4096 }.')
+        return given["name"] if given in ({"name": "token"}, {"name": "rollout"}) else given
+
     @field_validator("proximal", "lr_rule", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:

@@ -45,8 +45,8 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
     _check_names(config)
     if unapplied := _unapplied(config):
         notify(
-            f"Trainer: {', '.join(unapplied)}: these are applied with algorithm = 'grpo' and 'ppo' alone. Nothing comes of "
-            f"them but what {config.trainer.algorithm} makes of them by itself."
+            f"Trainer: HarnessGym's own algorithms read {', '.join(unapplied)}; {config.trainer.algorithm} may not: leave "
+            "them out, or see its documentation."
         )
     _check_tasks(config, notify)
     for policy in config.all_policies:
@@ -157,7 +157,7 @@ def _unapplied(config: RunConfig) -> list[str]:
     trainer = config.trainer
     if trainer.algorithm in names("algorithm"):
         return []
-    own = [name for name in ("advantage", "advantage_settings", "checkpoints") if name in trainer.model_fields_set]
+    own = [name for name in ("advantage", "advantage_settings", "checkpoints", "ppo") if name in trainer.model_fields_set]
     return [f"trainer.{name}" for name in own] + [f"trainer.update.{name}" for name in trainer.update]
 
 

@@ -31,6 +31,11 @@ class NamedChannel:
     """Whether a run without any such reward may be meant: that is told, not refused."""
 
 
+def channels_of(estimator: object) -> Sequence[NamedChannel]:
+    """Those that the settings of an estimator or an algorithm name, if it says so."""
+    return getattr(estimator, "channels", ())
+
+
 def of_calls(setting: str, channel: str) -> tuple[NamedChannel, ...]:
     """The channel of rewards of calls. Where it is "reward" calls may well have none: the rollout's own is there."""
     return () if channel == "reward" else (NamedChannel(setting, "turn", channel),)
@@ -54,6 +59,7 @@ def check_channels(named: Sequence[NamedChannel], store: TraceStore, run_id: str
         )
         if not item.zeros:
             raise ConfigError(
-                f"{said} It would count as 0 for ever: correct the name, or give the reward, as 0 where it is not earned."
+                f"{said} It would count as 0 for ever: correct the name, or give a reward of 0 where none is earned, and begin "
+                "again in another folder (--folder)."
             )
         _log.warning("%s It counts as 0.", said)

@@ -20,7 +20,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from harnessgym.errors import TrainerError
 from harnessgym.store.ledger import TrainedRollout
 from harnessgym.traces.trajectories import Row
-from trainers.advantages.channels import check_channels, due
+from trainers.advantages.channels import channels_of, check_channels, due
 from trainers.advantages.estimator import make_estimator
 from trainers.batch import LoadedGroup, make_batch
 from trainers.trl_bridge.samples import one_advantage
@@ -106,7 +106,7 @@ class RolloutWorker:
         """Enqueue a batch, which is trained from what TRL calls `trained_from`."""
         made = make_batch(batch.groups, batch.parent, batch.chain, self.estimator, None)
         if due(batch.version.step, self.run.options.steps):
-            check_channels(getattr(self.estimator, "channels", ()), self.run.store, self.run.run_id)
+            check_channels(channels_of(self.estimator), self.run.store, self.run.run_id)
         members = {member.rollout_id: (member, group) for group in batch.groups for member in group.group.members}
         found = []
         for row, value in zip(made.rows, made.advantages, strict=True):

@@ -248,21 +248,26 @@ def own_algorithm(settings):
 
 def test_settings_that_another_trainer_does_not_apply_are_told_and_not_refused(tmp_path):
     mine = {"algorithm": f"{__name__}:own_algorithm"}
-    given = {"update": {"lr": 0.5, "no_such": 1}, "advantage": "rloo", "steps": 3}
+    given = {"update": {"lr": 0.5, "no_such": 1}, "advantage": "rloo", "ppo": {"epochs": 2}, "steps": 3}
     told = []
     prepare(config(trainer=mine | given), tmp_path / "told", told.append)
     said = [line for line in told if line.startswith("Trainer: ")]
     assert len(said) == 1
-    assert said[0].startswith("Trainer: trainer.advantage, trainer.update.lr, trainer.update.no_such: these are applied")
-    assert mine["algorithm"] in said[0]
-    for trainer in (mine | {"steps": 3}, {"update": {"lr": 0.5}, "advantage": "rloo"}):
+    keys = "trainer.advantage, trainer.ppo, trainer.update.lr, trainer.update.no_such"
+    assert f"own algorithms read {keys}; {mine['algorithm']} may not" in said[0]
+    ours = {"update": {"lr": 0.5}, "advantage": "rloo"}
+    for trainer in (mine | {"steps": 3}, ours, ours | {"algorithm": "trainers.grpo:train"}):
         told = []
-        prepare(config(trainer=trainer), tmp_path / trainer.get("advantage", "none"), told.append)
+        prepare(config(trainer=trainer), tmp_path / "-".join(sorted(trainer)), told.append)
         assert not [line for line in told if line.startswith("Trainer: ")]
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", f"{__name__}:own_algorithm"])
-def test_settings_of_ppo_are_refused_with_any_other_algorithm(algorithm):
-    assert config(trainer={"algorithm": "ppo", "ppo": {"epochs": 2}}).trainer.ppo == {"epochs": 2}
-    with pytest.raises(ConfigError, match=f"the algorithm is {algorithm}: leave it out"):
+@pytest.mark.parametrize("algorithm", ["ppo", "trainers.ppo:train", f"{__name__}:own_algorithm"])
+def test_settings_of_ppo_are_for_ppo_and_for_algorithms_of_ones_own(algorithm):
+    assert config(trainer={"algorithm": algorithm, "ppo": {"epochs": 2}}).trainer.ppo == {"epochs": 2}
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "trainers.grpo:train"])
+def test_settings_of_ppo_are_refused_with_grpo_whatever_it_is_called(algorithm):
+    with pytest.raises(ConfigError, match="the algorithm is grpo: leave it out"):
         config(trainer={"algorithm": algorithm, "ppo": {"epochs": 2}})
