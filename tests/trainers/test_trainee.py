@@ -140,3 +140,22 @@ def test_scores_are_the_same_in_shards_and_leave_the_step_alone(tmp_path, config
     untouched.add(make_rows(1)[1:], ADVANTAGES[1:])
     untouched.step()
     assert all(torch.equal(alone[3][name], tensor) for name, tensor in untouched.state()[0].items())
+
+
+def two_steps_on_a_batch(trainee):
+    rows = make_rows(1)
+    before = trainee.recomputed(rows)
+    metrics = [trainee.update(rows, ADVANTAGES, proximal=before) for _ in range(2)]
+    return before, metrics[-1].loss, trainee.state()[0]
+
+
+def test_what_several_steps_clip_against_is_scored_by_leader_and_followers(tmp_path):
+    update = {"lr": 0.01, "loss": "decoupled_ppo", "proximal": "recompute", "corrections": ["mis"]}
+    given = {"algorithm": "ppo", "ppo": {"epochs": 2}, "update": update}
+    config = make_run(tmp_path / "run", save_model(tmp_path / "model"), **given).config()
+    (before, loss, weights), _ = together(tmp_path / "two", 2, as_leader, config, two_steps_on_a_batch)
+    alone = two_steps_on_a_batch(Trainee(config))
+    for found, expected in zip(before, alone[0], strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert loss == pytest.approx(alone[1], rel=1e-3)
+    assert all(torch.allclose(weights[name], tensor, rtol=1e-4, atol=2e-5) for name, tensor in alone[2].items())
