@@ -33,7 +33,7 @@ def test_a_weight_agent_killed_comes_back_and_every_call_has_the_version_that_sa
 
 @pytest.mark.ray
 @pytest.mark.postgres
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(420)
 def test_a_machine_of_a_cluster_is_killed_and_joins_again(tmp_path):
     with Cluster() as database:
         report = MachineCampaign(tmp_path / "run", [MACHINE] * 3, 7, ENDLESS, store_url=database.create_database()).run()
