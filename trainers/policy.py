@@ -208,7 +208,7 @@ class Policy(nn.Module):
             return self.logits(x)
 
     def logprobs(self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0) -> Tensor:
-        """Log-probability at `temperature` of tokens of packed rows, [M]: float32, or float64 as the policy (`Packed.trained`).
+        """Log-probability at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 as the policy.
 
         Logits are computed for these tokens alone, and in the backward pass again where they would take much memory.
         """

@@ -31,7 +31,7 @@ _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
     """Make a run's folder, or take up the one that is there. `notify` is told what of its tasks is not as it should be,
-    and which settings of the trainer nobody applies.
+    and which settings of the trainer an algorithm that is not ours may leave unread.
 
     Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another configuration.
     """

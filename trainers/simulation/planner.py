@@ -62,7 +62,9 @@ class Planner:
         )
         if self._config.work.sampling == "batch":
             begun = admission.submitted % options.groups_per_step
-            return min(admission.capacity(), options.groups_per_step - begun) if begun or not self._node.open else 0
+            if self._node.open and not begun:  # all of a batch is submitted, and some of it runs
+                return 0
+            return min(admission.capacity(), options.groups_per_step - begun)
         return admission.capacity()
 
     def submit(self) -> None:

@@ -7,7 +7,7 @@ and the next to finish is the one with the smallest target (processor sharing).
 import heapq
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from trainers.simulation.settings import EnginesSection
 if TYPE_CHECKING:
     from trainers.simulation.node import Rollout
 
+N = TypeVar("N", float, Floats)
 _NEVER = float("inf")
 _SLACK_S = 1e-9
 """What rounding may leave of a call."""
@@ -45,16 +46,15 @@ class Call:
     """The worker's sum when its first token is due."""
 
 
-def decoding_rate(engines: EnginesSection, calls: float) -> float:
+def decoding_rate(engines: EnginesSection, calls: N) -> N:
     """Tokens/s of a whole worker with so many calls: n / (1/alone + (n-1)/most), concave in n."""
-    return calls / (1 / engines.tokens_per_s + max(0.0, calls - 1) / engines.most_tokens_per_s)
+    others: N = np.maximum(0.0, calls - 1)
+    return calls / (1 / engines.tokens_per_s + others / engines.most_tokens_per_s)
 
 
 def call_s(engines: EnginesSection, calls: Floats) -> Floats:
     """Seconds for a token of each of so many calls at a worker, waiting for a place counted: n / rate, and of one if fewer."""
-    running = np.clip(calls, 1, engines.max_batch)
-    waiting = np.maximum(calls / engines.max_batch, 1)
-    return waiting * (1 / engines.tokens_per_s + (running - 1) / engines.most_tokens_per_s)
+    return np.maximum(calls, 1) / decoding_rate(engines, np.clip(calls, 1, engines.max_batch))
 
 
 def call_speeds(engines: EnginesSection) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""A channel that is written wrongly ends the run when its first batches are there, and does not train on zeros."""
+"""A channel that is written wrongly ends the run once its first batches are there."""
 
 import logging
 

@@ -74,16 +74,29 @@ def test_a_synchronous_step_is_the_longest_rollout_and_the_training(make_config)
     assert outcome.of_bound == pytest.approx(1, rel=1e-6)
 
 
-def test_calls_that_share_workers_by_hand(make_config):
-    """16 calls of 200 tokens at 2 workers, 8 each: 1/20 + 7/140 = 0.1 s a token, 20 s; then a step of 5 s."""
+@pytest.mark.parametrize(
+    ("environments", "decoding_s"),
+    [(16, 200 * (1 / 20 + 7 / 140)), (8, 2 * 200 * (1 / 20 + 3 / 140))],
+    ids=["at once", "in waves"],
+)
+def test_calls_that_share_workers_by_hand(make_config, environments, decoding_s):
+    """16 calls of 200 tokens at 2 workers, a step of 5 s. With room for all 8 share a worker; with room for half 4, twice."""
+    work = {
+        "turns": 1,
+        "tokens": 200,
+        "read": 0,
+        "environment_s": 0,
+        "grading_s": 0,
+        "environments": environments,
+        "graders": 16,
+    }
     config = make_config(
         engines={"workers": 2, "tokens_per_s": 20, "most_tokens_per_s": 140, "prefill_cost": 0},
-        work={"turns": 1, "tokens": 200, "read": 0, "environment_s": 0, "grading_s": 0, "environments": 16, "graders": 16},
+        work=work,
         trainer={"groups_per_step": 8, "group_size": 2, "step_s": 5, "steps": 12, "warmup": 2},
         updates=NOTHING,
     )
-    sync = arm(config, "sync")
-    rate = 16 / (20 + 5)
+    sync, rate = arm(config, "sync"), 16 / (decoding_s + 5)
     assert rate <= bound_of(sync).path < 1.015 * rate, "a span of time that a step begins in counts as not so full"
     assert Simulation(sync).run().rollouts_per_s == pytest.approx(rate, rel=1e-3)
 
@@ -93,45 +106,24 @@ SATURATED = {"tokens_per_s": 60, "most_tokens_per_s": 70, "max_batch": 128}
 
 
 @pytest.mark.parametrize(
-    ("engines", "work", "trainer", "drain_s", "seed"),
+    ("workers", "environments", "trainer", "drain_s", "seed"),
     [
-        (
-            {"workers": 1},
-            {"environments": 16},
-            {"groups_per_step": 2, "group_size": 4, "max_staleness": 2, "step_s": 200},
-            0,
-            2,
-        ),
-        (
-            {"workers": 2},
-            {"environments": 64},
-            {"groups_per_step": 8, "group_size": 4, "max_staleness": 1, "step_s": 30},
-            60,
-            84,
-        ),
+        (1, 16, {"groups_per_step": 2, "max_staleness": 2, "step_s": 200}, 0, 2),
+        (2, 64, {"groups_per_step": 8, "max_staleness": 1, "step_s": 30}, 60, 84),
     ],
 )
-def test_the_bound_is_near_where_engines_are_saturated(engines, work, trainer, drain_s, seed):
+def test_the_bound_is_near_where_engines_are_saturated(workers, environments, trainer, drain_s, seed):
     """In the first the trainer sets the rate of the first rounds, before the load does; in the second drains are long."""
-    raw = {"seed": seed, "engines": SATURATED | engines, "work": work, "updates": {"drain_s": drain_s}}
-    config = validate(SimulationConfig, raw | {"trainer": {"steps": 12, "warmup": 4} | trainer}, "the test")
-    outcome = Simulation(config).run()
+    raw = {
+        "seed": seed,
+        "engines": SATURATED | {"workers": workers},
+        "work": {"environments": environments},
+        "trainer": {"steps": 12, "warmup": 4, "group_size": 4} | trainer,
+        "updates": {"drain_s": drain_s},
+    }
+    outcome = Simulation(validate(SimulationConfig, raw, "the test")).run()
     assert outcome.bound.limit == "path"
     assert 0.95 < outcome.of_bound < 1.03
-
-
-def test_waves_of_calls_by_hand(make_config):
-    """The same with room for half a batch at a time: 4 calls each take 1/20 + 3/140 s a token, twice."""
-    config = make_config(
-        engines={"workers": 2, "tokens_per_s": 20, "most_tokens_per_s": 140, "prefill_cost": 0},
-        work={"turns": 1, "tokens": 200, "read": 0, "environment_s": 0, "grading_s": 0, "environments": 8, "graders": 16},
-        trainer={"groups_per_step": 8, "group_size": 2, "step_s": 5, "steps": 12, "warmup": 2},
-        updates=NOTHING,
-    )
-    sync = arm(config, "sync")
-    rate = 16 / (2 * 200 * (1 / 20 + 3 / 140) + 5)
-    assert rate <= bound_of(sync).path < 1.015 * rate
-    assert Simulation(sync).run().rollouts_per_s == pytest.approx(rate, rel=1e-3)
 
 
 def test_a_synchronous_batch_needs_no_place_for_each_rollout():
