@@ -233,7 +233,7 @@ class Policy(nn.Module):
 
     def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
         with self._autocast():
-            scores_MV = self.logits(hidden_ME).to(torch.promote_types(hidden_ME.dtype, torch.float32)) / temperature
+            scores_MV = _accurate(self.logits(hidden_ME)) / temperature
         return scores_MV.gather(-1, targets_M[:, None])[:, 0] - scores_MV.logsumexp(-1)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -290,13 +290,19 @@ class Policy(nn.Module):
 
 
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
-    """Log-probability of each token given those before it, [B, T] float32; position 0, which nothing predicts, is 0.
+    """Log-probability of each token given those before it, [B, T]: float32, or float64 as the logits.
 
-    This is the distribution at `temperature` without truncation (top-p = 1, no top-k): the one policy gradients use.
+    Position 0, which nothing predicts, is 0. This is the distribution at `temperature` without truncation (top-p = 1,
+    no top-k): the one policy gradients use.
     """
-    scores = logits_BTV[:, :-1].float() / temperature
+    scores = _accurate(logits_BTV[:, :-1]) / temperature
     chosen = scores.gather(-1, ids_BT[:, 1:, None]).squeeze(-1) - scores.logsumexp(-1)
     return F.pad(chosen, (1, 0))
+
+
+def _accurate(logits: Tensor) -> Tensor:
+    """Logits in the dtype that sums of their exponentials need: float32, or float64 where they are float64."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
