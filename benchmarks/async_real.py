@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
 
+from benchmarks.picture import picture
 from harnessgym.metrics.lines import StepLines
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore
@@ -263,24 +264,16 @@ def _spanned(spread: dict[str, float] | None) -> str:
 
 
 def _draw(results: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, all_axes = plt.subplots(1, len(pairs), figsize=(6 * len(pairs), 4), dpi=110, squeeze=False)
-    for axes, pair in zip(all_axes[0], pairs, strict=True):
-        for each in (each for each in results if each["tools"] == pair["tools"]):
-            eta = each["arm"]["eta"]
-            axes.plot(each["times_s"], moving_mean(each["rewards"]), color="#c44" if eta == 0 else "#4878a8",
-                      label=f"η = {eta}" if each["arm"]["seed"] == 0 else None)  # fmt: skip
-        axes.axhline(pair["level"] or 0, linestyle=":", color="#888")
-        axes.set(xlabel="seconds", ylabel=f"training reward, mean of {_MEAN_OF} steps", title=f"{pair['tools']} tools")
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path)
-    plt.close(figure)
+    with picture(path, columns=len(pairs), size=(6 * len(pairs), 4)) as (_, all_axes):
+        for axes, pair in zip(all_axes[0], pairs, strict=True):
+            for each in (each for each in results if each["tools"] == pair["tools"]):
+                eta = each["arm"]["eta"]
+                axes.plot(each["times_s"], moving_mean(each["rewards"]), color="#c44" if eta == 0 else "#4878a8",
+                          label=f"η = {eta}" if each["arm"]["seed"] == 0 else None)  # fmt: skip
+            axes.axhline(pair["level"] or 0, linestyle=":", color="#888")
+            axes.set(xlabel="seconds", ylabel=f"training reward, mean of {_MEAN_OF} steps", title=f"{pair['tools']} tools")
+            axes.grid(alpha=0.3)
+            axes.legend(loc="lower right")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Step time and peak memory of our update and of TRL's `GRPOTrainer`, on the same rows and model.
 
-    python -m benchmarks.train [--model FOLDER] [--steps 3] [--seeds 0,1,2] [--fresh]
+    python -m benchmarks.train [--model FOLDER] [--steps 2] [--seeds 0,1,2] [--plot FILE] [--fresh]
 
 Cases: `shared` (8 rollouts of one 512-token prompt, 64 sampled tokens each), `equal` (the same lengths, but nothing is shared)
 and `mixed` (8 rollouts whose prompts and answers have lognormal lengths, nothing shared). Each arm runs in a process of its
 own, in float32, with the torch threads of `OMP_NUM_THREADS`: one warm-up step, then `--steps` that are measured. Rows,
 advantages, loss (clipped, mean over tokens), AdamW and the norm of clipping are the same; `grad_norm` shows it. TRL gets the
-rows by `rollout_func`, which returns at once, and runs without gradient checkpointing (its default, which is slower) unless
-the arm says so. The model is SmolLM2-135M-Instruct where it has been fetched (`python -m benchmarks.vllm_cpu`), else one of
-its shape at random with fewer layers. Finished cells are kept in `runs/bench-train`, so that an interrupted run goes on.
-Prints a table with the targets, writes `benchmarks/out/train.json`, and exits with 1 if a target is missed.
+rows by `rollout_func`, which returns at once, and runs without gradient checkpointing (its default, which is slower) but for one
+arm, which is not judged and takes the first seed only. The model is SmolLM2-135M-Instruct where it has been fetched (`python -m
+benchmarks.vllm_cpu`), else one of its shape at random with fewer layers. Finished cells are kept in `runs/bench-train`, so that
+an interrupted run goes on. Prints a table with the targets, writes `benchmarks/out/train.json`, and exits with 1 if a target is
+missed.
 """
 
 import argparse
@@ -19,17 +20,20 @@ import platform
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.picture import picture
 from benchmarks.training.cases import CASES, model_folder
 from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/bench-train")
-ARMS = ("ours", "trl", "trl, checkpointing")
+_CHECKPOINTING = "trl, checkpointing"
+ARMS = ("ours", "trl", _CHECKPOINTING)
 WANTED = {"shared": 3.0, "equal": 1.3, "mixed": 1.3}
 """By case: how many times TRL's speed ours is to be at least."""
 
@@ -38,21 +42,24 @@ def main() -> None:
     """Measure what is missing, then report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="Hugging Face folder")
-    parser.add_argument("--steps", type=int, default=3, help="measured steps of an arm")
+    parser.add_argument("--steps", type=int, default=2, help="measured steps of an arm")
     parser.add_argument("--seeds", default="0,1,2", help="of the rows")
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--arms", default="; ".join(ARMS), help="separated by ;")
+    parser.add_argument("--plot", type=Path, help="also draw the step times, as PNG")
     parser.add_argument("--fresh", action="store_true", help="forget finished cells")
     options = parser.parse_args()
     if options.fresh:
         (_ROOT / "cells.json").unlink(missing_ok=True)
     folder = options.model or model_folder(_ROOT)
     cells: dict[str, Any] = json.loads(path.read_text()) if (path := _ROOT / "cells.json").exists() else {}
+    seeds = [int(seed) for seed in options.seeds.split(",")]
     wanted = [
-        (case, arm.strip(), int(seed))
-        for seed in options.seeds.split(",")
+        (case, arm, seed)
+        for seed in seeds
         for case in options.cases.split(",")
-        for arm in options.arms.split(";")
+        for arm in map(str.strip, options.arms.split(";"))
+        if arm != _CHECKPOINTING or seed == seeds[0]
     ]
     for number, (case, arm, seed) in enumerate(wanted, 1):
         key = _key(case, arm, seed, folder, options.steps)
@@ -63,7 +70,10 @@ def main() -> None:
         print(f"[{number}/{len(wanted)}] {case}, {arm}, seed {seed}: {found['step_s']:.2f} s, "
               f"{found['peak_mib']:.0f} MiB, gradient {found['grad_norm']:.4g}", flush=True)  # fmt: skip
     chosen = [cells[_key(case, arm, seed, folder, options.steps)] for case, arm, seed in wanted]
-    sys.exit(int(not _report(chosen, str(folder))))
+    rows = _report(chosen, str(folder))
+    if options.plot:
+        _draw(rows, options.plot)
+    sys.exit(int(not all(row.get("met", True) for row in rows)))
 
 
 def _key(case: str, arm: str, seed: int, folder: Path, steps: int) -> str:
@@ -85,8 +95,8 @@ def _measured(case: str, arm: str, seed: int, folder: Path, steps: int) -> dict[
     return found
 
 
-def _report(cells: list[dict[str, Any]], model: str) -> bool:
-    """Print and write what was measured. Returns whether every target that could be judged is met."""
+def _report(cells: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
+    """Print and write what was measured. Returns a row for each case and arm; `met` says whether it reached its target."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {_threads()} threads"
     titles = (
         "case",
@@ -126,7 +136,24 @@ def _report(cells: list[dict[str, Any]], model: str) -> bool:
                           f"{row['grad_norm']:.4g}", gain, f"{WANTED[case]:g}" if judged else "", verdict)  # fmt: skip
     Console(width=max(140, Console().width)).print(table)
     write_json(Path("benchmarks/out/train.json"), {"model": model, "machine": machine, "rows": rows, "cells": cells})
-    return all(row.get("met", True) for row in rows)
+    return rows
+
+
+def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Step times and peaks of memory, case by case, as PNG."""
+    cases, arms = ([*dict.fromkeys(row[name] for row in rows)] for name in ("case", "arm"))
+    with picture(path, columns=2, size=(11, 4)) as (_, (axes,)):
+        for axis, name, title in zip(axes, ("step_s", "peak_mib"), ("seconds per step", "peak of a step, MiB"), strict=True):
+            for number, arm in enumerate(arms):
+                found = {row["case"]: row for row in rows if row["arm"] == arm}
+                places = [cases.index(case) + 0.27 * (number - (len(arms) - 1) / 2) for case in found]
+                bars = axis.bar(places, [row[name] for row in found.values()], width=0.25, label=arm)
+                if arm == "ours" and name == "step_s":
+                    axis.bar_label(bars, [f"{row['gain'] or 0:.1f} x" for row in found.values()], fontsize=9)
+            axis.set(title=title)
+            axis.set_xticks(range(len(cases)), cases)
+            axis.grid(alpha=0.3, axis="y")
+        axes[0].legend(fontsize=8)
 
 
 if __name__ == "__main__":
