@@ -1,10 +1,14 @@
 """The quickstart's claim: three seeds, and a control whose rewards are shuffled. `make bench NAME=quickstart`.
 
-Each run is `harnessgym train examples/quickstart.toml` from the same shipped weights. The control permutes the rewards of
-every batch among its rollouts: same tasks, same code, nothing to learn. Exit status 1 if a seed fails its target or
-the control gains.
+    python -m benchmarks.quickstart [--ppo] [--fresh]
+
+Each run is `harnessgym train examples/quickstart.toml` from the same shipped weights, or `examples/quickstart_ppo.toml`. The
+control permutes the rewards of every batch among its rollouts: same tasks, same code, nothing to learn. Finished runs are kept
+in `runs/bench-quickstart`, so an interrupted benchmark goes on. Writes `quickstart.json` or `quickstart-ppo.json` into
+`benchmarks/out`. Exit status 1 if a seed fails its target or the control gains.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -17,6 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.remembered import remembered
 from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/bench-quickstart")
@@ -24,19 +29,34 @@ _ARMS = (("seed 0", 0, False), ("seed 1", 1, False), ("seed 2", 2, False), ("shu
 
 
 def main() -> None:
-    """Run all arms and report."""
-    shutil.rmtree(_ROOT, ignore_errors=True)
-    results = {name: _run(name, seed, shuffle) for name, seed, shuffle in _ARMS}
-    Console().print(_table(results))
+    """Run what is left of the arms, then report."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quickstart", description=(__doc__ or "").split("\n\n")[2])
+    parser.add_argument("--ppo", action="store_true", help="train by PPO instead of GRPO")
+    parser.add_argument("--fresh", action="store_true", help="forget finished runs")
+    options = parser.parse_args()
+    if options.fresh:
+        shutil.rmtree(_ROOT, ignore_errors=True)
+    example = "quickstart_ppo" if options.ppo else "quickstart"
+    results = {name: _kept(example, name, seed, shuffle) for name, seed, shuffle in _ARMS}
+    Console(width=max(140, Console().width)).print(_table(example, results))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    write_json(Path("benchmarks/out/quickstart.json"), {"machine": machine, "arms": results})
+    write_json(Path(f"benchmarks/out/{example.replace('_', '-')}.json"), {"machine": machine, "arms": results})
     sys.exit(int(not all(_as_claimed(result) for result in results.values())))
 
 
-def _run(name: str, seed: int, shuffle: bool) -> dict[str, Any]:
-    folder = _ROOT / name.replace(" ", "-").replace(",", "")
+def _kept(example: str, name: str, seed: int, shuffle: bool) -> dict[str, Any]:
+    """The summary of a run: an earlier one's if there is one of the same settings."""
+    folder = _ROOT / f"{example} {name}".replace(" ", "-").replace(",", "")
+    told = {"example": Path(f"examples/{example}.toml").read_text(), "seed": seed, "shuffle": shuffle}
+    kept = remembered(folder.with_suffix(".json"), told, lambda: {"summary": _run(example, folder, seed, shuffle)})
+    summary: dict[str, Any] = kept["summary"]
+    return summary
+
+
+def _run(example: str, folder: Path, seed: int, shuffle: bool) -> dict[str, Any]:
+    shutil.rmtree(folder, ignore_errors=True)
     settings = ["--seed", str(seed), "--trainer.reward_shuffle", str(shuffle).lower()]
-    command = [sys.executable, "-m", "harnessgym", "train", "examples/quickstart.toml", "--folder", str(folder), *settings]
+    command = [sys.executable, "-m", "harnessgym", "train", f"examples/{example}.toml", "--folder", str(folder), *settings]
     subprocess.run(command, check=True)
     result: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return result
@@ -49,7 +69,7 @@ def _as_claimed(result: dict[str, Any]) -> bool:
     return bool(learnt and result["greedy_before"] <= 0.1 and result["greedy_after"] >= 0.7)
 
 
-def _table(results: dict[str, dict[str, Any]]) -> Table:
+def _table(example: str, results: dict[str, dict[str, Any]]) -> Table:
     sampled = ("temp 1 before", "after", "gain [95 %]")
     table = Table(
         "run",
@@ -60,7 +80,7 @@ def _table(results: dict[str, dict[str, Any]]) -> Table:
         "staleness",
         "s",
         "as claimed",
-        title=f"Quickstart, {platform.machine()}, {os.cpu_count()} cores",
+        title=f"examples/{example}.toml, {platform.machine()}, {os.cpu_count()} cores",
     )
     for name, result in results.items():
         low, high = result["gain_ci95"]
