@@ -1,11 +1,11 @@
 """Selectors at an equal budget of rollouts: `make bench NAME=curation`.
 
-    python -m benchmarks.curation [--quick] [--seeds 20] [--only bernoulli|quickstart] [--real-seeds 3] [--fresh]
+    python -m benchmarks.curation [--quick] [--seeds 20] [--only bernoulli|quickstart] [--real-seeds 3] [--plot FILE]
 
 bernoulli: pools of tasks that succeed by chance and are learnt as `benchmarks/bernoulli_pool.py` says: simulated, 20 seeds,
 every arm on the same pools. quickstart: real runs of `examples/quickstart.toml` with selectors that spend its rollouts exactly,
 3 seeds. Intervals are 95 % t-intervals, of differences from uniform seed by seed. Finished arms are kept in
-`runs/bench-curation`, so an interrupted benchmark goes on. Writes `benchmarks/out/curation.json`.
+`runs/bench-curation`, so an interrupted benchmark goes on; `--fresh` forgets them. Writes `benchmarks/out/curation.json`.
 """
 
 import argparse
@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bernoulli_pool import ARMS, WORLDS, Arm, World, play, sooner
+from benchmarks.picture import picture
 from benchmarks.remembered import remembered
 from benchmarks.seeds import t_interval
 from harnessgym.run_folder import write_json
@@ -48,7 +49,11 @@ def main() -> None:
         out["bernoulli"] = [_simulated(world, options.seeds, console) for world in _worlds(options.quick)]
     if options.only != "bernoulli":
         out["quickstart"] = _real(options.real_seeds, options.steps, console)
+        out["quickstart_by_selector"] = by_selector(out["quickstart"])
+        console.print(_real_table(out["quickstart_by_selector"]))
     write_json(_OUT, out)
+    if options.plot:
+        _draw(out, options.plot)
     console.print(f"Machine: {out['machine']}. Written to {_OUT}.")
 
 
@@ -59,6 +64,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--real-seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24, help="of a real run")
     parser.add_argument("--only", choices=("bernoulli", "quickstart"))
+    parser.add_argument("--plot", type=Path, help="also draw what selectors gain, as PNG")
     parser.add_argument("--fresh", action="store_true", help="forget finished arms")
     options = parser.parse_args()
     if options.quick:
@@ -143,16 +149,57 @@ def _real(seeds: int, steps: int, console: Console) -> list[dict[str, Any]]:
         told = {"selector": selector, "seed": seed, "steps": steps}
         console.print(f"quickstart, {selector}, seed {seed}")
         results.append(_kept(f"quickstart-{selector}-{seed}-{steps}", told, lambda told=told: _trained(told)))
-    table = Table(
-        "selector", "seed", "before", "after", "gain [95 %]", "rollouts", "groups with signal", title="quickstart: real runs"
-    )
-    for result in results:
-        gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(result["gain"], *result["gain_ci95"])
-        own = result["told"]
-        texts = (f"{result['before']:.3f}", f"{result['after']:.3f}", gain, f"{result['rollouts']}", f"{result['signal']:.2f}")
-        table.add_row(own["selector"], str(own["seed"]), *texts)
-    console.print(table)
     return results
+
+
+def by_selector(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Real runs of each selector over all seeds, beside uniform's on the same seeds.
+
+    Compared is the held-out reward after training: the weights before it are the same for all.
+    """
+    after = {(result["told"]["selector"], result["told"]["seed"]): result["after"] for result in results}
+    rows = []
+    for name in dict.fromkeys(selector for selector, _ in after):
+        own = [result for result in results if result["told"]["selector"] == name]
+        seeds = [result["told"]["seed"] for result in own]
+        rows.append(
+            {
+                "name": name,
+                "seeds": seeds,
+                "after": t_interval([result["after"] for result in own]),
+                "gain": t_interval([after[name, seed] - after[_UNIFORM, seed] for seed in seeds]),
+                "signal": t_interval([result["signal"] for result in own]),
+                "rollouts": [result["rollouts"] for result in own],
+            }
+        )
+    return rows
+
+
+def _real_table(rows: Sequence[dict[str, Any]]) -> Table:
+    heads = ("selector", "held-out reward", "over uniform [95 %]", "groups with signal", "rollouts")
+    table = Table(*heads, title=f"quickstart: real runs, seeds {rows[0]['seeds']}", title_justify="left")
+    for row in rows:
+        gain = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*row["gain"])
+        rollouts = ", ".join(map(str, sorted(set(row["rollouts"]))))
+        table.add_row(row["name"], f"{row['after'][0]:.3f}", gain, f"{row['signal'][0]:.2f}", rollouts)
+    return table
+
+
+def _draw(out: dict[str, Any], path: Path) -> None:
+    """What each selector gains over uniform, with 95 % intervals: a panel for each pool and one for the real runs, as PNG."""
+    panels = [(f"simulated: {part['world']['name']}", part["arms"]) for part in out.get("bernoulli", [])]
+    panels += [("quickstart: real runs", out["quickstart_by_selector"])] if "quickstart_by_selector" in out else []
+    with picture(path, columns=len(panels), size=(3.8 * len(panels), 3.8)) as (_, (axes,)):
+        for axis, (title, rows) in zip(axes, panels, strict=True):
+            shown = [row for row in rows if row["name"] != _UNIFORM]
+            means = [row["gain"][0] for row in shown]
+            ends = [[abs(row["gain"][end] - row["gain"][0]) for row in shown] for end in (1, 2)]
+            axis.errorbar(means, range(len(shown)), xerr=ends, fmt="o", markersize=4, capsize=2)
+            axis.axvline(0, color="#888", linewidth=1)
+            axis.set_yticks(range(len(shown)), [row["name"] for row in shown])
+            axis.invert_yaxis()
+            axis.set(title=title, xlabel="mean success over uniform's")
+            axis.grid(alpha=0.3)
 
 
 def _trained(told: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.bernoulli_pool import ARMS, WORLDS, Learner, play, sooner
-from benchmarks.curation import summary
+from benchmarks.curation import by_selector, summary
 from benchmarks.seeds import t_interval
 from harnessgym.selection import Visit
 
@@ -86,9 +86,21 @@ def test_intervals_are_the_textbooks_and_arms_are_compared_seed_by_seed():
     assert itself["never"] == 0
 
 
+def test_real_runs_are_compared_with_uniform_on_their_own_seed():
+    def run(selector, seed, after):
+        return {"told": {"selector": selector, "seed": seed}, "after": after, "signal": 0.5, "rollouts": 96}
+
+    runs = [run("uniform", 0, 0.6), run("vade", 0, 0.7), run("uniform", 1, 0.8), run("vade", 1, 0.7)]
+    uniform, vade = by_selector(runs)
+    assert uniform["gain"] == (0.0, 0.0, 0.0)
+    assert vade["after"][0] == pytest.approx(0.7)
+    assert vade["gain"][0] == pytest.approx(0.0)
+    assert vade["gain"][2] == pytest.approx(12.7062047 * 0.1)  # of one degree of freedom
+
+
 def test_the_short_form_prints_a_table_that_says_simulated_and_goes_on_where_it_stopped(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "benchmarks.curation", "--quick"]
+    command = [sys.executable, "-m", "benchmarks.curation", "--quick", "--plot", "gains.png"]
 
     def run():
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
@@ -96,6 +108,7 @@ def test_the_short_form_prints_a_table_that_says_simulated_and_goes_on_where_it_
     assert "simulated: either" in run()
     out = tmp_path / "benchmarks/out/curation.json"
     first = json.loads(out.read_text())["bernoulli"]
+    assert (tmp_path / "gains.png").read_bytes().startswith(b"\x89PNG")
     kept = sorted((tmp_path / "runs/bench-curation/results").iterdir())
     assert len(kept) == 2 * len(ARMS)
     told = json.loads(kept[0].read_text())
