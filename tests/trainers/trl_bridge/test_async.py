@@ -113,6 +113,14 @@ def test_what_stops_the_worker_stops_the_trainer(tmp_path):
         assert run.newest.step == 0
 
 
+def test_a_channel_that_never_occurs_stops_the_trainer(tmp_path):
+    named = {"advantage": "gdpo", "advantage_settings": {"weights": {"reward": 1, "process.short": 1}}}
+    with training_run(off_policy_run(tmp_path, groups=2 * STEPS, max_staleness=STEPS, **named)) as run:
+        with pytest.raises(TrainerError, match="names the channel 'process.short'"):
+            trained(run)
+        assert run.newest.step < STEPS
+
+
 def test_a_model_that_is_not_the_newest_version_is_refused(tmp_path):
     with training_run(off_policy_run(tmp_path, max_staleness=1)) as run:
         run.begin({"w": torch.zeros(2)})
