@@ -116,7 +116,7 @@ def test_what_stops_the_worker_stops_the_trainer(tmp_path):
 def test_a_channel_that_never_occurs_stops_the_trainer(tmp_path):
     named = {"advantage": "gdpo", "advantage_settings": {"weights": {"reward": 1, "process.short": 1}}}
     with training_run(off_policy_run(tmp_path, groups=2 * STEPS, max_staleness=STEPS, **named)) as run:
-        with pytest.raises(TrainerError, match="names the channel 'process.short'"):
+        with pytest.raises(TrainerError, match=r"names the channel 'process\.short'"):
             trained(run)
         assert run.newest.step < STEPS
 
