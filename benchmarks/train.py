@@ -71,7 +71,7 @@ def main() -> None:
         print(f"[{number}/{len(wanted)}] {case}, {arm}, seed {seed}: {found['step_s']:.2f} s, "
               f"{found['peak_mib']:.0f} MiB, gradient {found['grad_norm']:.4g}", flush=True)  # fmt: skip
     chosen = [cells[_key(case, arm, seed, folder, options.steps)] for case, arm, seed in wanted]
-    rows = _report(chosen, str(folder))
+    rows = _report(chosen, folder.name)
     if options.plot:
         _draw(rows, options.plot)
     sys.exit(int(not all(row.get("met", True) for row in rows)))
