@@ -146,7 +146,7 @@ def _real(seeds: int, steps: int, console: Console) -> list[dict[str, Any]]:
     """Quickstart runs, selector by selector within each seed."""
     results = []
     for seed, selector in product(range(seeds), _REAL):
-        told = {"selector": selector, "seed": seed, "steps": steps}
+        told = {"selector": selector, "seed": seed, "steps": steps, "example": _EXAMPLE.read_text()}
         console.print(f"quickstart, {selector}, seed {seed}")
         results.append(_kept(f"quickstart-{selector}-{seed}-{steps}", told, lambda told=told: _trained(told)))
     return results

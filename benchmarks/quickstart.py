@@ -3,9 +3,9 @@
     python -m benchmarks.quickstart [--ppo] [--fresh]
 
 Each run is `harnessgym train examples/quickstart.toml` from the same shipped weights, or `examples/quickstart_ppo.toml`. The
-control permutes the rewards of every batch among its rollouts: same tasks, same code, nothing to learn. Finished runs are kept
-in `runs/bench-quickstart`, so an interrupted benchmark goes on. Writes `quickstart.json` or `quickstart-ppo.json` into
-`benchmarks/out`. Exit status 1 if a seed fails its target or the control gains.
+control permutes the rewards of every batch among its rollouts: same tasks, same code, nothing to learn. Finished runs of this
+commit are kept in `runs/bench-quickstart`, so an interrupted benchmark goes on. Writes `quickstart.json` or
+`quickstart-ppo.json` into `benchmarks/out`. Exit status 1 if a seed fails its target or the control gains.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.remembered import remembered
+from benchmarks.remembered import commit, remembered
 from harnessgym.run_folder import write_json
 
 _ROOT = Path("runs/bench-quickstart")
@@ -34,9 +34,9 @@ def main() -> None:
     parser.add_argument("--ppo", action="store_true", help="train by PPO instead of GRPO")
     parser.add_argument("--fresh", action="store_true", help="forget finished runs")
     options = parser.parse_args()
-    if options.fresh:
-        shutil.rmtree(_ROOT, ignore_errors=True)
     example = "quickstart_ppo" if options.ppo else "quickstart"
+    if options.fresh:
+        shutil.rmtree(_ROOT / example, ignore_errors=True)
     results = {name: _kept(example, name, seed, shuffle) for name, seed, shuffle in _ARMS}
     Console(width=max(140, Console().width)).print(_table(example, results))
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
@@ -45,9 +45,9 @@ def main() -> None:
 
 
 def _kept(example: str, name: str, seed: int, shuffle: bool) -> dict[str, Any]:
-    """The summary of a run: an earlier one's if there is one of the same settings."""
-    folder = _ROOT / f"{example} {name}".replace(" ", "-").replace(",", "")
-    told = {"example": Path(f"examples/{example}.toml").read_text(), "seed": seed, "shuffle": shuffle}
+    """The summary of a run: an earlier one's if there is one of the same settings and commit."""
+    folder = _ROOT / example / name.replace(" ", "-").replace(",", "")
+    told = {"example": Path(f"examples/{example}.toml").read_text(), "seed": seed, "shuffle": shuffle, "commit": commit()}
     kept = remembered(folder.with_suffix(".json"), told, lambda: {"summary": _run(example, folder, seed, shuffle)})
     summary: dict[str, Any] = kept["summary"]
     return summary

@@ -14,7 +14,6 @@ import platform
 import random
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from benchmarks.outside.campaign import AGENT, AgentCampaign
 from benchmarks.raylets.campaign import MACHINE, MachineCampaign
 from benchmarks.raylets.machines import ray_available
 from benchmarks.recovery import ALLOWED_ENDS, VICTIMS, Campaign, Report
+from benchmarks.remembered import commit
 from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.process import hear_interruptions
 from harnessgym.run_folder import write_json
@@ -52,8 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.fresh:
         shutil.rmtree(_ROOT, ignore_errors=True)
-    state_path, commit = _ROOT / "state.json", _commit()
-    done = remembered(state_path, options.seed, commit)
+    state_path, code = _ROOT / "state.json", commit()
+    done = remembered(state_path, options.seed, code)
     hear_interruptions()  # an interrupted campaign ends what it started
     began = time.monotonic()
     lacking = {"machines": ray_available() or postgres_available()}
@@ -64,7 +64,7 @@ def main() -> None:
         while min(_kills(done, KINDS[kind]).values()) < options.kills:
             number, left = len(done), options.kills - min(_kills(done, KINDS[kind]).values())
             report = _campaign(kind, number, options.seed * 1000 + number, min(left, _PER_CAMPAIGN[kind]))
-            done.append({"kind": kind, "seed": options.seed, "commit": commit, **asdict(report)})
+            done.append({"kind": kind, "seed": options.seed, "commit": code, **asdict(report)})
             write_json(state_path, done)
             print(f"campaign {number} ({kind}): {sum(report.kills.values())} kills, lost {report.lost}, doubled "
                   f"{report.trained_twice}, findings {len(report.findings)}, {report.wall_s:.0f} s", flush=True)  # fmt: skip
@@ -76,19 +76,13 @@ def main() -> None:
     sys.exit(int(wrong or bool(few)))
 
 
-def remembered(path: Path, seed: int, commit: str) -> list[dict[str, Any]]:
-    """Finished campaigns of a seed and a commit. Those of others are forgotten, and it is said."""
+def remembered(path: Path, seed: int, code: str) -> list[dict[str, Any]]:
+    """Finished campaigns of a seed and a commit, `code`. Those of others are forgotten, and it is said."""
     found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    kept = [each for each in found if (each.get("seed"), each.get("commit")) == (seed, commit)]
+    kept = [each for each in found if (each.get("seed"), each.get("commit")) == (seed, code)]
     if len(kept) < len(found):
         print(f"Of {len(found)} remembered campaigns, {len(found) - len(kept)} had another seed or commit: they run again.")
     return kept
-
-
-def _commit() -> str:
-    """What is checked out, or nothing outside a repository."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
 
 
 def _campaign(kind: str, number: int, seed: int, kills: int) -> Report:

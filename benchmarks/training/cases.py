@@ -1,5 +1,6 @@
 """The rows that are trained on, and the model."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,6 @@ _SMOL = Path.home() / ".cache/harnessgym/smollm2-135m"
 _SHIPPED = Path("environments/lookup/policy")
 _TEXTS = ("README.md", "docs/concepts.md", "docs/running.md", "docs/tasks.md", "docs/traces.md")
 ROLLOUTS = 8
-
-
 CASES = ("shared", "equal", "mixed")
 
 
@@ -57,6 +56,11 @@ def rows(case: str, seed: int, folder: Path) -> tuple[list[Row], FloatArray]:
         found.append(_row(policy, number, text, length))
     rewards = np.arange(ROLLOUTS, dtype=np.float32) % 3
     return found, rewards
+
+
+def text_digest() -> str:
+    """Of the text that rows are cut from: with other text they are other rows."""
+    return hashlib.sha256(_text().encode()).hexdigest()[:12]
 
 
 def _text() -> str:

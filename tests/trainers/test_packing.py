@@ -48,8 +48,9 @@ def test_logprobs_and_gradients_are_those_of_whole_rows(rows, family, temperatur
     ours = policy.logprobs(packed, *packed.trained(masks), temperature)
     whole = [token_logprobs(policy(torch.from_numpy(row[None]).long()), torch.from_numpy(row[None]).long(), temperature)[0]
              for row in rows]  # fmt: skip
+    assert ours.dtype == whole[0].dtype == torch.float64
     expected = torch.cat([found[torch.from_numpy(mask)] for found, mask in zip(whole, masks, strict=True)])
-    assert torch.allclose(ours, expected, atol=1e-5)
+    assert torch.allclose(ours, expected, atol=1e-6)
     if not len(ours):
         return
     weights = torch.linspace(-1, 1, len(ours))
