@@ -1,14 +1,15 @@
 """A real model learns: SmolLM2-135M-Instruct as the policy of mini-swe-agent. `make bench NAME=smollm2`.
 
-    python -m benchmarks.smollm2 [--quick] [--seed 0] [--steps N] [--fresh]
+    python -m benchmarks.smollm2 [--quick] [--seeds 3] [--steps N] [--no-control] [--plot FILE] [--fresh]
 
-`harnessgym train benchmarks/smollm2.toml`, then `harnessgym eval` of the weights it began with and of its last, on the same 256
-held-out tasks with the same sampling seeds. The agent is installed and unmodified; what is particular about it stands in its
-own configuration file, inside the run file. The two shots are turns in the policy's chat template: shots that a user's message
+Each run is `harnessgym train benchmarks/smollm2.toml`, then `harnessgym eval` of the weights it began with and of its last, on
+the same 256 held-out tasks with the same sampling seeds. The control permutes the rewards of every batch among its rollouts:
+same tasks, same code, nothing to learn. The agent is installed and unmodified; what is particular about it stands in its own
+configuration file, inside the run file. The two shots are turns in the policy's chat template: shots that a user's message
 quotes are worth little to a model this small, and the proxy never lets a message write turns.
 
-Interrupted, the same command goes on where it stopped. Writes `benchmarks/out/smollm2.json`. Exit status 1 if the 95 % interval
-of the gain does not lie above 0: no improvement is shown then, and it says so.
+Interrupted, the same command goes on where it stopped. Writes `benchmarks/out/smollm2.json`. Exit status 1 unless the 95 %
+interval of every seed's gain lies above 0, and that of the control does not: no improvement is shown otherwise, and it says so.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,10 @@ from rich.table import Table
 from sqlalchemy import text
 
 from benchmarks import vllm_cpu
-from harnessgym.run_folder import write_json
+from benchmarks.picture import picture
+from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore
+from harnessgym.supervisor.progress import read_metrics
 
 ROOT = Path("runs/bench-smollm2")
 RUN_FILE = Path("benchmarks/smollm2.toml")
@@ -54,40 +58,69 @@ _TEMPLATE = """\
 
 def main() -> None:
     """Prepare, train, evaluate, report; whatever is done already is kept."""
-    options = _options()
-    folder, console = ROOT / ("quick" if options.quick else f"seed-{options.seed}"), Console(width=max(160, Console().width))
-    if options.fresh:
-        shutil.rmtree(folder, ignore_errors=True)
-    console.print("[1/3] Preparing SmolLM2 and mini-swe-agent: minutes the first time.")
+    options, console = _options(), Console(width=max(160, Console().width))
+    root = ROOT / "quick" if options.quick else ROOT
+    arms = [Arm(f"seed {seed}", seed, shuffled=False) for seed in range(1 if options.quick else options.seeds)]
+    if not options.no_control:
+        arms.append(Arm("shuffled rewards, seed 0", 0, shuffled=True))
+    console.print("Preparing SmolLM2 and mini-swe-agent: minutes the first time.")
     prepare(ROOT / "policy")
     _call("install", "mini_swe_agent")
-    settings: dict[str, object] = {"seed": options.seed} | (_QUICK if options.quick else {})
-    if options.steps:
-        settings["trainer.steps"] = options.steps
-    run, tasks = folder / "train", _QUICK_TASKS if options.quick else _HELD_OUT
-    console.print(f"[2/3] Training in {run}.")
-    overrides = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    timed(folder, "training", "train", str(RUN_FILE), "--folder", str(run), *overrides)
-    console.print(f"[3/3] Evaluating before and after on {tasks} held-out tasks.")
-    words = ("--run", str(RUN_FILE), "--folder", str(folder / "eval"), "--limit", str(tasks), "--seed", str(options.seed))
-    timed(folder, "evaluation", "eval", f"{run}@0", str(run), *words)
-    result = measure(folder)
+    results: dict[str, dict[str, Any]] = {}
     machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "python": platform.python_version()}
-    write_json(_OUT, {"machine": machine, "quick": options.quick, **result})
-    console.print(_table(result), *(f"- {remark}" for remark in remarks(result)), sep="\n")
-    console.print(f"Verdict: {result['verdict']}. Machine: {machine}. Written to {_OUT}.")
-    sys.exit(int(result["verdict"] != "better" and not options.quick))
+    for place, arm in enumerate(arms, 1):
+        folder = root / arm.folder
+        if options.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        console.print(f"[{place}/{len(arms)}] {arm.name}, in {folder}.", highlight=False)
+        results[arm.name] = _result(arm, folder, options)
+        write_json(_OUT, {"machine": machine, "quick": options.quick, "arms": results})
+    if options.plot:
+        _draw(results, options.plot)
+    said = [f"- {name}: {remark}" for name, result in results.items() for remark in remarks(result)]
+    console.print(_table(results), *said, f"Machine: {machine}. Written to {_OUT}.", sep="\n")
+    sys.exit(int(not options.quick and not all(as_claimed(result) for result in results.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One training with the evaluation of what came out."""
+
+    name: str
+    seed: int
+    shuffled: bool
+
+    @property
+    def folder(self) -> str:
+        """What its folder is called."""
+        return self.name.replace(",", "").replace(" ", "-")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2", description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="two steps of four rollouts and eight held-out tasks: shows nothing"
+        "--quick", action="store_true", help="one seed, two steps of four rollouts, eight held-out tasks: shows nothing"
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="so many runs")
     parser.add_argument("--steps", type=int, help="instead of the run file's")
-    parser.add_argument("--fresh", action="store_true", help="forget what was done with this seed")
+    parser.add_argument("--no-control", action="store_true", help="leave out the run with shuffled rewards")
+    parser.add_argument("--plot", type=Path, help="also draw the training rewards, as PNG")
+    parser.add_argument("--fresh", action="store_true", help="forget finished runs")
     return parser.parse_args()
+
+
+def _result(arm: Arm, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Train and evaluate what is not yet, and say what came out."""
+    run, tasks = folder / "train", _QUICK_TASKS if options.quick else _HELD_OUT
+    settings: dict[str, object] = {"seed": arm.seed, "trainer.reward_shuffle": str(arm.shuffled).lower()}
+    settings |= _QUICK if options.quick else {}
+    if options.steps:
+        settings["trainer.steps"] = options.steps
+    overrides = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    timed(folder, "training", "train", str(RUN_FILE), "--folder", str(run), *overrides)
+    words = ("--run", str(RUN_FILE), "--folder", str(folder / "eval"), "--limit", str(tasks), "--seed", str(arm.seed))
+    timed(folder, "evaluation", "eval", f"{run}@0", str(run), *words)
+    return measure(folder)
 
 
 def prepare(folder: Path, model: Path = vllm_cpu.MODEL) -> None:
@@ -160,7 +193,14 @@ def measure(folder: Path) -> dict[str, Any]:
         "begun": {name: phase["begun"] for name, phase in phases.items()},
         "train_wall_s": trained["wall_s"],
         "stop_reasons": trained["stop_reasons"],
+        "reward_shuffle": trained["reward_shuffle"],
+        "rewards": _rewards(folder / "train"),
     }
+
+
+def _rewards(run: Path) -> list[float]:
+    """The mean reward of each step's rollouts, as graded."""
+    return [line["reward"] for line in read_metrics(RunFolder(run)) if "reward" in line]
 
 
 def _longest_prompt(path: Path) -> int:
@@ -182,17 +222,35 @@ def remarks(result: dict[str, Any]) -> list[str]:
     return found
 
 
-def _table(result: dict[str, Any]) -> Table:
-    table = Table("start", "end", "gain [95 %]", "better, worse", "tasks", "rollouts", "tokens sampled", "longest prompt",
-                  "training, s", "evaluation, s", title="SmolLM2-135M-Instruct with mini-swe-agent, temperature 1")  # fmt: skip
-    gain, wall = result["gain"], result["wall_s"]
-    interval = "-" if gain["low"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-    table.add_row(
-        f"{result['start']['mean']:.3f}", f"{result['end']['mean']:.3f}", interval, f"{result['better']}, {result['worse']}",
-        str(result["tasks"]), str(result["rollouts"]), str(result["tokens_sampled"]), str(result["longest_prompt"]),
-        f"{wall['training']:.0f}", f"{wall['evaluation']:.0f}",
-    )  # fmt: skip
+def as_claimed(result: dict[str, Any]) -> bool:
+    """Whether it improved; of a control, whether it did not."""
+    return bool((result["verdict"] == "better") != result["reward_shuffle"])
+
+
+def _table(results: dict[str, dict[str, Any]]) -> Table:
+    columns = ("run", "start", "end", "gain [95 %]", "better, worse", "tasks", "rollouts", "tokens sampled", "longest prompt")
+    title = "SmolLM2-135M-Instruct with mini-swe-agent, temperature 1"
+    table = Table(*columns, "training, s", "evaluation, s", "as claimed", title=title)
+    for name, result in results.items():
+        gain, wall = result["gain"], result["wall_s"]
+        interval = "-" if gain["low"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+        table.add_row(
+            name, f"{result['start']['mean']:.3f}", f"{result['end']['mean']:.3f}", interval,
+            f"{result['better']}, {result['worse']}", str(result["tasks"]), str(result["rollouts"]),
+            str(result["tokens_sampled"]), str(result["longest_prompt"]), f"{wall['training']:.0f}",
+            f"{wall['evaluation']:.0f}", "yes" if as_claimed(result) else "NO",
+        )  # fmt: skip
     return table
+
+
+def _draw(results: dict[str, dict[str, Any]], path: Path) -> None:
+    with picture(path, size=(7, 4)) as (_, ((axes,),)):
+        for name, result in results.items():
+            axes.plot(
+                range(1, len(result["rewards"]) + 1), result["rewards"], "--" if result["reward_shuffle"] else "-", label=name
+            )
+        axes.set(xlabel="step", ylabel="mean reward of the step's rollouts", ylim=(0, 1), title="SmolLM2-135M, mini-swe-agent")
+        axes.legend()
 
 
 if __name__ == "__main__":

@@ -121,3 +121,16 @@ def test_nothing_is_remarked_on_a_run_as_it_should_be() -> None:
 def test_what_was_asked_and_does_not_hold_is_said(name: str, value: object, said: str) -> None:
     (remark,) = smollm2.remarks(GOOD | {name: value})
     assert said in remark
+
+
+@pytest.mark.parametrize(
+    ("verdict", "shuffled", "holds"),
+    [("better", False, True), ("no difference shown", False, False), ("better", True, False), ("worse", True, True)],
+)
+def test_a_seed_must_improve_and_a_control_must_not(verdict: str, shuffled: bool, holds: bool) -> None:
+    assert smollm2.as_claimed({"verdict": verdict, "reward_shuffle": shuffled}) is holds
+
+
+def test_arms_have_folders_of_their_own() -> None:
+    arms = [smollm2.Arm("seed 0", 0, shuffled=False), smollm2.Arm("shuffled rewards, seed 0", 0, shuffled=True)]
+    assert [arm.folder for arm in arms] == ["seed-0", "shuffled-rewards-seed-0"]
