@@ -125,7 +125,7 @@ def test_what_was_asked_and_does_not_hold_is_said(name: str, value: object, said
 
 @pytest.mark.parametrize(
     ("verdict", "shuffled", "holds"),
-    [("better", False, True), ("no difference shown", False, False), ("better", True, False), ("worse", True, True)],
+    [("better", False, True), ("no improvement shown", False, False), ("better", True, False), ("worse", True, True)],
 )
 def test_a_seed_must_improve_and_a_control_must_not(verdict: str, shuffled: bool, holds: bool) -> None:
     assert smollm2.as_claimed({"verdict": verdict, "reward_shuffle": shuffled}) is holds
