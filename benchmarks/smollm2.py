@@ -249,8 +249,10 @@ def _draw(results: dict[str, dict[str, Any]], path: Path) -> None:
             axes.plot(
                 range(1, len(result["rewards"]) + 1), result["rewards"], "--" if result["reward_shuffle"] else "-", label=name
             )
-        axes.set(xlabel="step", ylabel="mean reward of the step's rollouts", ylim=(0, 1), title="SmolLM2-135M, mini-swe-agent")
-        axes.legend()
+        axes.set(
+            xlabel="step", ylabel="mean reward of the step's rollouts", ylim=(0, 1.15), title="SmolLM2-135M, mini-swe-agent"
+        )
+        axes.legend(loc="upper center", ncols=len(results), fontsize=8)
 
 
 if __name__ == "__main__":
