@@ -29,6 +29,8 @@ _LOGITS = 1 << 26
 """Logits that are held for the backward pass, 256 MiB."""
 _ARCHITECTURES = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
 """Architecture name to "normalises queries and keys per head"."""
+_COMPUTED = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "partial_rotary_factor": 1.0}
+"""Options of other checkpoints, as they are here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,14 @@ class PolicyConfig:
         rope = raw.get("rope_parameters") or {}
         if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
             raise PolicyError(f"{where}: RoPE type {rope['rope_type']!r} is not supported; serve this model with vLLM.")
+        for name, ours in _COMPUTED.items():
+            given = [each for each in (raw.get(name), rope.get(name) if isinstance(rope, dict) else None) if each is not None]
+            if any(each != ours for each in given):
+                raise PolicyError(
+                    f"{where}: {name} = {given[-1]!r} is not supported, only {ours!r}; serve this model with vLLM."
+                )
+        if raw.get("quantization_config"):
+            raise PolicyError(f"{where}: quantised weights are not supported; give those that they were made from.")
         values = {
             "head_dim": int(raw["hidden_size"]) // heads,  # type: ignore[call-overload]
             "rope_theta": rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,

@@ -12,18 +12,29 @@ from torch import Tensor
 from harnessgym.errors import PolicyError
 from trainers.policy import Policy, PolicyConfig
 
+_HEAD = "lm_head.weight"
+
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
     """A policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not fit."""
-    if not (folder / "config.json").is_file():
+    path = folder / "config.json"
+    if not path.is_file():
         raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
-    policy = Policy(PolicyConfig.from_hf(json.loads((folder / "config.json").read_text()), str(folder / "config.json")))
+    if (folder / "model.safetensors.index.json").is_file() and not (folder / "model.safetensors").exists():
+        raise PolicyError(
+            f"The weights at {folder} are in several files, which are not read: write them as one, "
+            "with transformers' save_pretrained(..., max_shard_size='1000GB')."
+        )
     try:
         weights = load_file(folder / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise PolicyError(
             f"The weights at {folder}/model.safetensors cannot be read: {error}. Put the file back as it was."
         ) from error
+    raw = json.loads(path.read_text())
+    if raw.get("tie_word_embeddings") is None:  # what that means depends on who wrote it
+        raw["tie_word_embeddings"] = _HEAD not in weights
+    policy = Policy(PolicyConfig.from_hf(raw, str(path)))
     load_weights(policy, weights)
     return policy.to(dtype)
 
@@ -79,11 +90,13 @@ def packed_weights(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """The tensors that one after another make up each of the policy's."""
+    """The tensors that one after another make up each of the policy's; together they are all that `weights` holds."""
+    taken = set[str]()
 
     def take(name: str) -> Tensor:
         if name not in weights:
             raise PolicyError(f"The weights have no tensor {name!r}; is this the model that config.json describes?")
+        taken.add(name)
         return weights[name]
 
     found: dict[str, list[Tensor]] = {}
@@ -103,7 +116,20 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
                 f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}: give both files of one model."
             )
         found[name] = parts
+    if left := [name for name in weights if name not in taken and not _says_nothing(name, weights)]:
+        raise PolicyError(
+            f"The weights have a tensor {left[0]!r}, which a policy of this config.json does not compute with: give both files "
+            "of one model, or serve it with vLLM."
+        )
     return found
+
+
+def _says_nothing(name: str, weights: Mapping[str, Tensor]) -> bool:
+    """Of a tensor that the policy has no place for: whether it follows from the others."""
+    if name == _HEAD:
+        embedding = weights.get("model.embed_tokens.weight")
+        return embedding is not None and torch.equal(weights[name], embedding)
+    return name.endswith("rotary_emb.inv_freq")
 
 
 def _hf_name(name: str) -> str:

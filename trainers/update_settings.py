@@ -1,5 +1,6 @@
 """Settings of one optimizer step, apart from the step itself: whoever only checks a configuration needs no torch."""
 
+from collections import Counter
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Literal, Self, TypeVar
@@ -108,6 +109,9 @@ class UpdateSettings(BaseModel):
         ratios = [each.name for each in self.weights if each.weighs]
         if len(ratios) > 1:
             raise ValueError(f"{' and '.join(ratios)} both weigh by pi_prox/mu, and together by its square: keep one of them")
+        for name, times in Counter(each.name for each in self.weights).items():
+            if times > 1:
+                raise ValueError(f"corrections has {name} {times} times: keep one of them")
         for part in (self.loss, *self.weights):
             if reason := part.problem(self):
                 raise ValueError(reason)
@@ -191,7 +195,13 @@ def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSet
                 f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout alone, and {trainer.processes} "
                 "processes add up those of theirs: set trainer.processes = 1."
             )
-    filled: dict[str, Any] = {"temperature": config.sampling.temperature}
+    sampled_at = config.sampling.temperature
+    if trainer.update.get("temperature", sampled_at) != sampled_at:
+        raise ConfigError(
+            f"{where}: temperature = {found.temperature} is not the one that rollouts are sampled at, and at which "
+            f"log-probabilities are compared: leave it out, or set sampling.temperature, which is {sampled_at}."
+        )
+    filled: dict[str, Any] = {"temperature": sampled_at}
     if isinstance(found.proximal, Ewma) and found.proximal.window is None:
         filled["proximal"] = found.proximal.model_copy(update={"window": trainer.max_staleness})
     return found.model_copy(update=filled)

@@ -78,6 +78,12 @@ def test_token_logprobs_are_those_of_the_tempered_softmax():
         {"use_sliding_window": True},
         {"rope_scaling": {"type": "linear"}},
         {"rope_parameters": {"rope_type": "yarn"}},
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        {"partial_rotary_factor": 0.5},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"hidden_act": "gelu"},
+        {"quantization_config": {"quant_method": "fp8"}},
     ],
 )
 def test_what_is_not_computed_is_refused(option):

@@ -64,3 +64,46 @@ def test_what_is_published_is_packed_again_as_it_was(family, tied):
     packed, state = packed_weights(policy, published_weights(policy)), policy.state_dict()
     assert packed.keys() == state.keys()
     assert all(torch.equal(packed[name], tensor) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_without_a_word_in_the_config_the_head_is_tied_if_it_has_no_weights(tied, tmp_path):
+    _, policy = peer_and_policy("llama", tie_word_embeddings=tied)
+    save_policy(policy, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    del raw["tie_word_embeddings"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert load_policy(tmp_path).config.tie_word_embeddings is tied
+
+
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("model.layers.0.self_attn.q_proj.bias", True),
+        ("lm_head.weight", True),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", False),
+    ],
+)
+def test_a_tensor_that_nothing_computes_with_is_refused_by_name(name, refused):
+    _, policy = peer_and_policy("llama", tie_word_embeddings=True)
+    weights = published_weights(policy) | {name: torch.ones(3)}
+    if refused:
+        with pytest.raises(PolicyError, match=name):
+            load_weights(policy, weights)
+    else:
+        load_weights(policy, weights)
+
+
+def test_a_copy_of_the_embedding_as_the_tied_head_is_read():
+    _, policy = peer_and_policy("llama", tie_word_embeddings=True)
+    weights = published_weights(policy)
+    load_weights(policy, weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()})
+
+
+def test_weights_in_several_files_are_refused_with_what_to_do(tmp_path):
+    _, policy = peer_and_policy("llama")
+    save_policy(policy, tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "model-00001-of-00001.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(PolicyError, match="max_shard_size"):
+        load_policy(tmp_path)

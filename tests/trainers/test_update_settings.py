@@ -171,6 +171,17 @@ def test_settings_of_a_run_have_its_temperature_and_its_window(tmp_path):
     assert settings.proximal == Ewma(window=3)
     assert settings.proximal.beta == 3 / 5
     assert settings_of(run(tmp_path / "b", update=VCPO, advantage="reward")).baseline == "minimum_variance"
+    assert settings_of(run(tmp_path / "c", update={"temperature": 1.0})).temperature == 1.0
+
+
+def test_a_temperature_that_is_not_the_rollouts_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"temperature = 0\.5 is not the one"):
+        settings_of(run(tmp_path, update={"temperature": 0.5}))
+
+
+def test_a_correction_is_named_once():
+    with pytest.raises(ConfigError, match="opsm 2 times"):
+        validate(UpdateSettings, {"proximal": "current", "corrections": ["tis", "opsm", "opsm"]}, "the test")
 
 
 def test_checking_settings_needs_no_torch():

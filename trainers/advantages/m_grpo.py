@@ -20,6 +20,8 @@ M_GRPO = Algorithm(
     "by repeating or dropping, (R_S - mean(R_S)) / (std(R_S) + 1e-4) over the d K, times copies x d_k / d; "
     "R_S = 0.4 R_M + 0.1 format + 0.5 expert",
     "arXiv 2511.13288", "paper", "transcription in which every copy is written out, float64",
+    left_out="the sequence-level ratio, which is a loss's (gspo), and the weight 1/(d K) of a trajectory: a rollout's "
+    "sub-agents together weigh in the batch what their tokens weigh.",
 )  # fmt: skip
 _EPS = 1e-4
 
@@ -61,19 +63,19 @@ class MGrpo:
         """One advantage per row."""
         main_K = np.array([_weighed(self.settings.main, {**item.rewards, "reward": item.reward}) for item in group])
         subs = [[at for at, row in enumerate(item.rows) if _last(row).parent_agent_id] for item in group]
-        copies = [
-            _copies(item.rollout_id, len(rows), self.settings.invocations) for item, rows in zip(group, subs, strict=True)
+        times_of = [
+            copies(item.rollout_id, len(rows), self.settings.invocations) for item, rows in zip(group, subs, strict=True)
         ]
         rewards = [
             np.array([self._sub_reward(item, item.rows[at], float(main)) for at in rows], dtype=np.float64)
             for item, rows, main in zip(group, subs, main_K, strict=True)
         ]
-        aligned = [np.repeat(own, times) for own, times in zip(rewards, copies, strict=True)]
+        aligned = [np.repeat(own, times) for own, times in zip(rewards, times_of, strict=True)]
         slots = np.concatenate(aligned) if aligned else np.zeros(0)
         same = not len(slots) or bool((slots == slots[0]).all())
         mean, std = (0.0, 0.0) if same else (slots.mean(), slots.std())
         out: Advantages = []
-        for item, main, rows, times, own in zip(group, standardised(main_K, _EPS), subs, copies, rewards, strict=True):
+        for item, main, rows, times, own in zip(group, standardised(main_K, _EPS), subs, times_of, rewards, strict=True):
             values: list[Value] = [float(main)] * len(item.rows)
             weights = times * len(rows) / self.settings.invocations
             scores = np.zeros_like(own) if same else (own - mean) / (std + _EPS) * weights
@@ -96,7 +98,7 @@ def _weighed(weights: Mapping[str, float], rewards: Mapping[str, float]) -> floa
     return sum(weight * rewards.get(channel, 0.0) for channel, weight in weights.items())
 
 
-def _copies(rollout_id: str, have: int, wanted: int) -> npt.NDArray[np.int64]:
+def copies(rollout_id: str, have: int, wanted: int) -> npt.NDArray[np.int64]:
     """How often each of a rollout's trajectories is there when they are `wanted`; which get more is drawn, by its id."""
     if not have:
         return np.zeros(0, np.int64)

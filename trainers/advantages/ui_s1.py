@@ -16,7 +16,10 @@ UI_S1 = Algorithm(
     "advantage", "ui_s1",
     "A = a(r) + w a(R_t), a(x) = (x - mean(x)) / (std(x) + 1e-6): the rollouts' rewards r in the group, and the discounted "
     "returns R_t of step rewards among all t-th steps",
-    "arXiv 2509.11543, a copy of the authors' core_uis1.py", "source", "transcription in loops, float64",
+    "arXiv 2509.11543, a copy of the authors' core_uis1.py", "source",
+    "transcription in loops, float64, with what is left out left out there too",
+    left_out="the authors' returns begin anew at a step that was missed, so that nothing comes back through it; their standard "
+    "deviation has ddof 1, here 0; and they count a rollout once per step in the mean of the episodes' rewards, here once.",
 )  # fmt: skip
 _EPS = 1e-6
 
@@ -35,7 +38,7 @@ class UiS1Settings(Config):
 class UiS1:
     """The advantage of UI-S1 (arXiv 2509.11543). Its patching of missed steps by an expert's is no part of it.
 
-    The authors' code counts a rollout once per step in the mean of the episodes' rewards; here it counts once.
+    What differs from the authors' code stands in `UI_S1.left_out`.
     """
 
     Settings = UiS1Settings

@@ -36,6 +36,10 @@ DPPO_TV = Algorithm(
 )  # fmt: skip
 
 
+_OVERFLOW = 60.0
+"""Log-ratios count up to here, far beyond every clip: the exponential of a greater one times an advantage of 0 has no value."""
+
+
 def ppo(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), rho = pi / pi_prox, per token (arXiv 1707.06347).
 
@@ -70,5 +74,5 @@ def dppo_tv(tokens: Tokens, mask_low: float = 0.2, mask_high: float = 0.2, kl: f
 
 def clipped_surrogate(log_ratio_N: Tensor, advantages_N: Tensor, clip_low: float, clip_high: float) -> Tensor:
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token; the gradient flows through `log_ratio_N`."""
-    ratio = log_ratio_N.exp()
+    ratio = log_ratio_N.clamp(max=_OVERFLOW).exp()
     return -torch.minimum(ratio * advantages_N, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_N)

@@ -15,7 +15,7 @@ from pydantic import Field
 from harnessgym.config import Config
 from harnessgym.selection import Pick, Pool, Visit
 from trainers.selection.difficulty import success
-from trainers.selection.sizes import needs_groups
+from trainers.selection.sizes import needs_groups, within
 from trainers.selection.uniform import in_turn
 
 _ROUNDING = 1e-9
@@ -40,7 +40,9 @@ class Dars:
     def __init__(self, settings: DarsSettings, pool: Pool) -> None:
         needs_groups("dars", pool)
         self._settings, self._pool = settings, pool
-        self._most = settings.most or _MOST[settings.schedule]
+        self._most = _MOST[settings.schedule]
+        if settings.most is not None:
+            self._most = within("dars", "most", settings.most, least=pool.group_size)
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:
         """See `Selector`."""

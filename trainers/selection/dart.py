@@ -11,7 +11,7 @@ from pydantic import Field
 from harnessgym.config import Config
 from harnessgym.selection import Pick, Pool, Visit
 from trainers.selection.difficulty import success
-from trainers.selection.sizes import needs_groups
+from trainers.selection.sizes import needs_groups, within
 from trainers.selection.uniform import in_turn
 
 _ROUNDING = 1e-9
@@ -35,6 +35,7 @@ class Dart:
 
     def __init__(self, settings: DartSettings, pool: Pool) -> None:
         needs_groups("dart", pool)
+        within("dart", "least", settings.least, most=pool.group_size)
         self._settings, self._pool = settings, pool
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:

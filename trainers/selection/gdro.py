@@ -13,6 +13,7 @@ p(1-p)/n that the paper argues from; its likeliest sizes are taken here with Gum
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -22,7 +23,7 @@ from harnessgym.selection import Pick, Pool, Visit
 from harnessgym.store.visits import SUCCESS
 from trainers.selection.budget import Block, blocks
 from trainers.selection.difficulty import Float64Array, open_groups, success
-from trainers.selection.sizes import needs_groups
+from trainers.selection.sizes import needs_groups, within
 
 
 class GdroSettings(Config):
@@ -38,8 +39,9 @@ class GdroSettings(Config):
     """η of both: how much scores count."""
     mix: float = Field(0.15, gt=0, le=1)
     """Gamma of both: part of the weight that is spread evenly."""
-    sizes: tuple[int, ...] = ()
-    """Rollouts that a group may have; a quarter, half, once, one and a half and twice the group size if not given."""
+    sizes: tuple[Annotated[int, Field(ge=2)], ...] = ()
+    """Rollouts that a group may have, the usual group size between the least and the greatest; a quarter, half, once, one and a
+    half and twice the group size if not given."""
     price: float = 0.0
     """μ: what a rollout beyond the mean costs. The budget is exact without."""
 
@@ -66,9 +68,11 @@ class Gdro:
         needs_groups("gdro", pool)
         self._settings, self._pool = settings, pool
         usual = pool.group_size
-        self._sizes = sorted(
-            {max(2, size) for size in settings.sizes or (usual // 4, usual // 2, usual, 3 * usual // 2, 2 * usual)}
-        )
+        self._sizes = sorted({max(2, size) for size in (usual // 4, usual // 2, usual, 3 * usual // 2, 2 * usual)})
+        if settings.sizes:
+            self._sizes = sorted(set(settings.sizes))
+            within("gdro", "the least of sizes", self._sizes[0], most=usual)
+            within("gdro", "the greatest of sizes", self._sizes[-1], least=usual)
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:
         """See `Selector`."""

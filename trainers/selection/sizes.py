@@ -11,3 +11,18 @@ def needs_groups(selector: str, pool: Pool) -> None:
             f"The selector {selector} chooses how many rollouts a group has, from how those of earlier groups came out, and "
             "with trainer.group_size = 1 a group is one rollout: raise group_size, or choose uniform, vade or insight."
         )
+
+
+def within(selector: str, setting: str, size: int, *, least: int | None = None, most: int | None = None) -> int:
+    """`size`, a setting of a selector. Raises `ConfigError` if it lies beyond the usual group size, which bounds it."""
+    if least is not None and size < least:
+        raise ConfigError(
+            f"generate.settings, selector {selector}: {setting} = {size} is below trainer.group_size = {least}: raise it, or "
+            "lower group_size."
+        )
+    if most is not None and size > most:
+        raise ConfigError(
+            f"generate.settings, selector {selector}: {setting} = {size} is above trainer.group_size = {most}: lower it, or "
+            "raise group_size."
+        )
+    return size

@@ -16,7 +16,7 @@ from pydantic import Field
 from harnessgym.config import Config
 from harnessgym.selection import Pick, Pool, Visit
 from trainers.selection.budget import Block, blocks
-from trainers.selection.sizes import needs_groups
+from trainers.selection.sizes import needs_groups, within
 from trainers.selection.special_functions import t_quantile
 from trainers.selection.uniform import in_turn
 
@@ -44,8 +44,11 @@ class Xrpo:
     def __init__(self, settings: XrpoSettings, pool: Pool) -> None:
         needs_groups("xrpo", pool)
         self._settings, self._pool = settings, pool
-        self._base = max(2, min(settings.base or pool.group_size // 2, pool.group_size))
-        self._most = max(settings.most or 3 * pool.group_size, pool.group_size)
+        self._base, self._most = max(2, pool.group_size // 2), 3 * pool.group_size
+        if settings.base is not None:
+            self._base = within("xrpo", "base", settings.base, most=pool.group_size)
+        if settings.most is not None:
+            self._most = within("xrpo", "most", settings.most, least=pool.group_size)
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:
         """See `Selector`."""

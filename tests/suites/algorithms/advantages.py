@@ -13,7 +13,7 @@ from trainers.advantages.gdpo import Gdpo, GdpoSettings
 from trainers.advantages.group_relative import dr_grpo, grpo, rloo
 from trainers.advantages.hgpo import Hgpo, HgpoSettings
 from trainers.advantages.igpo import Igpo, IgpoSettings
-from trainers.advantages.m_grpo import MGrpo, MGrpoSettings
+from trainers.advantages.m_grpo import MGrpo, MGrpoSettings, copies
 from trainers.advantages.mc_grpo import mc_grpo
 from trainers.advantages.ui_s1 import UiS1, UiS1Settings
 
@@ -198,24 +198,24 @@ def measure_m_grpo() -> float:
     for seed in range(20):
         random = np.random.default_rng(seed)
         group = []
-        for number, count in enumerate(random.choice([0, 1, 5], size=4)):  # divisors of 5: each is copied equally often
+        for number, count in enumerate(random.choice([0, 1, 2, 3, 5, 7], size=4)):
             name = f"r{number}"
             branches = [[(f"c{at}", "s")] for at in range(count + 1)]
-            agents = {f"{name}sub{at}": {"format": float(random.random()), "expert": float(random.random())} for at in range(6)}
+            agents = {f"{name}sub{at}": {"format": float(random.random()), "expert": float(random.random())} for at in range(8)}
             reward = float(random.integers(2))
             group.append(rollout(name, branches, reward, ["", *[f"{name}main"] * count], agent_rewards=agents))
-        slots = []
-        for item in group:
-            subs = item.rows[1:]
-            for at in range(1, len(subs) + 1):
+        slots, drawn = [], [copies(item.rollout_id, len(item.rows) - 1, wanted) for item in group]
+        for item, times in zip(group, drawn, strict=True):
+            assert sum(times) == (wanted if len(times) else 0)
+            for at, often in enumerate(times, 1):
                 own = item.agent_rewards[f"{item.rollout_id}sub{at}"]
-                slots += [0.4 * item.reward + 0.1 * own["format"] + 0.5 * own["expert"]] * (wanted // len(subs))
+                slots += [0.4 * item.reward + 0.1 * own["format"] + 0.5 * own["expert"]] * often
         place = 0
-        for number, (item, found) in enumerate(zip(group, ours(group), strict=True)):
+        for number, found in enumerate(ours(group)):
             expected = [zscore([other.reward for other in group], number, 1e-4)]
-            for _ in item.rows[1:]:
-                expected.append(zscore(slots, place, 1e-4))
-                place += wanted // (len(item.rows) - 1)
+            for often in drawn[number]:
+                expected.append(sum(zscore(slots, place + copy, 1e-4) for copy in range(often)) * len(drawn[number]) / wanted)
+                place += often
             worst = max(worst, float(np.abs(np.array(found) - expected).max()))
     return worst
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainers.advantages.groups import rollout
-from trainers.advantages.m_grpo import MGrpo, MGrpoSettings, _copies
+from trainers.advantages.m_grpo import MGrpo, MGrpoSettings, copies
 
 
 def team(name, reward, *experts, **fields):
@@ -46,6 +46,6 @@ def test_beyond_d_trajectories_are_masked_and_the_rest_weigh_for_them():
 
 @given(st.text(max_size=5), st.integers(1, 9), st.integers(1, 9))
 def test_copies_are_as_many_as_wanted_and_as_even_as_can_be(name, have, wanted):
-    found = _copies(name, have, wanted)
+    found = copies(name, have, wanted)
     assert (len(found), found.sum()) == (have, wanted)
     assert found.max() - found.min() <= 1

@@ -105,3 +105,20 @@ def test_wrong_names_and_settings_are_told():
         make_selector("vade", {"visit_decay": 2}, pool())
     full = REGISTRY["selector"]["uniform"]
     assert len(make_selector(full, {}, pool()).choose(0, 3, [])) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("xrpo", {"base": 50}, "base = 50 is above trainer.group_size = 8"),
+        ("xrpo", {"most": 3}, "most = 3 is below trainer.group_size = 8"),
+        ("dars", {"most": 4}, "most = 4 is below"),
+        ("dart", {"least": 20}, "least = 20 is above"),
+        ("gdro", {"sizes": [16]}, "the least of sizes = 16 is above"),
+        ("gdro", {"sizes": [2, 4]}, "the greatest of sizes = 4 is below"),
+        ("gdro", {"sizes": [1, 9]}, "sizes"),
+    ],
+)
+def test_sizes_that_the_usual_one_does_not_fit_are_refused(name, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        make_selector(name, settings, pool(4, 8))
