@@ -26,7 +26,8 @@ run. *Evidence* says where the formula was read: in the authors' code or a libra
 else's account of it (third party), or in its abstract. *Difference* is the power of ten that the greatest difference from
 the reference stays below, as a share of the value where that is above 1. *Mean* is the `normalisation` that a loss was
 compared with. It is a setting of its own, and its default is "token" for every loss. A group of which no token has an advantage
-other than 0 is left out of the step and of what it divides by, as with DAPO's refill; the libraries' GRPO and Dr. GRPO count it.
+other than 0 is left out of the step and of what it divides by, as with DAPO's refill; the libraries' GRPO and Dr. GRPO count
+it.
 
 ![Final reward and collapse rate over the lag](results/stability.png)
 
