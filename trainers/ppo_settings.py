@@ -70,6 +70,11 @@ def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSe
             "trainer.update.baseline chooses what is subtracted from rewards, and PPO subtracts what its critic expects: leave "
             "one of them out."
         )
+    if found.critic.warmup >= trainer.steps:
+        raise ConfigError(
+            f"[trainer.ppo]: with critic.warmup = {found.critic.warmup} the critic learns alone to the end of the run, whose "
+            f"trainer.steps are {trainer.steps}: lower it, or raise trainer.steps."
+        )
     proximal = settings_of(config, where).proximal
     several = found.epochs * found.mini_batches > 1
     if proximal == "recompute" and not several:

@@ -26,11 +26,14 @@ class Edit:
 
 
 def edited(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:
-    """The texts that change, changed. Raises TaskError when an edit does not fit its text, or two overlap."""
+    """The texts that change, changed; of several insertions at one place, the first given stands first.
+
+    Raises `TaskError` when an edit does not fit its text, or two overlap.
+    """
     changed: dict[str, bytes] = {}
     later: dict[str, int] = {}
-    for edit in sorted(edits, reverse=True):
-        data = changed.get(edit.path) or files.get(edit.path, "").encode()
+    for edit in reversed(_in_order(edits)):
+        data = changed[edit.path] if edit.path in changed else files.get(edit.path, "").encode()
         if data[edit.start : edit.end] != edit.old.encode() or edit.end > later.get(edit.path, len(data)):
             raise TaskError(f"{edit.path} does not hold {edit.old!r} at byte {edit.start}, or two edits of it overlap.")
         changed[edit.path] = data[: edit.start] + edit.new.encode() + data[edit.end :]
@@ -41,10 +44,14 @@ def edited(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:
 def undone(edits: Sequence[Edit]) -> tuple[Edit, ...]:
     """The edits that make of the changed texts what they were."""
     found, shift = [], dict.fromkeys((edit.path for edit in edits), 0)
-    for edit in sorted(edits):
+    for edit in _in_order(edits):
         found.append(Edit(edit.path, edit.start + shift[edit.path], edit.new, edit.old))
         shift[edit.path] += len(edit.new.encode()) - len(edit.old.encode())
     return tuple(found)
+
+
+def _in_order(edits: Sequence[Edit]) -> list[Edit]:
+    return sorted(edits, key=lambda edit: (edit.path, edit.start, edit.end))
 
 
 def patch(before: Mapping[str, str], after: Mapping[str, str]) -> str:

@@ -138,6 +138,15 @@ def test_edits_of_any_text_are_undone_to_the_byte(pieces, data):
     assert edited(after, undone(edits)) == dict.fromkeys(after, before)
 
 
+@pytest.mark.parametrize("new", [("0", "/"), ("", "0"), ("0", ""), ("b", "ab")])
+@pytest.mark.parametrize("old", ["", "a"])
+def test_insertions_at_one_place_stand_in_the_order_given(old, new):
+    edits = [*(Edit("t", 0, "", each) for each in new), Edit("t", 0, old, "")]
+    after = edited({"t": old}, edits)
+    assert after == {"t": "".join(new)}
+    assert edited(after, undone(edits)) == {"t": old}
+
+
 @pytest.mark.parametrize(
     "edits",
     [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.config import validate
-from harnessgym.errors import HarnessGymError
+from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.store import TraceStore, advantages, ledger, rollouts, runs
 from harnessgym.traces.trajectories import Row
@@ -88,6 +88,12 @@ def test_advantages_are_those_of_gae_over_what_the_critic_expected(tmp_path, mod
             assert sum(entry.end - entry.start for entry in found) == 6
         assert metrics["signal"] == 1  # though one group's rewards are equal
         assert verify(store).findings == ()
+
+
+def test_a_warm_up_that_leaves_the_policy_no_step_is_refused(tmp_path, model):
+    folder = make(tmp_path / "run", model, steps=3, ppo={"critic": {"warmup": 3}})
+    with pytest.raises(ConfigError, match=r"critic\.warmup = 3.*trainer\.steps are 3"):
+        ppo_settings_of(folder.config())
 
 
 def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_was_begun_with(tmp_path, model):

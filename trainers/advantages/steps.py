@@ -44,7 +44,7 @@ def by_call(per_branch: Iterable[Sequence[Turn]], values: Iterable[Float64Array]
     for turns, own in zip(per_branch, values, strict=True):
         for turn, value in zip(turns, own, strict=True):
             found[turn.call_id].append(float(value))
-    return {call: float(np.mean(each)) for call, each in found.items()}
+    return {call: each[0] if len(set(each)) == 1 else float(np.mean(each)) for call, each in found.items()}  # not rounded
 
 
 def spread(rows: Sequence[Row], by_call: Mapping[str, float]) -> list[Value]:

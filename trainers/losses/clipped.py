@@ -68,7 +68,7 @@ def dppo_tv(tokens: Tokens, mask_low: float = 0.2, mask_high: float = 0.2, kl: f
     """
     moved_N = tokens.logprobs_N.detach().exp() - tokens.proximal_N.exp()
     cut_N = torch.where(tokens.advantages_N > 0, moved_N > mask_high, moved_N < -mask_low)
-    loss_N = torch.where(cut_N, 0.0, -tokens.log_ratio.exp() * tokens.advantages_N)
+    loss_N = torch.where(cut_N, 0.0, -tokens.log_ratio.clamp(max=_OVERFLOW).exp() * tokens.advantages_N)
     return loss_N + kl * tokens.log_ratio.square()
 
 

@@ -40,9 +40,7 @@ class Dars:
     def __init__(self, settings: DarsSettings, pool: Pool) -> None:
         needs_groups("dars", pool)
         self._settings, self._pool = settings, pool
-        self._most = _MOST[settings.schedule]
-        if settings.most is not None:
-            self._most = within("dars", "most", settings.most, least=pool.group_size)
+        self._most = within("dars", "most", settings.most or _MOST[settings.schedule], least=pool.group_size)
 
     def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:
         """See `Selector`."""

@@ -172,3 +172,11 @@ def test_another_order_of_rows_gives_the_same_gae(seed):
     turned = replace(item, rows=item.rows[::-1])
     for one, other in zip(gae_of_rollout(item, values), gae_of_rollout(turned, values[::-1])[::-1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("estimator", [Hgpo(HgpoSettings(gamma=0.95, history=0)), UiS1(UiS1Settings(gamma=0.95))])
+def test_branches_that_come_out_alike_say_exactly_what_one_says(estimator):
+    """The mean of three returns of 0.95 is not 0.95 in floats."""
+    shared = [[("m", "start", 0.0), (f"{number}", "then", 1.0)] for number in range(3)]
+    group = [rollout("a", shared, 1.0), rollout("b", [[("m", "start", 0.0), ("0", "then", 1.0)]], 1.0)]
+    assert not any(calls(group, estimator(group)).values())

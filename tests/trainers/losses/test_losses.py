@@ -173,3 +173,15 @@ def test_dppo_cuts_by_probability_and_not_by_ratio(ratio, probability, advantage
     tokens = two_rollouts([float(ratio)], probability, float(advantage))
     dppo_tv(tokens).sum().backward()
     assert bool(tokens.logprobs_N.grad.any()) == moves
+
+
+@pytest.mark.parametrize("loss", [ppo, dppo_tv])
+@pytest.mark.parametrize("advantage", [1.0, 0.0, -1.0])
+def test_a_ratio_beyond_float32_leaves_loss_and_gradient_finite(loss, advantage):
+    now = torch.tensor([-0.01], requires_grad=True)
+    then = torch.tensor([-120.0])
+    found = loss(Tokens(now, then, then, torch.tensor([advantage]), torch.zeros(1).long(), torch.zeros(1).long()))
+    found.sum().backward()
+    assert found.isfinite().all()
+    assert now.grad.isfinite().all()
+    assert advantage < 0 or not now.grad.any()

@@ -122,3 +122,8 @@ def test_wrong_names_and_settings_are_told():
 def test_sizes_that_the_usual_one_does_not_fit_are_refused(name, settings, said):
     with pytest.raises(ConfigError, match=said):
         make_selector(name, settings, pool(4, 8))
+
+
+def test_dars_does_not_shrink_groups_that_are_larger_than_its_own_bound():
+    with pytest.raises(ConfigError, match=r"most = 32 is below trainer\.group_size = 40"):
+        make_selector("dars", {}, pool(4, 40))
