@@ -21,8 +21,8 @@ from gymnasium.error import ResetNeeded
 from harnessgym.config import nearest
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
 from harnessgym.harness_episode import Desk, HarnessEpisode, Waiting, desk
+from harnessgym.outcome.failure import Cause, Phase, cause_of_error
 from harnessgym.portal import Portal
-from harnessgym.rollout.failure import Cause, Phase, cause_of_error
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 from harnessgym.text_space import ShortText, fit

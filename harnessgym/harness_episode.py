@@ -19,12 +19,12 @@ from harnessgym.equipping import equipment, equipment_of, make_harness
 from harnessgym.errors import HarnessGymError, ProxyError
 from harnessgym.grading.judging import judge
 from harnessgym.harness import Endpoint, Harness, start
+from harnessgym.outcome.failure import Cause, RolloutFailed
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.rollout.attempt import described
 from harnessgym.rollout.control import ControlClient, OpenedSession
-from harnessgym.rollout.failure import Cause, RolloutFailed
 from harnessgym.rollout.furnishing import furnish
 from harnessgym.rollout.node import NodeSettings, make_backend
-from harnessgym.rollout.stop_reason import StopReason
 from harnessgym.run_config import HarnessSection
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend, needs, require

@@ -19,7 +19,7 @@ from environments.workspace.observation import Observation, Status, observation,
 from environments.workspace.station import Station, leave, station
 from harnessgym.config import nearest
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
-from harnessgym.rollout.failure import Phase, cause_of_error
+from harnessgym.outcome.failure import Phase, cause_of_error
 from harnessgym.task import Grade, Split, Task
 from harnessgym.tasks.source import task_set
 

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 
 from harnessgym.errors import SandboxError, TaskError
-from harnessgym.rollout.failure import RolloutFailed
+from harnessgym.outcome.failure import RolloutFailed
 from harnessgym.rollout.furnishing import furnish
 from harnessgym.sandbox import Capability, ExecResult, Sandbox
 from harnessgym.sandboxes.containers import SET_ASIDE

@@ -20,14 +20,14 @@ from harnessgym.grading.difference import opinion_on
 from harnessgym.grading.judging import Evidence, taken, verdict
 from harnessgym.grading.opinion import with_opinion
 from harnessgym.harness import Endpoint, Harness, Launch, start
+from harnessgym.outcome.failure import CONSEQUENCES, Cause, Phase, RolloutFailed, cause_of_end, cause_of_error
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.reward import Record, score_all
 from harnessgym.rollout.control import OpenedSession
-from harnessgym.rollout.failure import CONSEQUENCES, Cause, Phase, RolloutFailed, cause_of_end, cause_of_error
 from harnessgym.rollout.furnishing import furnish
 from harnessgym.rollout.pressure import Pressure
 from harnessgym.rollout.stage import Stage, Stages
 from harnessgym.rollout.steps import laying, step_task, through_steps
-from harnessgym.rollout.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult, Sandbox, needs, require
 from harnessgym.store import events
 from harnessgym.store.rewards import RewardRow

@@ -22,10 +22,10 @@ from harnessgym.config import Config
 from harnessgym.control_key import ControlKey, environment_field
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError
+from harnessgym.outcome.failure import CONSEQUENCES, Cause
 from harnessgym.registry import load
 from harnessgym.reward import make_rewards
 from harnessgym.rollout.control import ControlClient
-from harnessgym.rollout.failure import CONSEQUENCES, Cause
 from harnessgym.rollout.patience import Patience
 from harnessgym.rollout.pipeline import Pipeline
 from harnessgym.rollout.plan import Plan

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harnessgym.rollout.failure import Cause, RolloutFailed
+from harnessgym.outcome.failure import Cause, RolloutFailed
 from harnessgym.run_config import NodeSection
 
 _LOG = logging.getLogger("harnessgym.node")

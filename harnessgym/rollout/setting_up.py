@@ -1,6 +1,6 @@
 """A task's setup phase: its commands, in the sandbox, before the harness; only here may listed hosts be reached."""
 
-from harnessgym.rollout.failure import Cause, RolloutFailed
+from harnessgym.outcome.failure import Cause, RolloutFailed
 from harnessgym.sandbox import Sandbox
 from harnessgym.sandboxes.egress import Egress
 from harnessgym.task import Setup

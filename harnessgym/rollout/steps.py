@@ -10,7 +10,7 @@ from typing import Any
 
 from harnessgym.disk import full_disk
 from harnessgym.errors import SandboxError
-from harnessgym.rollout.failure import Cause, RolloutFailed
+from harnessgym.outcome.failure import Cause, RolloutFailed
 from harnessgym.rollout.setting_up import set_up
 from harnessgym.sandbox import Capability, Sandbox
 from harnessgym.task import Grade, Solution, Task, TaskStep

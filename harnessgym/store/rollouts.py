@@ -88,7 +88,7 @@ class RolloutOutcome:
     scores: tuple[RewardRow, ...] = ()
     """Rewards besides the grader's, of any unit."""
     cause: str | None = None
-    """What went wrong, if something did (`rollout.failure.Cause`)."""
+    """What went wrong, if something did (`outcome.failure.Cause`)."""
     grading: dict[str, Any] | None = None
     """What the grade rests on, as JSON values."""
 

@@ -21,9 +21,9 @@ from sqlalchemy import Connection
 from harnessgym.config import Config
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.harness import Endpoint
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.process import interruption_deferred
 from harnessgym.rollout.control import ControlClient
-from harnessgym.rollout.stop_reason import StopReason
 from harnessgym.run_folder import RunFolder
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import TraceStore, policies, rollouts, runs

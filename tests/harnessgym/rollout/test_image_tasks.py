@@ -9,7 +9,7 @@ from harnessgym.equipping import equipment_of
 from harnessgym.errors import CapabilityError, TaskError
 from harnessgym.grading.judging import judge
 from harnessgym.images.connection import Connection
-from harnessgym.rollout.failure import RolloutFailed
+from harnessgym.outcome.failure import RolloutFailed
 from harnessgym.rollout.furnishing import furnish
 from harnessgym.sandbox import Capability, needs, require
 from harnessgym.sandboxes.docker import Docker, DockerSettings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.rollout.failure import Cause, RolloutFailed
+from harnessgym.outcome.failure import Cause, RolloutFailed
 from harnessgym.rollout.pressure import Pressure, Room, room_of, shortage
 from harnessgym.run_config import NodeSection
 

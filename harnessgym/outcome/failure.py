@@ -27,7 +27,7 @@ from harnessgym.errors import (
     TrainerError,
     UpstreamError,
 )
-from harnessgym.rollout.stop_reason import StopReason
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult
 
 Phase = Literal["open", "prepare", "run", "reconstruct", "evaluate"]

@@ -1,0 +1,1 @@
+"""How a rollout ended: its stop reason, and what went wrong if something did."""
