@@ -72,7 +72,7 @@ def start_service(
     }
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "harnessgym", command, "--config", str(settings)],
+            [sys.executable, "-P", "-m", "harnessgym", command, "--config", str(settings)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

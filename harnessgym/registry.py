@@ -1,9 +1,14 @@
 """The one registry: names to `"module:attribute"` strings, loaded when asked for.
 
-A full `module:attribute` is accepted wherever a name is, so a plugin needs no registration.
+A full `module:attribute` is accepted wherever a name is, so a plugin needs no registration. Its module may be installed, or
+lie in one of the folders that `look_in` was given.
 """
 
 import importlib
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from harnessgym.config import nearest
@@ -193,17 +198,77 @@ def known_as(kind: Kind, name: str) -> str:
     return next((known for known, target in REGISTRY[kind].items() if target == name), name)
 
 
+_FOLDERS: list[str] = []
+"""Folders with code of the user's own, in the order in which they are searched."""
+_EXTRAS = {"trainers": "train", "proxies": "proxy", "environments": "envs", "harnessgym": "all"}
+"""Our packages, and the extra that installs what each needs."""
+
+
+def look_in(*folders: str | Path) -> None:
+    """Also search these folders for the modules of `module:attribute` names.
+
+    They come after what is installed: a file of the user's that is called `random.py` must not replace the library's.
+    """
+    for folder in folders:
+        whole = str(Path(folder).resolve())
+        if whole not in _FOLDERS:
+            _FOLDERS.append(whole)
+        if whole not in sys.path:
+            sys.path.append(whole)
+
+
 def load(kind: Kind, name: str) -> Any:
-    """The object a name or a `module:attribute` stands for. Raises `ConfigError` with the known names."""
+    """The object a name or a `module:attribute` stands for. Raises `ConfigError` if there is none, saying what can be done."""
     target = REGISTRY[kind].get(name, name)
     module, colon, attribute = target.partition(":")
     if not colon:
         raise ConfigError(f"There is no {kind.replace('_', ' ')} named {name!r}. {nearest(name, names(kind))}")
+    what = f"Cannot load {kind.replace('_', ' ')} {name!r}"
     try:
-        return getattr(importlib.import_module(module), attribute)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        extra = {"trainers": "train", "proxies": "proxy", "environments": "envs"}.get(module.split(".")[0], "all")
-        hint = f"Install it: pip install 'harnessgym-rl[{extra}]'."
-        raise ConfigError(f"Cannot load {kind} {name!r} from {target!r}: no module {error.name!r}. {hint}") from error
+        raise ConfigError(f"{what}: {_missing(module, error)}") from error
+    except Exception as error:  # the module may be anybody's code
+        if module.split(".")[0] in _EXTRAS and not isinstance(error, ImportError):
+            raise
+        raise ConfigError(f"{what}: {failed_import(error, module)}") from error
+    try:
+        return getattr(imported, attribute)
     except AttributeError:
-        raise ConfigError(f"Cannot load {kind} {name!r}: module {module!r} has no {attribute!r}.") from None
+        raise ConfigError(f"{what}: module {module!r}{_file_of(imported)} has no {attribute!r}.") from None
+
+
+def failed_import(error: Exception, module: str) -> str:
+    """What to tell people about an error that importing a module raised: where, and which."""
+    own = module.split(".", maxsplit=1)[0] not in _EXTRAS
+    remedy = "Correct it there." if own else "Install that package again, for this Python and this machine."
+    return f"importing {module!r} failed in {_line_of(error)}: {type(error).__name__}: {error}. {remedy}"
+
+
+def _missing(module: str, error: ModuleNotFoundError) -> str:
+    """What to tell people about a module that is not there, or that needs one which is not there."""
+    root, missing = module.split(".", maxsplit=1)[0], error.name or ""
+    if root in _EXTRAS:
+        return f"there is no module {missing!r}. Install it: pip install 'harnessgym-rl[{_EXTRAS[root]}]'."
+    if module != missing and not module.startswith(f"{missing}."):
+        return f"{_line_of(error)} imports {missing!r}, which is not installed. Install it, or put it beside {root!r}."
+    searched = " and ".join(["what is installed", *_FOLDERS])
+    return (
+        f"there is no module {missing!r}. Searched: {searched}. Run the command in the folder that holds {root}.py, keep that "
+        'file beside the run file, or name its folder in the run file: code = ["FOLDER"].'
+    )
+
+
+def _line_of(error: BaseException) -> str:
+    """`FILE:LINE` where an import failed, Python's own machinery left out."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith("<frozen importlib")]
+    return f"{own[-1].filename}:{own[-1].lineno}"
+
+
+def _file_of(module: ModuleType) -> str:
+    """` (FILE)` of a module: another one of that name may have been meant."""
+    file = getattr(module, "__file__", None)
+    return f" ({file})" if file else ""

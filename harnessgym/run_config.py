@@ -1,6 +1,7 @@
 """What `harnessgym train run.toml` and `harnessgym cluster run.toml` read, one section per part of a run."""
 
 import re
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -198,6 +199,9 @@ class RunConfig(Config):
     """Name of the run."""
     seed: int = 0
     """Seeds task order, sampling and the trainer."""
+    code: tuple[str, ...] = ()
+    """Folders with modules of your own that `module:Class` names refer to, relative to this file. The file's own folder and the
+    working folder are searched in any case."""
     policy: PolicySection
     policies: tuple[FurtherPolicySection, ...] = ()
     """Besides the first. A call whose `model` is the name of one of these is its own; every other call is the first's."""
@@ -272,6 +276,11 @@ class RunConfig(Config):
         if replay.success_pool and (trainer.max_staleness == 0 or trainer.reward_shuffle or self.policies):
             raise ValueError("success_pool needs max_staleness above 0, one policy, and rewards that are not shuffled")
         return self
+
+    def beside(self, file: Path) -> Self:
+        """The run with the folders in `code` as the file at that path means them, that file's own folder among them."""
+        folder = file.resolve().parent
+        return self.model_copy(update={"code": tuple(str((folder / each).resolve()) for each in (*self.code, "."))})
 
     @property
     def replayed(self) -> int:

@@ -7,6 +7,7 @@ import typer
 
 from harnessgym.disk import full_disk
 from harnessgym.errors import HarnessGymError
+from harnessgym.registry import look_in
 
 
 def app() -> typer.Typer:
@@ -61,6 +62,7 @@ def main() -> None:
 
     Errors of ours, and a full disk wherever it is met, are one message without a traceback.
     """
+    look_in(".")
     try:
         app()()
     except HarnessGymError as error:

@@ -139,10 +139,12 @@ def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     """What a run file says, and what was given besides, which wins."""
     from harnessgym.config import load_config
     from harnessgym.evaluation.run_file import as_in_run
+    from harnessgym.registry import look_in
     from harnessgym.run_config import RunConfig
 
     own = dict(given)
-    config = load_config(RunConfig, path)
+    config = load_config(RunConfig, path).beside(path)
+    look_in(*config.code)
     said = as_in_run(config, own.pop("harness", None), lambda line: typer.echo(line, err=True))
     own["harness_settings"] = said["harness_settings"] | own.get("harness_settings", {})
     return said | own

@@ -66,7 +66,7 @@ def run_file(
     if config is None:
         raise typer.BadParameter(f"give the run's TOML file, e.g. `{context.command_path} run.toml`")
     try:
-        loaded = load_config(RunConfig, config, context.args)
+        loaded = load_config(RunConfig, config, context.args).beside(config)
         return run_to_its_end(loaded, folder or Path("runs") / loaded.name, children)
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from here.", err=True)

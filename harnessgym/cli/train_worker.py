@@ -20,7 +20,9 @@ def register(root: typer.Typer) -> None:
 
 def _train(settings: Any) -> None:
     """Run the algorithm that the run's configuration names."""
-    from harnessgym.registry import load
+    from harnessgym.registry import load, look_in
     from harnessgym.run_folder import RunFolder
 
-    load("algorithm", RunFolder(settings.run).config().trainer.algorithm)(settings)
+    config = RunFolder(settings.run).config()
+    look_in(*config.code)
+    load("algorithm", config.trainer.algorithm)(settings)

@@ -83,7 +83,7 @@ class Fleet:
 
     def lacks(self, backend: str) -> str | None:
         """Why any of the nodes' machines cannot use a sandbox backend."""
-        asked = [(berth, berth.handle.call("lacks", backend)) for berth in self._of("node")]
+        asked = [(berth, berth.handle.call("lacks", backend, self.config.code)) for berth in self._of("node")]
         for berth, answer in asked:
             if problem := self._told_by(berth, answer):
                 return f"{berth.where}: {problem}"
@@ -194,7 +194,8 @@ class Fleet:
     def _about(self, handle: Handle, role: Role) -> "Future[Any]":
         shared = [str(self.folder.config_path)] if role in ("engine", "agent", "trainer") else []
         shared += [] if role == "node" else [str(Path(each.path) / "config.json") for each in self.config.all_policies]
-        return handle.call("about", shared, self.orders.sandbox if role == "node" and self.orders is not None else None)
+        backend = self.orders.sandbox if role == "node" and self.orders is not None else None
+        return handle.call("about", shared, backend, self.config.code)
 
     def _await(self, what: str, there: Callable[[Berth], bool]) -> None:
         """Wait for all processes. Raises `ConfigError` that names those that did not come."""

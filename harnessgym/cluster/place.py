@@ -14,13 +14,14 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from harnessgym.process import ProcessId, identify, start_service
-from harnessgym.registry import load
+from harnessgym.registry import load, look_in
 from harnessgym.run_folder import RunFolder, write_json
 
 _PREFIX = "harnessgym-place-"
@@ -99,16 +100,17 @@ class Place:
         self._over = threading.Event()
         threading.Thread(target=self._fence, name="fence", daemon=True).start()
 
-    def about(self, paths: list[str], backend: str | None) -> About:
-        """What this place is, and what of this its machine lacks."""
+    def about(self, paths: list[str], backend: str | None, code: Sequence[str] = ()) -> About:
+        """What this place is, and what of this its machine lacks. `code` is where the run's own modules are."""
         ports = [listener.getsockname()[1] for listener in self._sockets]
         host = f"[{self.host}]" if ":" in self.host else self.host
         urls = tuple(f"http://{host}:{port}" for port in ports)
         missing = tuple(path for path in paths if not Path(path).exists())
-        return About(self.host, socket.gethostname(), urls, release(), missing, self.lacks(backend) if backend else None)
+        return About(self.host, socket.gethostname(), urls, release(), missing, self.lacks(backend, code) if backend else None)
 
-    def lacks(self, backend: str) -> str | None:
+    def lacks(self, backend: str, code: Sequence[str] = ()) -> str | None:
         """Why this machine cannot use a sandbox backend; None if it can."""
+        look_in(*code)
         problem: str | None = load("sandbox", backend).unavailable()
         return problem
 

@@ -23,7 +23,7 @@ from harnessgym.control_key import ControlKey, environment_field
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError
 from harnessgym.outcome.failure import CONSEQUENCES, Cause
-from harnessgym.registry import load
+from harnessgym.registry import load, look_in
 from harnessgym.reward import make_rewards
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.patience import Patience
@@ -76,6 +76,7 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
     """
     folder = RunFolder(settings.run)
     config, workspaces = folder.config(), settings.workspaces or folder.workspaces
+    look_in(*config.code)
     with TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store:
         async with (
             ControlClient(settings.control_url, settings.control_key) as control,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.process import identify
-from harnessgym.registry import Kind, load, names
+from harnessgym.registry import Kind, load, look_in, names
 from harnessgym.reward import make_rewards
 from harnessgym.run_config import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
@@ -22,8 +22,8 @@ from harnessgym.tasks.source import absolute, remarks_of, task_set
 T = TypeVar("T")
 P = TypeVar("P", bound=PolicySection)
 Notify = Callable[[str], None]
-_PLACING: Any = {"cluster": True, "metrics": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
-"""What may change between two starts of a run: where its processes are, and its numbers go, is no part of what it is."""
+_PLACING: Any = {"cluster": True, "metrics": True, "code": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
+"""What may change between two starts of a run: where its processes and modules are, and its numbers go, is no part of it."""
 _UPDATE_SETTINGS = "trainers.update_settings:settings_of"
 _PPO_SETTINGS = "trainers.ppo_settings:ppo_settings_of"
 _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
@@ -36,7 +36,10 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
     Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another configuration.
     """
     folder = RunFolder(root.resolve())
+    code = tuple(dict.fromkeys(str(Path(each).resolve()) for each in (*config.code, ".")))
+    look_in(*code)
     paths = {
+        "code": code,
         "policy": _resolved(config.policy),
         "policies": tuple(_resolved(policy) for policy in config.policies),
         "tasks": config.tasks.model_copy(update={"set": absolute(config.tasks.set)}),

@@ -352,7 +352,7 @@ def test_a_place_that_is_lost_when_it_is_asked_what_it_lacks_is_named(make):
     harbour = make()
     harbour.fleet.open()
 
-    def lacks(_backend):
+    def lacks(*_):
         raise ConnectionError("The actor died.\nIts whole story.")
 
     harbour.ground.at("node-0").place.lacks = lacks
