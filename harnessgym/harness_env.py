@@ -223,7 +223,7 @@ class HarnessEnv(gymnasium.Env[str, str]):
         grade, stop_reason = self._portal.call(episode.judged)
         verdict = "valid" if grade.tampered is None else "tampered"
         reward = float(grade.rewards["reward"]) if grade.tampered is None else 0.0
-        info = self._info(episode.task) | {"status": "ended", "verdict": verdict, "stop_reason": stop_reason}
+        info = self._info(episode.task) | {"status": "ended", "verdict": verdict, "stop_reason": str(stop_reason)}
         info |= {"detail": grade.tampered or "", "rewards": dict(grade.rewards)}
         self._abandon()
         self._shown += f"Ended: {stop_reason}, {verdict}, reward {reward:g}.\n"

@@ -167,7 +167,7 @@ class HarnessEpisode:
                 return str(error)
         return None
 
-    async def judged(self) -> tuple[Grade, str]:
+    async def judged(self) -> tuple[Grade, StopReason]:
         """The grade of what the harness left, and how it ended. Raises RolloutFailed if it never called."""
         assert self._running is not None
         result = self._running.result()
@@ -181,7 +181,7 @@ class HarnessEpisode:
         outcome = RolloutOutcome(self.rollout_id, reason, verdict, rewards, detail=grade.tampered)  # type: ignore[arg-type]
         await self._desk.store.awrite(lambda conn: rollouts.finish(conn, outcome))
         self._ended = True
-        return grade, str(reason)
+        return grade, reason
 
     @property
     def timed_out(self) -> bool:

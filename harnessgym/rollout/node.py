@@ -306,7 +306,7 @@ class Node:
 
     async def _fail(self, outcome: RolloutOutcome, attempt: int) -> bool:
         """Store a failure and what its cause asks for. False if the rollout was not running any more."""
-        found = CONSEQUENCES[Cause(outcome.cause or Cause.UNKNOWN)]
+        found = CONSEQUENCES[outcome.cause or Cause.UNKNOWN]
         attempts = {"never": 0, "bounded": self.options.max_attempts, "always": sys.maxsize}[found.retry]
         wait_s = found.wait_s(attempt)
         return await self.store.awrite(lambda conn: rollouts.fail(conn, outcome, attempts, wait_s))

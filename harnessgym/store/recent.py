@@ -46,6 +46,7 @@ class RecentRollout:
     run_id: str
     status: str
     cause: str | None
+    """What went wrong, as it is stored: whoever only counts causes need not know them."""
     latencies: dict[str, float]
     """Seconds by stage, and those waited for it under `wait.STAGE`; empty before it has ended."""
     ended_at: float | None

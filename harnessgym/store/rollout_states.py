@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, Select, func, select
 
+from harnessgym.errors import StoreError
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
 
 Change = Literal["submitted", "started", "ended"]
+Name = TypeVar("Name", bound=StrEnum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,8 @@ class RolloutState:
     sandbox: str
     seed: int
     status: str
-    stop_reason: str | None
-    cause: str | None
+    stop_reason: StopReason | None
+    cause: Cause | None
     verdict: str | None
     detail: str | None
     latencies: dict[str, float]
@@ -158,13 +163,31 @@ def _states(conn: Connection, query: Select[Any]) -> list[RolloutState]:
     given, used = _rewards(conn, ids), _usage(conn, ids)
     return [
         RolloutState(
-            **{**row, "latencies": row["latencies"] or {}},
+            **{
+                **row,
+                "latencies": row["latencies"] or {},
+                "stop_reason": _known(StopReason, row["stop_reason"], "stop reason", row["id"]),
+                "cause": _known(Cause, row["cause"], "cause", row["id"]),
+            },
             rewards=given.get(row["id"], {}),
             calls=used.get(row["id"], (0, 0))[0],
             tokens=used.get(row["id"], (0, 0))[1],
         )
         for row in rows
     ]
+
+
+def _known(names: type[Name], stored: str | None, what: str, rollout_id: str) -> Name | None:
+    """A name as the enum has it. Raises `StoreError` for one that this version does not have."""
+    if stored is None:
+        return None
+    try:
+        return names(stored)
+    except ValueError:
+        raise StoreError(
+            f"Rollout {rollout_id} has the {what} {stored!r}, which this version of HarnessGym does not know. A newer version "
+            f"wrote it: read the store with that version. Known: {', '.join(names)}."
+        ) from None
 
 
 def _rewards(conn: Connection, ids: Sequence[str]) -> dict[str, dict[str, float]]:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select, update
 
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import runs
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rewards import add as add_reward
@@ -21,8 +23,6 @@ from harnessgym.store.tables import calls, exclusions, groups, new_id, rewards, 
 GroupState = Literal["open", "complete", "consumed", "dropped"]
 RolloutStatus = Literal["pending", "running", "finished", "failed", "cancelled"]
 Verdict = Literal["valid", "tampered", "infrastructure_error"]
-_LOST = "node_lost"
-"""Cause of an attempt that did not end by itself: its node died."""
 _TRAINED_ON = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
 
 
@@ -77,7 +77,7 @@ class RolloutOutcome:
     """How a rollout ended."""
 
     rollout_id: str
-    stop_reason: str
+    stop_reason: StopReason
     verdict: Verdict | None
     rewards: dict[str, float] = field(default_factory=dict)
     """The grader's, of the rollout, by channel."""
@@ -87,10 +87,15 @@ class RolloutOutcome:
     """Seconds by stage, and those spent waiting for it under `wait.STAGE`."""
     scores: tuple[RewardRow, ...] = ()
     """Rewards besides the grader's, of any unit."""
-    cause: str | None = None
-    """What went wrong, if something did (`outcome.failure.Cause`)."""
+    cause: Cause | None = None
+    """What went wrong, if something did."""
     grading: dict[str, Any] | None = None
     """What the grade rests on, as JSON values."""
+
+    def __post_init__(self) -> None:
+        # Readers convert what is stored back to these types: a name that does not exist must not get into the store.
+        assert isinstance(self.stop_reason, StopReason), self.stop_reason
+        assert self.cause is None or isinstance(self.cause, Cause), self.cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,7 @@ def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: f
         return False
     exclude(conn, outcome.rollout_id, "infrastructure_error")
     slot = (rollouts.c.group_id == row["group_id"]) & (rollouts.c.slot == row["slot"])
-    own = slot & (rollouts.c.status == "failed") & (func.coalesce(rollouts.c.cause, "") != _LOST)
+    own = slot & (rollouts.c.status == "failed") & (func.coalesce(rollouts.c.cause, "") != Cause.NODE_LOST)
     if conn.execute(select(func.count()).select_from(rollouts).where(own)).scalar_one() < max_attempts:
         kept = ("group_id", "run_id", "task_id", "policy_id", "slot", "harness", "sandbox", "seed")
         fresh = {"id": new_id(), "attempt": row["attempt"] + 1, "status": "pending", "frozen": False}
@@ -225,7 +230,7 @@ def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was c
     """
     done = []
     for rollout_id in sorted(set(rollout_ids)):
-        outcome = RolloutOutcome(rollout_id, "cancelled", None, detail=detail, cause="cancelled")
+        outcome = RolloutOutcome(rollout_id, StopReason.CANCELLED, None, detail=detail, cause=Cause.CANCELLED)
         row = _end(conn, outcome, "cancelled", ("pending", "running"))
         if row is not None:
             exclude(conn, rollout_id, "cancelled")

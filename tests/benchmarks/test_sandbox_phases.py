@@ -5,6 +5,8 @@ import json
 import pytest
 
 from benchmarks.sandbox.phases import causes, moment, wrong
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rewards import add as add_reward
@@ -34,7 +36,7 @@ def claimed(store):
 
 
 def finish(store, row, reward):
-    outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
+    outcome = RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward})
     store.write(lambda conn: rollouts.finish(conn, outcome))
 
 
@@ -54,7 +56,7 @@ def test_nothing_is_wrong_with_one_right_reward_each(store, claimed, tmp_path):
 
 def test_a_sample_without_a_verdict_is_lost(store, claimed, tmp_path):
     finish(store, claimed[0], 1.0)
-    failed = RolloutOutcome(claimed[1].id, "sandbox_error", "infrastructure_error", cause="sandbox_died")
+    failed = RolloutOutcome(claimed[1].id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
     store.write(lambda conn: rollouts.fail(conn, failed, 1))
     report = found(store, tmp_path, [0, 1])
     assert report.lost == ["t sample 1: finished 0 times, 1 lines"]

@@ -14,6 +14,7 @@ from environments.lookup import LookupTasks
 from environments.lookup.protocol import CATALOG_FILE, MAX_TURNS, SYSTEM_PROMPT, TOOLS, Catalog
 from harnessgym.config import validate
 from harnessgym.message import Message, ToolSpec
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, agents, calls, policies, rollouts, runs, sessions
@@ -181,7 +182,7 @@ class Recorder:
             for row in rollouts.claim(conn, self.run_id, "node", 60.0, size):
                 said, _ = played[row.slot]
                 record(conn, row.id, said, version)
-                rollouts.finish(conn, RolloutOutcome(row.id, "finished", "valid", {"reward": rewards[row.slot]}))
+                rollouts.finish(conn, RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": rewards[row.slot]}))
 
         self.store.write(write)
         self.ordinal += 1

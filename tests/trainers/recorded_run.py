@@ -8,6 +8,7 @@ import torch
 from harnessgym.config import validate
 from harnessgym.curation import ControlSection, FilterSection, ReplaySection
 from harnessgym.message import Message, chain_digests, context_digest
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions
@@ -90,7 +91,7 @@ def record_groups(folder, ordinals, version=0, rewards=None, unfinished=(), furt
                     record_rollout(store, policy, row, ordinal, other, other_id)
                 if rewards and ordinal in rewards:
                     reward = rewards[ordinal][row.slot]
-                outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
+                outcome = RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward})
                 store.write(partial(rollouts.finish, outcome=outcome))
 
 

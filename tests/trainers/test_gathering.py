@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.consumption import Replayable
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome
@@ -149,7 +150,7 @@ def test_what_runs_and_can_never_be_trained_is_stopped(make, policy, reason):
     members = store.read(lambda conn: conn.execute(query).scalars().all())
     row = SimpleNamespace(id=members[0], slot=0)
     record_rollout(store, load_policy(Path(folder.config().policy.path)), row, 0, 0)
-    outcome = RolloutOutcome(members[0], "finished", "valid", {"reward": 1.0})
+    outcome = RolloutOutcome(members[0], StopReason.FINISHED, "valid", {"reward": 1.0})
     assert store.write(lambda conn: rollouts.finish(conn, outcome))
     record_groups(folder, [2, 3], version=2)
     assert ordinals(gathering, version=2) == [2, 3]

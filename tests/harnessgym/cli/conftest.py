@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from harnessgym.cli.traces import app
 from harnessgym.harness import SideCallRule
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import TraceStore, ledger, policies, rewards, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange
@@ -104,7 +105,7 @@ async def harness(world: World, rollout_id: str) -> None:
 
 
 def finish(store: TraceStore, rollout_id: str, group_id: str) -> None:
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, "finished", "valid", {"reward": 1.0})))
+    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})))
     note = RewardRow(rollout_id, "rollout", rollout_id, "process.brevity", 0.25, "test", "short enough")
     store.write(lambda conn: rewards.add(conn, note))
 

@@ -7,6 +7,7 @@ import pytest
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, RewardError
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.reward import Record, Score, make_rewards, rescore, score_all
 from harnessgym.rewards.command import scores_of
 from harnessgym.rewards.orchestration import parallelism_speedup
@@ -279,7 +280,7 @@ def test_what_needs_no_sandbox_can_be_computed_again(recording, rollout):
         RewardRow(rollout, "rollout", rollout, "cost.calls", 2.0, "x"),
         RewardRow(rollout, "rollout", rollout, "task", 1.0, "x"),
     ]
-    outcome = RolloutOutcome(rollout, "finished", "valid", {"reward": 1.0}, scores=tuple(given))
+    outcome = RolloutOutcome(rollout, StopReason.FINISHED, "valid", {"reward": 1.0}, scores=tuple(given))
     recording.store.write(lambda conn: rollouts.finish(conn, outcome))
     found = {item.row.channel: (item.row.value, item.stored, item.same) for item in rescore(recording.store, rollout)}
     assert found["cost.calls"] == (2.0, 2.0, True)

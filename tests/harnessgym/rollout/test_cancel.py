@@ -3,6 +3,8 @@ import time
 import pytest
 from sqlalchemy import select
 
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.process import identify
 from harnessgym.store import rollout_states, rollouts
 from harnessgym.store.rollouts import RolloutOutcome
@@ -90,9 +92,9 @@ async def test_what_its_node_says_afterwards_changes_nothing(make_line):
         (one, _) = submit(line)
         line.store.write(lambda conn: rollouts.claim(conn, line.node.plan.run_id, "n", 9.0, 9))
         cancel(line, one)
-        well = RolloutOutcome(one, "finished", "valid", {"reward": 1.0})
+        well = RolloutOutcome(one, StopReason.FINISHED, "valid", {"reward": 1.0})
         assert not line.store.write(lambda conn: rollouts.finish(conn, well))
-        badly = RolloutOutcome(one, "sandbox_error", "infrastructure_error", cause="sandbox_died")
+        badly = RolloutOutcome(one, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
         assert not line.store.write(lambda conn: rollouts.fail(conn, badly, 9))
         (state,) = line.store.read(lambda conn: rollout_states.get(conn, [one]))
         assert (state.status, state.rewards, state.continued_by, state.final) == ("cancelled", {}, None, True)

@@ -16,6 +16,8 @@ from sqlalchemy import select
 
 from harnessgym.admission import SERVING
 from harnessgym.consumption import Candidate, choose
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.rollout.plan import Plan
 from harnessgym.staleness import VersionChain
 from harnessgym.store import TraceStore, backlog, ledger, policies, presence, rollouts, runs, workers
@@ -83,10 +85,10 @@ class Walk:
 
     def end(self, rollout_id, how):
         if how == "finished":
-            outcome = RolloutOutcome(rollout_id, "finished", "valid", {"reward": 1.0})
+            outcome = RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})
             self.do(lambda conn: rollouts.finish(conn, outcome))
         elif how == "failed":
-            outcome = RolloutOutcome(rollout_id, "crash", "infrastructure_error", cause="harness_crash")
+            outcome = RolloutOutcome(rollout_id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
             self.do(lambda conn: rollouts.fail(conn, outcome, 2))
         else:
             self.do(lambda conn: rollouts.cancel(conn, [rollout_id]))
@@ -149,7 +151,7 @@ class Walk:
         elif what == 2:
             self.do(lambda conn: rollouts.expire(conn, self.run_id))
             for rollout_id in self.store.read(lambda conn: rollouts.lost(conn, self.run_id)):
-                outcome = RolloutOutcome(rollout_id, "node_lost", "infrastructure_error", cause="node_lost")
+                outcome = RolloutOutcome(rollout_id, StopReason.NODE_LOST, "infrastructure_error", cause=Cause.NODE_LOST)
                 self.do(partial(rollouts.fail, outcome=outcome, max_attempts=2))
         elif (parent := self.newest.parent_version) is not None:
             self.do(lambda conn: ledger.abandon_after(conn, self.policy_id, parent))

@@ -3,11 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.errors import SandboxError
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.rollout.patience import Patience
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 
 ROW = RolloutRow("r", "g", "run", "policy", 0, 0, "pi", 0, "train", "task", {}, 0)
-OUTCOME = RolloutOutcome("r", "no_calls", "infrastructure_error", detail="It never called.")
+OUTCOME = RolloutOutcome("r", StopReason.NO_CALLS, "infrastructure_error", detail="It never called.")
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 8))

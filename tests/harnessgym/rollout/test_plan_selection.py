@@ -5,6 +5,7 @@ from sqlalchemy import func, select
 
 from harnessgym.errors import ConfigError
 from harnessgym.message import Message, chain_digests, context_digest
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.rollout.plan import Plan
 from harnessgym.selection import Pick
 from harnessgym.store import backlog, calls, rollouts, sessions
@@ -24,7 +25,7 @@ def select_with(plan, selector, **settings):
 def grade(store, plan, reward):
     """End all rollouts that run or wait; `reward(task key, slot)`."""
     for row in store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999)):
-        outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward(row.task_key, row.slot)})
+        outcome = RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward(row.task_key, row.slot)})
         store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
 
 
@@ -81,7 +82,7 @@ def test_rollouts_get_no_more_calls_than_the_longest_success_of_their_task(make_
         number = int(row.task_key[-1])
         add_calls(store, row.id, number + row.slot + 1)
         reward = float(row.slot == 0 and number != 3)
-        outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": reward})
+        outcome = RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward})
         store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
     move(store, plan, "complete", "consumed", 5)
     publish(store, plan, 1)
@@ -134,8 +135,8 @@ def test_groups_of_one_rollout_are_complete_with_it_and_given_up_without(make_pl
     assert submit(store, plan) == 2
     assert [size for _, size in sizes(store)] == [1, 1]
     lost, kept = store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999))
-    store.write(lambda conn: rollouts.fail(conn, RolloutOutcome(lost.id, "crash", "infrastructure_error"), 1))
-    graded = RolloutOutcome(kept.id, "finished", "valid", {"reward": 0.0})
+    store.write(lambda conn: rollouts.fail(conn, RolloutOutcome(lost.id, StopReason.SANDBOX_ERROR, "infrastructure_error"), 1))
+    graded = RolloutOutcome(kept.id, StopReason.FINISHED, "valid", {"reward": 0.0})
     store.write(lambda conn: rollouts.finish(conn, graded))
     standing = store.read(lambda conn: backlog.standing(conn, plan.run_id))
     assert [(item.id, item.complete) for item in standing] == [(kept.group_id, True)]

@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.errors import StoreError
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import advantages, calls, ledger, new_id, rollouts, sessions
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.calls import CallOutcome, Segment
@@ -25,7 +26,7 @@ def sampled(store, rollout_id, add_call):
     )
     said = Segment(new_id(), session, "completion", prompt, (5, 6, 7), (-0.1, -0.2, -0.3))
     store.write(lambda conn: calls.finish(conn, CallOutcome(first, said, (), "a", "stop", None, "e", {}, {})))
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, "finished", "valid", {"reward": 1.0})))
+    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})))
     return first, second, said.id
 
 

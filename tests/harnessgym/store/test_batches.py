@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, backlog, ledger, policies, rollouts, runs
 from harnessgym.store.ledger import StepRecord, TrainedRollout
 from harnessgym.store.policies import PolicyVersion
@@ -87,7 +88,7 @@ def complete(store, run, policy, ordinal):
     spec = GroupSpec(run, task, policy, "train", ordinal, 0, {}, ("h", "h"), "process", (0, 1))
     group = store.write(lambda conn: rollouts.submit(conn, spec))
     for row in store.write(lambda conn: rollouts.claim(conn, run, "node", 60.0, 2)):
-        outcome = rollouts.RolloutOutcome(row.id, "finished", "valid", {"reward": float(row.slot)})
+        outcome = rollouts.RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": float(row.slot)})
         store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
     return group
 

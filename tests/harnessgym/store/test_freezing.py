@@ -4,6 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from harnessgym.errors import StoreError
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import freezing, removal, rollouts, sessions
 from harnessgym.store.listing import Wanted, newest_rollouts
 from harnessgym.store.rollouts import RolloutOutcome
@@ -119,7 +120,7 @@ def test_the_run_goes_on_beside_a_frozen_rollout(store, recording):
     with pytest.raises(StoreError, match="groups of which others are not finished"):
         store.write(lambda conn: freezing.freeze(conn, ids[:1]))
     for rollout_id in ids[1:]:
-        outcome = RolloutOutcome(rollout_id, "sandbox_error", "infrastructure_error")
+        outcome = RolloutOutcome(rollout_id, StopReason.SANDBOX_ERROR, "infrastructure_error")
         assert store.write(lambda conn, outcome=outcome: rollouts.fail(conn, outcome, 1))
     assert store.write(lambda conn: freezing.freeze(conn, ids)) == 3
 

@@ -22,6 +22,7 @@ TTL_S = 0.6
 TRAINERS = "abcd"
 TRAINER = """
 import random, sys, time
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, leases, rollouts
 from harnessgym.store.rollouts import RolloutOutcome
 
@@ -53,11 +54,11 @@ def run_rollouts(store):
     time.sleep(draw.uniform(0, ttl / 4))
     for row in rows:
         say("gives", f"{row.group_id}:{row.slot}", time.time())
-        outcome = RolloutOutcome(row.id, "finished", "valid", {"reward": 1.0})
+        outcome = RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": 1.0})
         if store.write(lambda conn: rollouts.finish(conn, outcome)):
             say("finished", f"{row.group_id}:{row.slot}")
     for lost in store.read(lambda conn: rollouts.lost(conn, run)):
-        gone = RolloutOutcome(lost, "node_lost", "infrastructure_error")
+        gone = RolloutOutcome(lost, StopReason.NODE_LOST, "infrastructure_error")
         store.write(lambda conn: rollouts.fail(conn, gone, sys.maxsize))
 
 with TraceStore.open(url) as store:

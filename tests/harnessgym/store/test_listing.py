@@ -2,6 +2,7 @@
 
 import pytest
 
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import listing, policies, rollouts, runs, sessions
 from harnessgym.store.listing import Wanted
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
@@ -20,8 +21,8 @@ def listed(store):
             rollouts.submit(conn, GroupSpec(run, task, policy, purpose, ordinal, 0, {}, ("pi", "codex"), "process", (0, 1)))
         rows = rollouts.claim(conn, run, "node", 60.0, 3)
         for row, reward in zip(rows[:2], (1.0, 0.0), strict=True):
-            rollouts.finish(conn, RolloutOutcome(row.id, "finished", "valid", {"reward": reward, "speed": 9.0}))
-        rollouts.fail(conn, RolloutOutcome(rows[2].id, "no_calls", "infrastructure_error"), 1)
+            rollouts.finish(conn, RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward, "speed": 9.0}))
+        rollouts.fail(conn, RolloutOutcome(rows[2].id, StopReason.NO_CALLS, "infrastructure_error"), 1)
         sessions.add(conn, rows[0].id, "key", sampling={})
         return run
 

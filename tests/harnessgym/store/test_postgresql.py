@@ -11,6 +11,7 @@ from sqlalchemy import insert, select, text
 
 from benchmarks.store.cluster import Cluster
 from harnessgym.errors import StoreError, StoreUnavailable
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import groups, leases, workers
@@ -162,7 +163,7 @@ def test_two_that_end_the_last_rollouts_of_a_group_at_once_complete_it(store):
             together = threading.Barrier(2)
 
             def work(conn, rollout_id, meet=together):
-                ended = rollouts.finish(conn, RolloutOutcome(rollout_id, "finished", "valid", {"reward": 1.0}))
+                ended = rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0}))
                 conn.execute(text("SELECT pg_sleep(0.02)"))
                 return meet, ended
 

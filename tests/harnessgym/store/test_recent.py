@@ -5,6 +5,8 @@ from sqlalchemy import event, text
 
 from benchmarks.look import fill, filled
 from benchmarks.store.bulk import write_rollout
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, calls, new_id, policies, recent, rollouts, runs, sessions
 from harnessgym.store.calls import CallIntent, Segment
@@ -84,12 +86,12 @@ def test_a_call_that_is_being_answered_is_open(store):
 def test_rollouts_say_how_they_ended(store):
     run, _ = a_run(store, 3)
     first, second = claimed(store, run)
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(first, "finished", "valid", latencies={"run": 1.5})))
-    failure = RolloutOutcome(second, "sandbox_error", "infrastructure_error", cause="sandbox_lost")
+    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(first, StopReason.FINISHED, "valid", latencies={"run": 1.5})))
+    failure = RolloutOutcome(second, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
     store.write(lambda conn: rollouts.fail(conn, failure, 1))
     found = {row.id: row for row in store.read(lambda conn: recent.rollouts_of(conn, [first, second]))}
     assert (found[first].status, found[first].latencies, found[first].run_id) == ("finished", {"run": 1.5}, run)
-    assert (found[second].status, found[second].cause, found[second].latencies) == ("failed", "sandbox_lost", {})
+    assert (found[second].status, found[second].cause, found[second].latencies) == ("failed", "sandbox_died", {})
     assert found[first].ended_at <= time.time()
     assert store.read(lambda conn: recent.running(conn, run)) == []
     assert store.read(lambda conn: recent.with_status(conn, run, "pending")) == 1

@@ -2,6 +2,8 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.errors import StoreError
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, policies, requests, rollout_states, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import rollouts as rollout_table
@@ -31,12 +33,12 @@ class Desk:
         return self.store.write(lambda conn: rollouts.claim(conn, self.run, "node", 60.0, limit))
 
     def end(self, row, **values):
-        plain = {"stop_reason": "finished", "verdict": "valid", "rewards": {"reward": 1.0}}
+        plain = {"stop_reason": StopReason.FINISHED, "verdict": "valid", "rewards": {"reward": 1.0}}
         outcome = RolloutOutcome(row.id, **{**plain, **values})
         return self.store.write(lambda conn: rollouts.finish(conn, outcome))
 
     def fail(self, row, attempts=3, wait_s=0.0):
-        outcome = RolloutOutcome(row.id, "sandbox_error", "infrastructure_error", cause="sandbox_died")
+        outcome = RolloutOutcome(row.id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
         return self.store.write(lambda conn: rollouts.fail(conn, outcome, attempts, wait_s))
 
     def cancel(self, *ids):
@@ -101,7 +103,7 @@ def test_a_failed_attempt_is_continued_after_its_wait(desk):
 def test_a_state_says_what_there_is(desk):
     desk.ask(Task("a", "Do."), 2)
     (one, other) = desk.claim()
-    desk.end(one, latencies={"run": 2.5}, grading={"tests": 3}, cause="turn_limit", stop_reason="turn_limit")
+    desk.end(one, latencies={"run": 2.5}, grading={"tests": 3}, cause=Cause.TURN_LIMIT, stop_reason=StopReason.TURN_LIMIT)
     (state,) = desk.states(one.id)
     assert (state.status, state.reward, state.latencies, state.grading) == ("finished", 1.0, {"run": 2.5}, {"tests": 3})
     assert (state.cause, state.final, state.calls, state.tokens) == ("turn_limit", True, 0, 0)
@@ -110,6 +112,27 @@ def test_a_state_says_what_there_is(desk):
     assert (running.status, running.reward, running.final, running.grading) == ("running", None, False, None)
     query = select(rollout_table.c.id).where(rollout_table.c.grading.is_(None))
     assert desk.store.read(lambda conn: conn.execute(query).scalars().all()) == [other.id]
+
+
+@pytest.mark.parametrize(("column", "what"), [("stop_reason", "stop reason"), ("cause", "cause")])
+def test_a_name_that_a_newer_version_wrote_is_refused_by_name(desk, column, what):
+    desk.ask(Task("a", "Do."), 2)
+    one, other = desk.claim()
+    desk.end(one, cause=Cause.TURN_LIMIT, stop_reason=StopReason.TURN_LIMIT)
+    (state,) = desk.states(one.id)
+    assert state.stop_reason is StopReason.TURN_LIMIT
+    assert state.cause is Cause.TURN_LIMIT
+    newer = rollout_table.update().where(rollout_table.c.id == one.id).values({column: "bored"})
+    desk.store.write(lambda conn: conn.execute(newer))
+    with pytest.raises(StoreError, match=f"{one.id} has the {what} 'bored', .* A newer version wrote it"):
+        desk.states(one.id)
+    assert desk.states(other.id)[0].cause is None
+
+
+@pytest.mark.parametrize("wrong", [{"stop_reason": "finished"}, {"cause": "sandbox_lost"}])
+def test_an_outcome_takes_no_name_that_is_only_text(wrong):
+    with pytest.raises(AssertionError, match=r"finished|sandbox_lost"):
+        RolloutOutcome("r", **{"stop_reason": StopReason.FINISHED, "verdict": "valid", **wrong})
 
 
 def test_changes_come_in_order_of_time_from_a_moment_on(desk):

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.errors import StoreError
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import agents, calls, events, new_id, rewards, rollouts, sessions
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallOutcome, Segment
@@ -114,7 +115,7 @@ def test_names_of_units_and_channels_are_checked(rollout_id):
 
 
 def test_a_failed_rollout_has_no_reward_but_costs(give, stored, store, rollout_id):
-    outcome = RolloutOutcome(rollout_id, "engine_error", "infrastructure_error")
+    outcome = RolloutOutcome(rollout_id, StopReason.ENGINE_ERROR, "infrastructure_error")
     store.write(lambda conn: rollouts.fail(conn, outcome, max_attempts=1))
     with pytest.raises(StoreError, match=r"the rollout failed \(engine_error\)"):
         give("rollout", rollout_id, 0.0)
@@ -124,7 +125,7 @@ def test_a_failed_rollout_has_no_reward_but_costs(give, stored, store, rollout_i
 
 def test_finishing_writes_the_graders_rewards_and_the_scores(store, rollout_id, stored):
     scores = (RewardRow(rollout_id, "rollout", rollout_id, "cost.calls", 3.0, "costs"),)
-    outcome = RolloutOutcome(rollout_id, "finished", "valid", {"reward": 0.5}, scores=scores)
+    outcome = RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 0.5}, scores=scores)
     assert store.write(lambda conn: rollouts.finish(conn, outcome))
     assert [(row.channel, row.value, row.source) for row in stored()] == [
         ("reward", 0.5, "grader"),
@@ -134,7 +135,7 @@ def test_finishing_writes_the_graders_rewards_and_the_scores(store, rollout_id, 
 
 def test_a_score_that_contradicts_the_grader_takes_the_whole_outcome_back(store, rollout_id, stored):
     scores = (RewardRow(rollout_id, "rollout", rollout_id, "reward", 0.0, "judge"),)
-    outcome = RolloutOutcome(rollout_id, "finished", "valid", {"reward": 0.5}, scores=scores)
+    outcome = RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 0.5}, scores=scores)
     with pytest.raises(StoreError, match="written once"):
         store.write(lambda conn: rollouts.finish(conn, outcome))
     assert stored() == []
@@ -144,7 +145,7 @@ def test_a_score_that_contradicts_the_grader_takes_the_whole_outcome_back(store,
 
 def test_the_reward_of_an_agent_is_not_that_of_its_rollout(store, give, targets, rollout_id):
     give("agent", targets["agent"], -5.0, channel="reward")
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, "finished", "valid", {"reward": 1.0})))
+    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})))
     run_id = store.read(lambda conn: conn.execute(select(rollouts_table.c.run_id)).scalar_one())
     assert store.read(lambda conn: rollouts.rewards_of(conn, run_id, "train")) == [1.0]
     assert store.read(lambda conn: rollouts.best(conn, run_id, 9)) == [rollout_id]

@@ -5,6 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import groups
@@ -34,11 +36,11 @@ class World:
         return self.store.write(lambda conn: rollouts.claim(conn, self.run, holder, ttl_s, limit))
 
     def finish(self, row, reward=1.0, verdict="valid"):
-        outcome = RolloutOutcome(row.id, "finished", verdict, {"reward": reward}, latencies={"run": 0.5})
+        outcome = RolloutOutcome(row.id, StopReason.FINISHED, verdict, {"reward": reward}, latencies={"run": 0.5})
         return self.store.write(lambda conn: rollouts.finish(conn, outcome))
 
     def fail(self, row, max_attempts=3, cause=None):
-        outcome = RolloutOutcome(row.id, "no_calls", "infrastructure_error", detail="why", cause=cause)
+        outcome = RolloutOutcome(row.id, StopReason.NO_CALLS, "infrastructure_error", detail="why", cause=cause)
         return self.store.write(lambda conn: rollouts.fail(conn, outcome, max_attempts))
 
     def lost(self):
@@ -164,7 +166,8 @@ def test_an_infrastructure_error_keeps_its_row_and_its_reason(world):
 
 def test_attempts_that_dead_nodes_took_along_are_not_counted(world):
     world.submit(1)
-    for cause in ("node_lost", "node_lost", "sandbox_died", "node_lost", "sandbox_died"):
+    lost, own = Cause.NODE_LOST, Cause.SANDBOX_DIED
+    for cause in (lost, lost, own, lost, own):
         (row,) = world.claim()
         assert world.fail(row, max_attempts=2, cause=cause)
     assert world.claim() == []

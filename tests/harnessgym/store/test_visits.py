@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.visits import Visit, Visits, visits
@@ -33,7 +34,7 @@ class World:
 
     def end(self, row, reward, verdict="valid"):
         given = {} if reward is None else {"reward": reward, "style": 9.0}
-        outcome = RolloutOutcome(row.id, "finished", verdict, given)
+        outcome = RolloutOutcome(row.id, StopReason.FINISHED, verdict, given)
         assert self.store.write(partial(rollouts.finish, outcome=outcome))
 
     def visits(self, first=0):
@@ -58,7 +59,7 @@ def test_a_visit_has_the_rewards_of_its_graded_rollouts_once_all_have_ended(worl
 def test_what_is_tampered_with_is_a_failure_and_what_failed_is_nothing(world):
     cheat, broken, good = world.submit("a", 3)
     world.end(cheat, None, "tampered")
-    outcome = RolloutOutcome(broken.id, "error", "infrastructure_error")
+    outcome = RolloutOutcome(broken.id, StopReason.SANDBOX_ERROR, "infrastructure_error")
     assert world.store.write(lambda conn: rollouts.fail(conn, outcome, 1))
     world.end(good, 1.0)
     assert world.visits() == [Visit("a", 3, 0, (0.0, 1.0))]

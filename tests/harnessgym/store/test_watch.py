@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import update
 
 from benchmarks.store.cluster import Cluster
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, leases, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import groups
@@ -46,7 +47,9 @@ def changes(store, rollout_id):
         "a worker": lambda conn: upsert(conn, WorkerRow("w", run_id, "embedded", "unix:w", 0, "ready")),
         "its version": lambda conn: upsert(conn, WorkerRow("w", run_id, "embedded", "unix:w", 1, "ready")),
         "a lease": lambda conn: leases.release(conn, "r", "h"),
-        "a rollout that failed": lambda conn: rollouts.fail(conn, RolloutOutcome(rollout_id, "s", "infrastructure_error"), 2),
+        "a rollout that failed": lambda conn: rollouts.fail(
+            conn, RolloutOutcome(rollout_id, StopReason.SANDBOX_ERROR, "infrastructure_error"), 2
+        ),
         "a claim": lambda conn: rollouts.claim(conn, run_id, "h", 60.0, 1),
         "a batch": lambda conn: conn.execute(update(groups).values(batch=1, place=0)),
         "a run's end": lambda conn: runs.set_status(conn, run_id, "done"),

@@ -5,6 +5,7 @@ import time
 import pytest
 from sqlalchemy import update
 
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, calls, leases, policies, presence, rollouts, runs, sessions, workers
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
@@ -56,7 +57,7 @@ class Site:
         return self.do(lambda conn: rollouts.claim(conn, self.run, "node@1", 60.0, count))
 
     def finish(self, row):
-        self.do(lambda conn: rollouts.finish(conn, RolloutOutcome(row.id, "finished", "valid", {"reward": 1.0})))
+        self.do(lambda conn: rollouts.finish(conn, RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": 1.0})))
 
     def session(self, row):
         return self.do(lambda conn: sessions.add(conn, row.id, row.id, sampling={})).id
@@ -140,7 +141,9 @@ def test_a_silent_node_and_attempts_that_are_put_off_are_named(make_site):
     site = make_site()
     site.group(0)
     first, second = site.claim()
-    site.do(lambda conn: rollouts.fail(conn, RolloutOutcome(first.id, "crash", "infrastructure_error"), 3, 50.0))
+    site.do(
+        lambda conn: rollouts.fail(conn, RolloutOutcome(first.id, StopReason.SANDBOX_ERROR, "infrastructure_error"), 3, 50.0)
+    )
     late = update(rollout_table).where(rollout_table.c.id == second.id).values(lease_expires=time.time() - 8)
     site.do(lambda conn: conn.execute(late))
     said = site.said()

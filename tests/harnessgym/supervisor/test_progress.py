@@ -4,6 +4,8 @@ from benchmarks.store.bulk import write_rollout
 from harnessgym.config import validate
 from harnessgym.errors import StoreError
 from harnessgym.metrics.lines import append
+from harnessgym.outcome.failure import Cause
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_config import FurtherPolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, policies, presence, rollouts, runs, workers
@@ -125,7 +127,7 @@ class Lived:
         self.write(lambda conn: write_rollout(conn, rollout, turns, TokenArray([1, 2, 3, 4]), [-0.5, -0.5]))
 
     def finish(self, rollout, **latencies):
-        outcome = RolloutOutcome(rollout, "finished", "valid", {"reward": 1.0}, latencies=latencies)
+        outcome = RolloutOutcome(rollout, StopReason.FINISHED, "valid", {"reward": 1.0}, latencies=latencies)
         self.write(lambda conn: rollouts.finish(conn, outcome))
 
     def train(self, step, *members):
@@ -167,10 +169,10 @@ def test_rollouts_are_followed_from_their_calls_to_their_end(lived):
     assert seen.tokens_per_s > 0
     assert seen.rollouts_per_s == 0
     lived.finish(first, **{"run": 2.0, "wait.run": 1.0})
-    failure = RolloutOutcome(second, "sandbox_error", "infrastructure_error", cause="sandbox_lost")
+    failure = RolloutOutcome(second, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
     lived.write(lambda conn: rollouts.fail(conn, failure, 1))
     seen = lived.observer.look()
-    assert (seen.running, seen.failed, seen.failures) == (0, 1, {"sandbox_lost": 1})
+    assert (seen.running, seen.failed, seen.failures) == (0, 1, {"sandbox_died": 1})
     assert seen.rollouts_per_s > 0
     places, use = seen.stages["run"]
     assert (places, use.mean_s) == (2, 2.0)

@@ -1,5 +1,6 @@
 import pytest
 
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
@@ -60,10 +61,10 @@ def test_it_speaks_once_a_period_and_is_quiet_while_rollouts_finish(tmp_path):
         assert "engine-0 v0 ready" in said
         assert later(30) is None
         assert "121 s" in later(30)
-        outcome = RolloutOutcome(rows[0].id, "finished", "valid", {"reward": 1.0})
+        outcome = RolloutOutcome(rows[0].id, StopReason.FINISHED, "valid", {"reward": 1.0})
         store.write(lambda conn: rollouts.finish(conn, outcome))
         assert later(61) is None
-        lost = RolloutOutcome(rows[1].id, "no_calls", "infrastructure_error")
+        lost = RolloutOutcome(rows[1].id, StopReason.NO_CALLS, "infrastructure_error")
         store.write(lambda conn: rollouts.fail(conn, lost, 1))
         assert later(61) is not None
         assert store.read(lambda conn: stand(conn, run, policy, "training")).groups == {"dropped": 1}

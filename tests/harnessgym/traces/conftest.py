@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, calls, ledger, new_id, policies, rollouts, runs, sessions
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.calls import CallIntent, CallKind, CallOutcome, CallStatus
@@ -109,7 +110,7 @@ class Recording:
 
     def finish(self, rollout_ids: Sequence[str]) -> None:
         for rollout_id in rollout_ids:
-            outcome = RolloutOutcome(rollout_id, "finished", "valid", {"reward": 1.0})
+            outcome = RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})
             assert self.store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
 
     def train(self, group_id: str, rollout_ids: Sequence[str], version: int, parent: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from harnessgym.equipping import equipment, equipment_of
 from harnessgym.grading.judging import judge
 from harnessgym.harness import Endpoint, Harness, start
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.rollout.control import ControlClient
 from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
@@ -53,7 +54,7 @@ class Stage:
             result = await start(launch, task, sandbox)
             grade, files = await self._look(task, sandbox)
         sealed = await self.control.seal(session.session_id)
-        outcome = RolloutOutcome(self.row.id, "finished", "valid", dict(grade.rewards))
+        outcome = RolloutOutcome(self.row.id, StopReason.FINISHED, "valid", dict(grade.rewards))
         self.store.write(lambda conn: rollouts.finish(conn, outcome))
         return Played(result, files, session.session_id, sealed.calls, grade)
 

@@ -7,6 +7,7 @@ from sqlalchemy import update
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, rollouts
@@ -39,7 +40,9 @@ def folder(tmp_path, recording):
             )
         )
     for rollout_id, seconds in ((first, 1.5), (second, 0.5)):
-        outcome = RolloutOutcome(rollout_id, "finished", "valid", {"reward": 1.0}, latencies={"run": 9.0, "evaluate": seconds})
+        outcome = RolloutOutcome(
+            rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0}, latencies={"run": 9.0, "evaluate": seconds}
+        )
         assert recording.store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
     return tmp_path
 
