@@ -82,7 +82,15 @@ class LoadedGroup:
         """Its members as estimators see them."""
         credit = self.credit or (Credit(),) * len(self.rows)
         return tuple(
-            Scored(member.rollout_id, member.reward, rows, own.rewards, own.agents, self.group.task_id)
+            Scored(
+                member.rollout_id,
+                member.reward,
+                rows,
+                own.rewards,
+                own.agents,
+                self.group.task_id,
+                tampered=member.verdict == "tampered",
+            )
             for member, rows, own in zip(self.group.members, self.rows, credit, strict=True)
         )
 

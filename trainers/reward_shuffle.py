@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def shuffled(groups: "Sequence[LoadedGroup]", random: np.random.Generator) -> "list[LoadedGroup]":
     """The groups with rollouts' rewards, all channels together, permuted over all rollouts; so those of calls and of agents."""
     pairs = [pair for group in groups for pair in zip(group.group.members, _credit(group), strict=True)]
-    members = [(member.reward, credit.rewards) for member, credit in pairs]
+    members = [(member.reward, member.verdict, credit.rewards) for member, credit in pairs]
     whole = iter([members[at] for at in random.permutation(len(members))])
     turns = {turn.call_id: turn.rewards for group in groups for rows in group.rows for row in rows for turn in row.turns}
     by_call = dict(zip(turns, [list(turns.values())[at] for at in random.permutation(len(turns))], strict=True))
@@ -24,10 +24,13 @@ def shuffled(groups: "Sequence[LoadedGroup]", random: np.random.Generator) -> "l
     out = []
     for group in groups:
         given = [next(whole) for _ in group.group.members]
-        renamed = tuple(replace(member, reward=reward) for member, (reward, _) in zip(group.group.members, given, strict=True))
+        renamed = tuple(
+            replace(member, reward=reward, verdict=verdict)
+            for member, (reward, verdict, _) in zip(group.group.members, given, strict=True)
+        )
         credit = tuple(
             Credit(rewards, {agent: next(by_agent) for agent in own.agents})
-            for (_, rewards), own in zip(given, _credit(group), strict=True)
+            for (*_, rewards), own in zip(given, _credit(group), strict=True)
         )
         rows = tuple(tuple(_with_rewards(row, by_call) for row in each) for each in group.rows)
         out.append(replace(group, group=replace(group.group, members=renamed), rows=rows, credit=credit))

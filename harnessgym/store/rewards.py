@@ -20,7 +20,8 @@ Channels are named freely. Those that HarnessGym itself knows:
     process.*                          how it went about it: contracts kept, judges' opinions
     cost.*                             what it used: tokens, calls, seconds
 
-A reward is never overwritten. A failed rollout has a stop reason and no reward; only what it cost can be said of it.
+A reward is never overwritten. A failed rollout has a stop reason and no reward; only what it cost can be said of it. A finished
+rollout without a `reward` (`harnessgym wrap` grades nothing) is in no mean and cannot be trained on: a missing reward is not 0.
 """
 
 import math
@@ -82,6 +83,16 @@ def add(conn: Connection, reward: RewardRow) -> bool:
     values = {name: getattr(reward, name) for name in RewardRow.__dataclass_fields__}
     conn.execute(insert(rewards).values(id=new_id(), created_at=time.time(), **values))
     return True
+
+
+def required(value: float | None, rollout_id: str, channel: str = "reward") -> float:
+    """The value of a finished rollout's reward, as an outer join gives it. Raises `StoreError` if there is none."""
+    if value is None:
+        raise StoreError(
+            f"Rollout {rollout_id} finished without a reward under the channel {channel!r}, and a missing reward is "
+            "not 0. Write the one that its grader gave (`harnessgym.store.rewards.add`), or remove its group."
+        )
+    return float(value)
 
 
 def of_rollout(conn: Connection, rollout_id: str) -> list[RewardRow]:

@@ -18,6 +18,7 @@ from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import runs
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rewards import add as add_reward
+from harnessgym.store.rewards import required as required_reward
 from harnessgym.store.tables import calls, exclusions, groups, new_id, rewards, rollouts, tasks
 
 GroupState = Literal["open", "complete", "consumed", "dropped"]
@@ -276,7 +277,10 @@ def exclude(conn: Connection, rollout_id: str, reason: str) -> None:
 
 
 def complete_groups(conn: Connection, run_id: str, purpose: str, limit: int) -> list[GroupRow]:
-    """The next groups in order of submission, as far as they are complete without a gap."""
+    """The next groups in order of submission, as far as they are complete without a gap.
+
+    Raises `StoreError` if a finished rollout of theirs has no reward.
+    """
     state = groups.c.state.in_(("open", "complete"))
     query = select(groups).where(groups.c.run_id == run_id, groups.c.purpose == purpose, state)
     out = []
@@ -288,7 +292,7 @@ def complete_groups(conn: Connection, run_id: str, purpose: str, limit: int) -> 
 
 
 def group(conn: Connection, group_id: str) -> GroupRow:
-    """One group, which must be complete."""
+    """One group, which must be complete. Raises `StoreError` if a finished rollout of it has no reward."""
     return _group(conn, conn.execute(select(groups).where(groups.c.id == group_id)).mappings().one())
 
 
@@ -317,15 +321,16 @@ def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
 
 
 def rewards_of(conn: Connection, run_id: str, purpose: str) -> list[float]:
-    """Rewards of a purpose's finished rollouts in order of group and slot."""
+    """Rewards of a purpose's finished rollouts in order of group and slot. Raises `StoreError` if one of them has none."""
+    reward = (rewards.c.rollout_id == rollouts.c.id) & _TRAINED_ON
     query = (
-        select(rewards.c.value)
-        .join(rollouts, rollouts.c.id == rewards.c.rollout_id)
+        select(rollouts.c.id, rewards.c.value)
         .join(groups, groups.c.id == rollouts.c.group_id)
-        .where(groups.c.run_id == run_id, groups.c.purpose == purpose, _TRAINED_ON)
+        .outerjoin(rewards, reward)
+        .where(groups.c.run_id == run_id, groups.c.purpose == purpose, rollouts.c.status == "finished")
         .order_by(groups.c.ordinal, rollouts.c.slot)
     )
-    return [float(value) for value in conn.execute(query).scalars()]
+    return [required_reward(value, rollout_id) for rollout_id, value in conn.execute(query)]
 
 
 def best(conn: Connection, run_id: str, limit: int) -> list[str]:
@@ -384,9 +389,12 @@ def _group(conn: Connection, row: Any) -> GroupRow:
 def _members(conn: Connection, group_id: str) -> tuple[Member, ...]:
     reward = (rewards.c.rollout_id == rollouts.c.id) & _TRAINED_ON
     query = (
-        select(rollouts.c.id, rollouts.c.slot, func.coalesce(rewards.c.value, 0.0), rollouts.c.verdict)
+        select(rollouts.c.id, rollouts.c.slot, rewards.c.value, rollouts.c.verdict)
         .outerjoin(rewards, reward)
         .where(rollouts.c.group_id == group_id, rollouts.c.status == "finished")
         .order_by(rollouts.c.slot)
     )
-    return tuple(Member(*row) for row in conn.execute(query).all())
+    return tuple(
+        Member(rollout_id, slot, required_reward(value, rollout_id), verdict)
+        for rollout_id, slot, value, verdict in conn.execute(query)
+    )

@@ -7,6 +7,7 @@ from operator import itemgetter
 
 from sqlalchemy import Connection, func, select
 
+from harnessgym.store.rewards import required
 from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
 
 SUCCESS = 0.5
@@ -32,7 +33,10 @@ class Visit:
 
 
 def visits(conn: Connection, run_id: str, first: int = 0) -> list[Visit]:
-    """All training groups of a run from an ordinal on, in order of submission."""
+    """All training groups of a run from an ordinal on, in order of submission.
+
+    Raises `StoreError` if a finished rollout of a group that has ended has no reward.
+    """
     ended = (rollouts.c.group_id == groups.c.id) & (rollouts.c.status == "finished")
     own = (rewards.c.rollout_id == rollouts.c.id) & (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
     of_group = (groups.c.ordinal, tasks.c.key, groups.c.size, groups.c.submitted_version, groups.c.state, groups.c.replaces)
@@ -87,5 +91,5 @@ def _visit(rows: Sequence[tuple[int, str, int, int, str, int | None, str | None,
     _, task, size, version, state, replaces, *_ = rows[0]
     if state == "open":
         return Visit(task, size, version, open=True, fresh=replaces is None)
-    given = tuple(float(value or 0.0) for *_, rollout_id, value in rows if rollout_id is not None)
+    given = tuple(required(value, rollout_id) for *_, rollout_id, value in rows if rollout_id is not None)
     return Visit(task, size, version, given, fresh=replaces is None)

@@ -1,7 +1,8 @@
-"""Rewards that settings name and nobody gives.
+"""Channels of calls' and agents' rewards that settings name and under which nobody gives one.
 
-What has no reward under a channel counts as 0 there, so a channel that is written wrongly would be zeros for ever.
-Once the run has had its first batches, what settings name is looked up among all rewards that were given by then.
+A call or an agent without a reward under a channel earned 0 there, so a channel that is written wrongly would be
+zeros for ever. Once the run has had its first batches, what settings name is looked up among all rewards that were given
+by then. A rollout must have a reward under every channel that settings name (`Scored.reward_under`).
 """
 
 import logging

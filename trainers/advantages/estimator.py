@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harnessgym.config import Config, validate
-from harnessgym.errors import ConfigError
+from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.registry import load
 from harnessgym.run_config import RunConfig
 from harnessgym.tokens import FloatArray
@@ -43,6 +43,23 @@ class Scored:
     """By agent, then by channel."""
     task_id: str = ""
     """The store's id of its task."""
+    tampered: bool = False
+    """Whether its verdict is `tampered`: its reward is 0, and nothing else of it was scored."""
+
+    def reward_under(self, channel: str, setting: str) -> float:
+        """The rollout's reward under a channel that a setting names; 0 if it was tampered with.
+
+        Raises `TrainerError` if it has none: a missing reward is not 0.
+        """
+        if channel == "reward":
+            return self.reward
+        if channel not in self.rewards and not self.tampered:
+            raise TrainerError(
+                f"Rollout {self.rollout_id} has no reward under the channel {channel!r}, which {setting} names; it has "
+                f"{', '.join(sorted(self.rewards)) or 'none'}. Correct the name, or give every rollout a reward there, 0 where "
+                "none is earned, and begin again in another folder (--folder)."
+            )
+        return self.rewards.get(channel, 0.0)
 
 
 class Estimator(Protocol):

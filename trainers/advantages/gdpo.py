@@ -6,7 +6,6 @@ import numpy as np
 from pydantic import Field
 
 from harnessgym.config import Config
-from trainers.advantages.channels import NamedChannel
 from trainers.advantages.estimator import Advantages, Scored
 from trainers.advantages.steps import standardised
 from trainers.algorithms import Algorithm
@@ -25,7 +24,7 @@ class GdpoSettings(Config):
     """Which rewards, and how much each counts."""
 
     weights: dict[str, float] = Field(default_factory=lambda: {"reward": 1.0}, min_length=1)
-    """By channel of the rollout's rewards. A rollout without one has 0 there."""
+    """By channel of the rollout's rewards. Every rollout must have one under each of them."""
 
 
 class Gdpo:
@@ -35,14 +34,13 @@ class Gdpo:
 
     def __init__(self, settings: GdpoSettings) -> None:
         self.settings = settings
-        setting = "trainer.advantage_settings.weights"
-        self.channels = tuple(NamedChannel(setting, "rollout", name) for name in settings.weights if name != "reward")
 
     def __call__(self, group: Sequence[Scored]) -> Advantages:
         """Weighted sums of standard scores, not yet normalised over the batch."""
         total_G = np.zeros(len(group))
         for channel, weight in self.settings.weights.items():
-            total_G += weight * standardised(np.array([_reward(item, channel) for item in group]), _EPS)
+            rewards_G = np.array([item.reward_under(channel, "trainer.advantage_settings.weights") for item in group])
+            total_G += weight * standardised(rewards_G, _EPS)
         return [[float(value)] * len(item.rows) for item, value in zip(group, total_G, strict=True)]
 
     def over_batch(self, groups: Sequence[Advantages]) -> list[Advantages]:
@@ -53,10 +51,6 @@ class Gdpo:
             [[(value - mean) / (std + _EPS) for value in rows or ()] for rows in group] if _teaches(group) else group
             for group in groups
         ]
-
-
-def _reward(item: Scored, channel: str) -> float:
-    return item.reward if channel == "reward" else item.rewards.get(channel, 0.0)
 
 
 def _teaches(group: Advantages) -> bool:

@@ -1,6 +1,6 @@
 """M-GRPO: main agents are compared with main agents, and what their sub-agents did with what sub-agents did."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ class MGrpoSettings(Config):
     """How sub-agents are rewarded and aligned."""
 
     main: dict[str, float] = Field(default_factory=lambda: {"reward": 1.0})
-    """Weights of the rollout's rewards, by channel, in a main agent's reward R_M. The paper's 0.1 format + 0.9 correctness is
-    for the grader to give."""
+    """Weights of the rollout's rewards, by channel, in a main agent's reward R_M. Every rollout must have one under each. The
+    paper's 0.1 format + 0.9 correctness is for the grader to give."""
     sub_main: float = 0.4
     """Weight of R_M in a sub-agent's reward R_S."""
     sub: dict[str, float] = Field(default_factory=lambda: {"format": 0.1, "expert": 0.5})
@@ -53,15 +53,12 @@ class MGrpo:
 
     def __init__(self, settings: MGrpoSettings) -> None:
         self.settings = settings
-        main, sub = (f"trainer.advantage_settings.{name}" for name in ("main", "sub"))
-        self.channels = (
-            *(NamedChannel(main, "rollout", name) for name in settings.main if name != "reward"),
-            *(NamedChannel(sub, "agent", name, zeros=True) for name in settings.sub),
-        )
+        setting = "trainer.advantage_settings.sub"
+        self.channels = tuple(NamedChannel(setting, "agent", name, zeros=True) for name in settings.sub)
 
     def __call__(self, group: Sequence[Scored]) -> Advantages:
         """One advantage per row."""
-        main_K = np.array([_weighed(self.settings.main, {**item.rewards, "reward": item.reward}) for item in group])
+        main_K = np.array([self._main_reward(item) for item in group])
         subs = [[at for at, row in enumerate(item.rows) if _last(row).parent_agent_id] for item in group]
         times_of = [
             copies(item.rollout_id, len(rows), self.settings.invocations) for item, rows in zip(group, subs, strict=True)
@@ -84,18 +81,19 @@ class MGrpo:
             out.append(values)
         return out
 
+    def _main_reward(self, item: Scored) -> float:
+        setting = "trainer.advantage_settings.main"
+        return sum(weight * item.reward_under(channel, setting) for channel, weight in self.settings.main.items())
+
     def _sub_reward(self, item: Scored, row: Row, main: float) -> float:
         own = item.agent_rewards.get(_last(row).agent_id, {})
-        return self.settings.sub_main * main + _weighed(self.settings.sub, own)
+        weighed = sum(weight * own.get(channel, 0.0) for channel, weight in self.settings.sub.items())
+        return self.settings.sub_main * main + weighed
 
 
 def _last(row: Row) -> Turn:
     """The turn that a row ends with, which it trains."""
     return row.turns[-1]
-
-
-def _weighed(weights: Mapping[str, float], rewards: Mapping[str, float]) -> float:
-    return sum(weight * rewards.get(channel, 0.0) for channel, weight in weights.items())
 
 
 def copies(rollout_id: str, have: int, wanted: int) -> npt.NDArray[np.int64]:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from harnessgym.errors import TraceError
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.trajectories import Row
@@ -31,12 +32,15 @@ def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
 
 def scalar_advantage(rollout: TracedRollout, row: Row) -> float:
     """One advantage for a whole row: the mean of those that its tokens were trained with; for a rollout that was not trained
-    its reward, centred and scaled within its group as TRL does (0.0 without a reward).
+    its reward, centred and scaled within its group as TRL does. Raises `TraceError` if it has no reward either.
     """
     trained = advantages_of(rollout, row)
     if trained is not None:
         return float(trained[row.mask == 1].mean(dtype=np.float64))
     if rollout.reward is None:
-        return 0.0
+        raise TraceError(
+            f"Rollout {rollout.id} was not trained and has no reward under the channel 'reward', and samples for TRL need an "
+            "advantage. Leave it out: `--min-reward`."
+        )
     found = np.asarray(rollout.group_rewards, np.float64)
     return float((rollout.reward - found.mean()) / (found.std() + 1e-8))

@@ -5,9 +5,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
+from harnessgym.errors import StoreError
 from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.store import TraceStore, policies, rewards, rollouts, runs
+from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import groups
 from harnessgym.store.tables import rollouts as rollout_table
@@ -35,8 +37,8 @@ class World:
     def claim(self, limit=99, ttl_s=60.0, holder="node"):
         return self.store.write(lambda conn: rollouts.claim(conn, self.run, holder, ttl_s, limit))
 
-    def finish(self, row, reward=1.0, verdict="valid"):
-        outcome = RolloutOutcome(row.id, StopReason.FINISHED, verdict, {"reward": reward}, latencies={"run": 0.5})
+    def finish(self, row, reward=1.0, verdict="valid", channel="reward"):
+        outcome = RolloutOutcome(row.id, StopReason.FINISHED, verdict, {channel: reward}, latencies={"run": 0.5})
         return self.store.write(lambda conn: rollouts.finish(conn, outcome))
 
     def fail(self, row, max_attempts=3, cause=None):
@@ -267,3 +269,22 @@ def test_a_group_with_fewer_graded_members_than_it_was_told_is_given_up(world, f
     query = select(groups.c.state, groups.c.given_up).where(groups.c.id == group)
     assert world.store.read(lambda conn: tuple(conn.execute(query).one())) == expected
     assert [(row.size, len(row.members)) for row in world.complete()] == ([(4, 3)] if finished == 3 else [])
+
+
+def test_a_missing_reward_is_an_error_and_not_zero(world):
+    group = world.submit(2)
+    graded, ungraded = world.claim()
+    world.finish(graded, 1.0)
+    world.finish(ungraded, 1.0, channel="speed")
+    missing = rf"Rollout {ungraded.id} finished without a reward under the channel 'reward'"
+    with pytest.raises(StoreError, match=missing):
+        world.complete()
+    with pytest.raises(StoreError, match=missing):
+        world.store.read(lambda conn: rollouts.group(conn, group))
+    with pytest.raises(StoreError, match=missing):
+        world.store.read(lambda conn: rollouts.rewards_of(conn, world.run, "train"))
+    reward = RewardRow(ungraded.id, "rollout", ungraded.id, "reward", 0.0, "grader")
+    world.store.write(lambda conn: rewards.add(conn, reward))
+    (complete,) = world.complete()
+    assert [member.reward for member in complete.members] == [1.0, 0.0]
+    assert world.store.read(lambda conn: rollouts.rewards_of(conn, world.run, "train")) == [1.0, 0.0]

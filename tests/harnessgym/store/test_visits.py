@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harnessgym.errors import StoreError
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
@@ -58,11 +59,20 @@ def test_a_visit_has_the_rewards_of_its_graded_rollouts_once_all_have_ended(worl
 
 def test_what_is_tampered_with_is_a_failure_and_what_failed_is_nothing(world):
     cheat, broken, good = world.submit("a", 3)
-    world.end(cheat, None, "tampered")
+    world.end(cheat, 0.0, "tampered")
     outcome = RolloutOutcome(broken.id, StopReason.SANDBOX_ERROR, "infrastructure_error")
     assert world.store.write(lambda conn: rollouts.fail(conn, outcome, 1))
     world.end(good, 1.0)
     assert world.visits() == [Visit("a", 3, 0, (0.0, 1.0))]
+
+
+def test_a_graded_rollout_without_a_reward_is_an_error_once_its_group_has_ended(world):
+    first, second = world.submit("a", 2)
+    world.end(first, None)
+    assert world.visits() == [Visit("a", 2, 0, open=True)]
+    world.end(second, 1.0)
+    with pytest.raises(StoreError, match=rf"Rollout {first.id} finished without a reward under the channel 'reward'"):
+        world.visits()
 
 
 def test_groups_given_up_are_evidence_and_evaluations_are_not(world):

@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import insert, update
 
 from harnessgym.errors import ConfigError, StoreError, TraceError
+from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.registry import names
-from harnessgym.store import new_id
+from harnessgym.store import new_id, rollouts
+from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import advantages, policy_versions, trained
 from harnessgym.traces.answers import Languages
 from harnessgym.traces.export import TracedRollout, export
@@ -105,6 +107,20 @@ def test_trl_samples_have_one_advantage_and_the_oldest_version(recording, rollou
     first, second = samples(traced(recording, rollout_ids[0]))
     assert first["advantage"] == pytest.approx(3.0 * 4 / 7)  # two of four and two of three tokens
     assert second["advantage"] == 3.0
+
+
+def test_trl_samples_of_a_rollout_without_reward_and_advantage_are_refused(recording):
+    _, (rollout_id, other) = recording.group()
+    recording.publish(0)
+    recording.session(rollout_id).call()
+    for name in (rollout_id, other):
+        outcome = RolloutOutcome(name, StopReason.FINISHED, "valid", source="none")
+        recording.store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
+    rollout = traced(recording, rollout_id)
+    with pytest.raises(TraceError, match=f"Rollout {rollout_id} was not trained and has no reward"):
+        list(samples(rollout))
+    with pytest.raises(TraceError, match=f"Rollout {rollout_id} has no reward"):
+        list(arrays(rollout))
 
 
 def test_advantages_of_a_step_that_was_undone_do_not_count(recording, rollout_ids):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from harnessgym.errors import ConfigError
+from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.store import TraceStore, rewards, runs
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.tables import calls
@@ -33,19 +33,29 @@ def stepped(root, *, given_under="", steps=1, **trainer):
         return store.read(lambda conn: rewards.channels(conn, runs.only(conn).id, "rollout"))
 
 
-NAMED = [
+OF_ROLLOUTS = [
     {"advantage": "gdpo", "advantage_settings": {"weights": {"reward": 1, "process.short": 1}}},
     {"advantage": "m_grpo", "advantage_settings": {"main": {"process.short": 1}, "sub": {}}},
+]
+OF_CALLS = [
     {"advantage": "hgpo", "advantage_settings": {"channel": "process.short"}},
     {"advantage": "ui_s1", "advantage_settings": {"channel": "process.short"}},
     {"algorithm": "ppo", "ppo": {"channel": "process.short"}},
 ]
 
 
-@pytest.mark.parametrize("trainer", NAMED, ids=lambda told: told.get("advantage", "ppo"))
-def test_a_channel_that_is_named_must_occur(tmp_path, trainer):
+@pytest.mark.parametrize("trainer", OF_ROLLOUTS, ids=lambda trainer: trainer["advantage"])
+def test_a_rollout_without_a_reward_under_a_channel_that_is_named_stops_the_trainer(tmp_path, trainer):
     assert stepped(tmp_path / "right", given_under="process.short", **trainer) == ("process.short", "reward")
-    with pytest.raises(ConfigError, match=r"names the channel 'process.short', and no (call|rollout) .* that occur: other"):
+    missing = r"Rollout \w+ has no reward under the channel 'process.short', which .* names; it has other, reward"
+    with pytest.raises(TrainerError, match=missing):
+        stepped(tmp_path / "wrong", steps=4, **trainer)
+
+
+@pytest.mark.parametrize("trainer", OF_CALLS, ids=lambda trainer: trainer.get("advantage", "ppo"))
+def test_a_channel_of_calls_that_is_named_must_occur(tmp_path, trainer):
+    assert stepped(tmp_path / "right", given_under="process.short", **trainer) == ("process.short", "reward")
+    with pytest.raises(ConfigError, match=r"names the channel 'process.short', and no call .* that occur: other"):
         stepped(tmp_path / "wrong", **trainer)
     stepped(tmp_path / "later", steps=4, **trainer)  # one batch tells little
 

@@ -1,5 +1,7 @@
 """The seam: settings, what is dropped, what is masked, and what the ledger is told."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +20,7 @@ from trainers.advantages.igpo import Igpo, IgpoSettings
 from trainers.algorithms import algorithms
 from trainers.batch import LoadedGroup, gives_signal, make_batch
 from trainers.losses.normalisation import denominator
+from trainers.reward_shuffle import shuffled
 
 CHAIN = VersionChain(())
 
@@ -87,6 +90,36 @@ def test_equal_rewards_teach_where_the_estimator_sees_more():
     assert gives_signal(estimator("gdpo", weights={"right": 1.0, "short": 0.5}), group)
     assert not gives_signal(estimator("gdpo", weights={"right": 1.0, "short": 1.0}), group)  # they cancel each other
     assert not gives_signal(estimator("grpo"), group)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("gdpo", {"weights": {"short": 1.0}}), ("m_grpo", {"main": {"short": 1.0}, "sub": {}})]
+)
+def test_what_was_tampered_with_has_zero_under_every_channel_and_a_valid_rollout_must_have_a_reward(name, given):
+    group = loaded(single(0.0, 1.0, short=[0.0, 2.0]))
+    first, second = group.group.members
+    cheated = replace(
+        group,
+        group=replace(group.group, members=(replace(first, verdict="tampered"), second)),
+        credit=(Credit({"reward": 0.0}), group.credit[1]),
+    )
+    own = estimator(name, **given)
+    assert own(cheated.scored) == own(group.scored) == [[pytest.approx(-1.0, rel=1e-3)], [pytest.approx(1.0, rel=1e-3)]]
+    incomplete = replace(cheated, group=group.group)
+    with pytest.raises(TrainerError, match="Rollout r0 has no reward under the channel 'short'"):
+        own(incomplete.scored)
+
+
+def test_shuffled_rewards_keep_each_verdict_with_its_rewards():
+    group = loaded(single(0.0, 1.0, 1.0, 1.0, short=[0.0, 2.0, 3.0, 4.0]))
+    first, *others = group.group.members
+    members = (replace(first, verdict="tampered"), *others)
+    credit = (Credit({"reward": 0.0}), *group.credit[1:])
+    group = replace(group, group=replace(group.group, members=members), credit=credit)
+    (permuted,) = shuffled([group], np.random.default_rng(0))
+    pairs = [(item.tampered, "short" in item.rewards) for item in permuted.scored]
+    assert sorted(pairs) == [(False, True)] * 3 + [(True, False)]
+    assert pairs[0] != (True, False)
 
 
 def test_what_is_dropped_leaves_the_denominators_and_what_is_masked_does_not():

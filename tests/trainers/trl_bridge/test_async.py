@@ -113,10 +113,17 @@ def test_what_stops_the_worker_stops_the_trainer(tmp_path):
         assert run.newest.step == 0
 
 
-def test_a_channel_that_never_occurs_stops_the_trainer(tmp_path):
-    named = {"advantage": "gdpo", "advantage_settings": {"weights": {"reward": 1, "process.short": 1}}}
+@pytest.mark.parametrize(
+    ("advantage", "given", "problem"),
+    [
+        ("gdpo", {"weights": {"reward": 1, "process.short": 1}}, r"has no reward under the channel 'process\.short'"),
+        ("ui_s1", {"channel": "process.short"}, r"names the channel 'process\.short'"),
+    ],
+)
+def test_a_channel_that_never_occurs_stops_the_trainer(tmp_path, advantage, given, problem):
+    named = {"advantage": advantage, "advantage_settings": given}
     with training_run(off_policy_run(tmp_path, groups=2 * STEPS, max_staleness=STEPS, **named)) as run:
-        with pytest.raises(TrainerError, match=r"names the channel 'process\.short'"):
+        with pytest.raises(TrainerError, match=problem):
             trained(run)
         assert run.newest.step < STEPS
 
