@@ -10,6 +10,7 @@
     ├── ProxyError           the proxy or its control API refused or failed
     ├── UpstreamError        an inference engine failed or answered inconsistently
     │   └── UpstreamLost     ... because it is gone
+    │       └── UpstreamSilent  ... or sends nothing, though it is there
     ├── SandboxError         a sandbox could not be made or used: infrastructure, never a reward
     │   ├── CapabilityError  a task asks for something the sandbox backend lacks
     │   └── ImageError       a container image could not be built or found
@@ -61,6 +62,10 @@ class UpstreamError(HarnessGymError):
 
 class UpstreamLost(UpstreamError):
     """An inference engine is gone: refused connection, or closed it mid-answer."""
+
+
+class UpstreamSilent(UpstreamLost):
+    """An inference engine accepted a request and sends nothing: it is stopped, stuck, or cut off from the network."""
 
 
 class SandboxError(HarnessGymError):

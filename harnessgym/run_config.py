@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from harnessgym.cluster.section import ClusterSection
 from harnessgym.config import Config
 from harnessgym.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.metrics.sink import MetricsSection
@@ -141,7 +142,7 @@ class OutsideEngine(Config):
         return f"{self.kind}-{re.sub('[^A-Za-z0-9.]+', '-', self.url.partition('://')[2]).strip('-')}"
 
 
-class EngineSection(Config):
+class EngineSection(EngineTimeouts):
     """What samples: embedded engines, which the run starts, and engines that are other programs."""
 
     workers: int = Field(2, ge=0)

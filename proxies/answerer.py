@@ -5,14 +5,13 @@ from dataclasses import replace
 from typing import cast
 
 from harnessgym.errors import UpstreamLost
-from harnessgym.store.workers import WorkerRow
 from proxies.call import Call
 from proxies.feed import Feed
 from proxies.served_policies import ServedPolicies
 from proxies.session import Session
 from proxies.text_upstream import TextCall, TextUpstream
 from proxies.upstream import Upstream
-from proxies.workers import REPLAY, NoWorker, Wanted, WorkerTable, is_text
+from proxies.workers import REPLAY, NoWorker, Wanted, Worker, WorkerTable, is_text
 
 _ATTEMPTS = 6
 """Workers that may be lost under one call, one after the other, without a token in between."""
@@ -38,36 +37,41 @@ class Answerer:
                 return
             try:
                 async with self._workers.taking(self._wanted(session, call)) as worker:
+                    call.silence.whole = is_text(worker.upstream)
                     if is_text(worker.upstream):
                         await self._hear(session, worker.row.id, cast("TextUpstream", worker.upstream), call, feed)
                     else:
-                        await self._sample_at(worker.row, cast("Upstream", worker.upstream), call, feed)
+                        await self._sample_at(worker, cast("Upstream", worker.upstream), call, feed)
             except UpstreamLost as error:
+                if not isinstance(error, NoWorker) and worker.row.state == "ready":
+                    call.silence.lost = True
                 attempts = attempts + 1 if len(call.sampled.ids) == before else 1
                 if isinstance(error, NoWorker) or attempts == _ATTEMPTS:
                     raise
             else:
                 return
 
-    async def _sample_at(self, worker: WorkerRow, upstream: Upstream, call: Call, feed: Feed) -> None:
-        sampled, before = call.sampled, len(call.sampled.ids)
-        sampled.worker = worker.id
+    async def _sample_at(self, worker: Worker, upstream: Upstream, call: Call, feed: Feed) -> None:
+        row, sampled, before = worker.row, call.sampled, len(call.sampled.ids)
+        sampled.worker = row.id
         given = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
         sampling = call.sampling.limited(call.sampling.max_tokens - before)
         if before and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + before)
-        salt = f"{self._run_id}:{worker.version}" if call.policy_id is None else f"{call.policy_id}:{worker.version}"
+        salt = f"{self._run_id}:{row.version}" if call.policy_id is None else f"{call.policy_id}:{row.version}"
         async with aclosing(upstream.generate(given, sampling, salt=salt)) as chunks:
             async for chunk in chunks:
+                worker.heard()
+                call.silence.end()
                 sampled.take(chunk)
                 feed.add(chunk.ids)
                 if chunk.finish_reason == "abort":
-                    raise UpstreamLost(f"Worker {worker.id} aborted the sequence.")
+                    raise UpstreamLost(f"Worker {row.id} aborted the sequence.")
                 if chunk.finish_reason is not None:
                     call.interruptible = False
                     sampled.end(chunk, len(given), len(sampled.ids) - before)
                     return
-        raise UpstreamLost(f"Worker {worker.id} ended its answer without a finish reason.")
+        raise UpstreamLost(f"Worker {row.id} ended its answer without a finish reason.")
 
     async def _hear(self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: Feed) -> None:
         """Let an outside model answer."""

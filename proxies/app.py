@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from harnessgym.config import Config
 from harnessgym.control_key import ControlKey, environment_field
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.store import workers
 from harnessgym.store.trace_store import Synchronous, TraceStore
@@ -53,7 +54,7 @@ class PolicySettings(Config):
     """Its model folder."""
 
 
-class ProxySettings(Config):
+class ProxySettings(EngineTimeouts):
     """One proxy process. It listens for harnesses on TCP and on a unix socket, for control on a third socket."""
 
     store: str
@@ -130,6 +131,7 @@ class Proxy:
             wait_s=settings.worker_wait_s,
             replay=ReplayUpstream(lambda name: playback_of(store, name, policies.read)),
             first_policy=policies.first.id,
+            timeouts=settings,
         )
         self.sessions = SessionTable(store, policies.read)
         limits = RelayLimits(

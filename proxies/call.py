@@ -69,6 +69,38 @@ class Sampled:
 
 
 @dataclass
+class Silence:
+    """How long a call waits for its engine; all times are seconds of `time.monotonic`."""
+
+    since: float = field(default_factory=time.monotonic)
+    """When the last tokens came, or the call began."""
+    lost: bool = False
+    """Whether an engine was lost since then that was not to be updated."""
+    lost_s: float = 0.0
+    """The longest silence that ended on another engine, because one was lost."""
+    open_s: float = 0.0
+    """How long it had been silent when its last client left, or when it was ended; 0.0 while it has a client."""
+    whole: bool = False
+    """Whether an outside model is asked, whose answer comes whole: it is silent until then, whatever it does."""
+
+    def end(self) -> None:
+        """Tokens have come."""
+        now = time.monotonic()
+        if self.lost:
+            self.lost_s, self.lost = max(self.lost_s, now - self.since), False
+        self.since = now
+
+    def leave(self) -> None:
+        """Nobody waits any longer."""
+        self.open_s = max(self.open_s, time.monotonic() - self.since)
+
+    def timings(self) -> dict[str, float]:
+        """What is recorded with the call; see `harnessgym.outcome.engine_silence`."""
+        seconds = {"lost_s": self.lost_s, "whole_s" if self.whole else "silent_s": self.open_s}
+        return {name: round(value, 6) for name, value in seconds.items() if value}
+
+
+@dataclass
 class Call:
     """A call, from its intent until it is forgotten."""
 
@@ -89,6 +121,7 @@ class Call:
     policy_id: str | None = None
     """The policy that answers, where there are several."""
     sampled: Sampled = field(default_factory=Sampled)
+    silence: Silence = field(default_factory=Silence)
     deltas: list[Delta] = field(default_factory=list)
     answer: Answer | None = None
     """Set once the call is committed."""
@@ -134,18 +167,21 @@ class Call:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
+        self.silence.open_s = 0.0
         self.listeners.add(listener)
 
     def leave(self, listener: asyncio.Event, grace_s: float) -> None:
         """Stop listening. If nobody is left the call runs on for the grace time only."""
         self.listeners.discard(listener)
         if not self.listeners and not self.settled:
+            self.silence.leave()
             self._grace = asyncio.get_running_loop().call_later(grace_s, self.interrupt)
 
     def interrupt(self) -> None:
         """End sampling; what there is is kept as aborted."""
         if self.interruptible and self.task is not None:
             self.interruptible, self.aborted = False, True
+            self.silence.leave()
             self.task.cancel()
 
 

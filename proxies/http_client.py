@@ -8,14 +8,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
 
-from harnessgym.errors import ConfigError, UpstreamLost
+from harnessgym.engine_timeouts import EngineTimeouts
+from harnessgym.errors import ConfigError, UpstreamLost, UpstreamSilent
 
 _CONNECT_S = 5.0
+_LAST_LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,28 @@ class HttpClient:
         async for piece in response.pieces():
             ...
     ```
+
+    A server has `timeouts.first_token_s` from the request to the first byte of the response's body, and `timeouts.idle_s` from
+    each piece of it to the next. Then the connection is closed and `UpstreamSilent` raised.
     """
 
-    def __init__(self, address: str, *, connect_s: float = _CONNECT_S, greeting: Greeting | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_s: float = _CONNECT_S,
+        greeting: Greeting | None = None,
+        timeouts: EngineTimeouts | None = None,
+    ) -> None:
         self.address = address
+        self.timeouts = timeouts or EngineTimeouts()
         self._connect_s, self._greeting = connect_s, greeting
         self._idle: list[_Connection] = []
         self._path, self._host, self._port, self._prefix = _parse_address(address)
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes = b"") -> AsyncIterator["Response"]:
-        """Send a request and wait for the response's head. Raises `UpstreamLost` when the server is gone."""
+        """Send a request and wait for the response's head. Raises `UpstreamLost` when the server is gone or silent."""
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
         connection = await self._exchange((f"{head}content-length: {len(body)}\r\n\r\n".encode(), body))
         try:
@@ -57,12 +71,12 @@ class HttpClient:
                 connection.close()
 
     async def answers(self, path: str) -> bool:
-        """Whether GET of a path is answered with status 200 now."""
+        """Whether GET of a path is answered with status 200 within `timeouts.probe_s`."""
         try:
-            async with self.request("GET", path) as response:
+            async with asyncio.timeout(self.timeouts.probe_s), self.request("GET", path) as response:
                 await response.body()
                 return response.status == 200
-        except UpstreamLost:
+        except (UpstreamLost, TimeoutError):
             return False
 
     async def _exchange(self, message: tuple[bytes, bytes]) -> "_Connection":
@@ -72,6 +86,8 @@ class HttpClient:
             if connection.open:
                 try:
                     return await self._send(connection, message)
+                except UpstreamSilent:
+                    raise
                 except UpstreamLost:
                     if connection.answered:
                         raise
@@ -95,7 +111,7 @@ class HttpClient:
         return await self._connect()
 
     async def _send(self, connection: "_Connection", message: tuple[bytes, bytes]) -> "_Connection":
-        connection.send(message)
+        connection.send(message, self.timeouts)
         try:
             await connection.head()
         except BaseException:
@@ -107,9 +123,10 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_s):
+                make = partial(_Connection, self.address)
                 if self._path is not None:
-                    return (await loop.create_unix_connection(_Connection, self._path))[1]
-                return (await loop.create_connection(_Connection, self._host, self._port))[1]
+                    return (await loop.create_unix_connection(make, self._path))[1]
+                return (await loop.create_connection(make, self._host, self._port))[1]
         except (OSError, TimeoutError) as error:
             raise UpstreamLost(f"Nothing answers at {self.address} ({error or 'timed out'}). Is the engine running?") from error
 
@@ -132,7 +149,7 @@ class Response:
         return self._connection.status
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises `UpstreamLost` when the connection breaks before its end."""
+        """The body as it arrives. Raises `UpstreamLost` when the connection breaks before its end, or nothing comes."""
         while (piece := await self._connection.read()) is not None:
             yield piece
 
@@ -144,7 +161,8 @@ class Response:
 class _Connection(asyncio.Protocol):
     """One connection, one exchange at a time; also the callbacks of httptools' parser."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self._address = address
         self.open = False
         self.answered = False
         """Whether any byte of the current response has come."""
@@ -153,13 +171,21 @@ class _Connection(asyncio.Protocol):
         self._complete = True
         self._keep_alive = True
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle
+        self._limits = EngineTimeouts()
+        self._silence_s = 0.0
+        """How long nothing may come now."""
+        self._heard = 0.0
+        """When the request was sent, or the last piece of the body came."""
 
     @property
     def reusable(self) -> bool:
         return self.open and self._complete and self._keep_alive
 
-    def send(self, message: tuple[bytes, bytes]) -> None:
+    def send(self, message: tuple[bytes, bytes], limits: EngineTimeouts) -> None:
         self.answered, self.status, self._complete = False, 0, False
+        self._limits, self._silence_s = limits, limits.first_token_s
+        self._heard = asyncio.get_running_loop().time()
         self._pieces.clear()
         self._parser = httptools.HttpResponseParser(self)
         self._transport.writelines(message)  # a long prompt is not copied
@@ -185,8 +211,33 @@ class _Connection(asyncio.Protocol):
     async def _wait(self) -> None:
         if not self.open:
             raise UpstreamLost("The engine closed the connection before its answer was complete.")
-        self._waiter = asyncio.get_running_loop().create_future()
-        await self._waiter
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        self._timer = loop.call_at(self._heard + self._silence_s, self._look, self._waiter)
+        try:
+            await self._waiter
+        finally:
+            self._timer.cancel()
+
+    def _look(self, waiter: "asyncio.Future[None]", *, again: bool = False) -> None:
+        """Give the server up if nothing has come by now.
+
+        After this process itself was held up (stopped, or short of processor time), the timer may fire before the loop has read
+        bytes that arrived long ago. So it looks again a moment later.
+        """
+        if waiter.done():
+            return
+        if not again:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_LAST_LOOK_S, partial(self._look, waiter, again=True))
+            return
+        self.close()
+        waiter.set_exception(
+            UpstreamSilent(
+                f"The engine at {self._address} has sent nothing for {self._silence_s:g} s. Is it stopped or stuck? If it only "
+                "needs longer, raise first_token_s or idle_s."
+            )
+        )
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -212,6 +263,7 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
+        self._heard, self._silence_s = asyncio.get_running_loop().time(), self._limits.idle_s
 
     def on_message_complete(self) -> None:
         self._complete, self._keep_alive = True, self._parser.should_keep_alive()

@@ -327,7 +327,7 @@ class Relay:
             stop_token=sampled.stop_token,
             upstream=sampled.worker,
             usage=_members(usage),
-            timings=_timings(sampled, started),
+            timings=_timings(sampled, started) | call.silence.timings(),
             status=status,
             body=None if sampled.body is None else split_body(sampled.body),
         )

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
 from proxies.language import Language
@@ -39,7 +40,8 @@ class Upstream(Protocol):
     def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
         """Sample a continuation. Closing the generator ends the sequence.
 
-        Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses or contradicts itself.
+        Raises `UpstreamLost` when the worker is gone, `UpstreamSilent` when it sends nothing for too long, `UpstreamError` when
+        it refuses or contradicts itself.
         """
         ...
 
@@ -53,6 +55,15 @@ class Upstream(Protocol):
 
     def close(self) -> None:
         """Let go of connections."""
+        ...
+
+
+@runtime_checkable
+class HasTimeouts(Protocol):
+    """An upstream that gives up an engine which is silent for too long."""
+
+    def use_timeouts(self, timeouts: EngineTimeouts) -> None:
+        """How long that is, from the next request on."""
         ...
 
 

@@ -2,22 +2,30 @@
 
 Loaded from the store at start and changed through the control routes. A worker that was lost is suspect until it answers a
 health check; calls wait while nobody can take them.
+
+A process that is stopped, or whose machine is cut off, keeps its connections open and sends nothing. So a worker that has calls
+and gives no token for `probe_s` is asked for its health. One that does not answer becomes suspect. If it does not answer a
+second time either, its calls are moved to other workers.
 """
 
 import asyncio
 import logging
+import math
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import cast
 
-from harnessgym.errors import ConfigError, UpstreamLost
+from harnessgym.engine_timeouts import EngineTimeouts
+from harnessgym.errors import ConfigError, UpstreamError, UpstreamLost, UpstreamSilent
+from harnessgym.message import Sampling
 from harnessgym.registry import load
 from harnessgym.routing import WorkerLoad, choose
 from harnessgym.store.workers import WorkerRow, WorkerState
 from proxies.language import Language
 from proxies.text_upstream import TextUpstream
-from proxies.upstream import SpeaksLanguage, Upstream
+from proxies.upstream import HasTimeouts, SpeaksLanguage, Upstream
 from proxies.upstreams.parked import ParkedUpstream
 from proxies.upstreams.replay import ReplayUpstream
 
@@ -25,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _PROBE_S = 0.2
 _PROBE_MAX_S = 2.0
+_PROBE_PROMPT = (0,)
+"""What a worker that was silent is asked to continue by one token; every vocabulary has it."""
 
 AnyUpstream = Upstream | TextUpstream
 Connect = Callable[[WorkerRow], AnyUpstream]
@@ -63,6 +73,20 @@ class Worker:
     upstream: AnyUpstream
     load: int = 0
     suspect: bool = False
+    checked_at: float = -math.inf
+    """Loop time when it was last asked for its health because it was quiet."""
+    quiet_since: float | None = None
+    """Loop time since when it has given no token, though one was asked for; None if no token is due."""
+    calls: set[asyncio.Timeout] = field(default_factory=set)
+    """The calls in flight: what ends each."""
+
+    def heard(self) -> None:
+        """It gave a token."""
+        self.quiet_since = asyncio.get_running_loop().time()
+
+    def quiet_s(self) -> float:
+        """For how long it has given no token that was asked for."""
+        return 0.0 if self.quiet_since is None else asyncio.get_running_loop().time() - self.quiet_since
 
     def serves(self, wanted: Wanted) -> bool:
         """Whether it is one of the workers that are wanted; its state aside."""
@@ -102,9 +126,11 @@ class WorkerTable:
         seed: int | None = None,
         replay: ReplayUpstream | None = None,
         first_policy: str | None = None,
+        timeouts: EngineTimeouts | None = None,
     ) -> None:
         """With several policies, a worker of which nobody says whose it is serves `first_policy`."""
         self._connect = connect or connect_upstream
+        self._timeouts = timeouts or EngineTimeouts()
         self._wait_s, self._first_policy = wait_s, first_policy
         self._rng = random.Random(seed)
         self._workers: dict[str, Worker] = {}
@@ -115,23 +141,25 @@ class WorkerTable:
             self._built_in[REPLAY] = Worker(WorkerRow(REPLAY, None, REPLAY, "", 0, "ready"), replay)
         self._changed = asyncio.Condition()
         self._probes: set[asyncio.Task[None]] = set()
+        self._watcher: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def taking(self, wanted: Wanted) -> AsyncIterator[Worker]:
         """Send a call to a worker; waits while none can take it. Raises `NoWorker` after the set time.
 
         If the block raises `UpstreamLost` the worker becomes suspect, unless it was not to have calls: then it may have ended
-        this one itself.
+        this one itself. Raises `UpstreamSilent` in the middle of the block if the worker does not answer its health checks.
         """
         worker = self._choose(wanted)
         if worker is None:
             worker = await self._await_choice(wanted)
         worker.load += 1
         try:
-            yield worker
-        except UpstreamLost:
+            async with self._watched(worker):
+                yield worker
+        except UpstreamLost as error:
             if worker.row.state == "ready":
-                self._suspect(worker)
+                self._suspect(worker, silent=isinstance(error, UpstreamSilent))
             raise
         finally:
             worker.load -= 1
@@ -143,10 +171,10 @@ class WorkerTable:
         row = replace(row, policy_id=row.policy_id or self._first_policy)
         known = self._workers.get(row.id)
         if known is None:
-            known = self._workers[row.id] = Worker(row, self._connect(row))
+            known = self._workers[row.id] = Worker(row, self._connected(row))
         elif (known.row.address, known.row.kind) != (row.address, row.kind):
             known.upstream.close()
-            known.upstream = self._connect(row)
+            known.upstream = self._connected(row)
         known.row, known.suspect, known.upstream.version = row, False, row.version
         await self._notify()
         return row
@@ -183,6 +211,8 @@ class WorkerTable:
         """Let go of connections."""
         for probe in self._probes:
             probe.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         for worker in self._workers.values():
             worker.upstream.close()
 
@@ -209,21 +239,102 @@ class WorkerTable:
             states = ", ".join(f"{worker.row.id} v{worker.row.version} {worker.row.state}" for worker in self.all()) or "none"
             raise NoWorker(f"No {wanted} was ready within {self._wait_s:.0f} s (workers: {states}).") from None
 
-    def _suspect(self, worker: Worker) -> None:
+    def _connected(self, row: WorkerRow) -> AnyUpstream:
+        upstream = self._connect(row)
+        if isinstance(upstream, HasTimeouts):
+            upstream.use_timeouts(self._timeouts)
+        return upstream
+
+    @asynccontextmanager
+    async def _watched(self, worker: Worker) -> AsyncIterator[None]:
+        """A call that ends with `UpstreamSilent` when its worker is given up. Of an outside model, whose answer comes whole,
+        nobody can tell.
+        """
+        if is_text(worker.upstream):
+            yield
+            return
+        if self._watcher is None:
+            self._watcher = asyncio.create_task(self._watch())
+        if worker.quiet_since is None:
+            worker.heard()
+        ending = asyncio.timeout(None)
+        worker.calls.add(ending)
+        try:
+            async with ending:
+                yield
+            if worker.load == 1:  # a call that is cancelled leaves the question open whether its worker would have answered
+                worker.quiet_since = None
+        except TimeoutError as error:
+            if not ending.expired():
+                raise
+            raise UpstreamSilent(
+                f"Worker {worker.row.id} at {worker.row.address} gave no token for {worker.quiet_s():.1f} s and does not "
+                "answer its health checks. Is its process stopped?"
+            ) from error
+        finally:
+            worker.calls.discard(ending)
+
+    async def _watch(self) -> None:
+        """Ask quiet workers for their health. There is one such task, from the first call on."""
+        loop, probe_s = asyncio.get_running_loop(), self._timeouts.probe_s
+        while True:
+            await asyncio.sleep(probe_s / 2)
+            for worker in self._workers.values():
+                if worker.quiet_s() >= probe_s and loop.time() - worker.checked_at >= probe_s and not worker.suspect:
+                    worker.checked_at = loop.time()
+                    self._spawn(self._check(worker))
+
+    async def _check(self, worker: Worker) -> None:
+        """A worker that answers is slow at worst: how slow it may be, the limits of each call say."""
+        if await worker.upstream.healthy():
+            if not worker.load:
+                worker.quiet_since = None
+        elif worker.quiet_s() >= self._timeouts.probe_s:
+            self._suspect(worker, silent=True)
+
+    def _suspect(self, worker: Worker, *, silent: bool) -> None:
         if not worker.suspect:
             worker.suspect = True
-            log.warning("Engine worker %s at %s was lost; probing it.", worker.row.id, worker.row.address)
-            probe = asyncio.create_task(self._probe(worker))
-            self._probes.add(probe)
-            probe.add_done_callback(self._probes.discard)
+            what = "is silent" if silent else "was lost"
+            log.warning("Engine worker %s at %s %s; probing it.", worker.row.id, worker.row.address, what)
+            self._spawn(self._probe(worker, silent=silent))
 
-    async def _probe(self, worker: Worker) -> None:
+    async def _probe(self, worker: Worker, *, silent: bool) -> None:
+        """Wait until a suspect worker can have calls again. While it is not even heard, nothing more comes of those it has."""
         pause = _PROBE_S
-        while worker.suspect and not await worker.upstream.healthy():
+        while worker.suspect and not await self._answers(worker, silent=silent):
+            if worker.quiet_s() >= self._timeouts.probe_s:
+                self._cut_off(worker)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PROBE_MAX_S)
-        worker.suspect = False
+        worker.suspect, worker.quiet_since = False, None
+        if worker.load:
+            worker.heard()
         await self._notify()
+
+    async def _answers(self, worker: Worker, *, silent: bool) -> bool:
+        """Whether a worker is healthy and, if it had been silent, gives a token: an engine that is stuck may say it is well."""
+        if not await worker.upstream.healthy():
+            return False
+        if not silent or is_text(worker.upstream):
+            return True
+        upstream = cast("Upstream", worker.upstream)
+        try:
+            async with aclosing(upstream.generate(_PROBE_PROMPT, Sampling(max_tokens=1), salt="probe")) as chunks:
+                return any([chunk.ids async for chunk in chunks])
+        except UpstreamError as error:
+            log.info("Engine worker %s gives no token: %s", worker.row.id, error)
+            return False
+
+    def _cut_off(self, worker: Worker) -> None:
+        for call in worker.calls:
+            if not call.expired():
+                call.reschedule(asyncio.get_running_loop().time())
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -85,6 +85,18 @@ def register(root: typer.Typer) -> None:
         retry: Annotated[
             int | None, typer.Option(min=0, help="Further attempts when something else than the agent fails.", show_default="2")
         ] = None,
+        first_token_s: Annotated[
+            float | None,
+            typer.Option(
+                "--first-token-s",
+                min=0.01,
+                help="Seconds that an engine may take until the first token of an answer.",
+                show_default="300",
+            ),
+        ] = None,
+        idle_s: Annotated[
+            float | None, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.", show_default="60")
+        ] = None,
         tokenizer: Annotated[Path | None, typer.Option(help="Model folder, where an engine does not tell it.")] = None,
         require_gain: Annotated[
             bool, typer.Option("--require-gain", help="Exit with status 1 unless the last policy is better than the first.")
@@ -97,7 +109,7 @@ def register(root: typer.Typer) -> None:
             "tasks": tasks, "split": split, "task": tuple(task) if task else None, "limit": limit, "unfit": unfit,
             "harness": harness, "harness_settings": _settings(settings), "sandbox": sandbox, "samples": samples,
             "temperature": temperature, "max_tokens": max_tokens, "max_length": max_length, "at_once": at_once, "seed": seed,
-            "timeout_s": timeout, "retries": retry, "policy": tokenizer,
+            "timeout_s": timeout, "retries": retry, "policy": tokenizer, "first_token_s": first_token_s, "idle_s": idle_s,
         }  # fmt: skip
         given = {name: value for name, value in given.items() if value is not None}
         done = _run(_evaluation(policies, folder, run, given))

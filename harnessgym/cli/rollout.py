@@ -75,6 +75,13 @@ def register(root: typer.Typer) -> None:
         max_length: Annotated[int | None, typer.Option(help="Prompt and completion at most; else the engine's limit.")] = None,
         timeout: Annotated[float | None, typer.Option(help="Seconds a harness may run; else the task's limit.")] = None,
         retry: Annotated[int, typer.Option(min=0, help="Further attempts when something else than the agent fails.")] = 2,
+        first_token_s: Annotated[
+            float,
+            typer.Option(
+                "--first-token-s", min=0.01, help="Seconds that an engine may take until the first token of an answer."
+            ),
+        ] = 300.0,
+        idle_s: Annotated[float, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.")] = 60.0,
         policy: Annotated[Path | None, typer.Option(help="Model folder, where the engine does not tell it.")] = None,
         model: Annotated[str, typer.Option(help="Model name that the harness sees.")] = "policy",
         serve: Annotated[str, typer.Option(metavar="HOST:PORT", help="Also take rollouts over HTTP; go on until told.")] = "",
@@ -99,7 +106,7 @@ def register(root: typer.Typer) -> None:
             "sandbox": sandbox, "upstream": upstream, "at_once": at_once, "samples": samples, "split": split, "limit": limit,
             "task": tuple(task or ()), "unfit": unfit, "seed": seed, "temperature": temperature, "max_tokens": max_tokens,
             "max_length": max_length, "timeout_s": timeout, "retries": retry, "policy": policy, "model": model, "serve": serve,
-            "second_opinion": second_opinion,
+            "second_opinion": second_opinion, "first_token_s": first_token_s, "idle_s": idle_s,
         }  # fmt: skip
         campaign = _campaign(given)
         summary = _run(campaign)

@@ -30,6 +30,7 @@ def register(root: typer.Typer) -> None:
 
     @root.command("wrap", epilog=_EPILOG)
     def command(
+        *,
         argv: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command and its arguments, after `--`.")],
         upstream: Annotated[str | None, typer.Option(help="What answers.")] = None,
         policy: Annotated[Path | None, typer.Option(help="Model folder, where the engine does not tell it.")] = None,
@@ -41,6 +42,13 @@ def register(root: typer.Typer) -> None:
         tokens: Annotated[int | None, typer.Option(help="Sampled tokens at most.")] = None,
         max_tokens: Annotated[int, typer.Option(help="New tokens per call at most.")] = 4_096,
         max_length: Annotated[int | None, typer.Option(help="Prompt and completion at most; else the engine's limit.")] = None,
+        first_token_s: Annotated[
+            float,
+            typer.Option(
+                "--first-token-s", min=0.01, help="Seconds that an engine may take until the first token of an answer."
+            ),
+        ] = 300.0,
+        idle_s: Annotated[float, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.")] = 60.0,
     ) -> None:
         """Run any agent with the proxy as its provider, unchanged, and record every token.
 
@@ -62,6 +70,8 @@ def register(root: typer.Typer) -> None:
             tokens=tokens,
             max_length=max_length,
             max_tokens=max_tokens,
+            first_token_s=first_token_s,
+            idle_s=idle_s,
         )
         wrapped = wrap(argv, settings)
         _show(Console(stderr=True), wrapped)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harnessgym.config import nearest
+from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.errors import ConfigError
 from harnessgym.registry import load
 from harnessgym.run_config import HarnessSection, RunConfig
@@ -34,7 +35,7 @@ def as_in_run(config: RunConfig, harness: str | None, notify: Callable[[str], No
         "seed": config.seed,
         "model": config.policy.name,
         "session": config.session,
-    }
+    } | timeouts_of(config.engine)
 
 
 def _harness(config: RunConfig, name: str | None) -> HarnessSection:

@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError, TaskError
 from harnessgym.registry import load
@@ -43,7 +44,7 @@ _SUBMIT = 64
 _LOOK_S = 0.5
 _OVERLAP_S = 5.0
 """How far back each look goes, for what was committed late."""
-FREE = ("folder", "at_once", "serve", "second_opinion")
+FREE = ("folder", "at_once", "serve", "second_opinion", *EngineTimeouts.model_fields)
 """What may differ when a campaign is taken up again: it changes no result."""
 _NOT_RECORDED_ONCE = {"session": CampaignSettings.model_fields["session"].default.model_dump(mode="json")}
 """What campaigns had whose record does not say."""
@@ -165,7 +166,7 @@ class Campaign:
             run_id, policy_id = store.write(partial(_enter, upstream=self.upstream, settings=self.settings))
             for state in self._write_results(store, run_id):
                 self._note(state)
-            with own_proxy(store, self.folder, run_id, self.upstream, self.settings.model) as proxy:
+            with own_proxy(store, self.folder, run_id, self.upstream, self.settings.model, self.settings) as proxy:
                 plan = CampaignPlan(run_id, policy_id, self.settings, self.tasks)
                 try:
                     async with self._node(store, plan, proxy.address) as node:

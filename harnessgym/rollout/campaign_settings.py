@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from harnessgym.config import Config
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.session_options import SessionOptions
 from harnessgym.task import Split, Task
@@ -20,7 +20,7 @@ from harnessgym.tasks.payload import payload_of
 from harnessgym.tasks.source import remarks_of, task_set
 
 
-class CampaignSettings(Config):
+class CampaignSettings(EngineTimeouts):
     """What is run, and how."""
 
     folder: Path

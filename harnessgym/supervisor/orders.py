@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.run_config import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder
 
@@ -46,15 +47,19 @@ class Orders:
         """Of the proxy."""
         several = [{"id": self.policy_ids[each.name], "name": each.name, "path": each.path} for each in self._several]
         served = {"policies": several} if several else {}
-        return served | {
-            "store": self.folder.store_url(),
-            "run_id": self.run_id,
-            "policy": self.config.policy.path,
-            "synchronous": self.config.store.synchronous,
-            "control_key": self.control_key,
-            "served_model_name": self.config.policy.name,
-            "max_length": self.config.engine.max_length,
-        }
+        return (
+            served
+            | {
+                "store": self.folder.store_url(),
+                "run_id": self.run_id,
+                "policy": self.config.policy.path,
+                "synchronous": self.config.store.synchronous,
+                "control_key": self.control_key,
+                "served_model_name": self.config.policy.name,
+                "max_length": self.config.engine.max_length,
+            }
+            | timeouts_of(self.config.engine)
+        )
 
     def engine(self, name: str, address: str, control_url: str) -> Settings:
         """Of the engine that the proxy reaches at `address`."""

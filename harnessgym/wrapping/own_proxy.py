@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from harnessgym.engine_timeouts import EngineTimeouts, timeouts_of
 from harnessgym.errors import HarnessGymError
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, policies, runs, workers
@@ -69,8 +70,18 @@ def add_run(conn: Connection, name: str, upstream: Upstream, config: dict[str, A
 
 
 @contextmanager
-def own_proxy(store: TraceStore, folder: RunFolder, run_id: str, upstream: Upstream, model: str) -> Iterator[OwnProxy]:
-    """Start a proxy for a run; its log and settings are in the folder. It ends with the context, or with this process."""
+def own_proxy(
+    store: TraceStore,
+    folder: RunFolder,
+    run_id: str,
+    upstream: Upstream,
+    model: str,
+    timeouts: EngineTimeouts | None = None,
+) -> Iterator[OwnProxy]:
+    """Start a proxy for a run; its log and settings are in the folder. It ends with the context, or with this process.
+
+    `timeouts` has the limits on the silence of the upstream.
+    """
     key = secrets.token_urlsafe(24)
     children = Children(folder, 1, _RESTARTS)
     children.end_leftovers()
@@ -86,6 +97,7 @@ def own_proxy(store: TraceStore, folder: RunFolder, run_id: str, upstream: Upstr
         "control_key": key,
         "served_model_name": model,
         "max_length": upstream.max_length,
+        **timeouts_of(timeouts or EngineTimeouts()),
     }
     try:
         children.start(ChildSpec("proxy", "proxy", settings, fds))

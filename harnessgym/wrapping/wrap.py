@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-from harnessgym.config import Config
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.harness import Endpoint
 from harnessgym.outcome.stop_reason import StopReason
@@ -37,7 +37,7 @@ _LEASE_S = 365 * 86_400.0
 """No node takes a wrapped command's rollout over."""
 
 
-class WrapSettings(Config):
+class WrapSettings(EngineTimeouts):
     """How a command is wrapped."""
 
     folder: Path
@@ -151,7 +151,7 @@ def _own(settings: WrapSettings, upstream: Upstream) -> Iterator[RunningProxy]:
         run_id = store.write(lambda conn: add_run(conn, "wrap", upstream))
         folder = RunFolder(settings.folder.resolve() / run_id)
         try:
-            with own_proxy(store, folder, run_id, upstream, settings.model) as proxy:
+            with own_proxy(store, folder, run_id, upstream, settings.model, settings) as proxy:
                 yield proxy.address
                 proxy.check()
         finally:

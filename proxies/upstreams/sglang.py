@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
@@ -32,7 +33,7 @@ class SglangUpstream:
         self._client = HttpClient(address)
 
     async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
-        """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses."""
+        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError` when it refuses."""
         body = {
             "input_ids": list(prompt),
             "sampling_params": _parameters(sampling),
@@ -67,8 +68,12 @@ class SglangUpstream:
         return np.array([0.0, *(entry[0] for entry in entries[1:])], dtype=np.float32)
 
     async def healthy(self) -> bool:
-        """Whether the worker answers its health check."""
+        """Whether the worker answers its health check within `EngineTimeouts.probe_s`."""
         return await self._client.answers("/health")
+
+    def use_timeouts(self, timeouts: EngineTimeouts) -> None:
+        """How long the worker may be silent, from the next request on."""
+        self._client.timeouts = timeouts
 
     def close(self) -> None:
         """Close idle connections."""

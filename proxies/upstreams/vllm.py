@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
@@ -34,7 +35,7 @@ class VllmUpstream:
         return HttpClient(address)
 
     async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
-        """Sample a continuation. Raises `UpstreamLost` when the worker is gone, `UpstreamError` when it refuses."""
+        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError` when it refuses."""
         given, version = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY), self.version
         async with self._client.request("POST", "/v1/completions", _request(given, sampling, salt)) as response:
             await _check(response)
@@ -62,8 +63,12 @@ class VllmUpstream:
         return np.array([0.0, *scores], dtype=np.float32)
 
     async def healthy(self) -> bool:
-        """Whether the worker answers its health check."""
+        """Whether the worker answers its health check within `EngineTimeouts.probe_s`."""
         return await self._client.answers("/health")
+
+    def use_timeouts(self, timeouts: EngineTimeouts) -> None:
+        """How long the worker may be silent, from the next request on."""
+        self._client.timeouts = timeouts
 
     def close(self) -> None:
         """Close idle connections."""

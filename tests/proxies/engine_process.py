@@ -1,0 +1,95 @@
+"""An engine as a process of its own, which a test may stop with SIGSTOP: vLLM's protocol, without a model and without torch.
+
+    python tests/proxies/engine_process.py FD PAUSE_S
+
+It samples the token `TOKENS[n % len(TOKENS)]` as the n-th of a context, one at a time and `PAUSE_S` apart, so that an answer
+does not depend on which engine gives which part of it. With `PAUSE_S` of "stuck" it is healthy and gives none.
+"""
+
+import asyncio
+import json
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import httpx
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+TOKENS = tuple(range(300, 340))
+
+
+def continued(prompt_len: int, count: int) -> list[int]:
+    """What every such engine samples behind a prompt."""
+    return [TOKENS[at % len(TOKENS)] for at in range(prompt_len, prompt_len + count)]
+
+
+class EngineProcess:
+    """One of them, started and listening.
+
+    ```python
+    with EngineProcess(pause_s=0.05) as engine:
+        upstream = VllmUpstream(engine.address)
+        engine.signal(signal.SIGSTOP)
+    ```
+    """
+
+    def __init__(self, *, pause_s: float = 0.0) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            argv = [sys.executable, __file__, str(listener.fileno()), "stuck" if math.isinf(pause_s) else str(pause_s)]
+            self._process = subprocess.Popen(argv, pass_fds=[listener.fileno()], cwd=Path(__file__).parents[2])
+
+    def __enter__(self) -> Self:
+        httpx.get(f"{self.address}/health", timeout=60.0, trust_env=False).raise_for_status()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, and for SIGSTOP wait until it is stopped."""
+        os.kill(self._process.pid, number)
+        if number is signal.SIGSTOP:
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def serve(fd: int, pause_s: float | None) -> None:
+    """The process."""
+
+    async def completions(request: Request) -> Response:
+        body = await request.json()
+        return StreamingResponse(events(body["prompt"], body["max_tokens"]), media_type="text/event-stream")
+
+    async def events(prompt: Sequence[int], count: int) -> AsyncIterator[bytes]:
+        for number, token in enumerate(continued(len(prompt), count), 1):
+            await (asyncio.Event().wait() if pause_s is None else asyncio.sleep(pause_s))
+            choice = {"logprobs": {"token_logprobs": [-0.5]}, "token_ids": [token]}
+            yield event({"choices": [choice | {"finish_reason": "length" if number == count else None}]})
+        yield event({"choices": [], "usage": {"prompt_tokens": len(prompt), "completion_tokens": count}})
+
+    async def health(_: Request) -> Response:
+        return Response()
+
+    routes = [Route("/v1/completions", completions, methods=["POST"]), Route("/health", health)]
+    config = uvicorn.Config(Starlette(routes=routes), log_level="warning", lifespan="off")
+    uvicorn.Server(config).run(sockets=[socket.socket(fileno=fd)])
+
+
+def event(value: dict[str, object]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), None if sys.argv[2] == "stuck" else float(sys.argv[2]))
