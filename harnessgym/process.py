@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harnessgym.heartbeat import VARIABLE, Listener
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -57,12 +59,15 @@ def start_service(
     threads: int,
     descriptors: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
+    heartbeat: Listener | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `harnessgym COMMAND --config SETTINGS`, which is killed when the thread that calls this ends.
 
-    What it says is appended to `log`. `threads` is its share of torch and OpenMP, `descriptors` are inherited.
+    What it says is appended to `log`. `threads` is its share of torch and OpenMP, `descriptors` are inherited. `heartbeat`
+    listens to its heartbeat.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    inherited = [*descriptors]
     extra = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -70,16 +75,22 @@ def start_service(
         "HARNESSGYM_PARENT": str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
+    if heartbeat is not None:
+        inherited.append(heartbeat.far.fileno())
+        extra[VARIABLE] = str(heartbeat.far.fileno())
     with log.open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-P", "-m", "harnessgym", command, "--config", str(settings)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            pass_fds=descriptors,
+            pass_fds=inherited,
             env={**os.environ, **(env or {}), **extra},
             start_new_session=True,
         )
+    if heartbeat is not None:
+        heartbeat.started()
+    return process
 
 
 def die_with_parent(parent: int) -> None:

@@ -189,6 +189,9 @@ class SupervisorSection(Config):
     """Restarts of one process within a minute before the run is given up."""
     threads: int = Field(1, gt=0)
     """Torch and OpenMP threads of each process."""
+    silent_s: float = Field(60.0, ge=2)
+    """A process that has sent no heartbeat for so many seconds was stopped or hangs: it is killed and started again. One that
+    works long at one thing sends heartbeats meanwhile."""
     stall_s: float = Field(120.0, gt=0)
     """After so many seconds without a finished rollout or a step, say who waits for whom, and again as long as it lasts."""
 

@@ -61,6 +61,11 @@ class RunFolder:
         return self.root / "processes.json"
 
     @property
+    def silent_path(self) -> Path:
+        """Processes of which nothing is heard at present: name to since when, in seconds of the epoch."""
+        return self.root / "silent.json"
+
+    @property
     def metrics_path(self) -> Path:
         """One JSON line per training step."""
         return self.of_policy / "metrics.jsonl"

@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from harnessgym import heartbeat
 from harnessgym.config import Config
 from harnessgym.control_key import ControlKey, environment_field
 from harnessgym.engine_timeouts import EngineTimeouts
@@ -240,6 +241,7 @@ async def _serve(settings: ProxySettings, store: TraceStore) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await proxy.start()
+    heartbeat.follow(asyncio.get_running_loop())
     print(  # noqa: T201 - the line is for whoever started the process
         f"proxy serves {settings.served_model_name} at {proxy.url or settings.uds}, control at {proxy.control_address}",
         flush=True,

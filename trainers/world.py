@@ -18,12 +18,15 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from harnessgym import heartbeat
 from harnessgym.errors import HarnessGymError, TrainerError
 from harnessgym.process import die_with_parent
 
 T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
 _LOOPBACK = "127.0.0.1"
+_QUIET_S = 5.0
+"""Once one process has not beaten for so long, the trainer does not beat any more: its supervisor then ends all of them."""
 _PATIENCE = timedelta(days=365)
 """Followers wait for an order as long as the leader waits for groups. Who has died is seen by `launch`, not by a timeout."""
 
@@ -95,19 +98,26 @@ def launch(size: int, device: Device, work: Callable[[World], None]) -> None:
     """
     fork = multiprocessing.get_context("fork")
     told: SimpleQueue[str] = fork.SimpleQueue()
+    listeners = [heartbeat.Listener() for _ in range(size)]
     with socket.create_server((_LOOPBACK, 0)) as listener:
         members = [
-            fork.Process(target=_take_part, args=(World(rank, size, device), work, listener, told, os.getpid()))
+            fork.Process(target=_take_part, args=(World(rank, size, device), work, listener, listeners, told, os.getpid()))
             for rank in range(size)
         ]
         for member in members:
             member.start()
+    for each in listeners:
+        each.started()
+    heartbeat.follow(alive=lambda: all(each.look().seconds < _QUIET_S for each in listeners))
     try:
         failed = _first_failure(members)
     finally:
         for member in members:
             member.kill()
             member.join()
+        heartbeat.follow()
+        for each in listeners:
+            each.close()
     if not told.empty():
         raise TrainerError(told.get())
     if failed:
@@ -115,10 +125,18 @@ def launch(size: int, device: Device, work: Callable[[World], None]) -> None:
 
 
 def _take_part(
-    world: World, work: Callable[[World], None], listener: socket.socket, told: "SimpleQueue[str]", parent: int
+    world: World,
+    work: Callable[[World], None],
+    listener: socket.socket,
+    listeners: Sequence[heartbeat.Listener],
+    told: "SimpleQueue[str]",
+    parent: int,
 ) -> None:
     """Life of one process."""
     die_with_parent(parent)
+    heartbeat.Heartbeat(listeners[world.rank].far.dup()).start()
+    for each in listeners:
+        each.close()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     address, descriptor = listener.getsockname(), listener.detach()
     if world.rank:

@@ -75,6 +75,8 @@ def line(progress: Progress) -> str:
         parts.append("idle: " + ", ".join(idle))
     if progress.left_s is not None:
         parts.append(f"{clock(progress.left_s)} left")
+    if progress.silent:
+        parts.append(_silent(progress))
     return "  ".join(parts)
 
 
@@ -217,7 +219,7 @@ def _more(progress: Progress) -> tuple[RenderableType, int]:
 
 
 def _trouble(progress: Progress) -> str:
-    parts = []
+    parts = [_silent(progress)] if progress.silent else []
     if progress.failed:
         parts.append(f"attempts failed: {progress.failed}{_list(progress.failures)}")
     if progress.restarts:
@@ -227,6 +229,10 @@ def _trouble(progress: Progress) -> str:
         parts.append(f"length bias: {progress.metrics['length_bias']:.2f}")
     parts += [f"sink {name} failed {each.failures} times" for name, each in progress.sinks.items() if each.failures]
     return "   ".join(parts)
+
+
+def _silent(progress: Progress) -> str:
+    return "silent: " + ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in sorted(progress.silent.items()))
 
 
 def _list(failures: Mapping[str, int]) -> str:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from harnessgym.config import load_config
+from harnessgym.heartbeat import begin as begin_heartbeat
 from harnessgym.registry import load
 
 OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -21,9 +22,13 @@ ShowOption = Annotated[bool, typer.Option("--show-settings", help="List every se
 
 
 def run_service(
-    name: str, config: Path | None, overrides: list[str], show: bool, serve: Callable[[Any], None] | None = None
+    name: str,
+    config: Path | None,
+    overrides: list[str],
+    show: bool,
+    choose: Callable[[Any], Callable[[Any], None]] | None = None,
 ) -> None:
-    """Validate the settings of a service and run it, the registered one or `serve`, until it ends."""
+    """Validate the settings of a service and run it, the registered one or what `choose` loads for them, until it ends."""
     model: type[BaseModel] = load("settings", name)
     if show:
         show_settings(model, name)
@@ -35,7 +40,9 @@ def run_service(
         die_with_parent(int(parent))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    (serve or load("service", name))(settings)
+    serve = choose(settings) if choose else load("service", name)
+    begin_heartbeat()  # once the modules are loaded: a library that takes minutes to load may hold up every thread
+    serve(settings)
 
 
 def show_settings(model: type[BaseModel], title: str) -> None:

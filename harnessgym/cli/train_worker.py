@@ -1,5 +1,6 @@
 """`harnessgym train-worker`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -15,14 +16,15 @@ def register(root: typer.Typer) -> None:
     )
     def command(context: typer.Context, config: ConfigOption = None, show_settings: ShowOption = False) -> None:
         """Train: take complete groups from the store, step, checkpoint, publish policy versions."""
-        run_service("train-worker", config, context.args, show_settings, _train)
+        run_service("train-worker", config, context.args, show_settings, _algorithm)
 
 
-def _train(settings: Any) -> None:
-    """Run the algorithm that the run's configuration names."""
+def _algorithm(settings: Any) -> Callable[[Any], None]:
+    """The algorithm that the run's configuration names."""
     from harnessgym.registry import load, look_in
     from harnessgym.run_folder import RunFolder
 
     config = RunFolder(settings.run).config()
     look_in(*config.code)
-    load("algorithm", config.trainer.algorithm)(settings)
+    algorithm: Callable[[Any], None] = load("algorithm", config.trainer.algorithm)
+    return algorithm

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from harnessgym.cluster.ground import Handle
 from harnessgym.cluster.place import About, Look
 from harnessgym.cluster.section import Need
+from harnessgym.heartbeat import Silence
 from harnessgym.supervisor.processes import Restarts
 
 Role = Literal["proxy", "engine", "agent", "node", "trainer"]
@@ -41,6 +42,8 @@ class Berth:
     ordered: float = 0.0
     """When it was told to start the last one."""
     leaving: bool = False
+    silence: Silence = field(default_factory=Silence)
+    """How long nothing was heard of the process, as its place said last."""
     heard: float = field(default_factory=time.monotonic)
     """When a question was asked that the place has answered."""
     _question: "Future[Any] | None" = None
@@ -69,8 +72,9 @@ class Berth:
         """Wait for another place."""
         self.handle, self.answer, self.state, self.about = handle, answer, "placing", None
         self.pid, self.starts, self.code, self._question, self._seen = 0, 0, None, None, (0, 0)
+        self.silence = Silence()
 
-    def silent(self, limit_s: float) -> bool:
+    def lost(self, limit_s: float) -> bool:
         """Whether a place that once answered has not done so for too long."""
         return self.state not in ("placing", "ended") and time.monotonic() - self.heard > limit_s
 
@@ -97,5 +101,6 @@ class Berth:
                 with log.open("ab") as file:
                     file.write(look.log)
             self._seen = (look.started, (position if look.started == started else 0) + len(look.log))
+        self.silence = look.silence if look.started == self.starts else Silence()
         if self.state == "running" and look.code is not None and look.started == self.starts:
             self.code, self.state = look.code, "ended"

@@ -133,6 +133,11 @@ class Fleet:
             ended = [berth for berth in self._berths.values() if berth.state == "ended" and not berth.leaving]
             return [(berth.name, KILLED if berth.code is None else berth.code) for berth in ended]
 
+    def kill(self, name: str) -> None:
+        """See `Processes`."""
+        with self._lock:
+            self._berths[name].handle.call("stop")
+
     def restart(self, name: str) -> None:
         """Start a process again in its place, or in another one if that is lost. Raises `HarnessGymError` if too often."""
         if self._berths[name].about is None:
@@ -220,7 +225,7 @@ class Fleet:
                         berth.see(self.log_path(berth.name))
 
     def _move_on(self, berth: Berth) -> None:
-        if berth.silent(self.config.cluster.silent_s):
+        if berth.lost(self.config.cluster.silent_s):
             self._lose(berth, f"has not answered for {self.config.cluster.silent_s:g} s")
         elif berth.leaving and berth.state in ("placing", "placed", "ended"):
             self._leave(self._berths.pop(berth.name))

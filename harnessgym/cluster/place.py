@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from harnessgym.heartbeat import Listener, Silence
 from harnessgym.process import ProcessId, identify, start_service
 from harnessgym.registry import load, look_in
 from harnessgym.run_folder import RunFolder, write_json
@@ -72,6 +73,8 @@ class Look:
     """Exit status; None while it runs, or while there is more of its log to come."""
     log: bytes
     """What it wrote after the asked position."""
+    silence: Silence
+    """How long its place has heard nothing of it."""
 
 
 def release() -> str:
@@ -95,6 +98,7 @@ class Place:
         self.log = self.folder / "log"
         self._sockets = [_listen(host) for _ in range(sockets)]
         self._process: subprocess.Popen[bytes] | None = None
+        self._heartbeat = Listener()
         self._started = 0
         self._asked = time.monotonic()
         self._over = threading.Event()
@@ -130,14 +134,16 @@ class Place:
         self.log.touch(mode=0o600)  # the folder itself is open to those who know what lies in it
         descriptors = [listener.fileno() for listener in self._sockets[: len(order.listeners)]]
         self._asked = time.monotonic()
-        self._process = self.run(order, path, descriptors)
+        self._heartbeat.close()
+        self._heartbeat = Listener()
+        self._process = self.run(order, path, descriptors, self._heartbeat)
         self._started += 1
         return self._process.pid
 
-    def run(self, order: Order, settings: Path, descriptors: list[int]) -> "subprocess.Popen[bytes]":
+    def run(self, order: Order, settings: Path, descriptors: list[int], heartbeat: Listener) -> "subprocess.Popen[bytes]":
         """Start the process itself; what it says goes to `log`."""
         env = {"TMPDIR": str(self.folder)}
-        return start_service(order.command, settings, self.log, order.threads, descriptors, env)
+        return start_service(order.command, settings, self.log, order.threads, descriptors, env, heartbeat)
 
     def look(self, started: int, position: int) -> Look:
         """How the process is, and what it wrote after `position` bytes of its log, if it is still that start of it."""
@@ -149,7 +155,8 @@ class Place:
             with self.log.open("rb") as file:
                 file.seek(position)
                 log = file.read(_CHUNK)
-        return Look(self._started, None if len(log) == _CHUNK else code, log)
+        silence = Silence() if self._process is None else self._heartbeat.look()
+        return Look(self._started, None if len(log) == _CHUNK else code, log, silence)
 
     def stop(self) -> None:
         """Kill the process, not the place."""
@@ -169,6 +176,7 @@ class Place:
                 self._process.wait(_GRACE_S)
             except subprocess.TimeoutExpired:
                 self._kill()
+        self._heartbeat.close()
         for listener in self._sockets:
             listener.close()
         _remove(self.folder)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection
 
+from harnessgym import heartbeat
 from harnessgym.config import Config
 from harnessgym.control_key import ControlKey, environment_field
 from harnessgym.equipping import make_harness
@@ -148,6 +149,7 @@ async def _serve_until_told(settings: NodeSettings) -> None:
     leaving = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, leaving.set)
+    heartbeat.follow(asyncio.get_running_loop())
     await serve(settings, leaving)
 
 

@@ -14,7 +14,10 @@ from harnessgym.store import leases as held
 from harnessgym.store.backend import insert_into
 from harnessgym.store.tables import leases, workers
 
-WorkerState = Literal["starting", "ready", "draining", "updating", "dead"]
+WorkerState = Literal["starting", "ready", "draining", "updating", "silent", "dead", "ended"]
+"""silent: it accepts connections and does not answer. dead: it is lost. ended: it, or the agent that follows it,
+was ended on purpose."""
+GONE: tuple[WorkerState, ...] = ("dead", "ended")
 EMBEDDED = "embedded"
 """Kind of the engines that a run's supervisor starts."""
 _OUTSIDE = ("litellm",)
@@ -62,7 +65,7 @@ def drain(conn: Connection, worker_id: str) -> None:
 def retire(conn: Connection, run_id: str) -> None:
     """The engines that a run's last supervisor started are gone: nobody may route to their old addresses. Others live on."""
     ours = (workers.c.run_id == run_id) & (workers.c.kind == EMBEDDED)
-    conn.execute(update(workers).where(ours).values(state="dead", updated_at=time.time()))
+    conn.execute(update(workers).where(ours).values(state="ended", updated_at=time.time()))
 
 
 def show(conn: Connection, worker_id: str, ttl_s: float) -> None:

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from harnessgym.heartbeat import Listener, Silence
 from harnessgym.process import ProcessId, end, identify, interruption_deferred, start_service
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.supervisor.processes import Restarts, last_words
@@ -29,6 +30,7 @@ class Child:
 
     spec: ChildSpec
     process: subprocess.Popen[bytes]
+    heartbeat: Listener
     again: Restarts
 
     @property
@@ -40,6 +42,11 @@ class Child:
     def where(self) -> str:
         """Its pid."""
         return f"pid {self.process.pid}"
+
+    @property
+    def silence(self) -> Silence:
+        """How long nothing was heard of it, when `Children.tend` last looked."""
+        return self.heartbeat.silence
 
 
 class Children:
@@ -63,8 +70,18 @@ class Children:
     def start(self, spec: ChildSpec) -> None:
         """Start a process."""
         with interruption_deferred():  # a child nobody knows of would be left behind
-            self.by_name[spec.name] = Child(spec, self._spawn(spec), Restarts(self.max_restarts))
+            self.by_name[spec.name] = Child(spec, *self._spawn(spec), Restarts(self.max_restarts))
             self._record()
+
+    def tend(self) -> list[str]:
+        """Listen to every heartbeat. There is nothing to tell: what a child does otherwise is seen when it exits."""
+        for child in self.by_name.values():
+            child.heartbeat.look()
+        return []
+
+    def kill(self, name: str) -> None:
+        """End a process at once, stopped or not. It counts as one that has exited."""
+        self.by_name[name].process.kill()
 
     def exited(self) -> list[tuple[str, int]]:
         """Processes that have ended, with their exit status."""
@@ -75,12 +92,13 @@ class Children:
         child = self.by_name[name]
         child.again.add(name, self.log_path(name))
         with interruption_deferred():
-            child.process = self._spawn(child.spec)
+            child.heartbeat.close()
+            child.process, child.heartbeat = self._spawn(child.spec)
             self._record()
 
     def forget(self, name: str) -> None:
         """A process has done its work."""
-        del self.by_name[name]
+        self.by_name.pop(name).heartbeat.close()
         self._record()
 
     def end_all(self) -> None:
@@ -94,6 +112,7 @@ class Children:
             except subprocess.TimeoutExpired:
                 child.process.kill()
                 child.process.wait()
+            child.heartbeat.close()
         self.by_name.clear()
         with contextlib.suppress(OSError):  # on a full disk the record stays, and names processes that are dead
             self._record()
@@ -106,10 +125,11 @@ class Children:
         """The end of a process's log; see `harnessgym.supervisor.processes.last_words`."""
         return last_words(self.log_path(name))
 
-    def _spawn(self, spec: ChildSpec) -> subprocess.Popen[bytes]:
+    def _spawn(self, spec: ChildSpec) -> tuple[subprocess.Popen[bytes], Listener]:
         settings = self.folder.root / "services" / f"{spec.name}.json"
         write_json(settings, spec.settings, mode=0o600)
-        return start_service(spec.command, settings, self.log_path(spec.name), self.threads, spec.sockets)
+        heartbeat, log = Listener(), self.log_path(spec.name)
+        return start_service(spec.command, settings, log, self.threads, spec.sockets, heartbeat=heartbeat), heartbeat
 
     def _record(self) -> None:
         known = {name: identify(child.process.pid) for name, child in self.by_name.items()}

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from harnessgym.store import presence, waiting
 from harnessgym.store.waiting import UpdateLease
-from harnessgym.store.workers import EMBEDDED, WorkerRow
+from harnessgym.store.workers import EMBEDDED, GONE, WorkerRow
 from harnessgym.trainer_section import TrainerSection
 
 _ROLLOUTS = 6
@@ -78,11 +78,16 @@ def _engine(
     """What is to be said of one engine."""
     log = f"logs/{row.id}.log" if row.kind == EMBEDDED or row.id in engines.followed else "the log of its weight agent"
     holds = f", and holds update lease {lease}, which ends in {held[lease].left_s:.0f} s unless it is renewed" if lease else ""
-    if row.state == "dead" and row.kind == EMBEDDED:
+    if row.state == "silent":
+        yield (
+            f"{row.id} ({row.kind} at {row.address}) is silent{holds}: it accepts connections and does not answer. Calls go to "
+            "other engines; see its own log, and start it again."
+        )
+    elif row.state in GONE and row.kind == EMBEDDED:
         yield f"{row.id} is out of service{holds}: it is started again by itself; if not, see {log}."
-    elif row.state == "dead" and row.id in engines.followed:
+    elif row.state in GONE and row.id in engines.followed:
         yield f"{row.id} at {row.address} is out of service{holds}: it does not answer. Start the engine; {log} has more."
-    elif row.state == "dead":
+    elif row.state in GONE:
         yield (
             f"{row.id} ({row.kind} at {row.address}) is out of service{holds}: it does not answer, or nobody follows it. Start "
             f"the engine, and `harnessgym weights-agent --worker_id {row.id}`, again."

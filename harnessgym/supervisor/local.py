@@ -45,10 +45,6 @@ class LocalProcesses(Children):
             for name in orders.trainers:
                 self.start(ChildSpec(name, "train-worker", orders.trainer(name)))
 
-    def tend(self) -> list[str]:
-        """Nothing: what a child does is seen when it exits."""
-        return []
-
     def close(self) -> None:
         """See `Processes`."""
         self.end_all()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from harnessgym.errors import HarnessGymError
+from harnessgym.heartbeat import Silence
 from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor.orders import Orders
 
@@ -27,6 +28,11 @@ class Process(Protocol):
     @property
     def where(self) -> str:
         """Where it runs, for people."""
+        ...
+
+    @property
+    def silence(self) -> Silence:
+        """How long nothing was heard of it, when the processes were last tended."""
         ...
 
 
@@ -66,6 +72,10 @@ class Processes(Protocol):
 
     def exited(self) -> list[tuple[str, int]]:
         """Processes that have ended, with their exit status, negative for a signal."""
+        ...
+
+    def kill(self, name: str) -> None:
+        """End a process at once, without waiting until it has ended. It counts as one that has exited."""
         ...
 
     def restart(self, name: str) -> None:

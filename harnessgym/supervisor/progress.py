@@ -5,10 +5,12 @@ A look costs what is new since the last one, not what the store holds or how man
 groups by state are counted by the database, over an index of them.
 """
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from sqlalchemy import Connection
 
@@ -25,7 +27,7 @@ from harnessgym.store import TraceStore, presence, recent, rollouts, runs, worke
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
 from harnessgym.store.runs import RunRow
-from harnessgym.store.workers import WorkerRow
+from harnessgym.store.workers import EMBEDDED, GONE, WorkerRow
 
 _WINDOW_S = 60.0
 _LATE_S = 2.0
@@ -113,6 +115,8 @@ class Progress:
     """How the metrics sinks stand, by name."""
     restarts: int | None
     """Processes that were started again; None where only the supervisor knows."""
+    silent: Mapping[str, float] = field(default_factory=dict)
+    """Processes of which nothing is heard: name to for how many seconds."""
     policies: Mapping[str, PolicyProgress] = field(default_factory=dict)
     """By id, where there are several: all of them, the first one first. What is above is the first one's."""
 
@@ -186,6 +190,7 @@ class Observer:
         policies = self._policies(seen)
         steps = int(lines[-1]["step"]) if lines else 0
         steps = min((each.steps for each in policies.values()), default=steps)
+        silent = {} if seen.run.ended_at is not None else _silent(self.folder.silent_path)
         done, total = seen.evaluated if seen.run.status in EVALUATIONS else (steps, config.trainer.steps)
         return Progress(
             name=config.name,
@@ -197,7 +202,7 @@ class Observer:
             metrics=lines[-1] if lines else {},
             rewards=tuple(line["reward"] for line in lines[-_REWARDS:] if "reward" in line),
             trainer=trainer,
-            engines=tuple((row, self._window.worker(row.id)) for row in seen.engines),
+            engines=tuple((_as_heard(row, silent), self._window.worker(row.id)) for row in seen.engines),
             stages=self._stages(seen.nodes or (1 if recorded else config.cluster.nodes)),
             processors=self._processors.look(),
             recorded=recorded,
@@ -216,6 +221,7 @@ class Observer:
             rollouts_per_s=self._window.rollouts_per_s,
             sinks=standings(self.folder.sinks_path),
             restarts=self.restarts() if self.restarts else None,
+            silent=silent,
             policies=policies,
         )
 
@@ -334,6 +340,20 @@ def counters(lines: Sequence[Entry]) -> dict[str, float]:
 def read_metrics(folder: RunFolder) -> Sequence[Entry]:
     """One entry per training step in order. A step logged twice around a crash counts once, a line cut off not at all."""
     return StepLines(folder.metrics_path).read()
+
+
+def _silent(path: Path) -> dict[str, float]:
+    """What the supervisor has written down of silent processes: for how many seconds."""
+    try:
+        since: dict[str, float] = json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return {name: max(0.0, time.time() - when) for name, when in since.items()}
+
+
+def _as_heard(row: WorkerRow, silent: Mapping[str, float]) -> WorkerRow:
+    """An engine that the run started, whose state was recorded before it fell silent. Of others only the agent is silent."""
+    return replace(row, state="silent") if row.id in silent and row.kind == EMBEDDED and row.state not in GONE else row
 
 
 def _now(run: RunRow) -> float:

@@ -18,6 +18,8 @@ _PURPOSES: Mapping[str, tuple[str, ...]] = {
     "evaluating_after": ("after_sampled", "after_greedy"),
 }
 _LOOKS_PER_PERIOD = 10
+_SILENT_S = 2.0
+"""A process without a heartbeat for so long is called silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,8 @@ class StallWatch:
         ]
         for name, child in self.children.by_name.items():
             words = self.children.last_words(name).splitlines()
-            lines.append(f"  {name} ({child.where}, {child.restarts} restarts): {words[-1][:160]}")
+            silent = f", silent for {child.silence.seconds:.0f} s" if child.silence.seconds >= _SILENT_S else ""
+            lines.append(f"  {name} ({child.where}, {child.restarts} restarts{silent}): {words[-1][:160]}")
         return "\n".join([*lines, f"  Logs: {self.children.folder.logs}. Ctrl-C ends the run; the same command goes on."])
 
 

@@ -26,6 +26,7 @@ from harnessgym.supervisor.local import LocalProcesses
 from harnessgym.supervisor.orders import Orders
 from harnessgym.supervisor.preparation import Notify, choose_sandbox
 from harnessgym.supervisor.processes import FATAL_EXIT, Processes
+from harnessgym.supervisor.silence import SilenceWatch
 from harnessgym.supervisor.stall import StallWatch
 from harnessgym.traces.account import exclude_rest
 
@@ -65,13 +66,17 @@ class Supervisor:
         return self.status
 
     def _serve(self, watch: Callable[["Supervisor"], None]) -> None:
+        silence = SilenceWatch(self.store, self.run_id, self.children, self.config.supervisor.silent_s, self.folder.silent_path)
         stall = StallWatch(self.store, self.run_id, self.policy_id, self.children, self.config.supervisor.stall_s)
+        silence.clear()  # of an earlier supervisor
         try:
             self.children.open()
             self._start_all()
             while (status := self.status) != "done":
                 started = time.monotonic()
                 for told in self.children.tend():
+                    self.notify(told)
+                for told in silence.look():
                     self.notify(told)
                 self._check_processes(status)
                 self._advance(status)
@@ -84,6 +89,8 @@ class Supervisor:
             self._refuse_full_disk(error)
             self.store.write(lambda conn: runs.set_status(conn, self.run_id, "failed"))
             raise
+        finally:
+            silence.clear()
 
     def _take_over(self) -> None:
         """End what an earlier supervisor of this run left."""
@@ -99,7 +106,8 @@ class Supervisor:
         with undisturbed():
             self.children.close()
             self._remove_workspaces()
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, StoreError):
+                self.store.write(partial(workers.retire, run_id=self.run_id))
                 self._count("", 0.0, save=True)
 
     def _remove_workspaces(self) -> None:

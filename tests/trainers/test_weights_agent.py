@@ -179,7 +179,7 @@ def test_a_new_version_is_drained_for_installed_and_announced(site):
         assert ask(url)["policy_versions"] == [[4, 1]]
         lease = f"update:{site.policy_id}:0"
         wait_for(lambda: site.store.read(lambda conn: leases.holder_of(conn, lease)) is None)
-    assert site.worker().state == "dead"
+    assert site.worker().state == "ended"
 
 
 def test_the_newest_version_is_served_from_the_start(site):

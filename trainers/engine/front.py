@@ -24,6 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from harnessgym.heartbeat import BEAT_S
 from harnessgym.process import die_with_parent
 from trainers.engine.link import Abort, Answer, Chunks, Hello, Question, Ready, Refused, Submit, ToCore, pack, receive
 from trainers.engine.protocol import CompletionRequest, RefusalError, parse_request
@@ -215,12 +216,19 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
         finally:
             server.should_exit = True
 
+    async def keep_asking() -> None:
+        """The core's heartbeat depends on these questions, so a front that hangs is noticed."""
+        while True:
+            await core.ask()
+            await asyncio.sleep(BEAT_S / 2)
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        listening = asyncio.create_task(listen())
+        listening, asking = asyncio.create_task(listen()), asyncio.create_task(keep_asking())
         core.send(Ready())
         yield
         listening.cancel()
+        asking.cancel()
 
     front = Front(core, hello)
     routes = [

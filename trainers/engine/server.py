@@ -13,6 +13,7 @@ import sys
 
 import torch
 
+from harnessgym import heartbeat
 from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
 from harnessgym.store import TraceStore
 from harnessgym.store.policies import PolicyVersion
@@ -157,6 +158,7 @@ async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, add
         loop.add_signal_handler(number, end)
     board = Switchboard(engine, settings, front.link)
     engine.start(lambda _: loop.call_soon_threadsafe(end, SystemExit(1)), board.flush)
+    heartbeat.follow(loop, board.front_answers)
     listening = board.start(lambda: loop.call_soon_threadsafe(ready.set), lambda: loop.call_soon_threadsafe(lost))
     following = asyncio.create_task(announce())
     following.add_done_callback(lambda task: None if task.cancelled() or not task.exception() else end(task.exception()))

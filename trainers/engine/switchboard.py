@@ -30,6 +30,8 @@ class Switchboard:
         self._sending = threading.Lock()
         self._chunks: list[tuple[int, Chunk]] = []
         self._sequences: dict[int, Sequence] = {}
+        self._questions = 0
+        self._questions_seen = 0
         size = engine.policy.config.vocab_size
         self._send(Hello(settings.names, settings.model, settings.worker_id, engine.rows.kv.length, size))
         self._eos, self._detokenizer = read_eos(settings.model), Detokenizer.load(settings.model)
@@ -39,6 +41,13 @@ class Switchboard:
         thread = threading.Thread(target=self._listen, args=(on_ready, on_loss), name="switchboard", daemon=True)
         thread.start()
         return thread
+
+    def front_answers(self) -> bool:
+        """Whether the front has asked how the engine is since this was called last; it asks again and again once it serves."""
+        questions = self._questions
+        alive = questions == 0 or questions > self._questions_seen
+        self._questions_seen = questions
+        return alive
 
     def flush(self) -> None:
         """Send the chunks there are, in one message."""
@@ -70,6 +79,7 @@ class Switchboard:
                 if sequence is not None:
                     self.engine.abort(sequence)
             case Question(key):
+                self._questions += 1
                 engine = self.engine
                 now = {"version": engine.version, "running": engine.running, "waiting": engine.waiting}
                 self._send(Answer(key, engine.failure is not None, now | asdict(engine.counters)))

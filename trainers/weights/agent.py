@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from torch import Tensor
 
 from harnessgym.admission import SERVING
-from harnessgym.errors import HarnessGymError, PolicyError, ProxyError, StoreError, UpstreamError
+from harnessgym.errors import HarnessGymError, PolicyError, ProxyError, StoreError, UpstreamError, UpstreamSilent
 from harnessgym.rollout.control import ControlClient
 from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
@@ -141,9 +141,10 @@ class WeightAgent:
         """Register the worker, then install every version that becomes the newest, until cancelled.
 
         Raises `PolicyError` for a version that cannot be served; the engine then has its old weights, and the store calls the
-        worker dead.
+        worker dead. After a cancellation it calls the worker ended.
         """
         pause, said = _FIRST_PAUSE_S, ""
+        end: WorkerState = "dead"
         try:
             while True:
                 try:
@@ -158,8 +159,11 @@ class WeightAgent:
                     log.log(level, "Weight agent of %s: %s Again in %.1f s.", self.worker_id, error, pause, exc_info=trace)
                     await asyncio.sleep(pause)
                     pause, said = min(2 * pause, _LONGEST_PAUSE_S), str(error)
+        except asyncio.CancelledError:  # on purpose, by whoever runs the agent
+            end = "ended"
+            raise
         finally:
-            await asyncio.shield(self._close())
+            await asyncio.shield(self._close(end))
 
     async def _follow(self) -> None:
         """Install the newest version if it is another one than the worker serves; let calls come otherwise."""
@@ -219,20 +223,22 @@ class WeightAgent:
             return
         try:
             await self.engine.look()
-        except Exception:
-            if self._announced is not None or self._state in SERVING:
-                await self._withdraw(store)
+        except Exception as error:
+            state: WorkerState = "silent" if isinstance(error, UpstreamSilent) else "dead"
+            new_silence = state != self._state and "silent" in (state, self._state)
+            if self._announced is not None or self._state in SERVING or new_silence:
+                await self._withdraw(store, state)
             raise
         self._looked_at = now
         if self._announced not in (None, self._served):
             await self._withdraw(store)
 
-    async def _withdraw(self, store: TraceStore) -> None:
+    async def _withdraw(self, store: TraceStore, state: WorkerState = "dead") -> None:
         """Have no calls come until the worker is announced again."""
-        await self._report(store, "dead")
+        await self._report(store, state)
         if self._control and self._announced is not None:
             gone = self._announced
-            await self._register(self._control, gone, "dead")
+            await self._register(self._control, gone, state)
         self._announced = None
 
     async def _cut_off(self) -> None:
@@ -354,7 +360,7 @@ class WeightAgent:
         except (TimeoutError, ProxyError) as error:
             log.warning("%s could not tell the proxy that it ends: %r", self.worker_id, error)
 
-    async def _close(self) -> None:
+    async def _close(self, end: WorkerState) -> None:
         if self._control:
             if not self.engine.carries_over:
                 await self._leave(self._control)
@@ -364,7 +370,7 @@ class WeightAgent:
             await asyncio.wait([self._showing])
         if self._store is not None:
             try:
-                await self._report(self._store, "dead")
+                await self._report(self._store, end)
                 await self._store.awrite(lambda conn: workers.leave(conn, self.worker_id))
             except StoreError as error:
                 log.warning("%s could not report its end: %s", self.worker_id, error)

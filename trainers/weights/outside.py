@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from harnessgym import heartbeat
 from harnessgym.errors import PolicyError
 from trainers.weights.agent import Installer, WeightAgent
 from trainers.weights.installers.api import EngineApi
@@ -40,6 +41,7 @@ class OutsideSettings(AgentSettings):
 async def follow(settings: OutsideSettings) -> None:
     """Keep the engine on the newest version until SIGINT or SIGTERM. Raises `PolicyError` for a version it cannot serve."""
     loop = asyncio.get_running_loop()
+    heartbeat.follow(loop)
     async with EngineApi(settings.engine_url.rstrip("/"), timeout_s=settings.install_s) as api:
         engine = _INSTALLERS[settings.engine](api, settings.policy_id, settings.scratch / settings.worker_id)
         following = asyncio.create_task(WeightAgent(settings, settings.worker_id, settings.engine_url, engine).run())

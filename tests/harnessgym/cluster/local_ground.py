@@ -27,7 +27,8 @@ sys.exit(code)
 class QuietPlace(Place):
     """Runs a stand-in for the services, which need engines and policies: it waits, and ends when and how it is told."""
 
-    def run(self, order, settings, descriptors):
+    def run(self, order, settings, descriptors, heartbeat):
+        heartbeat.started()
         with self.log.open("ab") as log:
             command = [sys.executable, "-S", "-c", STAND_IN, order.command, str(settings)]
             return subprocess.Popen(command, stdout=log, stderr=log, pass_fds=descriptors, start_new_session=True)

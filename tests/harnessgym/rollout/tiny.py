@@ -37,6 +37,7 @@ HARNESSES = {
         "except FileExistsError: open('answer.txt', 'w').write('x')"
     ),
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
+    "converses": "\nfor i in range(5): call(str(i)); time.sleep(0.2)\nopen('answer.txt', 'w').write('x')",
     "gated": ("call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', 'w').write('x')"),
     "pair": "open('answer.txt', 'w').write(call()); call(model='helper')",
     "eats": "call(); bytearray(64 << 30)",
@@ -85,6 +86,10 @@ class Tiny:
 
 class Impatient(Tiny):
     limits = Limits(wall_s=1.0, turns=4)
+
+
+class Conversing(Tiny):
+    limits = Limits(wall_s=8.0, turns=9)
 
 
 class Patient(Tiny):

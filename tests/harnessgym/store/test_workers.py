@@ -26,7 +26,7 @@ def states(store, question, run_id):
 def test_a_supervisor_retires_the_engines_that_it_started_and_no_others(run):
     store, run_id = run
     store.write(lambda conn: workers.retire(conn, run_id))
-    assert states(store, workers.of_run, run_id) == {"engine-0": "dead", "model": "ready", "v0": "ready"}
+    assert states(store, workers.of_run, run_id) == {"engine-0": "ended", "model": "ready", "v0": "ready"}
 
 
 def test_an_engine_whose_follower_fell_silent_is_dead_until_it_is_heard_again(run):
@@ -50,7 +50,7 @@ def test_an_engine_that_nobody_follows_any_more_is_what_was_said_last(run):
     assert states(store, workers.engines_of, run_id)["v0"] == "ready"
 
 
-@pytest.mark.parametrize("state", ["starting", "ready", "draining", "updating", "dead"])
+@pytest.mark.parametrize("state", ["starting", "ready", "draining", "updating", "silent", "dead", "ended"])
 def test_a_drain_makes_nobody_serve_who_did_not(run, state):
     store, run_id = run
     store.write(lambda conn: workers.set_state(conn, "v0", state))

@@ -223,7 +223,7 @@ def test_calls_that_are_left_are_ended_before_weights_change(site):
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert site.control.log[-1] == ("drain", 0.0)
-        assert site.serves(4, "dead")
+        assert site.serves(4, "ended")
 
 
 def test_an_engine_that_comes_back_is_updated_before_calls_come(site):

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from harnessgym.closing import Closing
-from harnessgym.errors import UpstreamError, UpstreamLost
+from harnessgym.errors import UpstreamError, UpstreamLost, UpstreamSilent
 
 QUICK_S = 15.0
 """Longest time that a question or a switch may take, which loads no weights."""
@@ -42,11 +42,16 @@ class EngineApi(Closing):
 
         `hint` says how an engine is started that has the route; `refusal` is a status whose JSON is an answer too;
         `timeout_s` is for this request alone. Raises `UpstreamLost` when the engine does not answer or is going away,
-        `UpstreamError` when it refuses.
+        `UpstreamSilent` when it accepts the request and does not answer, `UpstreamError` when it refuses.
         """
         timeout = httpx.Timeout(min(timeout_s or math.inf, self._timeout_s), connect=_CONNECT_S)
         try:
             response = await self._http.request(method, path, json=body, params=params, timeout=timeout)
+        except httpx.ReadTimeout as error:
+            raise UpstreamSilent(
+                f"The engine at {self.address} accepted {method} {path} and has sent nothing for {timeout.read:g} s. Is it "
+                "stopped or stuck?"
+            ) from error
         except httpx.HTTPError as error:
             raise UpstreamLost(
                 f"The engine at {self.address} does not answer {method} {path} ({error!r}). Does it run?"
