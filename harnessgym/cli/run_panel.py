@@ -149,6 +149,8 @@ def _processes(progress: Progress, wide: bool) -> tuple[RenderableType, int]:
         cores = progress.processors.get(name)
         cells = [name, "-" if idle is None else share(idle)]
         cells += [_bar(1 - idle) if idle is not None else ""] if wide else []
+        silent_s = progress.silent.get(name)
+        about = about if silent_s is None else f"silent for {silent_s:.0f} s"
         table.add_row(*cells, "-" if cores is None else f"{cores:.2f}", about)
     return table, 1 + len(rows)
 

@@ -13,7 +13,7 @@ from typing import Literal
 from harnessgym import heartbeat
 from harnessgym.errors import PolicyError
 from trainers.weights.agent import Installer, WeightAgent
-from trainers.weights.installers.api import EngineApi
+from trainers.weights.installers.api import QUICK_S, EngineApi
 from trainers.weights.installers.sglang import SglangInstaller
 from trainers.weights.installers.vllm import VllmInstaller
 from trainers.weights.settings import AgentSettings
@@ -36,13 +36,15 @@ class OutsideSettings(AgentSettings):
     """Folder that the engine sees too, for whole copies of versions that were published as deltas."""
     install_s: float = 600.0
     """Longest time that the engine may take to load weights."""
+    answer_s: float = QUICK_S
+    """Longest time that it may take to say which version it serves. Beyond that it is silent, and gets no calls."""
 
 
 async def follow(settings: OutsideSettings) -> None:
     """Keep the engine on the newest version until SIGINT or SIGTERM. Raises `PolicyError` for a version it cannot serve."""
     loop = asyncio.get_running_loop()
     heartbeat.follow(loop)
-    async with EngineApi(settings.engine_url.rstrip("/"), timeout_s=settings.install_s) as api:
+    async with EngineApi(settings.engine_url.rstrip("/"), timeout_s=settings.install_s, quick_s=settings.answer_s) as api:
         engine = _INSTALLERS[settings.engine](api, settings.policy_id, settings.scratch / settings.worker_id)
         following = asyncio.create_task(WeightAgent(settings, settings.worker_id, settings.engine_url, engine).run())
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -101,6 +101,17 @@ def test_it_fits_any_terminal(width, height, engines, lags, done, trouble):
     assert any(f"{done}/24" in row for row in picture)
 
 
+def test_silent_processes_are_shown_as_such():
+    silent = replace(PROGRESS, silent={"trainer": 21.4, "engine-1": 17.0, "node-3": 16.0})
+    rows = drawn(silent)
+    assert next(row for row in rows if " trainer " in row).rstrip(" │").endswith("silent for 21 s")
+    assert next(row for row in rows if " engine-1 " in row).rstrip(" │").endswith("silent for 17 s")
+    assert "v6 ready" in next(row for row in rows if " engine-0 " in row)
+    whole = "silent: engine-1 for 17 s, node-3 for 16 s, trainer for 21 s"
+    assert any(whole in row for row in rows)
+    assert whole in line(silent)
+
+
 def test_a_low_terminal_keeps_what_matters_most():
     text = "\n".join(drawn(PROGRESS, 100, 13))
     assert "trainer" in text

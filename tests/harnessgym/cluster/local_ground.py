@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harnessgym.cluster.place import Place
 from harnessgym.errors import HarnessGymError
+from harnessgym.heartbeat import VARIABLE
 
 STAND_IN = """
 import json, os, signal, sys, time
@@ -16,6 +17,7 @@ signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
 print("up", sys.argv[1], flush=True)
 end = os.path.join(os.path.dirname(sys.argv[2]), "end")
 while not os.path.exists(end):
+    os.write(int(os.environ["HARNESSGYM_HEARTBEAT"]), b".")
     time.sleep(0.02)
 code = int(open(end).read())
 os.unlink(end)
@@ -28,10 +30,14 @@ class QuietPlace(Place):
     """Runs a stand-in for the services, which need engines and policies: it waits, and ends when and how it is told."""
 
     def run(self, order, settings, descriptors, heartbeat):
-        heartbeat.started()
+        far = heartbeat.far.fileno()
+        command = [sys.executable, "-S", "-c", STAND_IN, order.command, str(settings)]
         with self.log.open("ab") as log:
-            command = [sys.executable, "-S", "-c", STAND_IN, order.command, str(settings)]
-            return subprocess.Popen(command, stdout=log, stderr=log, pass_fds=descriptors, start_new_session=True)
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, pass_fds=[*descriptors, far], start_new_session=True, env={VARIABLE: str(far)}
+            )
+        heartbeat.started()
+        return process
 
 
 class Machine:

@@ -16,7 +16,9 @@ from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.process import identify
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.store import TraceStore
 from harnessgym.supervisor.orders import Orders
+from harnessgym.supervisor.silence import SilenceWatch
 from tests.harnessgym.cluster.local_ground import LocalGround, Promise, QuietPlace
 
 POLICY = Path(__file__).parents[3] / "environments/lookup/policy"
@@ -105,6 +107,25 @@ def make(tmp_path):
     for each in made:
         each.fleet.close()
         each.ground.end()
+
+
+def test_a_stopped_process_is_killed_and_started_again_in_its_place(make, tmp_path):
+    harbour = make().start()
+    harbour.until(lambda: all(harbour.running(name) for name in ALL))
+    pids = {name: harbour.pid(name) for name in ALL}
+    with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as store:
+        watch = SilenceWatch(store, "run", harbour.fleet, 2.0, harbour.folder.silent_path)
+        pids["engine-1"].signal(signal.SIGSTOP)
+
+        def replaced():
+            harbour.told += watch.look()
+            return harbour.fleet.by_name["engine-1"].restarts and harbour.running("engine-1")
+
+        harbour.until(replaced)
+    assert sum("The engine-1 process" in line and "silent for 2 s" in line for line in harbour.told) == 1
+    assert {name for name in ALL if harbour.pid(name) != pids[name]} == {"engine-1"}
+    assert harbour.places("engine-1") == 1
+    assert harbour.fleet.by_name["engine-1"].restarts == 1
 
 
 def test_everything_is_placed_told_where_the_proxy_is_and_ended(make):

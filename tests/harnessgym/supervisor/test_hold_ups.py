@@ -221,6 +221,8 @@ def test_a_lease_that_nobody_holds_or_a_stranger_does(make_site):
     [
         ("dead", "embedded", "engine-1 is out of service: it is started again by itself; if not, see logs/engine-1.log."),
         ("dead", "vllm", "Start the engine, and `harnessgym weights-agent --worker_id engine-1`, again."),
+        ("ended", "embedded", "engine-1 is out of service: it is started again by itself; if not, see logs/engine-1.log."),
+        ("silent", "vllm", "is silent: it accepts connections and does not answer. Calls go to other engines"),
         ("starting", "embedded", "engine-1 has been starting for 0 s"),
         (
             "draining",

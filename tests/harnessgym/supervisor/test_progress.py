@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from benchmarks.store.bulk import write_rollout
@@ -156,6 +158,20 @@ def test_a_run_that_has_just_begun(lived):
     assert (seen.left_s, seen.trainer, seen.metrics, seen.rewards) == (None, None, {}, ())
     assert (seen.tokens_per_s, seen.rollouts_per_s, seen.versions, dict(seen.staleness)) == (0.0, 0.0, (), {})
     assert [(row.id, row.version, use.busy) for row, use in seen.engines] == [("engine-0", 3, 0.0)]
+
+
+def test_an_engine_of_which_nothing_is_heard_is_silent_until_the_run_is_over(lived):
+    lived.begin()
+    lived.write(lambda conn: workers.upsert(conn, WorkerRow("vllm-a-1", lived.run, "vllm", "", 3, "ready")))
+    write_json(lived.folder.silent_path, {"engine-0": time.time() - 20, "vllm-a-1": time.time() - 30})
+    seen = lived.observer.look()
+    assert {row.id: row.state for row, _ in seen.engines} == {"engine-0": "silent", "vllm-a-1": "ready"}, "its agent is silent"
+    assert {name: round(seconds) for name, seconds in seen.silent.items()} == {"engine-0": 20, "vllm-a-1": 30}
+    lived.write(lambda conn: workers.retire(conn, lived.run))
+    lived.write(lambda conn: runs.set_status(conn, lived.run, "done"))
+    seen = lived.observer.look()
+    assert {row.id: row.state for row, _ in seen.engines} == {"engine-0": "ended", "vllm-a-1": "ready"}
+    assert seen.silent == {}
 
 
 def test_rollouts_are_followed_from_their_calls_to_their_end(lived):

@@ -49,6 +49,8 @@ class Vllm:
         return Starlette(routes=[Route("/weight_info", self.info), *routes])
 
     async def info(self, request):
+        while self.problems.get("info") == "silent":
+            await asyncio.sleep(0.01)
         return JSONResponse({"weight_version": self.label}, status_code=503 if "info" in self.problems else 200)
 
     async def pause(self, request):
@@ -157,7 +159,7 @@ class Site:
         settings = OutsideSettings(**{**self.settings(port), **options})
 
         async def work():
-            async with EngineApi(settings.engine_url, timeout_s=30) as api:
+            async with EngineApi(settings.engine_url, timeout_s=30, quick_s=settings.answer_s) as api:
                 engine = VllmInstaller(api, self.policy_id, settings.scratch)
                 await WeightAgent(settings, "v0", settings.engine_url, engine).run()
 
@@ -245,6 +247,20 @@ def test_no_calls_come_to_an_engine_that_does_not_answer(site):
         site.vllm.problems = {"info": True}
         wait_for(lambda: site.control.log[-1] == ("dead", 2))
         assert site.serves(0, "dead")
+        site.vllm.problems = {}
+        wait_for(lambda: site.control.log[-1] == ("ready", 2))
+        assert site.vllm.log.count("swap") == 1
+
+
+def test_no_calls_come_to_an_engine_that_accepts_connections_and_does_not_answer(site):
+    site.publish(2)
+    with site.engine() as port, site.agent(port, answer_s=2.0):
+        wait_for(lambda: site.control.log[-1:] == [("ready", 2)])
+        site.vllm.problems = {"info": "silent"}
+        wait_for(lambda: site.control.log[-1] == ("silent", 2))
+        assert site.counted_as() == "silent"
+        site.vllm.problems = {"info": True}
+        wait_for(lambda: site.counted_as() == "dead")
         site.vllm.problems = {}
         wait_for(lambda: site.control.log[-1] == ("ready", 2))
         assert site.vllm.log.count("swap") == 1

@@ -9,7 +9,7 @@ from harnessgym.closing import Closing
 from harnessgym.errors import UpstreamError, UpstreamLost, UpstreamSilent
 
 QUICK_S = 15.0
-"""Longest time that a question or a switch may take, which loads no weights."""
+"""Longest time that a question or a switch may take, which loads no weights, unless the settings say otherwise."""
 _CONNECT_S = 5.0
 
 
@@ -22,8 +22,8 @@ class EngineApi(Closing):
     ```
     """
 
-    def __init__(self, address: str, *, timeout_s: float) -> None:
-        self.address = address
+    def __init__(self, address: str, *, timeout_s: float, quick_s: float = QUICK_S) -> None:
+        self.address, self.quick_s = address, quick_s
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(base_url=address, trust_env=False)
 

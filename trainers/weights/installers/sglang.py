@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError, UpstreamError, UpstreamLost
 from harnessgym.store.policies import PolicyVersion
-from trainers.weights.installers.api import QUICK_S, EngineApi
+from trainers.weights.installers.api import EngineApi
 from trainers.weights.installers.label import INSTALLING, label_of, version_in
 from trainers.weights.installers.staging import stage, tidy
 
@@ -39,16 +39,16 @@ class SglangInstaller:
     async def look(self) -> None:
         """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if it cannot say."""
         self._label = ""
-        info = await self._api.ask("GET", "/model_info", timeout_s=QUICK_S)
+        info = await self._api.ask("GET", "/model_info", timeout_s=self._api.quick_s)
         self._label, self._path = str(info["weight_version"]), str(info["model_path"])
 
     async def pause(self) -> None:
         """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until `resume`."""
-        await self._api.ask("POST", "/pause_generation", {"mode": "abort"}, timeout_s=QUICK_S)
+        await self._api.ask("POST", "/pause_generation", {"mode": "abort"}, timeout_s=self._api.quick_s)
 
     async def resume(self) -> None:
         """Let calls begin."""
-        await self._api.ask("POST", "/continue_generation", {}, timeout_s=QUICK_S)
+        await self._api.ask("POST", "/continue_generation", {}, timeout_s=self._api.quick_s)
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
         """Serve other weights, and see that they compute something. The engine is paused before, and runs after it.

@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from harnessgym.errors import UpstreamLost
+from harnessgym.errors import UpstreamSilent
 from tests.trainers.weights.serving import running
 from trainers.weights.installers.api import QUICK_S, EngineApi
 from trainers.weights.installers.sglang import SglangInstaller
@@ -42,7 +42,7 @@ def test_a_request_may_have_a_shorter_limit_than_the_others(address):
             await api.ask("GET", "/slow", timeout_s=0.2)
 
     began = time.monotonic()
-    with pytest.raises(UpstreamLost, match="does not answer GET /slow"):
+    with pytest.raises(UpstreamSilent, match="accepted GET /slow and has sent nothing"):
         asyncio.run(work())
     assert time.monotonic() - began < 1.9
 
