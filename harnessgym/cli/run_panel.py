@@ -150,8 +150,8 @@ def _processes(progress: Progress, wide: bool) -> tuple[RenderableType, int]:
         cells = [name, "-" if idle is None else share(idle)]
         cells += [_bar(1 - idle) if idle is not None else ""] if wide else []
         silent_s = progress.silent.get(name)
-        about = about if silent_s is None else f"silent for {silent_s:.0f} s"
-        table.add_row(*cells, "-" if cores is None else f"{cores:.2f}", about)
+        cells += ["-" if cores is None else f"{cores:.2f}"]
+        table.add_row(*cells, about if silent_s is None else f"silent for {silent_s:.0f} s")
     return table, 1 + len(rows)
 
 
