@@ -5,16 +5,18 @@ config = load_config(RunConfig, Path("run.toml"), ["--trainer.steps", "40"])
 ```
 """
 
+import copy
 import difflib
 import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harnessgym.errors import ConfigError
+from harnessgym.setting_problems import Problem, problems_of
 
 
 class Config(BaseModel):
@@ -29,7 +31,7 @@ M = TypeVar("M", bound=BaseModel)
 def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()) -> M:
     """Read a TOML (or, by its suffix, JSON) file, apply `--dotted.key value` overrides, and validate.
 
-    Raises `ConfigError` naming the file, the key and, for an unknown key, the nearest known one.
+    Raises `ConfigError` naming the file or the command line, the key and, for an unknown key, the one that may be meant.
     """
     raw: dict[str, Any] = {}
     if path is not None:
@@ -37,11 +39,23 @@ def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()
             raw = json.loads(path.read_text()) if path.suffix == ".json" else tomllib.loads(path.read_text())
         except FileNotFoundError:
             raise ConfigError(f"There is no config file {path}.") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a TOML or JSON file.") from None
         except ValueError as error:
             raise ConfigError(f"{path} cannot be read: {error}.") from None
+    in_file = copy.deepcopy(raw)
     for dotted, text in _pairs(overrides):
         _set(raw, dotted.split("."), parse_value(text), dotted)
-    return validate(model, raw, str(path) if path else "the command line")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        wrong = problems_of(model, error)
+    # What the file alone does not bring about is the command line's.
+    of_file = _problems(model, in_file) if path is not None else []
+    given = [problem for problem in wrong if problem not in of_file]
+    parts = [_listed(str(path), [problem.text for problem in wrong if problem in of_file])]
+    parts += [_listed("The command line", [problem.as_option for problem in given])]
+    raise ConfigError("\n".join(part for part in parts if part))
 
 
 def validate(model: type[M], raw: dict[str, Any], where: str) -> M:
@@ -49,8 +63,21 @@ def validate(model: type[M], raw: dict[str, Any], where: str) -> M:
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        lines = [_explain(model, problem) for problem in error.errors()]
-        raise ConfigError(f"{where} has {len(lines)} wrong setting{'s' * (len(lines) > 1)}:\n  " + "\n  ".join(lines)) from None
+        raise ConfigError(_listed(where, [problem.text for problem in problems_of(model, error)])) from None
+
+
+def _problems(model: type[BaseModel], raw: dict[str, Any]) -> list[Problem]:
+    try:
+        model.model_validate(raw)
+    except ValidationError as error:
+        return problems_of(model, error)
+    return []
+
+
+def _listed(where: str, lines: Sequence[str]) -> str:
+    if not lines:
+        return ""
+    return f"{where} has {len(lines)} wrong setting{'s' * (len(lines) > 1)}:\n  " + "\n  ".join(lines)
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
@@ -88,23 +115,3 @@ def _set(raw: dict[str, Any], path: list[str], value: Any, dotted: str) -> None:
         if not isinstance(raw, dict):
             raise ConfigError(f"--{dotted}: {part!r} is a value, not a section.")
     raw[path[-1]] = value
-
-
-def _explain(model: type[BaseModel], problem: Any) -> str:
-    location = problem["loc"]
-    dotted = ".".join(str(part) for part in location)
-    if problem["type"] == "extra_forbidden":
-        return f"{dotted}: there is no such setting. {nearest(str(location[-1]), _fields_at(model, location[:-1]))}"
-    if problem["type"] == "missing":
-        return f"{dotted}: this setting is required."
-    return f"{dotted}: {problem['msg']} (got {problem['input']!r})."
-
-
-def _fields_at(model: type[BaseModel], location: Sequence[Any]) -> list[str]:
-    for part in location:
-        field = model.model_fields.get(str(part))
-        if field is None:
-            continue
-        inner = [item for item in (field.annotation, *get_args(field.annotation)) if isinstance(item, type)]
-        model = next((item for item in inner if issubclass(item, BaseModel)), model)
-    return list(model.model_fields)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from harnessgym.heartbeat import VARIABLE, Listener
 
+PARENT = "HARNESSGYM_PARENT"
+"""Environment variable of a service: the process that started it, with which it ends."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -72,7 +74,7 @@ def start_service(
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "TOKENIZERS_PARALLELISM": "false",
-        "HARNESSGYM_PARENT": str(os.getpid()),
+        PARENT: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
     }
     if heartbeat is not None:

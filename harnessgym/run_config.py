@@ -162,7 +162,7 @@ class EngineSection(EngineTimeouts):
     def _differ(self) -> "EngineSection":
         names = [engine.name for engine in self.outside]
         if len(set(names)) != len(names):
-            raise ValueError(f"an outside engine is named twice: {[engine.url for engine in self.outside]}")
+            raise ValueError(f"outside has an engine twice: {', '.join(engine.url for engine in self.outside)}")
         return self
 
 
@@ -237,7 +237,7 @@ class RunConfig(Config):
         for kind, named in (("harnesses", self.harnesses), ("policies", self.all_policies)):
             names = [each.name for each in named]
             if len(set(names)) != len(names):
-                raise ValueError(f"two {kind} share a name: {names}")
+                raise ValueError(f"{kind}: two share a name: {', '.join(names)}")
         return self
 
     @model_validator(mode="after")
@@ -245,10 +245,16 @@ class RunConfig(Config):
         known = ["", *(policy.name for policy in self.all_policies)]
         for engine in self.engine.outside:
             if engine.policy not in known:
-                raise ValueError(f"{engine.url} serves the policy {engine.policy!r}, which the run does not have: {known[1:]}")
+                raise ValueError(
+                    f"engine.outside: {engine.url} serves the policy {engine.policy!r}, which the run does not have. It has: "
+                    f"{', '.join(known[1:])}"
+                )
         served = {*self.engine_policies, *(engine.policy or self.policy.name for engine in self.engine.outside)}
         if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
-            raise ValueError(f"no engine serves {', '.join(idle)}: give workers, or engines in [[engine.outside]]")
+            raise ValueError(
+                f"engine.workers: no engine serves {', '.join(idle)}. Raise engine.workers (for a further policy the `workers` "
+                "of its [[policies]]), or give engines in [[engine.outside]]"
+            )
         if self.policies and self.replay.reuse:
             raise ValueError(
                 "replay.reuse: the store keeps one batch for a group that several policies train, so none can come again in a "
@@ -269,16 +275,20 @@ class RunConfig(Config):
     def _curation_fits(self) -> "RunConfig":
         replay, trainer = self.replay, self.trainer
         if self.generate.selector == DAPO and self.filter.zero_signal != "refill":
-            raise ValueError("the selector dapo refills: leave filter.zero_signal out, or choose the selector uniform")
+            raise ValueError("generate.selector: dapo refills; leave filter.zero_signal out, or choose the selector uniform")
         if replay.reuse and trainer.max_staleness == 0:
-            raise ValueError("reuse trains groups again under later versions, and η = 0 trains none: raise max_staleness")
+            raise ValueError(
+                "replay.reuse trains groups again under later versions, and η = 0 trains none: raise trainer.max_staleness"
+            )
         if replay.reuse and not self.replayed:
             share, groups = replay.reuse_share, trainer.groups_per_step
-            raise ValueError(f"reuse_share {share} of {groups} groups is not one: raise reuse_share")
+            raise ValueError(f"replay.reuse_share: {share} of {groups} groups is not one; raise it")
         if replay.reuse and trainer.reward_shuffle:
-            raise ValueError("reward_shuffle gives a group other rewards each time: set reuse = 0")
+            raise ValueError("trainer.reward_shuffle gives a group other rewards each time: set replay.reuse = 0")
         if replay.success_pool and (trainer.max_staleness == 0 or trainer.reward_shuffle or self.policies):
-            raise ValueError("success_pool needs max_staleness above 0, one policy, and rewards that are not shuffled")
+            raise ValueError(
+                "replay.success_pool needs trainer.max_staleness above 0, one policy, and rewards that are not shuffled"
+            )
         return self
 
     def beside(self, file: Path) -> Self:

@@ -13,6 +13,11 @@ PERIODIC: dict[str, Any] = {"max_staleness": 0, "when_stale": "drop", "stream": 
 """Settings of the trainer that periodic training is made of: with η = 0 nothing is given up, and no order waited for."""
 
 
+def _settings_of(model: str) -> Any:
+    """A table that is checked by a model of another package, for `harnessgym.setting_tree` to list."""
+    return Field(default_factory=dict, json_schema_extra={"settings": model})
+
+
 class PublishSection(Config):
     """How the trainer publishes policy versions."""
 
@@ -75,10 +80,10 @@ class TrainerSection(Config):
     """Control experiment: permute rewards among all rollouts of a batch, so that they teach nothing."""
     publish: PublishSection = PublishSection()
     """How policy versions are written."""
-    update: dict[str, Any] = Field(default_factory=dict)
+    update: dict[str, Any] = _settings_of("trainers.update_settings:UpdateSettings")
     """Settings of the update: lr, loss, proximal, corrections, lr_rule, baseline, max_grad_norm, normalisation,
     micro_batch_tokens. Names and tables; see docs/running.md."""
-    ppo: dict[str, Any] = Field(default_factory=dict)
+    ppo: dict[str, Any] = _settings_of("trainers.ppo_settings:PpoSettings")
     """Settings of algorithm = "ppo": gamma, lam, whiten, epochs, mini_batches, critic. See docs/running.md."""
 
     @field_validator("algorithm")
@@ -114,8 +119,8 @@ class TrainerSection(Config):
     def _possible(self) -> "TrainerSection":
         if self.group_size == 1 and self.algorithm == "grpo":
             raise ValueError(
-                "grpo compares the rollouts of a group with each other, and one alone has nobody to be compared with: raise "
-                'group_size, or set algorithm = "ppo", which compares with its critic'
+                "grpo compares the rollouts of a group with each other, so it needs two at least: raise group_size, or set "
+                'algorithm = "ppo", which compares with its critic'
             )
         if self.ppo and self.algorithm != "ppo" and self.algorithm in names("algorithm"):
             raise ValueError(

@@ -16,23 +16,25 @@ ROOT = Path(__file__).parents[1]
 POLICY = ROOT / "environments/lookup/policy"
 
 
-def harnessgym(*arguments, cwd=ROOT):
+def harnessgym(*arguments, cwd=ROOT, path=None):
+    """`path` is a folder whose modules come before all others."""
+    folders = [str(each) for each in (path, os.environ.get("PYTHONPATH")) if each]
     return subprocess.run(
         [sys.executable, "-m", "harnessgym", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=cwd,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(folders)},
         check=False,
     )
 
 
-def refused(result):
-    """The one message of a command that refused."""
+def refused(result, *, alone=True):
+    """The one message of a command that refused, if `alone` before it had said anything else."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stdout + result.stderr
-    assert result.stderr.startswith("harnessgym: ")
+    assert result.stderr.startswith("harnessgym: ") or not alone
     assert result.stderr.count("harnessgym: ") == 1
     return result.stderr.removeprefix("harnessgym: ")
 
@@ -40,8 +42,12 @@ def refused(result):
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
-        (["--trainer.stesp", "3"], ["trainer.stesp", "no such setting", "Did you mean 'steps'?"]),
-        (["--trianer.steps", "3"], ["trianer", "Did you mean 'trainer'?"]),
+        (
+            ["--trainer.stesp", "3"],
+            ["command line", "--trainer.stesp", "no such setting", "Did you mean 'steps'?"],
+        ),
+        (["--trianer.steps", "3"], ["--trianer.steps", "Did you mean 'trainer.steps'?"]),
+        (["--engine.workers", "0"], ["command line", "engine.workers: no engine serves lookup-policy"]),
         (["--trainer.steps", "many"], ["trainer.steps", "integer", "'many'"]),
         (["--trainer.steps", "0"], ["trainer.steps", "greater than 0"]),
         (["--trainer.update.lrr", "1"], ["[trainer.update]", "lrr", "Did you mean 'lr'?"]),
@@ -106,6 +112,41 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     said = refused(harnessgym("train", "examples/quickstart.toml", "--folder", tmp_path / "file" / "run"))
     assert str(tmp_path / "file") in said
     assert "--folder" in said
+
+
+def test_an_agent_without_a_name_is_the_only_thing_that_is_wrong(tmp_path):
+    config = {"name": "x", "policy": {"path": str(POLICY)}, "tasks": {"set": "lookup"}, "harnesses": [{"settings": {}}]}
+    (tmp_path / "run.json").write_text(json.dumps(config))
+    said = refused(harnessgym("train", tmp_path / "run.json", "--folder", tmp_path / "run"))
+    assert said == f"{tmp_path}/run.json has 1 wrong setting:\n  harnesses.0.name: this setting is required.\n"
+
+
+def test_what_the_system_refuses_is_one_message(tmp_path):
+    said = refused(harnessgym("train", "examples/quickstart.toml", "--folder", "/proc/run"), alone=False)
+    assert "/proc/run: No such file or directory" in said
+    assert "Is a directory. Give a TOML or JSON file" in refused(harnessgym("train", tmp_path))
+
+
+def test_a_read_only_disk_is_one_message(tmp_path):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        said = refused(harnessgym("train", "examples/quickstart.toml", "--folder", folder / "run"), alone=False)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+    for part in (str(folder / "run"), "Read-only file system", "Give a folder on a disk that can be written"):
+        assert part in said
+
+
+def test_a_library_that_cannot_be_loaded_is_one_message(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
+    said = refused(harnessgym("engine", POLICY, path=tmp_path))
+    for part in ("libcudart.so.12: cannot open shared object file", "trainers/", "pip install"):
+        assert part in said
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class EssRule(Config):
 class UpdateSettings(BaseModel):
     """How a batch changes the policy."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     lr: float = Field(4e-4, gt=0)
     """Learning rate of this step; fits the shipped policy. Pretrained models want about 1e-6."""
@@ -58,7 +58,7 @@ class UpdateSettings(BaseModel):
     normalisation: Normalisation = "token"
     """What the loss is a mean over: trained tokens, or rollouts (each the mean of its tokens), or, with
     { name = "constant", length = 4096 }, rollouts (each the sum of its tokens over that length)."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, gt=0, json_schema_extra={"set_by": "sampling.temperature"})
     """Sampling temperature of the rows; logprobs are compared at it."""
     micro_batch_tokens: int = Field(16_384, gt=0)
     """Tokens per forward pass, what rows share counted once. Changes memory and rounding, nothing else."""

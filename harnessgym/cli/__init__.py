@@ -1,13 +1,17 @@
 """The command line. One file per command; nothing heavy is imported before a command runs."""
 
+import os
 import sys
+import traceback
 from typing import NoReturn
 
 import typer
 
 from harnessgym.disk import full_disk
 from harnessgym.errors import HarnessGymError
+from harnessgym.process import PARENT
 from harnessgym.registry import look_in
+from harnessgym.system_problem import system_problem
 
 
 def app() -> typer.Typer:
@@ -60,7 +64,7 @@ def app() -> typer.Typer:
 def main() -> None:
     """Entry point. Exit status 0: done; 1: done, and the answer is no; 2: an error; 130: interrupted.
 
-    Errors of ours, and a full disk wherever it is met, are one message without a traceback.
+    Errors of ours, and whatever the system refuses (a file, a disk, a library), are one message without a traceback.
     """
     look_in(".")
     try:
@@ -68,12 +72,15 @@ def main() -> None:
     except HarnessGymError as error:
         _give_up(str(error))
     except Exception as error:
-        problem = full_disk(error)
+        problem = system_problem(error)
         if problem is None:
             raise
+        if PARENT in os.environ:  # its log is where such an error is looked into, and a restart may help
+            traceback.print_exc()
+            _give_up(problem, status=2 if full_disk(error) else 1)
         _give_up(problem)
 
 
-def _give_up(message: str) -> NoReturn:
+def _give_up(message: str, status: int = 2) -> NoReturn:
     sys.stderr.write(f"harnessgym: {message}\n")
-    raise SystemExit(2) from None
+    raise SystemExit(status) from None

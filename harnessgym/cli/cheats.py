@@ -38,10 +38,9 @@ def register(root: typer.Typer) -> None:
         import asyncio
         import json as encoder
 
-        from rich.console import Console
-
         from harnessgym.cheats import report
         from harnessgym.cheats.catalogue import named
+        from harnessgym.cli.traces.printed import console as stdout
         from harnessgym.tasks.source import task_set
 
         cheats, found = named(cheat or ()), task_set(tasks)
@@ -50,7 +49,7 @@ def register(root: typer.Typer) -> None:
         if json:
             typer.echo(encoder.dumps(report.as_json(results, skipped), indent=2))
         else:
-            console = Console()
+            console = stdout()
             console.print(report.table(results))
             for task, needed in skipped:
                 console.print(f"{task}: skipped, the {sandbox} sandbox lacks {needed}", soft_wrap=True)

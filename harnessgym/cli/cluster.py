@@ -95,8 +95,9 @@ def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":
 def _show_places(folder: "RunFolder") -> None:
     import json
 
-    from rich.console import Console
     from rich.table import Table
+
+    from harnessgym.cli.traces.printed import console
 
     try:
         rows: dict[str, dict[str, Any]] = json.loads((folder.root / "places.json").read_text())
@@ -108,4 +109,4 @@ def _show_places(folder: "RunFolder") -> None:
     table = Table("process", "state", "where", "restarts")
     for name, row in rows.items():
         table.add_row(name, row["state"], row["where"], str(row["restarts"]))
-    Console().print(table)
+    console().print(table)

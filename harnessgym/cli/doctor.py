@@ -37,9 +37,10 @@ def _print_json(findings: "Sequence[Finding]") -> None:
 
 
 def _print_table(findings: "Sequence[Finding]") -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from harnessgym.cli.traces.printed import console as stdout
 
     table = Table("", "what", "state", "found", "what to do", show_edge=False, pad_edge=False)
     before = ""
@@ -47,7 +48,7 @@ def _print_table(findings: "Sequence[Finding]") -> None:
         topic, before = finding.topic if finding.topic != before else "", finding.topic
         state = Text(finding.state, _STYLES[finding.state])
         table.add_row(topic, finding.name, state, Text(finding.detail), Text(finding.remedy))
-    console = Console()
+    console = stdout()
     console.print(table)
     missing = [finding.name for finding in findings if finding.fatal]
     console.print(f"Missing: {', '.join(missing)}." if missing else "The default line can run here.", markup=False)

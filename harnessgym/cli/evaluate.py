@@ -170,6 +170,7 @@ def _run(evaluation: "Evaluation") -> list["Evaluated"]:
 
     from harnessgym.cli.interruption import run_until_told
     from harnessgym.cli.rollout_table import RolloutTable
+    from harnessgym.cli.traces.printed import console as stdout
 
     console = Console(stderr=True)
     log = evaluation.folder.logs / "eval.log"
@@ -177,7 +178,7 @@ def _run(evaluation: "Evaluation") -> list["Evaluated"]:
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     done = run_until_told(evaluation.run(lambda line: typer.echo(line, err=True), lambda: RolloutTable(console)))
-    _print(evaluation, done, Console())
+    _print(evaluation, done, stdout())
     return done
 
 

@@ -24,9 +24,9 @@ def show() -> None:
     """List the images that were built here: what they are, how large, when they were last used."""
     import time
 
-    from rich.console import Console
     from rich.table import Table
 
+    from harnessgym.cli.traces.printed import console as stdout
     from harnessgym.images.connection import Connection
     from harnessgym.images.gc import built
     from harnessgym.images.recipes import names, recipe_image
@@ -36,7 +36,7 @@ def show() -> None:
     table = Table("image", "size", "last used", "last layer", title_justify="left")
     for image in images:
         table.add_row(_name(image), f"{image.size / 1e6:,.0f} MB", _ago(time.time() - image.used), image.title[:70])
-    console = Console()
+    console = stdout()
     console.print(table)
     there = {name for image in images for name in image.names}
     if missing := [name for name in names() if f"{recipe_image(name)}:latest" not in there]:

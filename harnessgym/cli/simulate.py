@@ -58,6 +58,7 @@ def register(root: typer.Typer) -> None:
 
         from rich.console import Console
 
+        from harnessgym.cli.traces.printed import console as stdout
         from harnessgym.config import load_config
         from harnessgym.registry import load
 
@@ -74,7 +75,7 @@ def register(root: typer.Typer) -> None:
         if json:
             typer.echo(encoder.dumps(found.told(), indent=2))
             return
-        console = Console()
+        console = stdout()
         for table in found.tables():
             console.print(table)
         console.print("All figures are simulated: see docs/scaling.md for what that cannot show.", highlight=False)

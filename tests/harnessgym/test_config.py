@@ -1,10 +1,15 @@
 import json
+from pathlib import Path
+from typing import Literal
 
 import pytest
+from pydantic import Field, model_validator
 
 from harnessgym.config import Config, load_config, validate
 from harnessgym.errors import ConfigError
 from harnessgym.run_config import RunConfig
+
+ROOT = Path(__file__).parents[2]
 
 
 class Inner(Config):
@@ -82,9 +87,9 @@ RUN = {"name": "x", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnes
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ({"workers": 0}, "no engine serves policy: give workers"),
+        ({"workers": 0}, "engine.workers: no engine serves policy. Raise engine.workers"),
         ({"workers": 0, "outside": [{"kind": "vllm", "url": "http://a:1", "policy": "b"}]}, "which the run does not have"),
-        ({"outside": [{"kind": "vllm", "url": "http://a:1"}] * 2}, "named twice"),
+        ({"outside": [{"kind": "vllm", "url": "http://a:1"}] * 2}, "engine: outside has an engine twice: http://a:1"),
         ({"outside": [{"kind": "vllm", "url": "a:1"}]}, "engine.outside.0.url"),
         ({"outside": [{"kind": "vllm", "url": "http://me:secret@a:1"}]}, "engine.outside.0.url"),
         ({"outside": [{"kind": "tgi", "url": "http://a:1"}]}, "engine.outside.0.kind"),
@@ -100,7 +105,7 @@ def test_several_policies_train_no_group_again():
     assert validate(RunConfig, RUN | replay, "the test")
     with pytest.raises(ConfigError, match=r"one batch for a group that several policies train.*Set it to 0"):
         validate(RunConfig, RUN | replay | several, "the test")
-    with pytest.raises(ConfigError, match="success_pool needs max_staleness above 0, one policy"):
+    with pytest.raises(ConfigError, match=r"replay\.success_pool needs trainer\.max_staleness above 0, one policy"):
         validate(RunConfig, RUN | {"replay": {"success_pool": 1}} | several, "the test")
     assert validate(RunConfig, RUN | {"trainer": {"over_launch": 2, "when_stale": "drop"}} | several, "the test")
 
@@ -111,13 +116,13 @@ def test_dapo_is_uniform_with_refills():
     told = validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"refill_batches": 1}}, "the test")
     assert (told.filter.zero_signal, told.filter.refill_batches) == ("refill", 1)
     assert validate(RunConfig, told.model_dump(mode="json"), "the test") == told
-    with pytest.raises(ConfigError, match="the selector dapo refills"):
+    with pytest.raises(ConfigError, match=r"generate\.selector: dapo refills"):
         validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"zero_signal": "leave_out"}}, "the test")
 
 
 def test_two_harnesses_may_not_share_a_name():
     section = {"name": "a"}
-    with pytest.raises(ConfigError, match="two harnesses share a name"):
+    with pytest.raises(ConfigError, match="harnesses: two share a name: a, a"):
         load_config_dict({"name": "r", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [section, section]})
 
 
@@ -125,3 +130,109 @@ def load_config_dict(raw):
     from harnessgym.config import validate
 
     return validate(RunConfig, raw, "test")
+
+
+class Choice(Config):
+    name: Literal["ewma"] = "ewma"
+    window: int = 1
+
+
+class Learning(Config):
+    lr: float = 1.0
+    proximal: Literal["current", "behaviour"] | Choice = "current"
+
+
+class Training(Config):
+    steps: int = 1
+    update: Learning = Learning()
+
+    @model_validator(mode="after")
+    def _possible(self):
+        if self.steps == 13:
+            raise ValueError("13 steps bring bad luck: take 12")
+        return self
+
+
+class Job(Config):
+    name: str
+    training: Training = Training()
+    agents: tuple[Inner, ...] = Field((), min_length=1)
+
+    @model_validator(mode="after")
+    def _fits(self):
+        if self.name == "none":
+            raise ValueError("name: 'none' is kept for jobs that do nothing")
+        return self
+
+
+JOB = {"name": "x", "agents": [{}]}
+
+
+FILE, LINE = "job.json has 1 wrong setting:\n  ", "The command line has 1 wrong setting:\n  "
+NOT_A_CHOICE = "Input should be 'current' or 'behaviour' (got 'curent'). Did you mean 'current'?"
+NOT_A_NUMBER = "Input should be a valid integer, unable to parse string as an integer"
+CHOICE = '{name = "ewma", window = "w"}'
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "said"),
+    [
+        (
+            ["--training.lr", "1"],
+            {},
+            LINE + "--training.lr: there is no such setting. Did you mean 'training.update.lr'?",
+        ),
+        (
+            [],
+            {"training": {"lr": 1}},
+            FILE + "training.lr: there is no such setting. Did you mean 'training.update.lr'?",
+        ),
+        (
+            ["--trianing.steps", "1"],
+            {},
+            LINE + "--trianing.steps: there is no such setting. Did you mean 'training.steps'?",
+        ),
+        (
+            ["--training.steps", "x"],
+            {"agents": [{"steps": "y"}]},
+            f"{FILE}agents.0.steps: {NOT_A_NUMBER} (got 'y').\n{LINE}--training.steps: {NOT_A_NUMBER} (got 'x').",
+        ),
+        (["--name", "none"], {}, LINE + "name: 'none' is kept for jobs that do nothing."),
+        ([], {"name": "none"}, FILE + "name: 'none' is kept for jobs that do nothing."),
+        (
+            ["--training.steps", "13"],
+            {"training": {"update": {"lr": 0.5}}},
+            LINE + "training: 13 steps bring bad luck: take 12.",
+        ),
+        ([], {"agents": []}, FILE + "agents: Tuple should have at least 1 item after validation, not 0."),
+        ([], {"agents": [{"stps": 1}]}, FILE + "agents.0.stps: there is no such setting. Did you mean 'steps'?"),
+        (["--training.update.proximal", "curent"], {}, f"{LINE}--training.update.proximal: {NOT_A_CHOICE}"),
+        (
+            ["--training.update.proximal", CHOICE],
+            {},
+            f"{LINE}--training.update.proximal.window: {NOT_A_NUMBER} (got 'w').",
+        ),
+        (["--training", "3"], {}, LINE + "--training: this is a section, not a value (got 3). Known: steps, update."),
+    ],
+)
+def test_each_problem_is_one_line_with_its_key_and_its_origin(tmp_path, overrides, given, said):
+    path = tmp_path / "job.json"
+    path.write_text(json.dumps(JOB | given))
+    with pytest.raises(ConfigError) as caught:
+        load_config(Job, path, overrides)
+    assert str(caught.value).replace(str(path), "job.json") == said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--trainer.lr", "1"], "--trainer.lr: there is no such setting. Did you mean 'trainer.update.lr'"),
+        (["--max_tokens", "1"], "Did you mean 'sampling.max_tokens'"),
+        (["--proxy.port", "1"], "`harnessgym proxy` has the setting 'port'; a run starts that process itself, and sets it."),
+    ],
+)
+def test_a_setting_that_is_elsewhere_is_found_there(overrides, said):
+    with pytest.raises(ConfigError) as caught:
+        load_config(RunConfig, ROOT / "examples/quickstart.toml", overrides)
+    assert str(caught.value).startswith("The command line has 1 wrong setting:\n  --")
+    assert said in str(caught.value)

@@ -297,10 +297,10 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, model):
         ({"over_launch": 2}, "set when_stale to drop or requeue"),
         ({"over_launch": 2, "when_stale": "drop", "max_staleness": 0}, "raise max_staleness"),
         ({"over_launch": 0.5, "when_stale": "drop"}, "greater than or equal to 1"),
-        ({"reuse": 1, "max_staleness": 0}, "raise max_staleness"),
+        ({"reuse": 1, "max_staleness": 0}, "raise trainer.max_staleness"),
         ({"reuse": 1, "reuse_share": 0.4}, "of 2 groups is not one"),
         ({"reuse": 1, "reuse_share": 1.0}, "less than 1"),
-        ({"reuse": 1, "reward_shuffle": True}, "set reuse = 0"),
+        ({"reuse": 1, "reward_shuffle": True}, "set replay.reuse = 0"),
     ],
     ids=str,
 )

@@ -1,10 +1,18 @@
 """The list of settings of the commands that run one process, and of those that run many."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from harnessgym.cli.service import setting_rows, show_settings
 from harnessgym.config import Config
-from harnessgym.registry import load, names
+from harnessgym.registry import REGISTRY, load, names
+from harnessgym.run_config import RunConfig
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", names("settings"))
@@ -53,3 +61,33 @@ def test_brackets_are_shown_as_they_are(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     show_settings(Settings, "the test")
     assert "`[[engines]]` each." in capsys.readouterr().out
+
+
+def test_in_a_pipe_nothing_is_cut(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    show_settings(RunConfig, "the test")
+    shown = capsys.readouterr().out
+    rows = [line.split("│") for line in shown.splitlines() if "│" in line]
+    keys = [row[1].strip() for row in rows if row[1].strip()]
+    assert keys == [key for key, _, _ in setting_rows(RunConfig)]
+    assert "…" not in shown
+
+
+def test_the_list_of_names_is_whole_in_a_pipe():
+    env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "harnessgym", "list"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT, env=env).stdout
+    for kind in set(REGISTRY) - {"service", "settings", "grader"}:
+        for name, target in REGISTRY[kind].items():
+            assert f" {name} " in shown
+            assert f" {target} " in shown
+
+
+def test_a_run_lists_the_settings_of_its_update():
+    rows = {key: default for key, default, _ in setting_rows(RunConfig)}
+    assert rows["trainer.update.lr"] == "0.0004"
+    assert rows["trainer.update.loss"] == "'dapo'"
+    assert rows["trainer.update.proximal.window"] == "None"
+    assert rows["trainer.ppo.critic.lr"] == "0.001"
+    assert "trainer.update" not in rows
+    assert "trainer.update.temperature" not in rows  # sampling.temperature sets it

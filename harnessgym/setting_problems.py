@@ -1,0 +1,104 @@
+"""What is wrong with settings that were refused, in words: pydantic's errors, each with its key, its value and what to do."""
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from harnessgym.setting_tree import known_at, suggestion, without_tags
+
+_LONGEST = 80
+"""Characters of a value that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong."""
+
+    key: str
+    """Dotted; empty where it is about several settings, which `reason` names."""
+    reason: str
+    section: bool = False
+    """Whether the key is that of a section, because settings in it do not go together."""
+
+    @property
+    def text(self) -> str:
+        """For people who wrote a file."""
+        return f"{self.key}: {self.reason}" if self.key else self.reason
+
+    @property
+    def as_option(self) -> str:
+        """For people who wrote an option."""
+        return f"--{self.text}" if self.key and not self.section else self.text
+
+
+def problems_of(model: type[BaseModel], error: ValidationError) -> list[Problem]:
+    """What was wrong, without what only follows from something else that is listed."""
+    raw = error.errors()
+    kept = [each for each in raw if not _follows(each, raw) and not _of_another_kind(model, each, raw)]
+    return list(dict.fromkeys(_problem(model, each) for each in kept))
+
+
+def _problem(model: type[BaseModel], error: Any) -> Problem:
+    location = without_tags(model, error["loc"])
+    key = ".".join(map(str, location))
+    if error["type"] == "extra_forbidden":
+        leaf = ".".join((key, *_inner(error["input"])))
+        return Problem(leaf, f"there is no such setting. {suggestion(model, location, error['input'])}")
+    if error["type"] == "missing":
+        return Problem(key, "this setting is required.")
+    if error["type"] in ("model_type", "model_attributes_type"):
+        return Problem(key, f"this is a section, not a value{_got(error['input'])}. Known: {known_at(model, location)}.")
+    section = isinstance(error["input"], dict)
+    reason = str(error["ctx"]["error"] if error["type"] == "value_error" else error["msg"]).rstrip(".")
+    return Problem(key, f"{reason}{_got(error['input'])}.{_nearest_literal(error)}", section)
+
+
+def _follows(error: Any, errors: Sequence[Any]) -> bool:
+    """Whether items of a list are missing only because each of them is wrong, which is listed too."""
+    own = error["loc"]
+    return error["type"] == "too_short" and any(
+        len(each["loc"]) > len(own) and each["loc"][: len(own)] == own for each in errors
+    )
+
+
+def _of_another_kind(model: type[BaseModel], error: Any, errors: Sequence[Any]) -> bool:
+    """Whether an error is about a kind of value that was not meant, where a setting takes several kinds.
+
+    Pydantic reports every kind. A table was meant as a table: what is wrong inside it counts. Else the plain kinds count.
+    """
+    clean = without_tags(model, error["loc"])
+    if len(clean) == len(error["loc"]):
+        return False
+    rivals = [each["loc"] for each in errors if without_tags(model, each["loc"])[: len(clean)] == clean]
+    if any(len(without_tags(model, each)) > len(clean) for each in rivals):
+        return True
+    return len(rivals) > 1 and error["type"] in ("model_type", "model_attributes_type", "dict_type", "is_instance_of")
+
+
+def _inner(value: Any) -> list[str]:
+    """The keys that lead to the first value in a table."""
+    keys = []
+    while isinstance(value, dict) and value:
+        name, value = next(iter(value.items()))
+        keys.append(str(name))
+    return keys
+
+
+def _got(value: Any) -> str:
+    """A value for people. Tables and lists are not shown: they are long, and may hold what others must not read."""
+    if value == "" or not isinstance(value, str | int | float | bool):
+        return ""
+    shown = repr(value)
+    return f" (got {shown if len(shown) <= _LONGEST else shown[: _LONGEST - 1] + '…'})"
+
+
+def _nearest_literal(error: Any) -> str:
+    """Which of the possible values may have been meant."""
+    if error["type"] != "literal_error":
+        return ""
+    known = [each.strip(" '") for each in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
+    close = difflib.get_close_matches(str(error["input"]), known, n=1, cutoff=0.6)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,169 @@
+"""The settings of a model as dotted keys: for the list of `--show-settings`, and for what a mistyped key may mean.
+
+A field that is a plain table in the model, because another package reads it, names the model of its content:
+`Field(default_factory=dict, json_schema_extra={"settings": "module:Class"})`.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_CLOSE, _SURE = 0.6, 0.85
+"""Similarity of two keys from which on one may be a slip of the other, and from which on nothing else is meant."""
+_MOST = 3
+
+
+def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
+    """Key, default and meaning of every setting; those of a table that may be there or not, or any number of times, too."""
+    rows: list[tuple[str, str, str]] = []
+    for name, field in model.model_fields.items():
+        if _extra(field, "set_by") or _is_tag_field(field):
+            continue
+        inner, key = _table(field), prefix + name
+        if inner is not None and (inner == field.annotation or _extra(field, "settings")):
+            rows += setting_rows(inner, f"{key}.")
+            continue
+        rows.append((key, "required" if field.is_required() else _default(field), field.description or ""))
+        if inner is not None:
+            rows += setting_rows(inner, f"{key}.")
+    return rows
+
+
+def suggestion(model: type[BaseModel], unknown: Sequence[str | int], value: Any = None) -> str:
+    """What to tell people who gave a key that there is not: which one they may have meant.
+
+    A setting of exactly that name elsewhere is likelier meant than one with a similar name in the same section.
+    """
+    path = [part for part in unknown if isinstance(part, str)]
+    leaf = _first_leaf(path, value)
+    keys = [key for key, _, _ in setting_rows(model)]
+    dotted, section = ".".join(leaf), ".".join(path[:-1])
+    same = sorted((key for key in keys if key.split(".")[-1] == leaf[-1]), key=lambda key: -_similarity(key, dotted))
+    if same and _similarity(same[0], dotted) > _SURE:
+        same = same[:1]
+    if not same:
+        beside = [key for key in _with_sections(keys) if key.rpartition(".")[0] == section]
+        inside = _close(dotted, keys) if len(leaf) > len(path) else []
+        same = inside or _close(".".join(path), beside)
+    if same:
+        shown = [key.removeprefix(f"{section}.") if key.rpartition(".")[0] == section else key for key in same[:_MOST]]
+        return f"Did you mean {' or '.join(map(repr, shown))}?"
+    if service := _service(leaf):
+        return service
+    return f"Known: {known_at(model, unknown[:-1])}."
+
+
+def known_at(model: type[BaseModel], location: Iterable[str | int]) -> str:
+    """Names of the settings in a section, for people."""
+    for part in location:
+        field = model.model_fields.get(str(part))
+        inner = None if field is None else _table(field)
+        model = inner or model
+    return ", ".join(sorted(model.model_fields))
+
+
+def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str | int, ...]:
+    """The path of a setting as people write it: pydantic puts the name of the type between where a setting has several."""
+    at: type[BaseModel] | None = model
+    field: FieldInfo | None = None
+    out: list[str | int] = []
+    for part in location:
+        known = None if at is None else at.model_fields.get(str(part))
+        if known is not None:
+            out.append(part)
+            field, at = known, _table(known)
+        elif isinstance(part, int) or field is None or not _is_tag(str(part), field):
+            out.append(part)
+    return tuple(out)
+
+
+def _is_tag(part: str, field: FieldInfo) -> bool:
+    names = {each.__name__ for each in get_args(field.annotation) if isinstance(each, type)}
+    return part in names or part.startswith(("literal[", "tuple[", "dict[", "list[", "function-", "constrained-"))
+
+
+def _first_leaf(path: Sequence[str], value: Any) -> list[str]:
+    """Where the first value in an unknown section is."""
+    leaf = list(path)
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+        leaf.append(str(name))
+    return leaf
+
+
+def _with_sections(keys: Iterable[str]) -> list[str]:
+    """The keys, and the sections that they are in."""
+    parts = [key.split(".") for key in keys]
+    return list(dict.fromkeys(".".join(part[:end]) for part in parts for end in range(1, len(part) + 1)))
+
+
+def _close(name: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, known, n=1, cutoff=_CLOSE)
+
+
+def _similarity(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def _service(leaf: Sequence[str]) -> str | None:
+    """That a setting is one of a command that runs a single process, if it is written as that command's section."""
+    from harnessgym.errors import ConfigError
+    from harnessgym.registry import load, names
+
+    if leaf[0] not in names("settings"):
+        return None
+    try:
+        known = {key for key, _, _ in setting_rows(load("settings", leaf[0]))}
+    except ConfigError:  # its package is not installed
+        return None
+    rest = ".".join(leaf[1:])
+    if rest not in known:
+        return None
+    return f"`harnessgym {leaf[0]}` has the setting {rest!r}; a run starts that process itself, and sets it."
+
+
+def _default(field: FieldInfo) -> str:
+    """A default for people; of what is a secret only where it comes from, of a table with a name only the name."""
+    if variable := _extra(field, "environment"):
+        return f"${variable}"
+    value = field.get_default(call_default_factory=True)
+    return repr(getattr(value, "name", value) if isinstance(value, BaseModel) else value)
+
+
+def _extra(field: FieldInfo, name: str) -> str | None:
+    extra = field.json_schema_extra
+    found = extra.get(name) if isinstance(extra, dict) else None
+    return None if found is None else str(found)
+
+
+def _table(field: FieldInfo) -> type[BaseModel] | None:
+    """The one settings class that a field is or holds: `Section`, `Section | None`, `tuple[Section, ...]`, or a named one."""
+    from harnessgym.registry import load
+
+    if named := _extra(field, "settings"):
+        model: type[BaseModel] = load("settings", named)
+        return model
+    found = _tables(field.annotation)
+    if len(found) != 1 or _is_one_of_several(field):
+        return None
+    return found.pop()
+
+
+def _is_one_of_several(field: FieldInfo) -> bool:
+    """Whether a field's default is of a subclass: what else its table may hold follows from the name in it."""
+    kind = field.annotation
+    return isinstance(kind, type) and isinstance(field.default, kind) and type(field.default) is not kind
+
+
+def _is_tag_field(field: FieldInfo) -> bool:
+    """Whether a field has one possible value: it tells its table from others."""
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+
+
+def _tables(annotation: Any) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return set[type[BaseModel]]().union(*map(_tables, get_args(annotation)))
