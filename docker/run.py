@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from harnessgym.config import load_config
+from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
@@ -64,6 +65,7 @@ def services(folder: RunFolder, told: RunConfig, run_id: str, policy_id: str) ->
     return {
         "proxy": common
         | {"store": url, "run_id": run_id, "policy": told.policy.path, "control_key": key}
+        | timeouts_of(told.engine)
         | {"host": "0.0.0.0", "port": PROXY, "control_host": "0.0.0.0", "control_port": CONTROL},  # noqa: S104
         "engine": common | {"model": told.policy.path, "host": "0.0.0.0", "port": ENGINE, "seed": told.seed, "agent": agent},  # noqa: S104
         "node": {

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from harnessgym.evaluation.comparison import Comparison
+    from harnessgym.evaluation.comparison import Comparison, Score
     from harnessgym.evaluation.evaluation import Evaluated, Evaluation
     from harnessgym.interval import Interval
 
@@ -203,13 +203,20 @@ def _table(evaluation: "Evaluation", done: list["Evaluated"]) -> "Table":
         table.add_row(f"pass@{k}", *(_interval(each.score.pass_at[k]) for each in done))
     table.add_row("reward", *(_interval(each.score.reward) for each in done))
     table.add_row("tokens per rollout", *("-" if (n := each.score.tokens) is None else f"{n:.0f}" for each in done))
-    table.add_row("not graded", *(str(each.score.rollouts - each.score.graded) for each in done), end_section=True)
+    table.add_row("not graded", *(_not_graded(each.score) for each in done), end_section=True)
     if len(done) > 1:
         compared = [each.comparison for each in done]
         table.add_row("against the first", *("" if one is None else _interval(one.difference, "+") for one in compared))
         table.add_row("better, worse, equal", *("" if one is None else _tasks(one) for one in compared))
         table.add_row("", *("" if one is None else one.verdict for one in compared))
     return table
+
+
+def _not_graded(score: "Score") -> str:
+    count = score.rollouts - score.graded
+    causes = ", ".join(f"{times} {cause}" for cause, times in score.failures.items())
+    told = f"{count}: {causes}" if causes else str(count)
+    return told if not score.run_again else f"{told} ({score.run_again} run again)"
 
 
 def _tasks(found: "Comparison") -> str:

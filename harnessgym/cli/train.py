@@ -161,6 +161,8 @@ def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) 
     table.add_row("temperature 1", _percent(summary["success_before"]), _percent(summary["success_after"]))
     table.add_row("greedy", _percent(summary["greedy_before"]), _percent(summary["greedy_after"]))
     console.print(table)
+    for line in _failures(summary["evaluation"]):
+        console.print(line, highlight=False, soft_wrap=True)
     low, high = summary["gain_ci95"]
     if low is not None:
         console.print(f"gain {summary['gain']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]", highlight=False)
@@ -171,6 +173,20 @@ def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) 
         highlight=False,
     )
     console.print(f"{root}/summary.json, {root}/curve.png, {store}", highlight=False, soft_wrap=True)
+
+
+def _failures(evaluation: dict[str, Any]) -> list[str]:
+    """What infrastructure failures did to the evaluations, a line for each."""
+    lines = []
+    for purpose, causes in evaluation["failed_attempts"].items():
+        if causes:
+            told = ", ".join(f"{count} {cause}" for cause, count in causes.items())
+            left = evaluation["not_graded"][purpose]
+            rest = (
+                f"{left} rollouts have no grade and are left out of these numbers" if left else "all were run again and graded"
+            )
+            lines.append(f"{purpose}: infrastructure failures ended {sum(causes.values())} attempts ({told}); {rest}.")
+    return lines
 
 
 def _percent(value: float | None) -> str:

@@ -1,5 +1,6 @@
 """What an evaluation found: each policy by itself, and against the first one, paired over the tasks both were graded on."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,10 @@ class Score:
     """Sampled per graded rollout."""
     causes: Mapping[str, int]
     """Why rollouts could not be graded, or how agents failed."""
+    failures: Mapping[str, int]
+    """The part of `causes` that is of rollouts which could not be graded."""
+    run_again: int
+    """Attempts that infrastructure failures ended and that were followed by another."""
 
     def as_json(self) -> dict[str, Any]:
         """Its part of `eval.json`."""
@@ -40,6 +45,8 @@ class Score:
             "rollouts": self.rollouts,
             "graded": self.graded,
             "not_graded": self.rollouts - self.graded,
+            "not_graded_because": dict(self.failures),
+            "run_again": self.run_again,
             "tokens_per_rollout": None if self.tokens is None else round(self.tokens, 2),
             "causes": dict(self.causes),
         }
@@ -86,7 +93,7 @@ def score(states: Sequence[RolloutState], k: int) -> Score:
     """What rollouts of one policy came to, with pass@1 and pass@k."""
     by_task = graded_by_task(states)
     passes = {each: passes_of(by_task, each, PASS_REWARD) for each in sorted({1, k})}
-    causes = [state.cause for state in states if state.cause is not None]
+    failed = [state for state in states if state.status != "finished"]
     graded = [state for state in states if state.status == "finished" and state.reward is not None]
     return Score(
         reward=mean_with_interval(list(_means(by_task).values())),
@@ -95,7 +102,9 @@ def score(states: Sequence[RolloutState], k: int) -> Score:
         rollouts=len(states),
         graded=len(graded),
         tokens=sum(state.tokens for state in graded) / len(graded) if graded else None,
-        causes={cause: causes.count(cause) for cause in sorted(set(causes))},
+        causes=_causes(states),
+        failures=_causes(failed),
+        run_again=sum(state.attempt for state in states),
     )
 
 
@@ -118,6 +127,10 @@ def compare_rewards(before: Mapping[str, float], after: Mapping[str, float], ask
         equal=len(common) - better - worse,
         left_out=len(asked) - len(common),
     )
+
+
+def _causes(states: Sequence[RolloutState]) -> dict[str, int]:
+    return dict(sorted(Counter(str(state.cause) for state in states if state.cause is not None).items()))
 
 
 def _means(by_task: Mapping[str, Sequence[float]]) -> dict[str, float]:

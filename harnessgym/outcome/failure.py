@@ -59,6 +59,7 @@ class Cause(StrEnum):
     CONTRACT_VIOLATED = "contract_violated"
     NO_CALLS = "no_calls"
     ENGINE_ERROR = "engine_error"
+    ENGINE_SILENT = "engine_silent"
     PROXY_ERROR = "proxy_error"
     CAPABILITY_MISSING = "capability_missing"
     HARNESS_UNUSABLE = "harness_unusable"
@@ -122,6 +123,13 @@ CONSEQUENCES: Mapping[Cause, Consequence] = {
     Cause.NO_CALLS: _others(Blame.USER, "bounded", 0.1, "The harness never called the proxy.", StopReason.NO_CALLS),
     Cause.ENGINE_ERROR: _others(
         Blame.INFRASTRUCTURE, "bounded", 0.5, "A model call failed in the engine.", StopReason.ENGINE_ERROR
+    ),
+    Cause.ENGINE_SILENT: _others(
+        Blame.INFRASTRUCTURE,
+        "bounded",
+        1.0,
+        "The harness ran out of time for an engine that did not answer.",
+        StopReason.ENGINE_ERROR,
     ),
     Cause.PROXY_ERROR: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "The proxy refused or was not there."),
     Cause.CAPABILITY_MISSING: _others(Blame.USER, "never", 0.0, "The sandbox backend lacks what the task needs."),

@@ -20,6 +20,7 @@ from harnessgym.grading.difference import opinion_on
 from harnessgym.grading.judging import Evidence, taken, verdict
 from harnessgym.grading.opinion import with_opinion
 from harnessgym.harness import Endpoint, Harness, Launch, start
+from harnessgym.outcome.engine_silence import blamed
 from harnessgym.outcome.failure import CONSEQUENCES, Cause, Phase, RolloutFailed, cause_of_end, cause_of_error
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.reward import Record, score_all
@@ -29,6 +30,7 @@ from harnessgym.rollout.pressure import Pressure
 from harnessgym.rollout.stage import Stage, Stages
 from harnessgym.rollout.steps import laying, step_task, through_steps
 from harnessgym.sandbox import ExecResult, Sandbox, needs, require
+from harnessgym.store import calls as call_rows
 from harnessgym.store import events
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
@@ -88,7 +90,7 @@ class Attempt:
         calls = await self._seal()
         async with self._place(self.stages.reconstruct):
             await self._collect_faults()
-            await self._reconstruct(result, calls)
+            await self._reconstruct(result, self._task.limits.wall_s, calls)
             evidence = await self._left.enter_async_context(taken(self._task, self._sandbox, self.line.backend.root))
             if self._task.verifier == "separate" and "sandbox" not in self.line.needed:
                 await self._release()  # those that wait for a grader keep no sandbox from others
@@ -98,14 +100,14 @@ class Attempt:
 
     async def _steps(self) -> RolloutOutcome:
         """The harness once for each step of the task, in one session; each step is graded before the next."""
-        ended: list[ExecResult] = []
+        ended: list[tuple[ExecResult, float]] = []
 
         async def act(asked: Task) -> None:
             async with laying(self._sandbox, first=not ended):
                 launch = await self._launch(asked)
             async with self._place(self.stages.run):
                 self.phase = "run"
-                ended.append(await start(launch, replace(asked, files={}), self._sandbox))
+                ended.append((await start(launch, replace(asked, files={}), self._sandbox), asked.limits.wall_s))
 
         async def grade(asked: Task) -> Grade:
             async with self._place(self.stages.evaluate):
@@ -121,9 +123,10 @@ class Attempt:
         calls = await self._seal()
         async with self._place(self.stages.reconstruct):
             await self._collect_faults()
-            await self._reconstruct(ended[-1], calls)
+            late = next((step for step in ended if step[0].timed_out), ended[-1])
+            await self._reconstruct(*late, calls)
         self.phase = "evaluate"
-        return await self._rewarded(ended[-1], whole)
+        return await self._rewarded(ended[-1][0], whole)
 
     @asynccontextmanager
     async def _place(self, stage: Stage) -> AsyncIterator[None]:
@@ -190,12 +193,15 @@ class Attempt:
             account = await self._faulty.collect()
             await self.line.store.awrite(lambda conn: record(conn, self.row.id, account.applied, account.doubt))
 
-    async def _reconstruct(self, result: ExecResult, calls: int) -> None:
+    async def _reconstruct(self, result: ExecResult, wall_s: float, calls: int) -> None:
         """Read back what the policy did. Raises `RolloutFailed` if that cannot be judged."""
         row = self.row
         trajectory = await self.line.read(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
         if trajectory.incomplete is not None:
             raise RolloutFailed(Cause.ENGINE_ERROR, trajectory.incomplete)
+        silences = await self.line.read(lambda conn: call_rows.silences(conn, row.id))
+        if silent := blamed(silences, timed_out=result.timed_out, wall_s=wall_s):
+            raise RolloutFailed(Cause.ENGINE_SILENT, silent)
         if calls == 0:
             raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
 

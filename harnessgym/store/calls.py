@@ -13,6 +13,7 @@ from typing import Any, Literal
 from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from harnessgym.errors import StoreError
+from harnessgym.outcome.engine_silence import CallSilence
 from harnessgym.store import bodies
 from harnessgym.store.body_parts import SplitBody
 from harnessgym.store.prepared import Prepared
@@ -199,6 +200,22 @@ def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segme
     return out
 
 
+def silences(conn: Connection, rollout_id: str) -> list[CallSilence]:
+    """How long the calls of a rollout waited for their engines, as far as that was recorded, in order."""
+    found = conn.execute(_SILENCES, {"rollout": rollout_id}).all()
+    answered = {row.chain_digest for row in found if row.status in ("committed", "delivered", "acknowledged")}
+    return [
+        CallSilence(
+            call_id=row.id,
+            policy=row.kind == "policy",
+            upstream=row.upstream,
+            answered=row.chain_digest in answered,
+            **{name: (row.timings or {}).get(name, 0.0) for name in ("silent_s", "whole_s", "lost_s")},
+        )
+        for row in found
+    ]
+
+
 def _insert_segment(conn: Connection, segment: Segment) -> None:
     _INSERT_SEGMENT.run(
         conn,
@@ -225,6 +242,11 @@ _SEGMENTS = (
     select(*(segments.c[name] for name in ("id", "session_id", "kind", "parent_id", "length", "ids", "logprobs")))
     .where(segments.c.session_id.in_(bindparam("sessions", expanding=True)))
     .order_by(segments.c.created_at, segments.c.id)
+)
+_SILENCES = (
+    select(*(calls.c[name] for name in ("id", "kind", "status", "upstream", "chain_digest", "timings")))
+    .where(calls.c.rollout_id == bindparam("rollout"))
+    .order_by(calls.c.created_at, calls.c.id)
 )
 _INSERT_SEGMENT = Prepared(insert(segments), segments.c.keys())
 _INSERT_CALL = Prepared(insert(calls), (*CallIntent.__dataclass_fields__, "status", "created_at"))

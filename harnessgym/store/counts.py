@@ -20,6 +20,20 @@ def finished_rollouts(conn: Connection, run_id: str, purpose: str | None = None)
     return conn.execute(query.where(*wanted)).scalar_one()
 
 
+def failed_rollouts(conn: Connection, run_id: str, purpose: str) -> dict[str, int]:
+    """How many attempts infrastructure failures ended, by cause."""
+    query = select(rollouts.c.cause, func.count()).join(groups, groups.c.id == rollouts.c.group_id)
+    wanted = [rollouts.c.run_id == run_id, groups.c.purpose == purpose, rollouts.c.status == "failed"]
+    counted = query.where(*wanted).group_by(rollouts.c.cause).order_by(rollouts.c.cause)
+    return {cause or "unknown": count for cause, count in conn.execute(counted).all()}
+
+
+def slots(conn: Connection, run_id: str, purpose: str) -> int:
+    """How many rollouts of a purpose were asked for, however often each was attempted."""
+    query = select(func.coalesce(func.sum(groups.c.size), 0))
+    return int(conn.execute(query.where(groups.c.run_id == run_id, groups.c.purpose == purpose)).scalar_one())
+
+
 def stop_reasons(conn: Connection, run_id: str) -> dict[str, int]:
     """How many rollouts ended for which reason."""
     query = select(rollouts.c.stop_reason, func.count()).where(rollouts.c.run_id == run_id)

@@ -57,6 +57,8 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "evaluation": {
             "tasks": len(values["before_sampled"]),
             "rollouts": {name: len(found) for name, found in values.items()},
+            "not_graded": {name: counts.slots(conn, run.id, name) - len(found) for name, found in values.items()},
+            "failed_attempts": {name: counts.failed_rollouts(conn, run.id, name) for name in _PURPOSES},
         },
         "stop_reasons": counts.stop_reasons(conn, run.id),
         "seed": config.seed,

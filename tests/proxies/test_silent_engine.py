@@ -15,6 +15,7 @@ import pytest
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamSilent
 from harnessgym.message import Sampling
+from harnessgym.store.calls import silences
 from harnessgym.store.workers import WorkerRow
 from proxies.call import Call
 from proxies.http_client import HttpClient
@@ -167,6 +168,10 @@ async def test_a_stopped_engines_call_goes_on_at_another_from_its_tokens(
             row = await world.status(session, 0, "delivered")
             assert list(world.completion(session, row).ids) == continued(row.prompt_len, 200)
             assert (row.finish_reason, row.completion_len) == ("length", 200)
+            (waited,) = world.store.read(lambda conn: silences(conn, world.rollout_id))
+            assert waited.answered
+            assert waited.lost_s >= min(limits.values())
+            assert (waited.silent_s, waited.whole_s) == (0.0, 0.0)
             assert await suspects(world) == {"one"}
             for _ in range(4):  # none of which is sent to the one that is silent
                 await chat(world, 3)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from harnessgym.store import TraceStore
 from harnessgym.traces.verify import verify
 from tests.harnessgym.evaluation.published import POLICY, published
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
+from tests.proxies.engine_process import EngineProcess
 
 ROOT = Path(__file__).parents[3]
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "160"}
@@ -187,3 +189,21 @@ def test_the_folder_of_something_else_is_left_alone(scripted, tmp_path):
     (tmp_path / "eval" / "notes.txt").touch()
     assert "holds something else already" in refused(*scripted("first"))
     assert [path.name for path in (tmp_path / "eval").iterdir()] == ["notes.txt"]
+
+
+def test_an_engine_that_is_stopped_in_the_middle_costs_grades_and_no_points(tmp_path):
+    (section,) = write_harnesses(tmp_path, ["lists"])
+    words = ["--set", f"argv={json.dumps(section['settings']['argv'])}", "--tasks", f"{HERE}:Tiny", "--sandbox", "process",
+             "--split", "train", "--limit", "4", "-n", "1", "--timeout", "6", "--retry", "0", "--max-tokens", "4",
+             "--folder", tmp_path / "eval"]  # fmt: skip
+    with EngineProcess(answers=2) as engine:
+        done = run(engine.address, *words)
+    assert done.returncode == 0, done.stderr
+    (folder,) = [path.parent for path in (tmp_path / "eval").glob("*/results.jsonl")]
+    told = Counter((row["reward"], row["verdict"], row["cause"]) for row in results(folder))
+    assert told == {(1.0, "valid", None): 2, (None, "infrastructure_error", "engine_silent"): 2}
+    (found,) = report(tmp_path / "eval")["policies"]
+    assert (found["reward"]["mean"], found["graded"], found["not_graded"]) == (1.0, 2, 2)
+    assert found["not_graded_because"] == {"engine_silent": 2}
+    assert "not graded" in done.stdout
+    assert "2: 2 engine_silent" in done.stdout

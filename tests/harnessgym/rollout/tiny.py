@@ -9,11 +9,11 @@ HERE = "tests.harnessgym.rollout.tiny"
 _CALL = """
 import json, os, subprocess, sys, time, urllib.error, urllib.request
 
-def call(text="What?", model="policy"):
+def call(text="What?", model="policy", timeout=None):
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": text}]}).encode()
     headers = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
-    return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+    return json.load(urllib.request.urlopen(request, timeout=timeout))["choices"][0]["message"]["content"]
 """
 HARNESSES = {
     "good": "open('answer.txt', 'w').write(call())",
@@ -36,6 +36,7 @@ HARNESSES = {
         "call()\ntry: os.close(os.open(os.environ['MARK'], os.O_CREAT | os.O_EXCL)); time.sleep(90)\n"
         "except FileExistsError: open('answer.txt', 'w').write('x')"
     ),
+    "gives_up": "try: call(timeout=2); open('answer.txt', 'w').write('x')\nexcept OSError: print('no answer')",
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
     "converses": "\nfor i in range(5): call(str(i)); time.sleep(0.2)\nopen('answer.txt', 'w').write('x')",
     "gated": ("call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', 'w').write('x')"),
@@ -90,6 +91,10 @@ class Impatient(Tiny):
 
 class Conversing(Tiny):
     limits = Limits(wall_s=8.0, turns=9)
+
+
+class Hurried(Tiny):
+    limits = Limits(wall_s=6.0, turns=4)
 
 
 class Patient(Tiny):
