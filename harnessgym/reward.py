@@ -131,7 +131,7 @@ async def score_all(members: Mapping[str, Reward], record: Record, taken: Iterab
                 key = (row.unit, row.target, row.channel)
                 if key in given:
                     raise RewardError(f"{row} is given by {given[key]} already. Set another `channel`.")
-                await asyncio.to_thread(record.store.read, partial(rewards.check, reward=row))
+                await record.store.aread(partial(rewards.check, reward=row))
                 rows[key], given[key] = row, f"the reward {name!r}"
         except HarnessGymError as error:
             raise RewardError(f"The reward {name!r} of rollout {record.rollout_id} failed. {error}") from error

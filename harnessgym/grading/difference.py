@@ -15,8 +15,11 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import anyio.to_thread
 
 from harnessgym.errors import HarnessGymError, TaskError
 from harnessgym.grading.comparing import NOT_TWICE, Answers, compare, read_answers
@@ -72,11 +75,15 @@ async def second_opinion(task: Task, workspace: Path, place: Opener, gold_place:
     What fails, answers that cannot be, and code nested too deep are no opinion; nothing is raised for them.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="harnessgym-opinion-") as folder:
-            gold = Path(folder) / "gold"
+        folder = await anyio.to_thread.run_sync(partial(tempfile.TemporaryDirectory, prefix="harnessgym-opinion-"))
+        try:
+            gold = Path(folder.name) / "gold"
             async with gold_place() as sandbox:
                 await sandbox.export(gold, max_bytes=_MAX_BYTES, max_files=_MAX_FILES)
-            return await _Second(task, gold, workspace, place, gold_place, case_s).opinion()
+            made = partial(_Second, task, gold, workspace, place, gold_place, case_s)
+            return await (await anyio.to_thread.run_sync(made)).opinion()
+        finally:
+            await anyio.to_thread.run_sync(folder.cleanup)
     except _FAILURES as error:
         return Opinion(None, _said(error))
 
@@ -103,11 +110,11 @@ class _Second:
         self.own = own_tests(gold)
 
     async def opinion(self) -> Opinion:
-        if not any(True for _ in python_files(self.gold)):
+        compared = await anyio.to_thread.run_sync(self._differing)
+        if compared is None:
             return Opinion(None, "The gold solution has no Python file to compare.")
-        compared = differing(self.gold, self.candidate)
         runs = [run async for run in self._trace(compared)]
-        left_out, inputs = dict(compared.left_out), self._inputs(compared, runs)
+        left_out, inputs = dict(compared.left_out), await anyio.to_thread.run_sync(self._inputs, compared, runs)
         for function in compared.functions:
             if all(function is not other for other, _ in inputs):
                 left_out[function.place] = "no inputs are known: neither tests nor docstrings call it with plain values"
@@ -118,6 +125,9 @@ class _Second:
                 return opinion
         suite = await self._suite(runs)
         return _concluded(replace(opinion, suite=suite), same=not compared.functions and not compared.left_out)
+
+    def _differing(self) -> Compared | None:
+        return differing(self.gold, self.candidate) if any(True for _ in python_files(self.gold)) else None
 
     async def _trace(self, compared: Compared) -> AsyncIterator[Probe]:
         """Runs of the tests over the gold solution: the task's, then the developers' own, which come last."""

@@ -7,7 +7,6 @@ What the agent did to its own files (too many, too large, a trap where an artifa
 A sandbox or a grader that fails is an error and no reward at all.
 """
 
-import asyncio
 import math
 import os
 import shutil
@@ -15,8 +14,11 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import anyio.to_thread
 
 from harnessgym.errors import HarnessGymError, SandboxError, TaskError
 from harnessgym.grading.check import ending
@@ -64,13 +66,13 @@ async def taken(task: Task, sandbox: Sandbox, within: Path | None = None) -> Asy
     """
     await sandbox.kill_all()
     failed = tuple([problem for hook in task.hooks if (problem := await _run(hook, sandbox))])
-    root = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="harnessgym-graded-", dir=within))
+    root = Path(await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="harnessgym-graded-", dir=within)))
     try:
         most = int(task.limits.disk_mb * _GRADED * (1 << 20))
         export = await sandbox.export(root / "all", max_bytes=most, max_files=_MAX_FILES, collect=task.collect)
-        yield replace(await asyncio.to_thread(_evidence, task, root, export), failed_hooks=failed)
+        yield replace(await anyio.to_thread.run_sync(_evidence, task, root, export), failed_hooks=failed)
     finally:
-        await asyncio.to_thread(_remove, root)
+        await anyio.to_thread.run_sync(_remove, root)
 
 
 async def verdict(task: Task, evidence: Evidence, shared: Sandbox | None, fresh: Opener) -> Grade:
@@ -120,13 +122,13 @@ async def _run(hook: Hook, sandbox: Sandbox) -> str:
 
 
 async def _ask(task: Task, folder: Path, place: Opener) -> Grade:
-    grader: Any = load("grader", task.grader)
+    grader: Any = await anyio.to_thread.run_sync(load, "grader", task.grader)
     where = _named(task)
     try:
         if isinstance(grader, Verifier):
             grade = await grader.verify(task, folder, place)
         else:
-            grade = await asyncio.to_thread(grader, task, folder)
+            grade = await anyio.to_thread.run_sync(grader, task, folder)
     except HarnessGymError:
         raise
     except Exception as error:  # somebody else's grader: its bug must not be a reward, nor end the node

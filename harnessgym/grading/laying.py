@@ -10,7 +10,10 @@ import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+
+import anyio.to_thread
 
 from harnessgym.errors import SandboxError
 from harnessgym.grading.verifier import Opener
@@ -33,15 +36,18 @@ chown -hR "$owner" "$workspace"
 
 async def lay(folder: Path, sandbox: Sandbox) -> None:
     """Copies everything in `folder` into the sandbox's workspace. Raises SandboxError when that does not work."""
-    rest = list(_not_uploaded(folder))
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix="laying-") as temporary:
-        linked = any(entry.is_symlink() for entry in rest)
-        plain = _without_links(folder, Path(temporary) / "plain") if linked else folder
-        for child in sorted(plain.iterdir()):
+    rest = await anyio.to_thread.run_sync(lambda: list(_not_uploaded(folder)))
+    made = partial(tempfile.TemporaryDirectory, dir=folder.parent, prefix="laying-")
+    temporary = await anyio.to_thread.run_sync(made)
+    try:
+        for child in await anyio.to_thread.run_sync(_uploaded, folder, rest, Path(temporary.name) / "plain"):
             await sandbox.upload(child, child.name)
+    finally:
+        await anyio.to_thread.run_sync(temporary.cleanup)
     if not rest:
         return
-    result = await sandbox.exec(["tar", "-xof", "-"], stdin=_archive(folder, rest), timeout_s=_TIMEOUT_S)
+    archive = await anyio.to_thread.run_sync(_archive, folder, rest)
+    result = await sandbox.exec(["tar", "-xof", "-"], stdin=archive, timeout_s=_TIMEOUT_S)
     if not result.ok:
         said = result.stderr[-500:].decode(errors="replace").strip()
         raise SandboxError(
@@ -73,6 +79,12 @@ async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
     if not done.ok:
         said = done.stderr[-500:].decode(errors="replace").strip()
         raise SandboxError(f"Links of the image could not be laid into the grading sandbox: {said or 'no word'}.")
+
+
+def _uploaded(folder: Path, rest: Sequence[Path], copy: Path) -> list[Path]:
+    """What `upload` takes: the entries of the folder, or of a copy of it if there are links in it."""
+    linked = any(entry.is_symlink() for entry in rest)
+    return sorted((_without_links(folder, copy) if linked else folder).iterdir())
 
 
 def _not_uploaded(folder: Path) -> Iterator[Path]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from harnessgym.errors import SandboxError
 from harnessgym.grading.functions import is_test, python_files
 from harnessgym.grading.probe import Probe, probe, program
@@ -76,14 +78,14 @@ def _passed(run: Probe) -> frozenset[str]:
 
 
 async def _lay_tests(gold: Path, candidate: Path, sandbox: Sandbox) -> None:
-    ours, theirs = _kept(gold), _kept(candidate)
+    ours, theirs = await anyio.to_thread.run_sync(lambda: (_kept(gold), _kept(candidate)))
     names = b"\0".join(path.encode() for path in sorted({*ours, *theirs}))
     if names:
         done = await sandbox.exec(["xargs", "-0", "rm", "-rf", "--"], stdin=names, timeout_s=60.0)
         if not done.ok:
             raise SandboxError(f"Test files could not be replaced in a sandbox: {done.stderr[-300:].decode(errors='replace')}.")
     for path in ours:
-        await sandbox.write(path, (gold / path).read_bytes())
+        await sandbox.write(path, await anyio.to_thread.run_sync((gold / path).read_bytes))
 
 
 def _kept(folder: Path) -> Sequence[str]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
+
 from harnessgym.errors import TaskError
 from harnessgym.grading.change import apply, begin, handed_in, restore
 from harnessgym.grading.eval_script import eval_script
@@ -161,7 +163,7 @@ async def _lay_assets(task: Task, spec: Mapping[str, Any], sandbox: Sandbox) -> 
     for entry in spec["image_assets"].get("test_patch", ()) if folder else ():
         file = Path(folder) / entry["path"]
         try:
-            data = file.read_bytes()
+            data = await anyio.to_thread.run_sync(file.read_bytes)
         except OSError as error:
             raise TaskError(f"Task {task.id!r} needs the asset {file}, which cannot be read: {error.strerror}.") from error
         await sandbox.write(entry["path"], data)

@@ -1,8 +1,9 @@
 """A function as a reward: `module:function`, called with the record, gives a number, a score, or several."""
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import anyio.to_thread
 
 from harnessgym.config import Config
 from harnessgym.errors import RewardError
@@ -34,7 +35,7 @@ class Code:
     async def score(self, record: Record) -> Sequence[Score]:
         """What the function says. Raises `RewardError` if it fails, or says something else."""
         try:
-            found = await asyncio.to_thread(self._function, record)
+            found = await anyio.to_thread.run_sync(self._function, record)
         except Exception as error:  # somebody else's function: its bug must not be a reward, nor end the node
             raise RewardError(f"{self._name} failed: {type(error).__name__}: {error}.") from error
         if isinstance(found, int | float):

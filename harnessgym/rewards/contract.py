@@ -1,9 +1,9 @@
 """Trace contracts as a reward: 1.0 if a rollout kept them all, 0.0 if not, with the first step that broke one."""
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import anyio.to_thread
 from pydantic import model_validator
 
 from harnessgym.config import Config, load_config
@@ -44,7 +44,6 @@ class ContractReward:
 
     async def score(self, record: Record) -> Sequence[Score]:
         """One score, of the rollout."""
-        graph = await asyncio.to_thread(lambda: record.graph)
-        violations = check(self._contracts, steps_of(graph, told=self._spans))
+        violations = await anyio.to_thread.run_sync(lambda: check(self._contracts, steps_of(record.graph, told=self._spans)))
         detail = "\n".join(map(str, violations)) or None
         return [Score("rollout", "", self._channel, 0.0 if violations else 1.0, detail)]

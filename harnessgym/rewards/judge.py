@@ -5,12 +5,12 @@ as `litellm:openai/NAME?api_base=URL`), or a worker that is there already. Its c
 its own in the same rollout, so it is stored, counted and shown like any other, and never trained on.
 """
 
-import asyncio
 import json
 import re
 import secrets
 from collections.abc import Sequence
 
+import anyio.to_thread
 import httpx
 from pydantic import Field, model_validator
 
@@ -78,11 +78,11 @@ class Judge:
 
     async def score(self, record: Record) -> Sequence[Score]:
         """The grade, from 0 to 1, with the reason. Raises `RewardError` if the judge gives none."""
-        said = await asyncio.to_thread(lambda: record.transcript)
+        transcript = await anyio.to_thread.run_sync(lambda: shown(record.transcript))
         instruction = "(not recorded)" if record.task is None else record.task.instruction
         prompt = _PROMPT.format(
             instruction=instruction,
-            transcript=_cut(shown(said), self._settings.max_characters),
+            transcript=_cut(transcript, self._settings.max_characters),
             fence=f"transcript-{secrets.token_hex(8)}",  # nobody who is judged can close it
             question=self._settings.question,
             low=self._settings.low,

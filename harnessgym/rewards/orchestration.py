@@ -10,9 +10,10 @@ Whether the split was right and what the aggregation was worth needs judgement: 
 What an instrumented harness tells of itself counts in nothing here: only what passed the proxy.
 """
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import anyio.to_thread
 
 from harnessgym.config import Config
 from harnessgym.reward import Need, Record, Score
@@ -37,10 +38,13 @@ class Orchestration:
 
     async def score(self, record: Record) -> Sequence[Score]:
         """Costs, and the speed-up if agents were spawned."""
-        graph = await asyncio.to_thread(lambda: record.graph)
-        speedup = parallelism_speedup(graph)
-        found = costs(graph) | ({} if speedup is None else {"orchestration.parallelism_speedup": speedup})
-        return [Score("rollout", "", channel, value) for channel, value in found.items()]
+        return await anyio.to_thread.run_sync(lambda: _scores(record.graph))
+
+
+def _scores(graph: Graph) -> list[Score]:
+    speedup = parallelism_speedup(graph)
+    values = costs(graph) | ({} if speedup is None else {"orchestration.parallelism_speedup": speedup})
+    return [Score("rollout", "", channel, value) for channel, value in values.items()]
 
 
 def costs(graph: Graph) -> dict[str, float]:

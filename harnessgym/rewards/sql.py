@@ -10,9 +10,10 @@ settings = { query = "SELECT -count(*) FROM calls WHERE rollout_id = :rollout_id
 ```
 """
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+
+import anyio.to_thread
 
 from harnessgym.config import Config, validate
 from harnessgym.errors import RewardError
@@ -44,7 +45,7 @@ class Sql:
 
     async def score(self, record: Record) -> Sequence[Score]:
         """One score a row. Raises `StoreError` for a query that fails, `RewardError` for rows that are no scores."""
-        rows = await asyncio.to_thread(self._rows, record)
+        rows = await anyio.to_thread.run_sync(self._rows, record)
         return [self._score(row) for row in rows]
 
     def _rows(self, record: Record) -> list[Row]:

@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
+
 from harnessgym.equipping import equipment, equipment_of
 from harnessgym.errors import HarnessError, HarnessGymError, ProxyError
 from harnessgym.faults.plan import Plan as FaultPlan
@@ -145,7 +147,7 @@ class Attempt:
     async def _prepare(self) -> None:
         """A furnished sandbox and an open session; what is left is to launch the harness."""
         line, row = self.line, self.row
-        task, harness = line.task_of(row), self._harness()
+        task, harness = await anyio.to_thread.run_sync(line.task_of, row), self._harness()
         require(line.backend.capabilities, needs(task))
         began = time.perf_counter()
         await self._holding.enter_async_context(self.pressure.admitted(task.limits.memory_mb, f"rollout {row.id}"))
@@ -196,7 +198,7 @@ class Attempt:
     async def _reconstruct(self, result: ExecResult, wall_s: float, calls: int) -> None:
         """Read back what the policy did. Raises `RolloutFailed` if that cannot be judged."""
         row = self.row
-        trajectory = await self.line.read(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
+        trajectory = await self.line.store.aread(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
         if trajectory.incomplete is not None:
             raise RolloutFailed(Cause.ENGINE_ERROR, trajectory.incomplete)
         silences = await self.line.read(lambda conn: call_rows.silences(conn, row.id))
@@ -221,7 +223,7 @@ class Attempt:
 
     async def _rewarded(self, result: ExecResult, grade: Grade) -> RolloutOutcome:
         scores = await self._scores(grade)
-        refused = await self.line.read(lambda conn: events.of_rollout(conn, self.row.id, "refused_request"))
+        refused = await self.line.store.aread(lambda conn: events.of_rollout(conn, self.row.id, "refused_request"))
         cause = cause_of_end(result, {event.attributes.get("limit") for event in refused})
         return self._judged(result, grade, cause, scores)
 

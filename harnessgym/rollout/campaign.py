@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import anyio.to_thread
 from sqlalchemy import Connection
 
 from harnessgym.engine_timeouts import EngineTimeouts
@@ -68,6 +69,7 @@ class Progress:
 
 
 Observer = Callable[[Progress], None]
+"""Called on the node's event loop, so it must not take long."""
 
 
 @dataclass
@@ -207,9 +209,8 @@ class Campaign:
         try:
             while not serving.done():
                 await asyncio.wait({serving}, timeout=_LOOK_S)
-                proxy.revive()
-                await asyncio.to_thread(self._collect, store, run_id)
-                observe(self._progress(store, node, run_id))
+                proxy.revive()  # not in another thread: a child ends with the thread that started it
+                observe(await anyio.to_thread.run_sync(self._look, store, node, run_id))
                 if self.tasks and len(self._final) >= self._total and not self.settings.serve:
                     await store.awrite(lambda conn: runs.set_status(conn, run_id, "done"))
             await serving
@@ -220,6 +221,10 @@ class Campaign:
     @property
     def _total(self) -> int:
         return len(self.tasks) * self.settings.samples
+
+    def _look(self, store: TraceStore, node: Node, run_id: str) -> Progress:
+        self._collect(store, run_id)
+        return self._progress(store, node, run_id)
 
     def _collect(self, store: TraceStore, run_id: str) -> None:
         """Append what has ended since the last look."""

@@ -60,7 +60,7 @@ class Changes:
 
     async def look(self) -> list[tuple[str, Change, RolloutState]]:
         """New events since the last look: id, kind and the rollout as it is now."""
-        found = await asyncio.to_thread(self._store.read, self._changed)
+        found = await self._store.aread(self._changed)
         out = []
         for at, kind, state in found:
             key = (at, state.id, kind)
@@ -94,19 +94,30 @@ class Changes:
 
 
 async def as_events(changes: Changes, keep_alive_s: float, stopping: Callable[[], bool]) -> AsyncIterator[str]:
-    """The stream, until nothing more can come or the server stops. A comment is sent when nothing happened for long."""
+    """The stream, until nothing more can come or the server stops. A comment is sent when nothing happened for long.
+
+    A look at a store that is away takes as long as it is away: meanwhile the comments go on.
+    """
     quiet_since = time.monotonic()
-    while not stopping():
-        for event_id, kind, state in await changes.look():
-            data = json.dumps(state_as_json(state), ensure_ascii=False)
-            yield f"id: {event_id}\nevent: {kind}\ndata: {data}\n\n"
-            quiet_since = time.monotonic()
-        if changes.over:
-            return
-        if time.monotonic() - quiet_since >= keep_alive_s:
-            quiet_since = time.monotonic()
-            yield ": still here\n\n"
-        await asyncio.sleep(_LOOK_S)
+    looking = asyncio.create_task(changes.look())
+    try:
+        while not stopping():
+            await asyncio.wait({looking}, timeout=_LOOK_S)
+            if looking.done():
+                for event_id, kind, state in looking.result():
+                    data = json.dumps(state_as_json(state), ensure_ascii=False)
+                    yield f"id: {event_id}\nevent: {kind}\ndata: {data}\n\n"
+                    quiet_since = time.monotonic()
+                if changes.over:
+                    return
+                await asyncio.sleep(_LOOK_S)
+                looking = asyncio.create_task(changes.look())
+            if time.monotonic() - quiet_since >= keep_alive_s:
+                quiet_since = time.monotonic()
+                yield ": still here\n\n"
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
 
 
 def _seen(key: Key, after: Key) -> bool:

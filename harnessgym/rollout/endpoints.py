@@ -6,7 +6,7 @@
     GET    /rollouts/{id}             status, rewards, cause, latencies
     GET    /rollouts/{id}/trajectory  token ids, mask, logprobs, versions: the rows that trainers get
     DELETE /rollouts/{id}             cancel
-    GET    /health                    stages and counts
+    GET    /health                    stages and counts, and whether the store answers
 
 Every request carries `Authorization: Bearer KEY`. Answers come from the store, so every node of a run can give them. FastAPI is
 imported here and nowhere else.
@@ -26,12 +26,14 @@ from dataclasses import asdict
 from functools import cached_property, partial
 from typing import Annotated, Any
 
+import anyio.to_thread
 import uvicorn
-from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request
+from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from sqlalchemy import Connection
 
-from harnessgym.errors import ConfigError, HarnessGymError, StoreError
+from harnessgym.errors import ConfigError, HarnessGymError, StoreError, StoreUnavailable
 from harnessgym.registry import load
 from harnessgym.rollout.changes import Changes, as_events, parse_event_id, state_as_json
 from harnessgym.rollout.node import Node
@@ -49,6 +51,8 @@ from harnessgym.traces.trajectories import Trajectory, rows_of
 _INLINE = "inline"
 """Set of the tasks that came with a request."""
 _KEEP_ALIVE_S = 10.0
+_HEALTH_S = 2.0
+"""How long `GET /health` waits for the store."""
 _MOST_LISTED = 1_000
 _LAST_PORT = 65_535
 
@@ -60,6 +64,7 @@ class Endpoints:
         """`sandbox` and `policy` are the names that the store has for the backend and the policy."""
         self.node, self.sandbox, self.policy, self.key, self.keep_alive_s = node, sandbox, policy, key, keep_alive_s
         self.stopping = False
+        self._counting: asyncio.Task[tuple[str | None, dict[str, int] | None]] | None = None
 
     @property
     def store(self) -> TraceStore:
@@ -88,12 +93,12 @@ class Endpoints:
 
     async def submit(self, wanted: Submission) -> dict[str, Any]:
         """A group of rollouts of one task."""
-        name, task = await asyncio.to_thread(self._task, wanted.task)
+        name, task, payload = await anyio.to_thread.run_sync(self._task, wanted.task)
         require(self.node.pipeline.backend.capabilities, needs(task))
-        await asyncio.to_thread(load, "grader", task.grader)
-        harness, payload = self._harness(wanted.harness), payload_of(task)
+        await anyio.to_thread.run_sync(load, "grader", task.grader)
+        harness = self._harness(wanted.harness)
 
-        def write(conn: Any) -> requests.Requested:
+        def write(conn: Connection) -> requests.Requested:
             serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state == "ready"]
             spec = GroupSpec(
                 run_id=self.run_id,
@@ -132,27 +137,29 @@ class Endpoints:
             after=after,
             limit=limit,
         )
-        found: Sequence[RolloutState] = await asyncio.to_thread(self.store.read, query)
+        found: Sequence[RolloutState] = await self.store.aread(query)
         return {"rollouts": [state_as_json(state) for state in found], "next": found[-1].id if len(found) == limit else None}
 
     async def one(self, rollout_id: str) -> dict[str, Any]:
         """One rollout."""
         return state_as_json(await self._state(rollout_id))
 
-    async def trajectory(self, rollout_id: str) -> dict[str, Any]:
+    async def trajectory(self, rollout_id: str) -> Response:
         """What was sampled in it."""
         state = await self._state(rollout_id)
         if state.status in ("pending", "running"):
             raise HTTPException(
                 409, f"The rollout {rollout_id} is {state.status}: it has no trajectory yet. Watch it until it ends."
             )
-        found = await asyncio.to_thread(self.store.read, lambda conn: rows_of(conn, rollout_id, group_id=state.group_id))
-        return {"rollout": rollout_id, "verdict": state.verdict, "rewards": state.rewards, **_trajectory(found)}
+        found = await self.store.aread(lambda conn: rows_of(conn, rollout_id, group_id=state.group_id))
+        own = {"rollout": rollout_id, "verdict": state.verdict, "rewards": state.rewards}
+        text = await anyio.to_thread.run_sync(lambda: json.dumps({**own, **_trajectory(found)}, allow_nan=False))
+        return Response(text, media_type="application/json")  # FastAPI would look at every token on the event loop
 
     async def cancel(self, rollout_id: str) -> dict[str, Any]:
         """Give its slot up, whichever attempt at it there is. One that has ended stays as it is."""
         await self._state(rollout_id)
-        newest = await asyncio.to_thread(self.store.read, lambda conn: rollout_states.latest(conn, rollout_id))
+        newest = await self.store.aread(lambda conn: rollout_states.latest(conn, rollout_id))
         ended = await self.store.awrite(lambda conn: rollouts.cancel(conn, [str(newest)], "Cancelled over HTTP."))
         return {**state_as_json(await self._state(str(newest))), "cancelled_now": bool(ended)}
 
@@ -172,18 +179,35 @@ class Endpoints:
         return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def health(self) -> dict[str, Any]:
-        """How the node stands."""
-        run = await asyncio.to_thread(self.store.read, runs.only)
-        counts = await asyncio.to_thread(self.store.read, lambda conn: rollouts.rollout_states(conn, self.run_id))
+        """How the node stands. `status` and `rollouts` are null while the store does not answer."""
+        # One read at a time: clients that ask again and again meanwhile must not take up every thread that reads.
+        if self._counting is None or self._counting.done():
+            self._counting = asyncio.create_task(self._counts())
+        counting = self._counting
+        await asyncio.wait({counting}, timeout=_HEALTH_S)
+        status, counts = counting.result() if counting.done() else (None, None)
         return {
             "run": self.run_id,
-            "status": None if run is None else run.status,
+            "status": status,
+            "store_answers": counts is not None,
             "stages": [asdict(stage) for stage in self.node.stages.counts()],
             "claimed": len(self.node.running),
             "sandboxes": self.node.pressure.opened,
             "rollouts": counts,
             "harnesses": sorted(self.node.pipeline.harnesses),
         }
+
+    async def _counts(self) -> tuple[str | None, dict[str, int] | None]:
+        """The run's status, and how many rollouts have each; None for both if the store is away."""
+
+        def read(conn: Connection) -> tuple[str | None, dict[str, int]]:
+            run = runs.only(conn)
+            return None if run is None else run.status, rollouts.rollout_states(conn, self.run_id)
+
+        try:
+            return await self.store.aread(read)
+        except StoreUnavailable:
+            return None, None
 
     async def _authorise(self, request: Request) -> None:
         given = request.headers.get("authorization", "")
@@ -192,22 +216,22 @@ class Endpoints:
             raise HTTPException(401, told, {"www-authenticate": "Bearer"})
 
     async def _state(self, rollout_id: str) -> RolloutState:
-        found = await asyncio.to_thread(self.store.read, lambda conn: rollout_states.get(conn, [rollout_id]))
+        found = await self.store.aread(lambda conn: rollout_states.get(conn, [rollout_id]))
         if not found or found[0].run_id != self.run_id:
             raise HTTPException(
                 404, f"There is no rollout {rollout_id!r} in this run. GET /rollouts lists those that there are."
             )
         return found[0]
 
-    def _task(self, wanted: NamedTask | InlineTask) -> tuple[str, Task]:
-        """The name of its set, and the task."""
+    def _task(self, wanted: NamedTask | InlineTask) -> tuple[str, Task, dict[str, Any]]:
+        """The name of its set, the task, and the task as JSON values."""
         if isinstance(wanted, InlineTask):
-            return _INLINE, wanted.task()
+            return _INLINE, (inline := wanted.task()), payload_of(inline)
         found = task_set(wanted.set)
         for split in ("train", "test"):
             for task in found.tasks(split):
                 if task.id == wanted.id:
-                    return wanted.set, task
+                    return wanted.set, task, payload_of(task)
         some = ", ".join(task.id for task in found.tasks("train")[:3])
         raise HTTPException(404, f"The task set {wanted.set!r} has no task {wanted.id!r}. It has, for example: {some}.")
 

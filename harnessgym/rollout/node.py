@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import anyio.to_thread
 from sqlalchemy import Connection
 
 from harnessgym import heartbeat
@@ -84,11 +85,11 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             proxy_socket(settings) as socket_dir,
             make_backend(settings, workspaces, socket_dir) as backend,
         ):
-            found = store.read(runs.only)
+            found = await store.aread(runs.only)
             if found is None:
                 raise ConfigError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
-            policy_id = store.write(lambda conn: policies.register(conn, found.id, config.policy.name))
-            plan = Plan(found.id, policy_id, config, settings.sandbox)
+            policy_id = await store.awrite(lambda conn: policies.register(conn, found.id, config.policy.name))
+            plan = await anyio.to_thread.run_sync(Plan, found.id, policy_id, config, settings.sandbox)
             harnesses = {section.name: make_harness(section, backend.capabilities) for section in config.harnesses}
             rewards = make_rewards(config.rewards)
             at = socket_dir / "proxy.sock"
@@ -203,8 +204,12 @@ class Node:
     async def serve(self) -> None:
         """Claim and run until the run has ended, or the node has been asked to leave and has nothing left to do."""
         try:
-            with self.store.watch(_IDLE_S, min(1.0, self.options.lease_s / 8)) as watch:
-                while (status := self._status()) not in ("done", "failed") and not (self.leaving.is_set() and not self.running):
+            longest_s = min(1.0, self.options.lease_s / 8)
+            with await anyio.to_thread.run_sync(self.store.watch, _IDLE_S, longest_s) as watch:
+                while not self.leaving.is_set() or self.running:
+                    status = await self._status()
+                    if status in ("done", "failed"):
+                        break
                     await self._show()
                     await self.store.awrite(partial(self.plan.submit, status=status))
                     await self._requeue_lost()
@@ -231,13 +236,13 @@ class Node:
             self._shown = -math.inf
             await self.store.awrite(partial(presence.leave, run_id=self.plan.run_id, holder=self.holder))
 
-    def _status(self) -> str:
-        run = self.store.read(runs.only)
+    async def _status(self) -> str:
+        run = await self.store.aread(runs.only)
         return "failed" if run is None else run.status
 
     async def _claim(self) -> None:
         free = 0 if self.leaving.is_set() else self.stages.room(len(self.running))
-        if free > 0 and not self.pressure.tight():
+        if free > 0 and not await self.pressure.tight():
             run_id, lease = self.plan.run_id, self.options.lease_s
             rows = await self.store.awrite(lambda conn: rollouts.claim(conn, run_id, self.holder, lease, free))
             for row in rows:
@@ -269,7 +274,7 @@ class Node:
             return
         self._looked = time.monotonic()
         ids = [row.id for row in self.running.values()]
-        taken = set(self.store.read(lambda conn: rollouts.not_running(conn, ids, self.holder)))
+        taken = set(await self.store.aread(lambda conn: rollouts.not_running(conn, ids, self.holder)))
         for task, row in self.running.items():
             if row.id in taken:
                 self._stop(task)
@@ -297,11 +302,11 @@ class Node:
         _LOG.warning("rollout %s (%s): %s: %s", row.id, row.harness, outcome.cause, outcome.detail)
         if await self._fail(outcome, row.attempt):
             self.patience.failed(row, outcome)
-            self.patience.groups(self.store.read(partial(_group_states, run_id=self.plan.run_id)))
+            self.patience.groups(await self.store.aread(partial(_group_states, run_id=self.plan.run_id)))
 
     async def _requeue_lost(self) -> None:
         """Rollouts whose node went silent run again."""
-        for rollout_id in self.store.read(lambda conn: rollouts.lost(conn, self.plan.run_id)):
+        for rollout_id in await self.store.aread(lambda conn: rollouts.lost(conn, self.plan.run_id)):
             cause, detail = Cause.NODE_LOST, "Its lease expired."
             reason = CONSEQUENCES[cause].stop_reason
             await self._fail(RolloutOutcome(rollout_id, reason, "infrastructure_error", detail=detail, cause=cause), 0)

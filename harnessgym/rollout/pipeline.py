@@ -4,12 +4,10 @@ The harness is a black box: it gets a workspace, a key and an address. What it d
 from the workspace once everything it had started is dead.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.harness import Harness
@@ -22,11 +20,8 @@ from harnessgym.sandbox import SandboxBackend
 from harnessgym.session_options import SessionOptions
 from harnessgym.store import TraceStore
 from harnessgym.store.rollouts import RolloutRow
-from harnessgym.store.trace_store import Work
 from harnessgym.task import Task
 from harnessgym.tasks.payload import task_of
-
-T = TypeVar("T")
 
 
 @dataclass
@@ -57,10 +52,6 @@ class Pipeline:
     def task_of(self, row: RolloutRow) -> Task:
         """What a rollout is about: the task that came with it, or one of the set. Raises `TaskError`."""
         return self.task(row.task_key) if row.task_payload is None else task_of(row.task_payload)
-
-    async def read(self, work: Work[T]) -> T:
-        """A read of the store that does not hold the event loop up."""
-        return await asyncio.to_thread(self.store.read, work)
 
     def attempt(self, row: RolloutRow, stages: Stages, pressure: Pressure) -> Attempt:
         """One claimed rollout, to be run."""

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio.to_thread
+
 from harnessgym.outcome.failure import Cause, RolloutFailed
 from harnessgym.run_config import NodeSection
 
@@ -95,15 +97,15 @@ class Pressure:
         """Sandboxes that were let in and are still there."""
         self._told = False
 
-    def tight(self) -> bool:
+    async def tight(self) -> bool:
         """Whether no further rollout should be claimed: those that run need what is left."""
-        return self.opened > 0 and shortage(self._look(self._folder), 0, self._options, self.opened) is not None
+        return self.opened > 0 and await self._missing(0) is not None
 
     @asynccontextmanager
     async def admitted(self, memory_mb: int, who: str) -> AsyncIterator[None]:
         """Wait until there is room, then count as one that is there. Raises `RolloutFailed` when the machine is full."""
         began = time.monotonic()
-        while (missing := shortage(self._look(self._folder), memory_mb, self._options, self.opened)) is not None:
+        while (missing := await self._missing(memory_mb)) is not None:
             if not self.opened and time.monotonic() - began >= self._patience_s:
                 raise RolloutFailed(
                     missing.cause,
@@ -122,3 +124,8 @@ class Pressure:
             yield
         finally:
             self.opened -= 1
+
+    async def _missing(self, memory_mb: int) -> Shortage | None:
+        """See `shortage`. The disk may be a network's, which can take long to answer."""
+        room = await anyio.to_thread.run_sync(self._look, self._folder)
+        return shortage(room, memory_mb, self._options, self.opened)

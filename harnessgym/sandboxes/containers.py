@@ -240,7 +240,7 @@ class Containers:
                 raise
         except BaseException as error:
             await self._clear(made)
-            shutil.rmtree(folder, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise SandboxError(f"The folder of a sandbox, {folder}, could not be made: {error.strerror}.") from error
             raise

@@ -22,6 +22,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Self, TypeVar
 
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
 from sqlalchemy import Connection, RootTransaction
 
 from harnessgym.errors import SchemaError, StoreError, StoreUnavailable
@@ -38,6 +41,10 @@ _GROUP = 256
 _PAUSE_S = 0.2
 _TRIES = 5
 """How often a write is tried that the database undid because of what others did."""
+_READERS = 16
+"""Threads in which an event loop reads. They are the store's own: while a server is away all of them wait for it, and what
+else the loop does in threads must go on."""
+_readers: RunVar[anyio.CapacityLimiter] = RunVar("store readers")
 
 
 class TraceStore:
@@ -123,6 +130,15 @@ class TraceStore:
                     if not self._backend.away(error) or self._outage.too_long():
                         raise
                 time.sleep(_PAUSE_S)
+
+    async def aread(self, work: Work[T]) -> T:
+        """`read`, without blocking the event loop. A caller that is cancelled meanwhile leaves the read to end by itself."""
+        try:
+            readers = _readers.get()
+        except LookupError:
+            readers = anyio.CapacityLimiter(_READERS)
+            _readers.set(readers)
+        return await anyio.to_thread.run_sync(self.read, work, limiter=readers)
 
     def watch(self, poll_s: float, longest_s: float = 1.0) -> Watch:
         """Waits until others may have changed what work depends on; look at the store first after it was made.

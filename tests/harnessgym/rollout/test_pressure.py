@@ -72,7 +72,7 @@ async def test_one_waits_until_there_is_room_and_says_so_once(tmp_path, caplog):
     pressure = Pressure(tmp_path, OPTIONS, look=lambda folder: rooms[-1])
     async with pressure.admitted(100, "rollout a"):
         rooms.append(Room(100 * MIB, 10_000 * MIB, LARGE))
-        assert pressure.tight()
+        assert await pressure.tight()
         entered = asyncio.Event()
 
         async def second():
@@ -85,7 +85,7 @@ async def test_one_waits_until_there_is_room_and_says_so_once(tmp_path, caplog):
         assert not entered.is_set()
         rooms.append(Room(10_000 * MIB, 10_000 * MIB, LARGE))
         await asyncio.wait_for(waiting, 2.0)
-        assert not pressure.tight()
+        assert not await pressure.tight()
     assert pressure.opened == 0
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2
@@ -95,7 +95,7 @@ async def test_one_waits_until_there_is_room_and_says_so_once(tmp_path, caplog):
 
 async def test_with_nothing_running_one_is_let_in_on_a_machine_that_is_merely_tight(tmp_path):
     pressure = Pressure(tmp_path, OPTIONS, look=lambda folder: Room(100 * MIB, 100 * MIB, LARGE))
-    assert not pressure.tight()
+    assert not await pressure.tight()
     async with asyncio.timeout(1.0), pressure.admitted(100_000, "rollout a"):
         assert pressure.opened == 1
 
