@@ -47,8 +47,23 @@ def _python() -> str:
     """A Python 3.12, which both peers can use."""
     if sys.version_info[:2] == (3, 12):
         return sys.executable
-    found = shutil.which("python3.12")
-    pyenv = sorted((Path.home() / ".pyenv/versions").glob("3.12.*/bin/python"))
-    if found is None and not pyenv:
+    return str(find_python(os.environ.get("PATH", ""), Path.home()))
+
+
+def find_python(search_path: str, home: Path) -> Path:
+    """A Python 3.12 that runs, on the search path or of pyenv. Raises `RuntimeError` if there is none."""
+    folders = (Path(folder) / "python3.12" for folder in search_path.split(os.pathsep))
+    pyenv = sorted((home / ".pyenv/versions").glob("3.12.*/bin/python"), reverse=True)
+    python = next((path for path in (*folders, *pyenv) if _runs(path)), None)
+    if python is None:
         raise RuntimeError("The peers need Python 3.12. Install it (`pyenv install 3.12`), or pass --without-peers.")
-    return found or str(pyenv[-1])
+    return python
+
+
+def _runs(python: Path) -> bool:
+    """Whether it can be started and is what it is named. pyenv's shims also stand for versions that are not activated."""
+    try:
+        done = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return False
+    return done.returncode == 0 and done.stdout.startswith("Python 3.12.")
