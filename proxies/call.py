@@ -142,6 +142,11 @@ class Call:
         """Whether the call is committed or has failed."""
         return self.answer is not None or self.problem is not None
 
+    @property
+    def over(self) -> bool:
+        """Whether nobody still needs it: a client was given its answer, or there is none to give."""
+        return self.settled and (self.acted or self.aborted or self.problem is not None)
+
     def publish(self, deltas: Sequence[Delta]) -> None:
         """Show more of the answer; neighbouring pieces of text become one."""
         if deltas:

@@ -208,7 +208,7 @@ class Relay:
         usage = Usage(stored.prompt_len, len(tokens.ids), reasoning_tokens=feed.reasoning_tokens)
         self._settle(call, feed, message, stored.finish_reason or "stop", usage)
         session.take_up(stored)
-        session.recent.append(call)
+        session.keep(call)
         return call
 
     def _check_length(self, prompt: Prompt) -> None:

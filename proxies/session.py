@@ -38,7 +38,7 @@ from proxies.strand import Strand
 ReadAnswer = Callable[[TokenIds, str | None], Message]
 """Sampled tokens, and the policy that sampled them, to the message they say."""
 _REMEMBERED = 64
-"""Finished calls of a session that can be given again without the store."""
+"""Calls of a session that are over and are kept for clients that ask again although they were answered."""
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Session:
     """By policy."""
     live: dict[str, Call] = field(default_factory=dict)
     """Calls in flight by id."""
-    recent: "deque[Call]" = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
-    """Calls of this process, oldest first, in flight ones included."""
+    recent: list[Call] = field(default_factory=list)
+    """Calls of this process that a retry may join, oldest first: see `keep`."""
     unanswered: "dict[str, deque[RecordedCall]]" = field(default_factory=dict)
     """Calls of an earlier process that no client is known to have got, by request digest, in the order they began. Equal
     requests that were in flight together are calls of their own."""
@@ -199,8 +199,17 @@ class Session:
             self._begun.add(call.id)
         strand.conversations.begin(call.id, call.request, None if parent is None else parent.call_id)
         self.live[call.id] = call
-        self.recent.append(call)
+        self.keep(call)
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
+
+    def keep(self, call: Call) -> None:
+        """Keep a call for retries. Until a client was given its answer it is never forgotten, however many there are.
+
+        A retry of a call that is forgotten is a second call, so only those that are over count against the limit.
+        """
+        self.recent.append(call)
+        forgotten = {known.id for known in [known for known in self.recent if known.over][:-_REMEMBERED]}
+        self.recent = [known for known in self.recent if known.id not in forgotten]
 
     def record(self, call: Call, segment: Segment, answer: Message, answer_digest: str) -> None:
         """A call is committed: later requests can continue it."""

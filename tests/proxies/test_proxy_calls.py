@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
@@ -242,6 +242,15 @@ async def test_an_answer_committed_right_before_a_restart_is_given_again_to_a_de
         assert len(world.calls(session)) == (1 if retry else 2)
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    for _ in range(1_200):
+        if condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("what was waited for did not come")
+
+
 async def leave_early(world: World, key: str, *, stream: bool = False) -> None:
     """Ask, and close the connection before the engine has said anything."""
     upstream = scripted(world)
@@ -284,6 +293,42 @@ async def test_a_retry_header_joins_a_call_that_is_live_on_an_open_connection(ma
         scripted(world).gate.set()
         assert (await first).json()["id"] == (await second).json()["id"]
         assert len(world.calls(session)) == 1
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["in_flight", "undelivered"])
+async def test_of_a_hundred_calls_at_once_every_retry_is_the_same_call(make_world: MakeWorld, waits: bool) -> None:
+    """Their clients ask again while all are in flight; or all close their connections and ask again once all have finished."""
+    async with make_world("one<|im_end|>", disconnect_grace_s=60.0) as world:
+        session = await world.open()
+        url = f"{world.proxy.url}/s/{session.key}/v1/chat/completions"
+        asked = [{"model": "m", "messages": [{"role": "user", "content": f"question {n}"}]} for n in range(100)]
+        loaded = await world.proxy.sessions.by_key(session.key)
+        assert loaded is not None
+
+        def listening() -> int:
+            return sum(len(call.listeners) for call in loaded.live.values())
+
+        scripted(world).gate.clear()
+        async with httpx.AsyncClient(trust_env=False, limits=httpx.Limits(), timeout=120.0) as http:
+            first = [asyncio.create_task(http.post(url, json=body)) for body in asked]
+            await until(lambda: len(scripted(world).asked) == listening() == 100)
+            if not waits:
+                for asking in first:
+                    asking.cancel()
+                await asyncio.gather(*first, return_exceptions=True)
+                await until(lambda: not listening())
+                scripted(world).gate.set()
+                await until(lambda: {call.status for call in world.calls(session)} == {"undelivered"})
+            retry = {"x-stainless-retry-count": "1"} if waits else {}
+            second = [asyncio.create_task(http.post(url, json=body, headers=retry)) for body in asked]
+            if waits:
+                await until(lambda: listening() == 200)
+                scripted(world).gate.set()
+            answers = [(await asking).json()["id"] for asking in second]
+            assert len(set(answers)) == 100
+            if waits:
+                assert [(await asking).json()["id"] for asking in first] == answers
+        assert len(world.calls(session)) == len(scripted(world).asked) == 100
 
 
 async def test_a_call_nobody_waits_for_ends_after_its_grace_time(make_world: MakeWorld) -> None:
