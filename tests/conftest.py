@@ -9,6 +9,7 @@ from hypothesis import settings
 
 from benchmarks.raylets.machines import ray_available
 from benchmarks.store.cluster import Cluster, postgres_available
+from harnessgym.faults.library import CLOCK, library
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
 from harnessgym.sandboxes.engine import unavailable as docker_unavailable
 
@@ -42,6 +43,18 @@ def postgres():
     """A private PostgreSQL of this test run."""
     with Cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def skewed_clock(tmp_path_factory):
+    """Makes the environment of a process whose wall clock is off by some seconds."""
+    path = tmp_path_factory.mktemp("clock") / "clock.so"
+    path.write_bytes(library())
+
+    def skewed(seconds):
+        return {**os.environ, "LD_PRELOAD": str(path), CLOCK: str(seconds)}
+
+    return skewed
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from harnessgym.errors import StoreError
 from harnessgym.outcome.engine_silence import CallSilence
 from harnessgym.store import bodies
 from harnessgym.store.body_parts import SplitBody
+from harnessgym.store.owned_rows import parents_first
 from harnessgym.store.prepared import Prepared
 from harnessgym.store.tables import calls, segments
 from harnessgym.tokens import (
@@ -192,11 +193,16 @@ def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCa
 
 
 def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
-    """All segments of some sessions by id, parents before children."""
+    """All segments of some sessions by id, parents before children: what their times say of that depends on a clock that may
+    have been set back in between.
+    """
     out: dict[str, Segment] = {}
-    for name, session_id, kind, parent_id, length, ids, logprobs in conn.execute(_SEGMENTS, {"sessions": session_ids}):
+    rows = [*map(dict, conn.execute(_SEGMENTS, {"sessions": session_ids}).mappings())]
+    for row in parents_first(rows, "parent_id"):
+        name, logprobs = row["id"], row["logprobs"]
         sampled = None if logprobs is None else array("f", unpack_logprobs(logprobs).astype("=f4").tobytes())
-        out[name] = Segment(name, session_id, kind, parent_id, TokenArray.stored(ids, length, name), sampled)
+        ids = TokenArray.stored(row["ids"], row["length"], name)
+        out[name] = Segment(name, row["session_id"], row["kind"], row["parent_id"], ids, sampled)
     return out
 
 

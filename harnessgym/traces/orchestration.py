@@ -20,6 +20,9 @@ from harnessgym.traces.orchestration_tools import Joined, OpenCall, ToolCalls
 _TEXT = 500
 """Characters of a message that an event keeps. Arguments it keeps whole: contracts judge them."""
 
+_TICK_S = 1e-6
+"""What lies between two requests at least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -100,7 +103,7 @@ class Orchestration:
     decisions: dict[str, str] = field(default_factory=dict)
     """Call to the event of its decision."""
     now: float = 0.0
-    """The latest time so far, in Unix seconds: it never goes back."""
+    """The latest time so far, in Unix seconds. It never goes back, whatever the clock does."""
 
     def request(self, asked: Asked) -> Rows:
         """A request begins a call."""
@@ -169,7 +172,8 @@ class Orchestration:
         return next((call.agent_id for call in calls if heard and shared(call.texts, heard, named=True)), None)
 
     def _rows(self, t: float) -> Rows:
-        self.now = max(self.now, t)
+        # Events are read back in order of time, so those of two requests never share one, even if the clock was set back.
+        self.now = max(self.now + _TICK_S, t)
         return Rows(self.rollout_id, self.now)
 
     def _react(self, rows: Rows, asked: Asked, me: Member) -> None:

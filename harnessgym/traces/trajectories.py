@@ -32,6 +32,8 @@ class Turn:
     """The call's own, by channel."""
     parent_agent_id: str = ""
     """The agent that started this turn's; "" for a main agent."""
+    place: int = 0
+    """Of the call in the order in which the rollout's calls began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
         else:
             exclusions.append(Exclusion(call["id"], 0, len(node.ids), reason, call["policy_id"]))
     by_unit = _rewards(conn, rollout_id)
-    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"]).build()
+    rows = _Rows(rollout_id, group_id, nodes, owners, trained, by_unit["turn"], _places(found)).build()
     in_rows = sum(int(row.mask.sum()) for row in rows)
     credit = Credit(by_unit["rollout"].get(rollout_id, {}), by_unit["agent"])
     return Trajectory(tuple(rows), tuple(exclusions), sampled, in_rows, _incomplete(found), credit)
@@ -166,6 +168,8 @@ class _Rows:
     """The part of `owners` that is trained, in order of recording."""
     rewards: Mapping[str, dict[str, float]]
     """By call, then by channel."""
+    places: Mapping[str, int]
+    """By call: see `Turn.place`."""
     _used: set[str] = field(default_factory=set)
 
     def build(self) -> list[Row]:
@@ -210,7 +214,8 @@ class _Rows:
                 state = hash_ids(ids[turns[-1].end if turns else 0 : start].tolist())
                 own_rewards = self.rewards.get(call["id"], {})
                 parent = call["parent_agent_id"] or ""
-                turns.append(Turn(start, end, call["id"], call["agent_id"] or "", state, own_rewards, parent))
+                place = self.places[call["id"]]
+                turns.append(Turn(start, end, call["id"], call["agent_id"] or "", state, own_rewards, parent, place))
             own = call is not None and call["policy_id"] == policy_id
             if call is not None and own and node.id in self.trained and node.id not in self._used:
                 assert node.logprobs is not None
@@ -223,12 +228,28 @@ class _Rows:
 
 
 _CALL_COLUMNS = (
-    "id", "agent_id", "kind", "status", "completion_len", "completion_segment", "version_spans", "sampling_applied",
+    "id", "session_id", "agent_id", "kind", "status", "completion_len", "completion_segment", "version_spans",
+    "sampling_applied",
 )  # fmt: skip
 
 
 def _calls(conn: Connection, rollout_id: str) -> Sequence[RowMapping]:
     return conn.execute(_CALLS, {"rollout": rollout_id}).mappings().all()
+
+
+def _places(found: Sequence[RowMapping]) -> dict[str, int]:
+    """Each call's place in the order in which a rollout's calls began. `found` is by session and ordinal.
+
+    Ids sort by the clock of the proxy that made them. If it was set back in between, a call counts as begun no earlier than the
+    one before it in its session, whose ordinals no clock can change.
+    """
+    latest: dict[str, str] = {}
+    began = []
+    for number, call in enumerate(found):
+        session = call["session_id"]
+        latest[session] = max(call["id"], latest.get(session, ""))
+        began.append((latest[session], number, call["id"]))
+    return {call_id: place for place, (_, _, call_id) in enumerate(sorted(began))}
 
 
 def _nodes(conn: Connection, rollout_id: str) -> dict[str, _Node]:

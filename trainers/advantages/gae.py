@@ -60,4 +60,4 @@ def _sequences(rows: Sequence[Row]) -> list[list[tuple[int, Turn]]]:
         for turn in row.turns:
             if row.mask[turn.start]:
                 found[turn.agent_id].append((at, turn))
-    return [sorted(steps, key=lambda step: step[1].call_id) for steps in found.values()]
+    return [sorted(steps, key=lambda step: (step[1].place, step[1].call_id)) for steps in found.values()]

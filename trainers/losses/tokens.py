@@ -76,10 +76,10 @@ class Tokens:
 def sampling_times(rows: Sequence[Row]) -> list[TimeArray]:
     """When each token of these rows of one rollout was sampled, as numbers to sort by, int64 [T] per row.
 
-    Calls are in the order in which they began (their ids sort so), the tokens of a call as they stand.
+    Calls are in the order in which they began, the tokens of a call as they stand.
     """
-    calls = sorted({turn.call_id for row in rows for turn in row.turns})
-    place = {call_id: index for index, call_id in enumerate(calls, 1)}
+    calls = sorted({(turn.place, turn.call_id) for row in rows for turn in row.turns})
+    place = {call_id: index for index, (_, call_id) in enumerate(calls, 1)}
     out = []
     for row in rows:
         times = np.arange(len(row.ids), dtype=np.int64)
