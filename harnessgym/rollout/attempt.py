@@ -201,7 +201,7 @@ class Attempt:
         trajectory = await self.line.store.aread(lambda conn: rows_of(conn, row.id, group_id=row.group_id))
         if trajectory.incomplete is not None:
             raise RolloutFailed(Cause.ENGINE_ERROR, trajectory.incomplete)
-        silences = await self.line.read(lambda conn: call_rows.silences(conn, row.id))
+        silences = await self.line.store.aread(lambda conn: call_rows.silences(conn, row.id))
         if silent := blamed(silences, timed_out=result.timed_out, wall_s=wall_s):
             raise RolloutFailed(Cause.ENGINE_SILENT, silent)
         if calls == 0:
