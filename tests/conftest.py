@@ -7,11 +7,11 @@ import subprocess
 import pytest
 from hypothesis import settings
 
-from benchmarks.raylets.machines import ray_available
-from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.faults.library import CLOCK, library
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
 from harnessgym.sandboxes.engine import unavailable as docker_unavailable
+from tests.support.postgres import PostgresServer, postgres_available
+from tests.support.raylets import ray_available
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("harnessgym", deadline=None)  # a loaded machine is no counterexample
@@ -39,9 +39,15 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
+def anyio_backend():
+    """Async tests run on asyncio, which the services use."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def postgres():
     """A private PostgreSQL of this test run."""
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         yield cluster
 
 

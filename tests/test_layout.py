@@ -53,6 +53,18 @@ def test_sql_stays_in_the_store():
     assert wrong == []
 
 
+def test_only_tests_of_the_benchmarks_import_them():
+    """What tests and benchmarks both need is in `tests/support/`."""
+    wrong = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        if path.relative_to(ROOT).parts[1] != "benchmarks"
+        for name in imports(path)
+        if name.split(".")[0] == "benchmarks"
+    ]
+    assert wrong == []
+
+
 def test_no_test_folder_is_a_package():
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 

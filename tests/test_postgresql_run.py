@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from benchmarks.store.cluster import Cluster
+from tests.support.postgres import PostgresServer
 from tests.test_bad_input_runs import ROOT, Run, none_left
 
 
 @pytest.mark.postgres
 def test_a_run_on_postgresql_outlives_a_crash_of_its_server(tmp_path):
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         url = cluster.create_database()
         run = Run(tmp_path, "good", store={"url": url}, trainer={"groups_per_step": 1}).start()
         run.wait(lambda: run.steps() >= 1)

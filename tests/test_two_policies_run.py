@@ -22,7 +22,7 @@ from harnessgym.traces.answers import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.replay import replay
 from harnessgym.traces.verify import verify
-from tests.other_tokenizer import with_other_ids
+from tests.support.other_tokenizer import with_other_ids
 from trainers.policy import token_logprobs
 from trainers.policy_weights import load_policy, load_weights
 from trainers.weights.chain import read_version

@@ -1,7 +1,7 @@
 """Kills of a machine of a Ray cluster: a run of the quickstart's task over two raylets on this machine, with PostgreSQL.
 
 The machine that is killed has an engine and a node; the other one has the proxy, the trainer, and an engine and a node too. Its
-raylet gets SIGKILL, and what it ran dies with it: `benchmarks.raylets.machines`. A new machine with the same resources joins at
+raylet gets SIGKILL, and what it ran dies with it: `tests.support.raylets`. A new machine with the same resources joins at
 once, as one that was started again.
 """
 
@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from benchmarks.raylets.machines import Raylets
 from benchmarks.recovery import Campaign, Report
+from tests.support.raylets import Raylets
 
 MACHINE = "Ray node"
 _NEEDS = {"proxy": "first", "trainer": "first", "engine": "engine", "node": "node"}

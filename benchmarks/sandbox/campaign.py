@@ -22,7 +22,6 @@ from typing import TypeVar
 from sqlalchemy import Connection
 
 from benchmarks.recovery import committed_calls
-from benchmarks.sandbox.cable import Cable
 from benchmarks.sandbox.leaks import Inventory, Item, Place, difference, lasting
 from benchmarks.sandbox.phases import PHASES, Moment, Wrong, causes, moment, wrong
 from benchmarks.sandbox.witness import Witness
@@ -31,6 +30,7 @@ from harnessgym.errors import StoreError
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore
 from harnessgym.traces.verify import verify
+from tests.support.cable import Cable
 
 STARTING, CUT = "starting", "cut"
 MOMENTS = (STARTING, *PHASES)

@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.store import measures
-from benchmarks.store.cluster import Cluster, postgres_available
 from harnessgym.run_folder import write_json
+from tests.support.postgres import PostgresServer, postgres_available
 
 _OUT = Path("benchmarks/out/store.json")
 
@@ -38,7 +38,7 @@ def main() -> None:
         problem = postgres_available()
         if problem is not None:
             sys.exit(problem)
-        with Cluster(durable=True) as cluster:
+        with PostgresServer(durable=True) as cluster:
             out["postgresql"] = _measure(cluster.create_database, options.quick)
     console = Console()
     for name in ("sqlite", "postgresql"):

@@ -9,7 +9,6 @@ benchmarks/out/kills.json.
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import random
@@ -27,22 +26,13 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 from rich.table import Table
-from sqlalchemy import Connection
 
-from benchmarks.store.cluster import Cluster, postgres_available
-from benchmarks.store.echo import KIND, answer, vocabulary
-from benchmarks.store.talkers import KEY, POLICY, ProxyProcess, Talker
 from harnessgym.rollout.control import ControlClient
 from harnessgym.run_folder import write_json
-from harnessgym.store import TraceStore, calls, policies, rollouts, runs, workers
-from harnessgym.store.calls import FINISHED, RecordedCall, Segment
-from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.rollouts import GroupSpec
-from harnessgym.store.workers import WorkerRow
-from harnessgym.task import Task
-from harnessgym.traces.verify import verify
-from proxies.language import Language
-from proxies.upstreams.scripted import logprob
+from harnessgym.store import TraceStore
+from harnessgym.store.calls import FINISHED
+from tests.support.conversations import KEY, Conversations, ProxyProcess, Talker
+from tests.support.postgres import PostgresServer, postgres_available
 
 _OUT = Path("benchmarks/out/kills.json")
 _TALKERS = 8
@@ -89,21 +79,21 @@ class Campaign:
 
     url: str
     seed: int
-    cluster: Cluster | None = None
+    cluster: PostgresServer | None = None
     """Its server, if that may be ended."""
     report: Report = field(default_factory=Report)
-    talkers: list[Talker] = field(default_factory=list)
-    """The latest conversations."""
+    conversations: Conversations = field(init=False)
+    """Those of the latest kill. What their checks find goes into the report's sets."""
 
     def __post_init__(self) -> None:
-        self._language = Language.of_policy(POLICY)
-        self._words = vocabulary(self._language)
+        found = self.report
+        self.conversations = Conversations(self.url, lost=found.lost, half=found.half, findings=found.findings)
 
     async def run(self, victims: Sequence[str]) -> Report:
         """Kill `proxy` or `server` in turn. Raises `RuntimeError` if the conversations stop."""
         draw = random.Random(self.seed)
         with TraceStore.create(self.url) as store:
-            run_id, rollout_id = store.write(self.prepare)
+            run_id, rollout_id = store.write(self.conversations.prepare)
             with ProxyProcess(self.url, run_id) as proxy:
                 async with httpx.AsyncClient(timeout=_PATIENCE_S, trust_env=False) as http:
                     for victim in victims:
@@ -116,16 +106,18 @@ class Campaign:
         """Talk, kill, look, go on, seal, look again."""
         async with ControlClient(proxy.control_url, KEY, retry_s=_PATIENCE_S) as control:
             opened = [await control.open_session(rollout_id) for _ in range(_TALKERS)]
-            self.talkers, enough = [Talker(http, proxy.url, session) for session in opened], asyncio.Event()
-            talking = [asyncio.create_task(talker.talk(enough)) for talker in self.talkers]
+            talkers = [Talker(http, proxy.url, session) for session in opened]
+            self.conversations.talkers = talkers
+            enough = asyncio.Event()
+            talking = [asyncio.create_task(talker.talk(enough)) for talker in talkers]
             try:
-                await _further(self.talkers, talking)
+                await _further(talkers, talking)
                 await asyncio.sleep(draw.uniform(0.0, _LONGEST_S))
                 began = time.monotonic()
                 began += await self._kill(store, proxy, victim)
-                await _further(self.talkers, talking, some=True)
+                await _further(talkers, talking, some=True)
                 self.report.recovery_s.setdefault(victim, []).append(time.monotonic() - began)
-                await _further(self.talkers, talking)
+                await _further(talkers, talking)
             finally:
                 enough.set()
                 await asyncio.gather(*talking)
@@ -143,67 +135,24 @@ class Campaign:
         proxy.end(signal.SIGKILL)
         began = time.monotonic()
         await asyncio.sleep(_ON_THE_WAY_S)
-        self.report.torn += sum(call.status == "intent" for call in self._calls(store))
-        self.look(store)
+        self.report.torn += sum(call.status == "intent" for call in self.conversations.calls(store))
+        self.conversations.check(store)
         looked = time.monotonic() - began
         proxy.start()
         return looked
 
     def _end_round(self, store: TraceStore, victim: str) -> None:
         """Look when every conversation has ended."""
-        self.look(store)
-        answered = {item.call_id for talker in self.talkers for item in talker.got}
-        found = self._calls(store)
+        self.conversations.check(store)
+        answered = {item.call_id for talker in self.conversations.talkers for item in talker.got}
+        found = self.conversations.calls(store)
         finished = {call.id for call in found if call.status in FINISHED}
         self.report.left += sum(call.status == "intent" for call in found)
         self.report.kills[victim] += 1
         self.report.answered += len(answered)
         self.report.doubled += len(finished - answered)
-        for talker in self.talkers:
+        for talker in self.conversations.talkers:
             self.report.refused.update(talker.refused)
-
-    def look(self, store: TraceStore) -> None:
-        """Compare the store with what the latest clients know, and with itself."""
-        found = {call.id: call for call in self._calls(store)}
-        segments = store.read(lambda conn: calls.segments_of(conn, self._sessions))
-        self.report.half.update(call.id for call in found.values() if not _whole(call))
-        for heard in (item for talker in self.talkers for item in talker.got):
-            call = found.get(heard.call_id)
-            if call is None or call.status not in FINISHED or not self._exact(call, segments, heard.text):
-                self.report.lost.add(heard.call_id)
-        self.report.findings.update(f"{item.kind}: {item.where}: {item.message}" for item in verify(store).findings)
-        if self.cluster is None:
-            sound = store.read(lambda conn: conn.exec_driver_sql("PRAGMA integrity_check").scalar())
-            self.report.findings.update([] if sound == "ok" else [f"integrity_check: {sound}"])
-
-    def _exact(self, call: RecordedCall, segments: dict[str, Segment], text: str) -> bool:
-        """Whether a call has the tokens that the engine gives this prompt, and that say what the client heard."""
-        completion = segments[call.completion_segment or ""]
-        prompt = list[int]()
-        at: str | None = call.prompt_segment
-        while at is not None:
-            prompt, at = [*segments[at].ids, *prompt], segments[at].parent_id
-        wanted = answer(self._words, prompt)
-        logprobs = [logprob(token) for token in wanted]
-        said = self._language.renderer.written(completion.ids[:-1]).decode()
-        return list(completion.ids) == wanted and list(completion.logprobs or ()) == logprobs and said == text
-
-    def _calls(self, store: TraceStore) -> list[RecordedCall]:
-        return store.read(lambda conn: calls.of_sessions(conn, self._sessions))
-
-    @property
-    def _sessions(self) -> list[str]:
-        return [talker.session.session_id for talker in self.talkers]
-
-    def prepare(self, conn: Connection) -> tuple[str, str]:
-        """A run with a policy version, a worker and one rollout, to which all conversations belong."""
-        run_id = runs.add(conn, "kills", {}, "kills", "training")
-        policy_id, task_id = policies.register(conn, run_id, "policy"), runs.add_task(conn, "set", Task("t", "Talk."))
-        start = PolicyVersion(0, None, "full", str(POLICY), 0, "", 0, committed=True, orphaned=False)
-        policies.publish(conn, policy_id, start)
-        workers.upsert(conn, WorkerRow("echo", run_id, KIND, json.dumps(self._words), 0, "ready"))
-        rollouts.submit(conn, GroupSpec(run_id, task_id, policy_id, "train", 0, 0, {}, ("talkers",), "process", (0,)))
-        return run_id, rollouts.claim(conn, run_id, "kills", 86_400.0, 1)[0].id
 
 
 async def _further(talkers: list[Talker], talking: list["asyncio.Task[None]"], *, some: bool = False) -> None:
@@ -237,7 +186,7 @@ def _on_sqlite(kills: int, seed: int) -> Report:
 
 
 def _on_postgresql(kills: int, seed: int) -> Report:
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         campaign = Campaign(cluster.create_database(), seed, cluster)
         return asyncio.run(campaign.run(schedule(kills, seed, "proxy", "server")))
 
@@ -282,12 +231,6 @@ def _totals(reports: dict[str, Report]) -> Table:
         sizes = (report.answered, lost, report.torn, report.left, half, report.doubled, findings)
         table.add_row(name, *map(str, sizes), told)
     return table
-
-
-def _whole(call: RecordedCall) -> bool:
-    if call.status in ("intent", "error"):
-        return call.completion_segment is None and call.completion_len is None
-    return call.status in FINISHED and call.completion_segment is not None
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def _prepared(url: str) -> TraceStore:
 
 def _rollouts(store: TraceStore, count: int, turns: int, tokens: int) -> list[tuple[str, str]]:
     """Rollouts of one agent without bodies, each call adding so many tokens, a third of them sampled. (rollout, group) ids."""
-    from benchmarks.store.bulk import write_rollout
+    from tests.support.stored_rollouts import write_rollout
 
     def prepare(conn: Connection) -> list[tuple[str, str]]:
         run = runs.add(conn, "bench", {}, "bench", "training")

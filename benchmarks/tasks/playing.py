@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from benchmarks.sandbox.timing import Figures
-from benchmarks.tasks import envs, left_behind
+from benchmarks.tasks import envs
 from harnessgym.registry import load
+from tests.support import left_behind
 
 SANDBOXES = ("bubblewrap", "docker")
 _PLAYED = (

@@ -11,7 +11,7 @@ import pytest
 
 import docker
 from benchmarks.sandbox.dockerd import Dockerd, dockerd_available
-from benchmarks.sandbox.shell import shell_root
+from tests.support.shell_root import shell_root
 
 FOREVER = "while :; do :; done; : hg-dockerd-test"
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sandbox.cable import Cable
 from benchmarks.sandbox.leaks import KINDS, Inventory, Place, difference, lasting
 from benchmarks.sandbox.witness import Witness
 from harnessgym.images.layers import ensure
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandboxes.docker import DockerSettings
 from harnessgym.sandboxes.engine import address
+from tests.support.cable import Cable
 
 
 @pytest.fixture

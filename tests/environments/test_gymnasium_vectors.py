@@ -5,11 +5,11 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
-from benchmarks.tasks.left_behind import left_behind
 from environments import IDS
 from environments.agents import GoldAgent, RandomAgent, play
 from environments.workspace.observation import Status
 from tests.environments.playing import ID, SOLVE, SUBMIT, make, run
+from tests.support.left_behind import left_behind
 
 FEW = "tests.environments.playing:Few"
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode))

@@ -18,11 +18,6 @@ SAMPLE = [f"human_eval/{number}" for number in (0, 2, 4, 32, 38, 50, 53, 69, 95,
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 async def graded(tmp_path, anyio_backend):
     """The grade of files, in bubblewrap."""
     async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:

@@ -17,11 +17,6 @@ from harnessgym.tasks.source import problems_of, task_set
 pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra [reasoning]")
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @pytest.fixture(scope="module")
 def all_tasks():
     """The items by id. Made here, and not where this file is collected."""

@@ -21,11 +21,6 @@ NOTHING = {"reward": 0.0, "imports": 0.0, "collected": 0.0}
 ALL = {"reward": 1.0, "imports": 1.0, "collected": 1.0}
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @asynccontextmanager
 async def bubblewrap(tmp_path):
     async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:

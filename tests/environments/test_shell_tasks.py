@@ -16,11 +16,6 @@ pytestmark = pytest.mark.anyio
 TASKS = [task for split in ("train", "test") for task in ShellTasks().tasks(split)]
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @asynccontextmanager
 async def bubblewrap(tmp_path):
     async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:

@@ -18,11 +18,6 @@ BODY = re.compile(r"^([ ]*)(def test\w*\()(?:.|\n)*?\)(?: -> [^\n]*)?:\n", re.MU
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 async def graded(tmp_path, anyio_backend):
     async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:
 

@@ -33,11 +33,6 @@ pathlib.Path("pytest.ini").write_text("[pytest]\\naddopts = --collect-only\\n")
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 async def bubblewrap(tmp_path, anyio_backend):
     async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend:
         yield backend

@@ -95,7 +95,6 @@ for root in {sys.prefix, sys.base_prefix, "/usr", "/opt"}:
 
 @pytest.mark.anyio
 @pytest.mark.bubblewrap
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_no_solution_lies_where_an_agent_could_read_it(tmp_path):
     """Other versions of a package may: what is looked for is the text that a task's solution restores."""
     golds = {

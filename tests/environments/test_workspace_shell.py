@@ -10,11 +10,6 @@ from harnessgym.errors import SandboxError
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 class Deaf:
     """A sandbox where nothing ever begins."""
 

@@ -11,12 +11,12 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.tasks.left_behind import left_behind
 from environments.agents import GoldAgent, play
 from harnessgym.errors import ConfigError
 from harnessgym.harness_env import HarnessEnv, shown
 from harnessgym.store import TraceStore, rollout_states, runs
 from harnessgym.traces.verify import verify
+from tests.support.left_behind import left_behind
 
 ID = "environments:harnessgym/Harness-v0"
 FEW = "tests.environments.playing:Few"

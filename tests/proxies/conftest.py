@@ -121,11 +121,6 @@ class World:
 MakeWorld = Callable[..., AbstractAsyncContextManager[World]]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def language() -> Language:
     return Language.of_policy(POLICY)

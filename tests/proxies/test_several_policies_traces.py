@@ -23,9 +23,9 @@ from harnessgym.traces.token_lines import TokenRows
 from harnessgym.traces.verify import verify
 from proxies.language import Language
 from proxies.replaying import replay_rollout
-from tests.other_tokenizer import with_other_ids
 from tests.proxies.conftest import POLICY, MakeWorld, World
 from tests.proxies.two_policies import MARKING, ask, two_policies
+from tests.support.other_tokenizer import with_other_ids
 
 pytestmark = pytest.mark.anyio
 TURNS = ("policy", "helper", "helper", "policy", "helper")

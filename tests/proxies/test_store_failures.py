@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.store.cluster import Cluster
 from harnessgym.store.calls import FINISHED
 from harnessgym.traces.verify import verify
 from tests.proxies.conftest import KEY, MakeWorld, World
+from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.anyio
 Messages = list[dict[str, Any]]
@@ -31,9 +31,9 @@ UNAVAILABLE = {"chat": 503, "responses": 503, "messages": 529, "gemini": 503}
 
 
 @pytest.fixture(scope="module")
-def own() -> Iterator[Cluster]:
+def own() -> Iterator[PostgresServer]:
     """A server that a test may end."""
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         yield cluster
 
 
@@ -92,7 +92,7 @@ class Talk:
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-async def test_calls_wait_for_a_server_that_restarts(make_world: MakeWorld, own: Cluster, how: signal.Signals) -> None:
+async def test_calls_wait_for_a_server_that_restarts(make_world: MakeWorld, own: PostgresServer, how: signal.Signals) -> None:
     async with make_world("one<|im_end|>", "two<|im_end|>", url=own.create_database()) as world:
         session = await world.open()
         talk = Talk(world, session.key)
@@ -115,7 +115,7 @@ async def test_calls_wait_for_a_server_that_restarts(make_world: MakeWorld, own:
 
 
 @pytest.mark.postgres
-async def test_a_server_that_stays_away_is_an_error_that_is_tried_again(make_world: MakeWorld, own: Cluster) -> None:
+async def test_a_server_that_stays_away_is_an_error_that_is_tried_again(make_world: MakeWorld, own: PostgresServer) -> None:
     async with make_world("one<|im_end|>", url=own.create_database() + "&connect_timeout=2") as world:
         session, unknown = await world.open(), await world.open()
         talk = Talk(world, session.key)

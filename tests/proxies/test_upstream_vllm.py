@@ -16,7 +16,6 @@ import pytest
 import torch
 from sqlalchemy import select
 
-from benchmarks import vllm_cpu
 from harnessgym.message import Message, Sampling
 from harnessgym.rollout.control import ControlClient, OpenedSession
 from harnessgym.store import policies
@@ -30,6 +29,7 @@ from proxies.upstream import TokenChunk
 from proxies.upstreams.vllm import VllmUpstream
 from proxies.workers import connect_upstream
 from tests.proxies.conftest import KEY, MakeWorld, World
+from tests.support import vllm_cpu
 
 pytestmark = [
     pytest.mark.anyio,

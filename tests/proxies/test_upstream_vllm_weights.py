@@ -23,8 +23,6 @@ from safetensors.torch import load_file
 from sqlalchemy import select
 from torch import Tensor
 
-from benchmarks import vllm_cpu
-from benchmarks.vllm_sync import logprobs_under, other_weights, reference
 from harnessgym.errors import PolicyError
 from harnessgym.rollout.control import ControlClient, OpenedSession
 from harnessgym.store import TraceStore, calls, policies, workers
@@ -34,6 +32,8 @@ from harnessgym.traces.verify import verify
 from proxies.app import Proxy
 from tests.harnessgym.rollout.tiny import HERE as TINY
 from tests.proxies.conftest import KEY, MakeWorld, World
+from tests.support import vllm_cpu
+from tests.support.vllm_cpu import logprobs_under, other_weights, reference
 from tests.test_bad_input_runs import Run
 from trainers.weights.agent import WeightAgent
 from trainers.weights.chain import read_version

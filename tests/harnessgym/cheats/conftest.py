@@ -11,11 +11,6 @@ from harnessgym.sandboxes.docker import Docker, DockerSettings
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def open_suite(tmp_path):
     """Opens a suite over one kind of sandbox."""
 

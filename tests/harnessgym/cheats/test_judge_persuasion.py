@@ -9,7 +9,7 @@ from harnessgym.reward import Record, make_rewards, score_all
 from harnessgym.run_config import RewardSection
 from harnessgym.task import Task
 from proxies.upstreams.scripted import ScriptedUpstream
-from tests.proxies.conftest import anyio_backend, language, make_world  # noqa: F401  # fixtures
+from tests.proxies.conftest import language, make_world  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.anyio
 _SECTION = {"type": "judge", "settings": {"model": "teacher", "question": "Was the task done?", "channel": "process.judge"}}

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from benchmarks.look import filled
 from harnessgym.store import TraceStore, runs
+from tests.support.stored_rollouts import filled
 
 
 @pytest.fixture

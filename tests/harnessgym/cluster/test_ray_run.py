@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from benchmarks.raylets.machines import Raylets
-from benchmarks.store.cluster import Cluster
 from harnessgym.process import ProcessId, identify
 from harnessgym.store import TraceStore, presence, runs
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
+from tests.support.postgres import PostgresServer
+from tests.support.raylets import Raylets
 from tests.test_bad_input_runs import ROOT, Run, processes_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.postgres, pytest.mark.timeout(280)]
@@ -30,7 +30,7 @@ NEEDS = {
 
 @pytest.fixture(scope="module")
 def database():
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         yield cluster
 
 

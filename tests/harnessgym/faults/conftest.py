@@ -13,11 +13,6 @@ from harnessgym.task import Limits
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 async def backend(tmp_path, anyio_backend):
     async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as opened:
         yield opened

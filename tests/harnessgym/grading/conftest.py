@@ -15,11 +15,6 @@ from harnessgym.task import Limits, Task
 LIMITS = Limits(wall_s=30.0, memory_mb=512, processes=64, disk_mb=64)
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @functools.cache
 def python_image():
     """The default image of the docker backend, built if need be."""

@@ -4,9 +4,9 @@ import uuid
 
 import pytest
 
-from benchmarks.sandbox.shell import shell_root
 from harnessgym.images.connection import Connection
 from tests.harnessgym.images.contexts import contexts, discard
+from tests.support.shell_root import shell_root
 
 
 @pytest.fixture(scope="session")

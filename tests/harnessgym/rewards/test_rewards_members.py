@@ -27,11 +27,6 @@ HERE = "tests.harnessgym.rewards.test_rewards_members"
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def rollout(recording):
     """A rollout that has made two calls of 7 and 4 tokens, and a side call."""
     recording.publish(0)

@@ -63,11 +63,6 @@ class Line:
         return self.store.read(lambda conn: rollouts.complete_groups(conn, self.node.plan.run_id, "train", 99))
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def language():
     return Language.of_policy(POLICY)

@@ -10,7 +10,7 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.store.cluster import Cluster
+from tests.support.postgres import PostgresServer
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.endpoints import Endpoints, served
 from harnessgym.rollout.node import Node
@@ -75,7 +75,7 @@ def stopped(cluster):
 
 
 async def test_streams_and_requests_go_on_while_the_store_is_silent(tmp_path, make_config):
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         async with (
             serving(cluster.create_database(), tmp_path, make_config("good")) as http,
             http.stream("GET", "/rollouts/events") as stream,

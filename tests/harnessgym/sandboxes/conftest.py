@@ -14,11 +14,6 @@ from harnessgym.sandboxes.docker import Docker, DockerSettings
 from harnessgym.sandboxes.process import Process, ProcessSettings
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 @dataclass
 class StubProxy:
     """Serves one answer per path prefix; `/barrier/N` answers once N requests wait there."""

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.sandbox.cable import Cable
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.engine import address
 from harnessgym.task import Limits
 from tests.harnessgym.sandboxes.ordinary import ORDINARY
+from tests.support.cable import Cable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 ROOT = Path(__file__).parents[3]

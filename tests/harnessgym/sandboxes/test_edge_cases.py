@@ -10,12 +10,12 @@ import uuid
 
 import pytest
 
-from benchmarks.sandbox.shell import shell_root
 from harnessgym.sandbox import Equipment, Step
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.containers import ROOT_LABEL
 from harnessgym.sandboxes.engine import connect
 from harnessgym.task import Limits
+from tests.support.shell_root import shell_root
 
 pytestmark = pytest.mark.anyio
 BACKENDS = ("bubblewrap", "docker")

@@ -8,11 +8,6 @@ from harnessgym.sandboxes.process import Process, ProcessSettings
 from harnessgym.sandboxes.spreading import spread
 
 
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
 def flags(folder):
     done = subprocess.run(["lsattr", "-d", str(folder)], capture_output=True, text=True, check=False)
     return done.stdout.split(" ")[0] if done.returncode == 0 else None

@@ -11,12 +11,11 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from benchmarks.store.kills import Campaign
-from benchmarks.store.talkers import KEY, ProxyProcess, Talker
 from harnessgym.rollout.control import ControlClient
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
+from tests.support.conversations import KEY, Conversations, ProxyProcess, Talker
 
 TTL_S = 0.6
 TRAINERS = "abcd"
@@ -113,15 +112,15 @@ def holdings(said):
     return {resource: sorted(spans) for resource, spans in out.items()}
 
 
-async def talk(proxies, rollout_id, campaign, train):
+async def talk(proxies, rollout_id, conversations, train):
     """Four conversations at each proxy, for as long as the trainers run."""
     async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
         enough = asyncio.Event()
         for proxy in proxies:
             async with ControlClient(proxy.control_url, KEY) as control:
                 opened = [await control.open_session(rollout_id) for _ in range(4)]
-            campaign.talkers += [Talker(http, proxy.url, session) for session in opened]
-        talking = [asyncio.create_task(talker.talk(enough)) for talker in campaign.talkers]
+            conversations.talkers += [Talker(http, proxy.url, session) for session in opened]
+        talking = [asyncio.create_task(talker.talk(enough)) for talker in conversations.talkers]
         try:
             return await asyncio.to_thread(train)
         finally:
@@ -141,13 +140,13 @@ def submit(store, run_id, first):
 @pytest.mark.postgres
 def test_two_proxies_and_four_trainers_hold_nothing_twice(postgres):
     url = postgres.create_database()
-    campaign = Campaign(url, 0, postgres)
+    conversations = Conversations(url)
     with TraceStore.create(url) as store:
-        run_id, rollout_id = store.write(campaign.prepare)
+        run_id, rollout_id = store.write(conversations.prepare)
         submit(store, run_id, 100)
         with ProxyProcess(url, run_id) as one, ProxyProcess(url, run_id) as other, TraceStore.open(url) as second:
             writers = [threading.Thread(target=submit, args=(each, run_id, at)) for each, at in ((store, 200), (second, 300))]
-            said = asyncio.run(talk((one, other), rollout_id, campaign, lambda: train(url, run_id, writers)))
+            said = asyncio.run(talk((one, other), rollout_id, conversations, lambda: train(url, run_id, writers)))
         found = holdings(said)
         for resource, spans in found.items():
             for (_, until, holder), (begin, _, another) in pairwise(spans):
@@ -162,6 +161,6 @@ def test_two_proxies_and_four_trainers_hold_nothing_twice(postgres):
         finished = [line[1] for lines in said.values() for line in lines if line[0] == "finished"]
         assert len(finished) == len(set(finished)) > 20
         assert len(finished) == store.read(lambda conn: rollouts.rollout_states(conn, run_id))["finished"]
-        campaign.look(store)
-        assert campaign.report.clean, campaign.report
-        assert all(len(talker.got) > 10 for talker in campaign.talkers)
+        conversations.check(store)
+        assert (conversations.lost, conversations.half, conversations.findings) == (set(), set(), set())
+        assert all(len(talker.got) > 10 for talker in conversations.talkers)

@@ -9,13 +9,13 @@ from concurrent.futures import Future
 import pytest
 from sqlalchemy import insert, select, text
 
-from benchmarks.store.cluster import Cluster
 from harnessgym.errors import StoreError, StoreUnavailable
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import groups, leases, workers
 from harnessgym.task import Task
+from tests.support.postgres import PostgresServer
 
 pytestmark = pytest.mark.postgres
 
@@ -28,7 +28,7 @@ def kind():
 @pytest.fixture(scope="module")
 def own():
     """A server that a test may end."""
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         yield cluster
 
 

@@ -3,8 +3,6 @@ import time
 import pytest
 from sqlalchemy import event, text
 
-from benchmarks.look import fill, filled
-from benchmarks.store.bulk import write_rollout
 from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_folder import RunFolder, write_json
@@ -16,6 +14,7 @@ from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.supervisor.progress import Observer
 from harnessgym.task import Task
 from harnessgym.tokens import TokenArray, hash_ids
+from tests.support.stored_rollouts import fill, filled, write_rollout
 
 SMALL = {"runs", "workers", "leases"}
 """Tables with a row or a few per run or per process."""

@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 from sqlalchemy import update
 
-from benchmarks.store.cluster import Cluster
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import TraceStore, leases, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import groups
 from harnessgym.store.tables import rollouts as rollout_rows
 from harnessgym.store.workers import WorkerRow, upsert
+from tests.support.postgres import PostgresServer
 
 LONG = 20.0
 """Longer than a test waits."""
@@ -24,7 +24,7 @@ LONG = 20.0
 @pytest.fixture(scope="module")
 def own():
     """A server that a test may end."""
-    with Cluster() as cluster:
+    with PostgresServer() as cluster:
         yield cluster
 
 

@@ -2,7 +2,6 @@ import time
 
 import pytest
 
-from benchmarks.store.bulk import write_rollout
 from harnessgym.config import validate
 from harnessgym.errors import StoreError
 from harnessgym.metrics.lines import append
@@ -18,6 +17,7 @@ from harnessgym.store.workers import WorkerRow
 from harnessgym.supervisor.progress import Observer, counters, read_metrics, trainer_use
 from harnessgym.task import Task
 from harnessgym.tokens import TokenArray
+from tests.support.stored_rollouts import write_rollout
 
 
 def test_a_step_logged_twice_around_a_crash_counts_once(tmp_path):

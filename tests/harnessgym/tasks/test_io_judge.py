@@ -56,11 +56,6 @@ def required(name):
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def folder(tmp_path):
     """Writes a set: relative path to text, or to a value for JSON lines."""
 

@@ -21,11 +21,6 @@ from tests.harnessgym.tasks.sets import HERE
 
 
 @pytest.fixture
-def anyio_backend():
-    return "asyncio"
-
-
-@pytest.fixture
 def small(tmp_path):
     """A good task and one that failed when it was checked, with the baseline that says so."""
     root = tmp_path / "small"

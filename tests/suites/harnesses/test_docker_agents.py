@@ -30,11 +30,6 @@ _PROBE = (
 )
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def docker(work: Path, socket: Path) -> SandboxBackend:
     return Docker(DockerSettings(workspace_root=work, proxy_socket_dir=socket))
 

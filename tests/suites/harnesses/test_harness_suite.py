@@ -18,11 +18,6 @@ _AT_ONCE = 3
 
 
 @pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
 async def runs(request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asyncio.Task[Observed]]]:
     """The runs of the tests that were chosen, by scenario; without those whose agent is not there and not required."""
     chosen = [item.callspec.params["scenario"] for item in request.session.items if request.path == item.path]  # type: ignore[attr-defined]

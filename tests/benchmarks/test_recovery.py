@@ -5,7 +5,7 @@ import pytest
 from benchmarks.outside.campaign import AGENT, AgentCampaign
 from benchmarks.raylets.campaign import MACHINE, MachineCampaign
 from benchmarks.recovery import Campaign
-from benchmarks.store.cluster import Cluster
+from tests.support.postgres import PostgresServer
 
 SMALL = ["--trainer.steps", "12", "--trainer.groups_per_step", "2", "--trainer.group_size", "4"]
 ENDLESS = ["--trainer.steps", "1000", *SMALL[2:]]
@@ -35,7 +35,7 @@ def test_a_weight_agent_killed_comes_back_and_every_call_has_the_version_that_sa
 @pytest.mark.postgres
 @pytest.mark.timeout(420)
 def test_a_machine_of_a_cluster_is_killed_and_joins_again(tmp_path):
-    with Cluster() as database:
+    with PostgresServer() as database:
         report = MachineCampaign(tmp_path / "run", [MACHINE] * 3, 7, ENDLESS, store_url=database.create_database()).run()
     assert report.kills == {MACHINE: 3}
     assert report.clean, report.findings

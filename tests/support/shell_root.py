@@ -1,4 +1,4 @@
-"""The smallest system that runs a command: this machine's shell and the libraries it needs, 2 MB, made in milliseconds."""
+"""The smallest image that runs a command: this machine's shell and its libraries, 2 MB, built in milliseconds."""
 
 import io
 import re
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 def shell_root() -> bytes:
-    """Its files as a tar archive, for an engine to import. What the shell has built in is all there is: no `ls`, no `cat`."""
+    """A tar archive of its files, for an engine to import. It has only the shell's built-in commands: no `ls`, no `cat`."""
     shell = Path(shutil.which("dash") or "/bin/sh").resolve()
     needed = subprocess.run(["ldd", str(shell)], capture_output=True, text=True, check=False).stdout
-    libraries = [(Path(found).resolve(), found[1:]) for found in re.findall(r"(/\S+) \(", needed)]
+    libraries = [(Path(path).resolve(), path[1:]) for path in re.findall(r"(/\S+) \(", needed)]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as root:
         for path, to in [(shell, "bin/sh"), *libraries]:

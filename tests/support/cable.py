@@ -1,4 +1,4 @@
-"""A cable to the engine that can be pulled: a unix socket that carries bytes to another one, and back, until it is cut."""
+"""A connection to the Docker engine that can be cut: a unix socket that forwards to another one while it is plugged in."""
 
 import asyncio
 import contextlib
@@ -9,11 +9,11 @@ from typing import Self
 
 _PIECE = 1 << 16
 _ARRIVAL_S = 0.01
-"""For connections that were accepted before a cut to be among those that it drops, and for what it drops to be closed."""
+"""Time for the loop to start tasks for connections just accepted, so that `pull` drops them too, and to close dropped ones."""
 
 
 class Cable:
-    """Carries `path` to `target` on a thread of its own; plugged in at first.
+    """Forwards `path` to `target` on a thread of its own. Starts plugged in.
 
     ```python
     with Cable(folder / "engine.sock", Path("/var/run/docker.sock")) as cable:
@@ -24,13 +24,14 @@ class Cable:
     """
 
     def __init__(self, path: Path, target: Path) -> None:
-        self.path, self._target = path, target
+        self.path = path
+        self._target = target
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="cable", daemon=True)
         self._server: asyncio.Server | None = None
         self._carrying: set[asyncio.Task[None]] = set()
         self.dropped = 0
-        """Connections that were cut while they were open."""
+        """Number of open connections that were cut."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -44,11 +45,11 @@ class Cable:
         self._loop.close()
 
     def plug(self) -> None:
-        """New connections are taken."""
+        """Accept connections again."""
         self._wait(self._plug())
 
     def pull(self) -> None:
-        """Every connection is dropped where it is, and new ones are refused."""
+        """Drop every connection and refuse new ones."""
         self._wait(self._pull())
 
     def _wait(self, work: Coroutine[None, None, None]) -> None:
@@ -69,7 +70,7 @@ class Cable:
         for task in carrying:
             task.cancel()
         await asyncio.gather(*carrying, return_exceptions=True)
-        await asyncio.sleep(_ARRIVAL_S)  # for transports to close whose connection was still being made
+        await asyncio.sleep(_ARRIVAL_S)  # lets transports close whose connection was still being made
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -80,7 +81,7 @@ class Cable:
             answers, there = await asyncio.open_unix_connection(self._target)
             await asyncio.gather(_pump(reader, there), _pump(answers, writer))
         except (OSError, asyncio.CancelledError):
-            pass  # cut, which is what a cable is for
+            pass  # the cable was pulled
         finally:
             self._carrying.discard(task)
             for end in (writer, there):
