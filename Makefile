@@ -18,10 +18,11 @@ else
 		--trainer.steps 4 --evaluation.tasks 0
 endif
 
-# What fails beside other tests runs once more, alone and with both results shown: only what fails twice fails the target.
+# What fails beside other tests runs once more, alone and with both results shown: only what fails twice fails the target. What
+# passes then is named as a flake, and `python -m tests.suites.flakes` counts it in docs/reliability.md.
 test: $(VENV)/installed-dev  ## the whole test suite
 	$(BIN)/python -m pytest -m "not soak" --numprocesses auto --maxprocesses 4 --dist loadfile || \
-		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest -m "not soak" --last-failed --last-failed-no-failures none; }
+		{ [ $$? -eq 1 ] && $(BIN)/python -m pytest -m "not soak" --last-failed --last-failed-no-failures none --flakes; }
 
 harnesses: $(VENV)/installed-dev  ## install the real agents (2.5 GB, needs npm), run them all, write docs/harnesses.md
 	$(BIN)/harnessgym install

@@ -10,6 +10,7 @@ from hypothesis import settings
 from harnessgym.faults.library import CLOCK, library
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
 from harnessgym.sandboxes.engine import unavailable as docker_unavailable
+from tests.support.flakes import FlakePlugin
 from tests.support.postgres import PostgresServer, postgres_available
 from tests.support.raylets import ray_available
 
@@ -25,6 +26,17 @@ NEEDED = {
     "postgres": postgres_available,
     "ray": ray_available,
 }
+
+
+def pytest_addoption(parser):
+    """The option of the plugin in `tests/support/flakes.py`."""
+    parser.addoption("--flakes", action="store_true", help="this run repeats what failed: what passes now is a flake")
+
+
+def pytest_configure(config):
+    """Record flakes, in the process that sees every test."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FlakePlugin(config))
 
 
 def pytest_collection_modifyitems(items):
