@@ -72,6 +72,11 @@ def test_a_test_that_was_repaired_is_no_flake(run, tmp_path):
     assert json.loads((tmp_path / ".pytest_cache/v/harnessgym/flakes").read_text()) == {"runs": 0, "flakes": []}
 
 
+def test_without_a_cache_nothing_is_recorded(run, tmp_path):
+    assert run("-p", "no:cacheprovider").returncode == 1
+    assert not (tmp_path / ".pytest_cache").exists()
+
+
 def test_the_page_counts_across_records(tmp_path):
     flake = Flake("tests/test_a.py::test_a[x|y]", "assert 1 | 2", "abc1234", "2025-01-01")
     other = Flake("tests/test_b.py::test_b", "Timeout", "abc1234", "2025-01-02")

@@ -47,9 +47,11 @@ class FlakePlugin:
     """Registered once, not in xdist's workers."""
 
     def __init__(self, config: pytest.Config) -> None:
+        cache = getattr(config, "cache", None)  # `-p no:cacheprovider` leaves none
         self._config = config
+        self._cache: pytest.Cache | None = cache
         self._is_rerun = bool(config.getoption("--flakes"))
-        self._before: dict[str, str] = config.cache.get(_FAILURES, {}) if config.cache and self._is_rerun else {}
+        self._before: dict[str, str] = cache.get(_FAILURES, {}) if cache is not None and self._is_rerun else {}
         self._failures: dict[str, str] = {}
         self._passed: set[str] = set()
 
@@ -62,18 +64,17 @@ class FlakePlugin:
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         """Keep what failed, or add to the record what flaked. An interrupted run counts for nothing."""
-        cache = self._config.cache
-        if cache is None or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        if self._cache is None or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             return
-        record = FlakeRecord.from_dict(cache.get(RECORD, {}))
+        record = FlakeRecord.from_dict(self._cache.get(RECORD, {}))
         if self._is_rerun:
             commit = _commit()
             date = datetime.now(UTC).date().isoformat()
             record.flakes += [Flake(test, self._before[test], commit, date) for test in self._flaked]
         else:
-            cache.set(_FAILURES, self._failures)
+            self._cache.set(_FAILURES, self._failures)
             record.runs += self._is_whole
-        cache.set(RECORD, asdict(record))
+        self._cache.set(RECORD, asdict(record))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Name the flakes at the end of the rerun."""
