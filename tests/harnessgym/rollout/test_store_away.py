@@ -10,7 +10,6 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.postgres import PostgresServer
 from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.endpoints import Endpoints, served
 from harnessgym.rollout.node import Node
@@ -20,6 +19,7 @@ from harnessgym.rollout.pressure import Pressure
 from harnessgym.sandboxes.process import Process, ProcessSettings
 from harnessgym.store import TraceStore, policies, runs
 from tests.harnessgym.rollout.tiny import HERE
+from tests.support.postgres import PostgresServer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 TASK = {"task": {"set": f"{HERE}:Tiny", "id": "tiny/train/0"}}
