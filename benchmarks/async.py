@@ -1,4 +1,6 @@
-"""`make bench NAME=async`: what `benchmarks.asynchrony` does, under the name that no import statement can say."""
+"""`make bench NAME=async`: what `benchmarks.asynchrony` does, under the name that no import statement can
+say.
+"""
 
 from benchmarks.asynchrony.run import main
 

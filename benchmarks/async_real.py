@@ -1,12 +1,14 @@
 """The quickstart with slow tools, asynchronous against synchronous: `make bench NAME=async-real`.
 
-    python -m benchmarks.async_real [--quick] [--seeds 3] [--steps 24] [--only slow|fast] [--fresh] [--plot FILE]
+    python -m benchmarks.async_real [--quick] [--seeds 3] [--steps 24] [--only slow|fast] [--fresh] [--plot
+    FILE]
 
-Real runs of `examples/quickstart.toml` with η = 4 and η = 0: once with tools that sleep (lognormal, drawn from each rollout's
-seed, so both arms meet the same draws), once without. There are places for a whole batch: synchronous training starts all of it
-at once. What counts is the time until the moving mean of the training reward reaches a level that every run reaches, and the
-time for the same number of steps; both from the start of the first rollout. Finished runs are kept in `runs/bench-async-real`,
-so an interrupted benchmark goes on. Writes `benchmarks/out/async-real.json`. Exit status 1 if the target is missed.
+Real runs of `examples/quickstart.toml` with η = 4 and η = 0: once with tools that sleep (lognormal, drawn
+from each rollout's seed, so both arms meet the same draws), once without. There are places for a whole batch:
+synchronous training starts all of it at once. What counts is the time until the moving mean of the training
+reward reaches a level that every run reaches, and the time for the same number of steps; both from the start
+of the first rollout. Finished runs are kept in `runs/bench-async-real`, so an interrupted benchmark goes on.
+Writes `benchmarks/out/async-real.json`. Exit status 1 if the target is missed.
 """
 
 import argparse
@@ -90,13 +92,17 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.async_real", description=(__doc__ or "").split("\n\n")[2])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.async_real", description=(__doc__ or "").split("\n\n")[2]
+    )
     parser.add_argument("--quick", action="store_true", help="one seed, three steps, slow tools only")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--median", type=float, default=0.3, help="of a tool's seconds")
     parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of their logarithm")
-    parser.add_argument("--places", type=int, default=64, help="harnesses at one time; a batch has 64 rollouts")
+    parser.add_argument(
+        "--places", type=int, default=64, help="harnesses at one time; a batch has 64 rollouts"
+    )
     parser.add_argument("--only", choices=("slow", "fast"))
     parser.add_argument("--fresh", action="store_true", help="forget finished runs")
     parser.add_argument("--plot", type=Path, help="also draw the curves, as PNG")
@@ -115,7 +121,9 @@ def _arms(options: argparse.Namespace) -> list[Arm]:
 
 
 def _kept(arm: Arm) -> dict[str, Any]:
-    """The result of a run: an earlier one's if there is one of the same settings. A run that was cut off begins again."""
+    """The result of a run: an earlier one's if there is one of the same settings. A run that was cut off
+    begins again.
+    """
     path = _ROOT / "results" / f"{arm.name}.json"
     if path.exists():
         found: dict[str, Any] = json.loads(path.read_text())
@@ -135,7 +143,10 @@ def _kept(arm: Arm) -> dict[str, Any]:
     }
     overrides = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
     before, began = os.getloadavg()[0], time.monotonic()
-    subprocess.run([sys.executable, "-m", "harnessgym", "train", str(config), "--folder", str(folder), *overrides], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "harnessgym", "train", str(config), "--folder", str(folder), *overrides],
+        check=True,
+    )
     took = {"wall_s": time.monotonic() - began, "load_before": before}
     result = {"arm": asdict(arm), "tools": arm.tools, **took, **measure(RunFolder(folder))}
     write_json(path, result)
@@ -146,7 +157,11 @@ def _kept(arm: Arm) -> dict[str, Any]:
 def run_file(arm: Arm) -> str:
     """The quickstart's run file, its agents told how slow their tools are."""
     found = _EXAMPLE.read_text()
-    return found.replace('.py"]', f'.py", "--delay", "{arm.delay}", "--seed", "{{seed}}"]') if arm.delay else found
+    return (
+        found.replace('.py"]', f'.py", "--delay", "{arm.delay}", "--seed", "{{seed}}"]')
+        if arm.delay
+        else found
+    )
 
 
 def measure(folder: RunFolder) -> dict[str, Any]:
@@ -177,7 +192,8 @@ def moving_mean(rewards: Sequence[float], width: int = _MEAN_OF) -> list[float]:
 
 
 def common_level(results: Iterable[dict[str, Any]]) -> float | None:
-    """The level that times are taken to: 0.6, or the highest multiple of 0.05 below it that every run reaches.
+    """The level that times are taken to: 0.6, or the highest multiple of 0.05 below it that every run
+    reaches.
 
     None if a run has fewer steps than a moving mean.
     """
@@ -196,19 +212,25 @@ def compare(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Synchronous over asynchronous, seed by seed, for each kind of tools."""
     out = []
     for tools in dict.fromkeys(result["tools"] for result in results):
-        found = {(each["arm"]["seed"], each["arm"]["eta"]): each for each in results if each["tools"] == tools}
+        found = {
+            (each["arm"]["seed"], each["arm"]["eta"]): each for each in results if each["tools"] == tools
+        }
         level = common_level(found.values())
         seeds = sorted({seed for seed, _ in found})
         both = [(found[seed, _SYNCHRONOUS], found[seed, _ASYNCHRONOUS]) for seed in seeds]
         all_steps = [one["times_s"][-1] / other["times_s"][-1] for one, other in both]
         pair = {"tools": tools, "level": level, "times_all_steps": _spread(all_steps), "times_to_level": None}
         if level is not None:
-            pair["times_to_level"] = _spread([reached(one, level) / reached(other, level) for one, other in both])
+            pair["times_to_level"] = _spread(
+                [reached(one, level) / reached(other, level) for one, other in both]
+            )
         out.append(pair)
     return out
 
 
-_FIGURES = "SELECT min(started_at), (SELECT count(*) FROM calls), count(*) FROM rollouts WHERE status = 'finished'"
+_FIGURES = (
+    "SELECT min(started_at), (SELECT count(*) FROM calls), count(*) FROM rollouts WHERE status = 'finished'"
+)
 _STALENESS = "SELECT max_staleness, sum(tokens) FROM trained GROUP BY max_staleness"
 
 
@@ -225,7 +247,8 @@ def _left(results: Sequence[dict[str, Any]], total: int) -> str:
 def _told(result: dict[str, Any]) -> str:
     means, times = moving_mean(result["rewards"]), result["times_s"]
     return (
-        f"{len(times)} steps in {times[-1]:.0f} s, reward {means[-1]:.2f}, trainer waits {result['trainer_waits']:.0%}, "
+        f"{len(times)} steps in {times[-1]:.0f} s, reward {means[-1]:.2f}, trainer waits "
+        f"{result['trainer_waits']:.0%}, "
         f"staleness {result['mean_staleness']:.2f} (at most {result['max_staleness']})"
     )
 
@@ -233,7 +256,8 @@ def _told(result: dict[str, Any]) -> str:
 def _table(results: Sequence[dict[str, Any]]) -> Table:
     delay = next((each["arm"]["delay"] for each in results if each["arm"]["delay"]), "")
     table = Table("tools", "η", "seed", "to the level, s", "all steps, s", "last reward", "rollouts/s", "trainer waits",
-                  "engines busy", "staleness", title=f"Slow tools sleep: lognormal, median and sigma {delay} s")  # fmt: skip
+                  "engines busy", "staleness", title=f"Slow tools sleep: lognormal, median and sigma {delay} "
+                                                     "s")  # fmt: skip
     levels = {pair["tools"]: pair["level"] for pair in compare(results)}
     for each in results:
         busy, last, level = each["engines_busy"], each["times_s"][-1], levels[each["tools"]]
@@ -241,13 +265,16 @@ def _table(results: Sequence[dict[str, Any]]) -> Table:
             each["tools"], str(each["arm"]["eta"]), str(each["arm"]["seed"]),
             "-" if level is None else f"{reached(each, level):.0f} ({level:.2f})", f"{last:.0f}",
             f"{moving_mean(each['rewards'])[-1]:.2f}", f"{each['rollouts'] / last:.1f}", f"{each['trainer_waits']:.0%}",
-            "-" if busy is None else f"{busy:.0%}", f"{each['mean_staleness']:.2f} (≤ {each['max_staleness']})",
+            "-" if busy is None else f"{busy:.0%}", f"{each['mean_staleness']:.2f} (≤ "
+                                                    f"{each['max_staleness']})",
         )  # fmt: skip
     return table
 
 
 def _verdicts(pairs: Sequence[dict[str, Any]]) -> Table:
-    table = Table("tools", "level", "η = 4 reaches it sooner, times", "η = 4 ends sooner, times", f"target ≥ {_TARGET}")
+    table = Table(
+        "tools", "level", "η = 4 reaches it sooner, times", "η = 4 ends sooner, times", f"target ≥ {_TARGET}"
+    )
     for pair in pairs:
         to_level, all_steps = (_spanned(pair[name]) for name in ("times_to_level", "times_all_steps"))
         level, verdict = pair["level"], "-" if pair["tools"] == "fast" else "met" if _met(pair) else "missed"
@@ -271,7 +298,11 @@ def _draw(results: Sequence[dict[str, Any]], pairs: Sequence[dict[str, Any]], pa
                 axes.plot(each["times_s"], moving_mean(each["rewards"]), color="#c44" if eta == 0 else "#4878a8",
                           label=f"η = {eta}" if each["arm"]["seed"] == 0 else None)  # fmt: skip
             axes.axhline(pair["level"] or 0, linestyle=":", color="#888")
-            axes.set(xlabel="seconds", ylabel=f"training reward, mean of {_MEAN_OF} steps", title=f"{pair['tools']} tools")
+            axes.set(
+                xlabel="seconds",
+                ylabel=f"training reward, mean of {_MEAN_OF} steps",
+                title=f"{pair['tools']} tools",
+            )
             axes.grid(alpha=0.3)
             axes.legend(loc="lower right")
 

@@ -1,13 +1,14 @@
-"""A simulated learner for selectors: tasks that succeed by chance, the more often the more they were trained with a signal.
+"""A simulated learner for selectors: tasks that succeed by chance, the more often the more they were trained
+with a signal.
 
-Task i succeeds with probability p_i = sigmoid(theta_i + shared). A group of n rollouts whose rewards have the standard
-deviation s moves its task: theta_i += rate * n / group_size * s, which is the GRPO step on theta_i (with advantages
-(r - mean) / s the mean of advantage * reward is s), weighted by its rollouts. `transfer` of every move is everybody's:
-shared += transfer * move.
-Groups of equal rewards move nothing. Tasks that cannot be solved never succeed.
+Task i succeeds with probability p_i = sigmoid(theta_i + shared). A group of n rollouts whose rewards have the
+standard deviation s moves its task: theta_i += rate * n / group_size * s, which is the GRPO step on theta_i
+(with advantages (r - mean) / s the mean of advantage * reward is s), weighted by its rollouts. `transfer` of
+every move is everybody's: shared += transfer * move. Groups of equal rewards move nothing. Tasks that cannot
+be solved never succeed.
 
-With `averaged` the moves of a step are divided by the share of its groups that had a signal: then a step is as long with few of
-them as with many, as where an optimizer divides by what it was given.
+With `averaged` the moves of a step are divided by the share of its groups that had a signal: then a step is
+as long with few of them as with many, as where an optimizer divides by what it was given.
 """
 
 import math
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from harnessgym.selection import Pool, Visit, make_selector
+from harnessgym.scheduling.selection import SelectionPool, Visit, make_selector
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Arm:
     name: str
     selector: str
     refill: bool = False
-    """Groups without a signal are given up and replaced in the batch, as `filter.zero_signal = "refill"` does."""
+    """Groups without a signal are given up and replaced in the batch, as `filter.zero_signal = "refill"`
+    does."""
 
 
 ARMS = (
@@ -93,7 +95,10 @@ class Learner:
     def train(self, batch: Sequence[Visit], place: dict[str, int]) -> None:
         """One step on a batch of groups."""
         world = self.world
-        moves = [world.rate * len(visit.rewards) / world.group_size * float(np.std(visit.rewards)) for visit in batch]
+        moves = [
+            world.rate * len(visit.rewards) / world.group_size * float(np.std(visit.rewards))
+            for visit in batch
+        ]
         with_signal = sum(move > 0 for move in moves)
         scale = len(moves) / with_signal if world.averaged and with_signal else 1.0
         for visit, move in zip(batch, moves, strict=True):
@@ -104,10 +109,13 @@ class Learner:
 def play(world: World, arm: Arm, seed: int) -> dict[str, Any]:
     """One run: batches until the budget of rollouts is spent. All figures are simulated.
 
-    `curve` has pairs of rollouts spent and the mean success rate over all tasks, at the start and after every step.
+    `curve` has pairs of rollouts spent and the mean success rate over all tasks, at the start and after every
+    step.
     """
     learner = Learner(world, seed)
-    pool = Pool(tuple(f"t{n}" for n in range(world.tasks)), world.group_size, world.groups_per_step, seed)
+    pool = SelectionPool(
+        tuple(f"t{n}" for n in range(world.tasks)), world.group_size, world.groups_per_step, seed
+    )
     place = {task: index for index, task in enumerate(pool.tasks)}
     selector = make_selector(arm.selector, {}, pool)
     visits, spent, steps = list[Visit](), 0, 0

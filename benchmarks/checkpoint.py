@@ -1,11 +1,12 @@
-"""What a checkpoint costs the training: seconds that a step is held up, written at once or by a thread behind the next step.
+"""What a checkpoint costs the training: seconds that a step is held up, written at once or by a thread behind
+the next step.
 
     python -m benchmarks.checkpoint [--sizes 10,60,135] [--steps 4] [--wait 0]
 
-The trainer's own parts on a random policy: one update on random rows, a checkpoint synced to disk, a version published in full;
-no store and no rollouts. `--wait` is how long the trainer would wait for the next groups, which is time to write in. Blocking
-and lazy steps of one size follow each other in the same process; they write to the folder for temporary files. Prints a table
-and writes `benchmarks/out/checkpoint.json`.
+The trainer's own parts on a random policy: one update on random rows, a checkpoint synced to disk, a version
+published in full; no store and no rollouts. `--wait` is how long the trainer would wait for the next groups,
+which is time to write in. Blocking and lazy steps of one size follow each other in the same process; they
+write to the folder for temporary files. Prints a table and writes `benchmarks/out/checkpoint.json`.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harnessgym.run_folder import write_json
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers import checkpoint
 from trainers.checkpoint import Checkpoint, RandomState
 from trainers.checkpoint_writer import CheckpointWriter
@@ -55,7 +56,9 @@ class Figures:
 def main() -> None:
     """Measure every size both ways."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", default="10,60", help=f"of {', '.join(map(str, _SHAPES))} million parameters")
+    parser.add_argument(
+        "--sizes", default="10,60", help=f"of {', '.join(map(str, _SHAPES))} million parameters"
+    )
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--wait", type=float, default=0.0, help="seconds between steps")
     options = parser.parse_args()
@@ -78,7 +81,9 @@ def measure(folder: Path, size: int, steps: int, wait_s: float, lazy: bool) -> F
     def commit(state: Checkpoint) -> None:
         began = time.perf_counter()
         checkpoint.save(folder / "checkpoints", state)
-        publish_full(folder / "versions", state.version, None, state.weights, step=state.step, run="benchmark")
+        publish_full(
+            folder / "versions", state.version, None, state.weights, step=state.step, run="benchmark"
+        )
         written.append(time.perf_counter() - began)
 
     writer = CheckpointWriter(commit, lazy=lazy)
@@ -90,7 +95,9 @@ def measure(folder: Path, size: int, steps: int, wait_s: float, lazy: bool) -> F
         policy_update(policy, optimizer, rows, [1.0, -1.0] * (len(rows) // 2), settings)
         done = time.perf_counter()
         staged = writer.stage(optimizer.state_dict())
-        writer.submit(Checkpoint(step, step, published_weights(policy), staged, (RandomState.here(),), None, {}))
+        writer.submit(
+            Checkpoint(step, step, published_weights(policy), staged, (RandomState.here(),), None, {})
+        )
         stepped.append(done - computing)
         held.append(time.perf_counter() - done)
         periods.append(time.perf_counter() - began)
@@ -103,18 +110,23 @@ def measure(folder: Path, size: int, steps: int, wait_s: float, lazy: bool) -> F
 def _policy(size: int) -> Policy:
     vocabulary, width, layers = _SHAPES[size]
     torch.manual_seed(0)
-    return Policy(PolicyConfig(vocabulary, width, width * 8 // 3 // 64 * 64, layers, width // 64, width // 64, 64))
+    return Policy(
+        PolicyConfig(vocabulary, width, width * 8 // 3 // 64 * 64, layers, width // 64, width // 64, 64)
+    )
 
 
-def _rows(count: int = 4, length: int = 48) -> list[Row]:
+def _rows(count: int = 4, length: int = 48) -> list[TrainingRow]:
     draw = np.random.default_rng(0)
     rows = []
     for index in range(count):
         mask = np.ones(length, np.int32)
         mask[: length // 2] = 0
         logprobs = np.where(mask == 1, -7.0, 0.0).astype(np.float32)
-        ids, versions = draw.integers(0, 4_096, length).astype(np.int32), np.where(mask == 1, 0, -1).astype(np.int32)
-        rows.append(Row(f"rollout {index}", "group", ids, mask, logprobs, versions))
+        ids, versions = (
+            draw.integers(0, 4_096, length).astype(np.int32),
+            np.where(mask == 1, 0, -1).astype(np.int32),
+        )
+        rows.append(TrainingRow(f"rollout {index}", "group", ids, mask, logprobs, versions))
     return rows
 
 

@@ -1,11 +1,13 @@
 """Selectors at an equal budget of rollouts: `make bench NAME=curation`.
 
-    python -m benchmarks.curation [--quick] [--seeds 20] [--only bernoulli|quickstart] [--real-seeds 3] [--plot FILE]
+    python -m benchmarks.curation [--quick] [--seeds 20] [--only bernoulli|quickstart] [--real-seeds 3]
+    [--plot FILE]
 
-bernoulli: pools of tasks that succeed by chance and are learnt as `benchmarks/bernoulli_pool.py` says: simulated, 20 seeds,
-every arm on the same pools. quickstart: real runs of `examples/quickstart.toml` with selectors that spend its rollouts exactly,
-3 seeds. Intervals are 95 % t-intervals, of differences from uniform seed by seed. Finished arms are kept in
-`runs/bench-curation`, so an interrupted benchmark goes on; `--fresh` forgets them. Writes `benchmarks/out/curation.json`.
+bernoulli: pools of tasks that succeed by chance and are learnt as `benchmarks/bernoulli_pool.py` says:
+simulated, 20 seeds, every arm on the same pools. quickstart: real runs of `examples/quickstart.toml` with
+selectors that spend its rollouts exactly, 3 seeds. Intervals are 95 % t-intervals, of differences from
+uniform seed by seed. Finished arms are kept in `runs/bench-curation`, so an interrupted benchmark goes on;
+`--fresh` forgets them. Writes `benchmarks/out/curation.json`.
 """
 
 import argparse
@@ -58,7 +60,9 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.curation", description=(__doc__ or "").split("\n\n")[2])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.curation", description=(__doc__ or "").split("\n\n")[2]
+    )
     parser.add_argument("--quick", action="store_true", help="two seeds of a small pool, and no real run")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--real-seeds", type=int, default=3)
@@ -85,7 +89,9 @@ def _simulated(world: World, seeds: int, console: Console) -> dict[str, Any]:
     runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in ARMS}
     for seed, arm in product(range(seeds), ARMS):
         told = {"world": asdict(world), "arm": asdict(arm), "seed": seed}
-        runs[arm.name].append(_kept(f"{world.name}-{arm.name}-{seed}", told, lambda arm=arm, seed=seed: play(world, arm, seed)))
+        runs[arm.name].append(
+            _kept(f"{world.name}-{arm.name}-{seed}", told, lambda arm=arm, seed=seed: play(world, arm, seed))
+        )
     rows = [summary(arm, runs[arm.name], runs[_UNIFORM]) for arm in ARMS]
     console.print(_table(world, seeds, rows))
     return {"world": asdict(world), "seeds": seeds, "arms": rows}
@@ -94,8 +100,8 @@ def _simulated(world: World, seeds: int, console: Console) -> dict[str, Any]:
 def summary(arm: Arm, runs: Sequence[dict[str, Any]], uniform: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One arm over all seeds, beside uniform on the same seeds.
 
-    `share_of_rollouts` is what it takes to reach uniform's final mean, as a share of uniform's budget; runs that never do count
-    as 1, and are counted.
+    `share_of_rollouts` is what it takes to reach uniform's final mean, as a share of uniform's budget; runs
+    that never do count as 1, and are counted.
     """
     reached = [sooner(own["curve"], other["final"]) for own, other in zip(runs, uniform, strict=True)]
     shares = [1.0 if at is None else at / own["rollouts"] for at, own in zip(reached, runs, strict=True)]
@@ -186,9 +192,13 @@ def _real_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _draw(out: dict[str, Any], path: Path) -> None:
-    """What each selector gains over uniform, with 95 % intervals: a panel for each pool and one for the real runs, as PNG."""
+    """What each selector gains over uniform, with 95 % intervals: a panel for each pool and one for the
+    real runs, as PNG.
+    """
     panels = [(f"simulated: {part['world']['name']}", part["arms"]) for part in out.get("bernoulli", [])]
-    panels += [("quickstart: real runs", out["quickstart_by_selector"])] if "quickstart_by_selector" in out else []
+    panels += (
+        [("quickstart: real runs", out["quickstart_by_selector"])] if "quickstart_by_selector" in out else []
+    )
     with picture(path, columns=len(panels), size=(3.8 * len(panels), 3.8)) as (_, (axes,)):
         for axis, (title, rows) in zip(axes, panels, strict=True):
             shown = [row for row in rows if row["name"] != _UNIFORM]
@@ -208,7 +218,16 @@ def _trained(told: dict[str, Any]) -> dict[str, Any]:
     shutil.rmtree(folder, ignore_errors=True)
     settings = {"seed": told["seed"], "trainer.steps": told["steps"], "generate.selector": told["selector"]}
     overrides = [text for name, value in settings.items() for text in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "harnessgym", "train", str(_EXAMPLE), "--folder", str(folder), *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "harnessgym",
+        "train",
+        str(_EXAMPLE),
+        "--folder",
+        str(folder),
+        *overrides,
+    ]
     subprocess.run(command, check=True)
     found = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -219,7 +238,9 @@ def _trained(told: dict[str, Any]) -> dict[str, Any]:
 
 def _figures(found: dict[str, Any]) -> dict[str, Any]:
     names = {"before": "success_before", "after": "success_after", "rollouts": "rollouts"}
-    return {"gain": found["gain"], "gain_ci95": found["gain_ci95"]} | {own: found[name] for own, name in names.items()}
+    return {"gain": found["gain"], "gain_ci95": found["gain_ci95"]} | {
+        own: found[name] for own, name in names.items()
+    }
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python -m benchmarks.engine [--small-only] [--repeats 5] [--dtype float32]
 
-Both arms have the same weights, prompts, number of new tokens, precision and torch threads, and sample. The engine is a server
-process that streams to 32 concurrent requests from this client process; the peer runs in a process of its own, with the whole
-batch in one `generate` call and no HTTP. The arms take turns. Two cases per model: `distinct` prompts (nothing shared) and
-`shared` (32 times one new prompt, as a group of rollouts has it: the engine computes it once).
+Both arms have the same weights, prompts, number of new tokens, precision and torch threads, and sample. The
+engine is a server process that streams to 32 concurrent requests from this client process; the peer runs in a
+process of its own, with the whole batch in one `generate` call and no HTTP. The arms take turns. Two cases
+per model: `distinct` prompts (nothing shared) and `shared` (32 times one new prompt, as a group of rollouts
+has it: the engine computes it once).
 """
 
 import argparse
@@ -90,7 +91,9 @@ def measure(name: str, shape: dict[str, object], dtype: str, repeats: int) -> li
                 process.wait()
 
 
-def measure_case(name: str, case: str, dtype: str, url: str, peer: "subprocess.Popen[str]", vocab: int, repeats: int) -> Result:
+def measure_case(
+    name: str, case: str, dtype: str, url: str, peer: "subprocess.Popen[str]", vocab: int, repeats: int
+) -> Result:
     rng = np.random.default_rng(0)
     rates: dict[str, list[float]] = {"engine": [], "transformers": []}
     for repeat in range(repeats + 1):
@@ -108,7 +111,16 @@ def measure_case(name: str, case: str, dtype: str, url: str, peer: "subprocess.P
             rates["transformers"].append(transformers)
     medians = {arm: statistics.median(values) for arm, values in rates.items()}
     ratio = medians["engine"] / medians["transformers"]
-    return Result(name, case, dtype, rates["engine"], rates["transformers"], medians["engine"], medians["transformers"], ratio)
+    return Result(
+        name,
+        case,
+        dtype,
+        rates["engine"],
+        rates["transformers"],
+        medians["engine"],
+        medians["transformers"],
+        ratio,
+    )
 
 
 async def ask_engine(url: str, prompts: list[list[int]]) -> float:
@@ -126,11 +138,24 @@ async def ask_engine(url: str, prompts: list[list[int]]) -> float:
     return taken
 
 
-async def ask_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: list[int], seed: int) -> int:
-    """Stream one completion over a bare socket (client libraries take longer per event than the engine); its tokens."""
-    body = {"prompt": prompt, "max_tokens": NEW, "seed": seed, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
+async def ask_one(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, prompt: list[int], seed: int
+) -> int:
+    """Stream one completion over a bare socket (client libraries take longer per event than the engine);
+    its tokens.
+    """
+    body = {
+        "prompt": prompt,
+        "max_tokens": NEW,
+        "seed": seed,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
     data = json.dumps(body | {"stream": True}).encode()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: %d\r\n\r\n" % len(data) + data)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+    )
     count = 0
     while not (line := await reader.readline()).startswith(b"data: [DONE]"):
         assert line, "the engine closed the stream"
@@ -191,9 +216,23 @@ def report(results: list[Result]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    machine = {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version(), "torch_threads": 1}
-    table = Table(title=f"{BATCH} requests, {PROMPT} prompt + {NEW} new tokens, 1 torch thread, {machine['processor']}")
-    for column in ("model", "prompts", "dtype", "engine over HTTP tok/s", "transformers generate tok/s", "ratio"):
+    machine = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch_threads": 1,
+    }
+    table = Table(
+        title=f"{BATCH} requests, {PROMPT} prompt + {NEW} new tokens, 1 torch thread, {machine['processor']}"
+    )
+    for column in (
+        "model",
+        "prompts",
+        "dtype",
+        "engine over HTTP tok/s",
+        "transformers generate tok/s",
+        "ratio",
+    ):
         table.add_column(column)
     for row in results:
         cells = (
@@ -208,7 +247,9 @@ def report(results: list[Result]) -> None:
     Console().print(table)
     out = Path(__file__).parent / "out" / "engine.json"
     out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps({"machine": machine, "results": [asdict(row) for row in results]}, indent=2) + "\n")
+    out.write_text(
+        json.dumps({"machine": machine, "results": [asdict(row) for row in results]}, indent=2) + "\n"
+    )
 
 
 def processor() -> str:

@@ -1,9 +1,11 @@
-"""What forking a warmed interpreter buys: episodes per second and processor time, forked against cold, per sandbox.
+"""What forking a warmed interpreter buys: episodes per second and processor time, forked against cold, per
+sandbox.
 
     python benchmarks/fork.py [--episodes 200] [--concurrency 16] [--json fork.json]
 
-An episode is an unmodified program on the official openai SDK that makes two chat calls. The provider answers at once, from a
-process of its own, so the figures are the sandbox's and the harness's. The `true` rows are a program that does nothing.
+An episode is an unmodified program on the official openai SDK that makes two chat calls. The provider answers
+at once, from a process of its own, so the figures are the sandbox's and the harness's. The `true` rows are a
+program that does nothing.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from typing import Any
 
 from harnessgym.sandbox import ExecResult, Prewarm, SandboxBackend
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings, bubblewrap_available
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.task import Limits
 
 EPISODE = """
@@ -36,14 +38,21 @@ print(answer.choices[0].message.content)
 def provide(listeners: list[socket.socket]) -> None:
     """Answers every request on both listeners at once, with the same chat completion."""
     choice = {"index": 0, "message": {"role": "assistant", "content": "done"}, "finish_reason": "stop"}
-    body = json.dumps({"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}).encode()
-    reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    body = json.dumps(
+        {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+    ).encode()
+    reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(body),
+        body,
+    )
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+                length = next(
+                    line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+                )
                 await reader.readexactly(int(length.split(b":")[1]))
                 writer.write(reply)
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -57,7 +66,9 @@ def provide(listeners: list[socket.socket]) -> None:
     asyncio.run(serve())
 
 
-async def measure(backend: SandboxBackend, program: str, prewarm: Prewarm | None, count: int, width: int) -> dict[str, float]:
+async def measure(
+    backend: SandboxBackend, program: str, prewarm: Prewarm | None, count: int, width: int
+) -> dict[str, float]:
     """Runs `count` episodes, `width` at a time, after one that warms up."""
     gate = asyncio.Semaphore(width)
 
@@ -84,9 +95,13 @@ async def measure(backend: SandboxBackend, program: str, prewarm: Prewarm | None
 
 def backends(folder: Path, url: str) -> dict[str, SandboxBackend]:
     """Every backend that can be used here."""
-    made: dict[str, SandboxBackend] = {"process": Process(ProcessSettings(proxy_url=url, workspace_root=folder / "w"))}
+    made: dict[str, SandboxBackend] = {
+        "process": ProcessBackend(ProcessSettings(proxy_url=url, workspace_root=folder / "w"))
+    }
     if bubblewrap_available() is None:
-        made["bubblewrap"] = Bubblewrap(BubblewrapSettings(proxy_socket_dir=folder, workspace_root=folder / "w"))
+        made["bubblewrap"] = Bubblewrap(
+            BubblewrapSettings(proxy_socket_dir=folder, workspace_root=folder / "w")
+        )
     return made
 
 
@@ -128,12 +143,12 @@ def main() -> None:
         f"{'sandbox':<12}{'program':<11}{'start':<8}{'episodes/s':>11}{'alone ms':>10}{'harness cpu ms':>16}{'node cpu ms':>13}"
     )
     for row in rows:
-        figures = (
-            f"{row['episodes_per_s']:>11.1f}{row['alone_ms']:>10.1f}{row['harness_cpu_ms']:>16.1f}{row['node_cpu_ms']:>13.1f}"
-        )
+        figures = f"{row['episodes_per_s']:>11.1f}{row['alone_ms']:>10.1f}{row['harness_cpu_ms']:>16.1f}{row['node_cpu_ms']:>13.1f}"
         print(f"{row['sandbox']:<12}{row['program']:<11}{row['start']:<8}{figures}")
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "argv": sys.argv, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"machine": machine, "argv": sys.argv, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Where the processor time of a rollout goes, process by process and stage by stage. `make bench NAME=line`.
 
-Runs a short training run of the quickstart and reads /proc: processor seconds of every process of the run, and of everything
-the node started (fork servers and harnesses), between the first and the last training rollout, divided by the rollouts in
-between. The row of sandboxes and harnesses is the bound: it is the agents' own work, which no training system can take away.
+Runs a short training run of the quickstart and reads /proc: processor seconds of every process of the run,
+and of everything the node started (fork servers and harnesses), between the first and the last training
+rollout, divided by the rollouts in between. The row of sandboxes and harnesses is the bound: it is the
+agents' own work, which no training system can take away.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from rich.table import Table
 from sqlalchemy import Connection, select
 
 from harnessgym.config import load_config
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import write_json
 from harnessgym.store import counts
 from harnessgym.store.tables import calls, rollouts
@@ -59,7 +60,11 @@ class Meter:
     def per_rollout_ms(self) -> dict[str, float]:
         """Processor milliseconds per rollout by process."""
         number = self.span[1] - self.span[0]
-        return {name: 1000 * (self.last[name] - begun) / number for name, begun in self.first.items() if name in self.last}
+        return {
+            name: 1000 * (self.last[name] - begun) / number
+            for name, begun in self.first.items()
+            if name in self.last
+        }
 
 
 def main() -> None:
@@ -83,10 +88,20 @@ def main() -> None:
     console.print(_table("processor time per rollout (3 calls)", "ms", cpu))
     console.print(_table("wall time by stage, median", "ms", stages))
     busy = sum(cpu.values()) / 1000 * rate / (os.cpu_count() or 1)
-    console.print(f"{rate:.1f} rollouts/s; {100 * busy:.0f} % of {os.cpu_count()} cores busy with the run", highlight=False)
+    console.print(
+        f"{rate:.1f} rollouts/s; {100 * busy:.0f} % of {os.cpu_count()} cores busy with the run",
+        highlight=False,
+    )
     sandbox = json.loads((folder.root / "sandbox.json").read_text())
-    facts = {"machine": platform.machine(), "cores": os.cpu_count(), "sandbox": sandbox, "rollouts_per_s": round(rate, 2)}
-    write_json(Path("benchmarks/out/line.json"), {**facts, "cpu_ms_per_rollout": cpu, "wall_ms_median": stages})
+    facts = {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "sandbox": sandbox,
+        "rollouts_per_s": round(rate, 2),
+    }
+    write_json(
+        Path("benchmarks/out/line.json"), {**facts, "cpu_ms_per_rollout": cpu, "wall_ms_median": stages}
+    )
 
 
 def _table(title: str, unit: str, values: dict[str, float]) -> Table:

@@ -1,9 +1,9 @@
 """What one look at a run costs, on a small store and on large ones. `make bench NAME=look`.
 
-Fills a store with rollouts of three calls each, most of them long ended, one attempt in ten failed and one group in ten
-dropped, and the trainer's metrics with a line for every sixteen; and looks at it as `harnessgym train` does every second,
-while sixteen rollouts run. Prints processor milliseconds, which other load on the machine does not lengthen, and the median
-of the wall milliseconds.
+Fills a store with rollouts of three calls each, most of them long ended, one attempt in ten failed and one
+group in ten dropped, and the trainer's metrics with a line for every sixteen; and looks at it as `harnessgym
+train` does every second, while sixteen rollouts run. Prints processor milliseconds, which other load on the
+machine does not lengthen, and the median of the wall milliseconds.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from rich.table import Table
 from harnessgym.metrics.lines import append
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore
-from harnessgym.supervisor.progress import Observer
+from harnessgym.supervisor.progress import RunObserver
 from tests.support.stored_rollouts import BATCH, CALLS, ENDED_PER_S, filled
 
 _ROOT = Path("benchmarks/out/look")
@@ -32,14 +32,19 @@ def main() -> None:
     parser.add_argument("--rollouts", type=int, nargs="+", default=[100, 10_000, 50_000])
     parser.add_argument("--looks", type=int, default=50)
     options = parser.parse_args()
-    table = Table("rollouts", "calls", "first look", "look", "wall", title="one look at a run, ms", title_justify="left")
+    table = Table(
+        "rollouts", "calls", "first look", "look", "wall", title="one look at a run, ms", title_justify="left"
+    )
     out: list[dict[str, Any]] = []
     for number in options.rollouts:
         found = measure(number, options.looks)
         out.append({"rollouts": number, **found})
         table.add_row(f"{number:,}", f"{CALLS * number:,}", *(f"{value:.1f}" for value in found.values()))
     Console().print(table)
-    write_json(Path("benchmarks/out/look.json"), {"machine": platform.machine(), "looks": options.looks, "stores": out})
+    write_json(
+        Path("benchmarks/out/look.json"),
+        {"machine": platform.machine(), "looks": options.looks, "stores": out},
+    )
     shutil.rmtree(_ROOT, ignore_errors=True)
 
 
@@ -48,14 +53,14 @@ def measure(number: int, looks: int) -> dict[str, float]:
     folder = filled(_ROOT / str(number), number)
     note_steps(folder, number)
     with TraceStore.open(folder.store_url()) as store:
-        observer = Observer(folder, store)
+        observer = RunObserver(folder, store)
         first, _ = _look(observer)
         later = [_look(observer) for _ in range(looks)]
     processor, wall = (statistics.median(values) for values in zip(*later, strict=True))
     return {"first_cpu_ms": first, "cpu_ms": processor, "wall_ms": wall}
 
 
-def _look(observer: Observer) -> tuple[float, float]:
+def _look(observer: RunObserver) -> tuple[float, float]:
     """Processor and wall milliseconds of a look."""
     before, began = time.thread_time(), time.perf_counter()
     observer.look()

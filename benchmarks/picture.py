@@ -10,7 +10,9 @@ from typing import Any
 def picture(
     path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float], **shared: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """A figure of `size` inches with axes [rows, columns], which needs no screen; written to `path` when the block ends."""
+    """A figure of `size` inches with axes [rows, columns], which needs no screen; written to `path` when
+    the block ends.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,7 +1,9 @@
-"""Kill processes of a training run with SIGKILL, over and over, and check that nothing was lost and nothing happened twice.
+"""Kill processes of a training run with SIGKILL, over and over, and check that nothing was lost and nothing
+happened twice.
 
-One *campaign* is one run of the quickstart's task with a schedule of kills: before each, a look at which calls are committed;
-at the end, every one of them must still be there unchanged, every step trained once, and `traces verify` green.
+One *campaign* is one run of the quickstart's task with a schedule of kills: before each, a look at which
+calls are committed; at the end, every one of them must still be there unchanged, every step trained once, and
+`traces verify` green.
 """
 
 import json
@@ -24,7 +26,7 @@ from harnessgym.store import TraceStore, counts, rollouts, runs
 from harnessgym.store.calls import FINISHED
 from harnessgym.store.tables import calls, trained
 from harnessgym.supervisor.progress import read_metrics
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 
 VICTIMS = ("proxy", "engine", "node", "trainer", "supervisor")
 """Kinds of process. Of the engines, one is picked at random each time."""
@@ -40,7 +42,8 @@ class Report:
 
     kills: dict[str, int] = field(default_factory=dict)
     recovery_s: dict[str, list[float]] = field(default_factory=dict)
-    """Per kind of victim: seconds from each kill to the run's next committed call or training step, whoever makes it."""
+    """Per kind of victim: seconds from each kill to the run's next committed call or training step,
+    whoever makes it."""
     next_step_s: dict[str, list[float]] = field(default_factory=dict)
     """Per kind of victim: seconds from each kill to the next training step."""
     calls: int = 0
@@ -62,8 +65,12 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was lost, doubled, too stale, found wrong, or judged because something was killed."""
-        return not (self.lost or self.trained_twice or self.findings or self.staleness > self.eta or self.judged)
+        """Whether nothing was lost, doubled, too stale, found wrong, or judged because something was
+        killed.
+        """
+        return not (
+            self.lost or self.trained_twice or self.findings or self.staleness > self.eta or self.judged
+        )
 
     @property
     def judged(self) -> int:
@@ -97,7 +104,9 @@ class Campaign:
                 self._await_moment(draw)
                 if self._steps() >= self._total():
                     break
-                self._kill(victim, draw.choice(("engine-0", "engine-1")) if victim == "engine" else victim, report)
+                self._kill(
+                    victim, draw.choice(("engine-0", "engine-1")) if victim == "engine" else victim, report
+                )
             if self.to_the_end:
                 self._wait(self._finished, "the end")
         finally:
@@ -108,7 +117,15 @@ class Campaign:
 
     def _start(self) -> None:
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "harnessgym", self.command, "examples/quickstart.toml", "--folder", str(self.folder)]
+        command = [
+            sys.executable,
+            "-m",
+            "harnessgym",
+            self.command,
+            "examples/quickstart.toml",
+            "--folder",
+            str(self.folder),
+        ]
         settings = ["--evaluation.tasks", "0", "--supervisor.max_restarts", "1000", *self.overrides]
         with (self.folder.parent / f"{self.folder.name}.log").open("ab") as log:
             self._supervisor = subprocess.Popen([*command, *settings], stdout=log, stderr=log)
@@ -159,7 +176,9 @@ class Campaign:
             self._start()
 
     def _settle(self, victim: str, killed: float) -> None:
-        """Wait until all is as it was before a kill; by default nothing more is waited for than the next step."""
+        """Wait until all is as it was before a kill; by default nothing more is waited for than the next
+        step.
+        """
 
     def _process(self, victim: str) -> ProcessId | None:
         if victim == "supervisor":
@@ -178,13 +197,20 @@ class Campaign:
         report.lost = sum(now.get(call_id) != digest for call_id, digest in self._committed.items())
         report.trained_twice = self._read(_trained_twice)
         report.steps = self._steps()
-        report.eta, report.staleness = RunFolder(self.folder).config().trainer.max_staleness, self._read(_stalest)
+        report.eta, report.staleness = (
+            RunFolder(self.folder).config().trainer.max_staleness,
+            self._read(_stalest),
+        )
         with TraceStore.open(RunFolder(self.folder).store_url()) as store:
-            report.findings = [f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings]
+            report.findings = [
+                f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings
+            ]
             run = store.read(runs.only)
             assert run is not None
             report.stop_reasons = store.read(lambda conn: counts.stop_reasons(conn, run.id))
-            report.failed_rollouts = store.read(lambda conn: rollouts.rollout_states(conn, run.id)).get("failed", 0)
+            report.failed_rollouts = store.read(lambda conn: rollouts.rollout_states(conn, run.id)).get(
+                "failed", 0
+            )
 
     def _finished(self) -> bool:
         assert self._supervisor is not None
@@ -214,11 +240,15 @@ class Campaign:
         deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             if self._supervisor is not None and self._supervisor.poll() not in (None, 0):
-                raise RuntimeError(f"The run ended with status {self._supervisor.poll()}; see {self.folder}.log.")
+                raise RuntimeError(
+                    f"The run ended with status {self._supervisor.poll()}; see {self.folder}.log."
+                )
             if self._supervisor is not None and self._supervisor.poll() == 0 and what != "the end":
                 return
             if time.monotonic() > deadline:
-                raise RuntimeError(f"Waited {_PATIENCE_S:.0f} s for {what} in {self.folder}; see {self.folder}.log.")
+                raise RuntimeError(
+                    f"Waited {_PATIENCE_S:.0f} s for {what} in {self.folder}; see {self.folder}.log."
+                )
             time.sleep(0.1)
 
 

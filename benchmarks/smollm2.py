@@ -2,14 +2,16 @@
 
     python -m benchmarks.smollm2 [--quick] [--seeds 3] [--steps N] [--no-control] [--plot FILE] [--fresh]
 
-Each run is `harnessgym train benchmarks/smollm2.toml`, then `harnessgym eval` of the weights it began with and of its last, on
-the same 256 held-out tasks with the same sampling seeds. The control permutes the rewards of every batch among its rollouts:
-same tasks, same code, nothing to learn. The agent is installed and unmodified; what is particular about it stands in its own
-configuration file, inside the run file. The two shots are turns in the policy's chat template: shots that a user's message
-quotes are worth little to a model this small, and the proxy never lets a message write turns.
+Each run is `harnessgym train benchmarks/smollm2.toml`, then `harnessgym eval` of the weights it began with
+and of its last, on the same 256 held-out tasks with the same sampling seeds. The control permutes the rewards
+of every batch among its rollouts: same tasks, same code, nothing to learn. The agent is installed and
+unmodified; what is particular about it stands in its own configuration file, inside the run file. The two
+shots are turns in the policy's chat template: shots that a user's message quotes are worth little to a model
+this small, and the proxy never lets a message write turns.
 
-Interrupted, the same command goes on where it stopped. Writes `benchmarks/out/smollm2.json`. Exit status 1 unless the 95 %
-interval of every seed's gain lies above 0, and that of the control does not: no improvement is shown otherwise, and it says so.
+Interrupted, the same command goes on where it stopped. Writes `benchmarks/out/smollm2.json`. Exit status 1
+unless the 95 % interval of every seed's gain lies above 0, and that of the control does not: no improvement
+is shown otherwise, and it says so.
 """
 
 import argparse
@@ -42,7 +44,8 @@ _HELD_OUT = 256
 _QUICK_TASKS = 8
 _QUICK = {"trainer.steps": 2, "trainer.groups_per_step": 2, "trainer.group_size": 2}
 START = (0.15, 0.40)
-"""Where the success before training should lie: with less there is little to learn from, with more little to learn."""
+"""Where the success before training should lie: with less there is little to learn from, with more little
+to learn."""
 SHOTS = (
     ("Rename the file letter.txt to note.txt.", "mv letter.txt note.txt"),
     ("Delete the file story.txt.", "rm story.txt"),
@@ -60,7 +63,9 @@ def main() -> None:
     """Prepare, train, evaluate, report; whatever is done already is kept."""
     options, console = _options(), Console(width=max(160, Console().width))
     root = ROOT / "quick" if options.quick else ROOT
-    arms = [Arm(f"seed {seed}", seed, shuffled=False) for seed in range(1 if options.quick else options.seeds)]
+    arms = [
+        Arm(f"seed {seed}", seed, shuffled=False) for seed in range(1 if options.quick else options.seeds)
+    ]
     if not options.no_control:
         arms.append(Arm("shuffled rewards, seed 0", 0, shuffled=True))
     console.print("Preparing SmolLM2 and mini-swe-agent: minutes the first time.")
@@ -97,9 +102,13 @@ class Arm:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.smollm2", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.smollm2", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
-        "--quick", action="store_true", help="one seed, two steps of four rollouts, eight held-out tasks: shows nothing"
+        "--quick",
+        action="store_true",
+        help="one seed, two steps of four rollouts, eight held-out tasks: shows nothing",
     )
     parser.add_argument("--seeds", type=int, default=3, help="so many runs")
     parser.add_argument("--steps", type=int, help="instead of the run file's")
@@ -118,13 +127,24 @@ def _result(arm: Arm, folder: Path, options: argparse.Namespace) -> dict[str, An
         settings["trainer.steps"] = options.steps
     overrides = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     timed(folder, "training", "train", str(RUN_FILE), "--folder", str(run), *overrides)
-    words = ("--run", str(RUN_FILE), "--folder", str(folder / "eval"), "--limit", str(tasks), "--seed", str(arm.seed))
+    words = (
+        "--run",
+        str(RUN_FILE),
+        "--folder",
+        str(folder / "eval"),
+        "--limit",
+        str(tasks),
+        "--seed",
+        str(arm.seed),
+    )
     timed(folder, "evaluation", "eval", f"{run}@0", str(run), *words)
     return measure(folder)
 
 
 def prepare(folder: Path, model: Path = vllm_cpu.MODEL) -> None:
-    """A policy folder with SmolLM2's weights (fetched if need be) and a chat template that begins with the shots."""
+    """A policy folder with SmolLM2's weights (fetched if need be) and a chat template that begins with the
+    shots.
+    """
     if not (model / "model.safetensors").exists():
         vllm_cpu.prepare()
     folder.mkdir(parents=True, exist_ok=True)
@@ -137,9 +157,12 @@ def prepare(folder: Path, model: Path = vllm_cpu.MODEL) -> None:
 def template(shots: Sequence[tuple[str, str]]) -> str:
     """A ChatML template that shows worked turns between the first message and the second."""
     turns = (
-        ("user", "assistant")[place % 2] + "\n" + said for place, said in enumerate(word for shot in shots for word in shot)
+        ("user", "assistant")[place % 2] + "\n" + said
+        for place, said in enumerate(word for shot in shots for word in shot)
     )
-    return _TEMPLATE.format(shots=json.dumps("".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns), ensure_ascii=False))
+    return _TEMPLATE.format(
+        shots=json.dumps("".join(f"<|im_start|>{turn}<|im_end|>\n" for turn in turns), ensure_ascii=False)
+    )
 
 
 def _call(*words: str) -> None:
@@ -147,7 +170,9 @@ def _call(*words: str) -> None:
 
 
 def timed(folder: Path, phase: str, *words: str) -> None:
-    """Run a command that resumes by itself, and add its seconds to those of its phase. What has ended is not run again."""
+    """Run a command that resumes by itself, and add its seconds to those of its phase. What has ended is
+    not run again.
+    """
     path = folder / "phases.json"
     phases: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     done = phases.setdefault(phase, {"seconds": 0.0, "begun": 0, "ended": False, "words": list(words)})
@@ -205,7 +230,9 @@ def _rewards(run: Path) -> list[float]:
 
 def _longest_prompt(path: Path) -> int:
     with TraceStore.open(f"sqlite:///{path}") as store:
-        return int(store.read(lambda conn: conn.execute(text("SELECT max(prompt_len) FROM calls")).scalar()) or 0)
+        return int(
+            store.read(lambda conn: conn.execute(text("SELECT max(prompt_len) FROM calls")).scalar()) or 0
+        )
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
@@ -216,7 +243,9 @@ def remarks(result: dict[str, Any]) -> list[str]:
     if sum(result["wall_s"].values()) > 3600:
         found.append("training and evaluation took more than 60 minutes")
     if again := [name for name, count in result["begun"].items() if count > 1]:
-        found.append(f"interrupted and gone on: {', '.join(again)}; what a kill cut off is not in its seconds")
+        found.append(
+            f"interrupted and gone on: {', '.join(again)}; what a kill cut off is not in its seconds"
+        )
     if result["tasks"] < 200:
         found.append(f"only {result['tasks']} tasks were compared: 200 are needed to say anything")
     return found
@@ -228,12 +257,24 @@ def as_claimed(result: dict[str, Any]) -> bool:
 
 
 def _table(results: dict[str, dict[str, Any]]) -> Table:
-    columns = ("run", "start", "end", "gain [95 %]", "better, worse", "tasks", "rollouts", "tokens sampled", "longest prompt")
+    columns = (
+        "run",
+        "start",
+        "end",
+        "gain [95 %]",
+        "better, worse",
+        "tasks",
+        "rollouts",
+        "tokens sampled",
+        "longest prompt",
+    )
     title = "SmolLM2-135M-Instruct with mini-swe-agent, temperature 1"
     table = Table(*columns, "training, s", "evaluation, s", "as claimed", title=title)
     for name, result in results.items():
         gain, wall = result["gain"], result["wall_s"]
-        interval = "-" if gain["low"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+        interval = (
+            "-" if gain["low"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+        )
         table.add_row(
             name, f"{result['start']['mean']:.3f}", f"{result['end']['mean']:.3f}", interval,
             f"{result['better']}, {result['worse']}", str(result["tasks"]), str(result["rollouts"]),
@@ -247,10 +288,16 @@ def _draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     with picture(path, size=(7, 4)) as (_, ((axes,),)):
         for name, result in results.items():
             axes.plot(
-                range(1, len(result["rewards"]) + 1), result["rewards"], "--" if result["reward_shuffle"] else "-", label=name
+                range(1, len(result["rewards"]) + 1),
+                result["rewards"],
+                "--" if result["reward_shuffle"] else "-",
+                label=name,
             )
         axes.set(
-            xlabel="step", ylabel="mean reward of the step's rollouts", ylim=(0, 1.15), title="SmolLM2-135M, mini-swe-agent"
+            xlabel="step",
+            ylabel="mean reward of the step's rollouts",
+            ylim=(0, 1.15),
+            title="SmolLM2-135M, mini-swe-agent",
         )
         axes.legend(loc="upper center", ncols=len(results), fontsize=8)
 

@@ -1,10 +1,12 @@
-"""Many kills of everything a run is made of: `python -m benchmarks.soak [--kills 50] [--seed 0] [--only KIND] [--fresh]`.
+"""Many kills of everything a run is made of: `python -m benchmarks.soak [--kills 50] [--seed 0] [--only KIND]
+[--fresh]`.
 
-Campaigns follow each other until everything was killed often enough: `processes` kills those of a run on one machine in mixed
-order, `agents` the weight agent of an engine outside (a stand-in for vLLM that computes with the embedded engine), `machines`
-one of the two raylets of a Ray cluster with all that it runs. Finished campaigns of the same seed and commit are remembered in
-`runs/soak/state.json`, so an interrupted soak goes on where it was. Writes `benchmarks/out/soak.json` and prints a table; exits
-with 1 if anything was lost, doubled, too stale or otherwise wrong, or was killed less often than asked.
+Campaigns follow each other until everything was killed often enough: `processes` kills those of a run on one
+machine in mixed order, `agents` the weight agent of an engine outside (a stand-in for vLLM that computes with
+the embedded engine), `machines` one of the two raylets of a Ray cluster with all that it runs. Finished
+campaigns of the same seed and commit are remembered in `runs/soak/state.json`, so an interrupted soak goes on
+where it was. Writes `benchmarks/out/soak.json` and prints a table; exits with 1 if anything was lost,
+doubled, too stale or otherwise wrong, or was killed less often than asked.
 """
 
 import argparse
@@ -66,7 +68,8 @@ def main() -> None:
             report = _campaign(kind, number, options.seed * 1000 + number, min(left, _PER_CAMPAIGN[kind]))
             done.append({"kind": kind, "seed": options.seed, "commit": code, **asdict(report)})
             write_json(state_path, done)
-            print(f"campaign {number} ({kind}): {sum(report.kills.values())} kills, lost {report.lost}, doubled "
+            print(f"campaign {number} ({kind}): {sum(report.kills.values())} kills, lost {report.lost}, "
+                  "doubled "
                   f"{report.trained_twice}, findings {len(report.findings)}, {report.wall_s:.0f} s", flush=True)  # fmt: skip
     wrong = _report(done, options.seed, time.monotonic() - began)
     wanted = [victim for kind in ([options.only] if options.only else KINDS) for victim in KINDS[kind]]
@@ -81,7 +84,10 @@ def remembered(path: Path, seed: int, code: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
     kept = [each for each in found if (each.get("seed"), each.get("commit")) == (seed, code)]
     if len(kept) < len(found):
-        print(f"Of {len(found)} remembered campaigns, {len(found) - len(kept)} had another seed or commit: they run again.")
+        print(
+            f"Of {len(found)} remembered campaigns, {len(found) - len(kept)} had another seed or commit: "
+            "they run again."
+        )
     return kept
 
 
@@ -100,7 +106,9 @@ def _campaign(kind: str, number: int, seed: int, kills: int) -> Report:
         report = AgentCampaign(folder, victims, seed, sizes).run()
     else:
         with PostgresServer() as database:
-            report = MachineCampaign(folder.resolve(), victims, seed, sizes, store_url=database.create_database()).run()
+            report = MachineCampaign(
+                folder.resolve(), victims, seed, sizes, store_url=database.create_database()
+            ).run()
     shutil.rmtree(folder, ignore_errors=True)
     return report
 
@@ -136,19 +144,27 @@ def _report(done: list[dict[str, Any]], seed: int, wall_s: float) -> bool:
         "ended_by_a_verdict": sum(count for reason, count in ends.items() if reason not in ALLOWED_ENDS),
         "outside": {name: sum(report["noted"].get(name, 0) for report in done) for name in _OUTSIDE},
         "training_steps": sum(report["steps"] for report in done),
-        "campaign_wall_s": {kind: round(sum(each["wall_s"] for each in done if each["kind"] == kind)) for kind in KINDS},
+        "campaign_wall_s": {
+            kind: round(sum(each["wall_s"] for each in done if each["kind"] == kind)) for kind in KINDS
+        },
         "wall_s": round(wall_s),
     }
     console = Console(width=max(140, Console().width))
     console.print(table)
     console.print(totals)
-    write_json(Path("benchmarks/out/soak.json"), {"seed": seed, "machine": machine, "totals": totals, "campaigns": done})
-    return any(totals[name] for name in ("calls_lost", "rollouts_trained_twice", "too_stale", "findings", "ended_by_a_verdict"))
+    write_json(
+        Path("benchmarks/out/soak.json"),
+        {"seed": seed, "machine": machine, "totals": totals, "campaigns": done},
+    )
+    return any(
+        totals[name]
+        for name in ("calls_lost", "rollouts_trained_twice", "too_stale", "findings", "ended_by_a_verdict")
+    )
 
 
 _OUTSIDE = ("outside_calls", "mislabelled", "amid_updates")
-"""Of campaigns against weight agents: calls whose versions were held against the engine's own ledger, those that were wrong,
-and kills in the middle of an update."""
+"""Of campaigns against weight agents: calls whose versions were held against the engine's own ledger,
+those that were wrong, and kills in the middle of an update."""
 
 
 def _times(reports: list[dict[str, Any]], what: str, victim: str) -> tuple[str, str]:

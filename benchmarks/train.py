@@ -2,16 +2,17 @@
 
     python -m benchmarks.train [--model FOLDER] [--steps 2] [--seeds 0,1,2] [--plot FILE] [--fresh]
 
-Cases: `shared` (8 rollouts of one 512-token prompt, 64 sampled tokens each), `equal` (the same lengths, but nothing is shared)
-and `mixed` (8 rollouts whose prompts and answers have lognormal lengths, nothing shared). Each arm runs in a process of its
-own, in float32, with the torch threads of `OMP_NUM_THREADS`: one warm-up step, then `--steps` that are measured. Rows,
-advantages, loss (clipped, mean over tokens), AdamW and the norm of clipping are the same; `grad_norm` shows it. TRL gets the
-rows by `rollout_func`, which returns at once; it runs without gradient checkpointing and with it (its default): the target is
-judged against what is faster on a seed. On CPUs TRL projects every position to the vocabulary, on GPUs the scored ones only, so
-that these factors are of CPUs. Rows are cut from the project's own guides. The model is SmolLM2-135M-Instruct where it has been
-fetched (`python -m tests.support.vllm_cpu`), else one of its shape at random with fewer layers. Finished cells are kept in
-`runs/bench-train`, so that an interrupted run goes on. Prints a table with the targets, writes `benchmarks/out/train.json`, and
-exits with 1 if a target is missed.
+Cases: `shared` (8 rollouts of one 512-token prompt, 64 sampled tokens each), `equal` (the same lengths, but
+nothing is shared) and `mixed` (8 rollouts whose prompts and answers have lognormal lengths, nothing shared).
+Each arm runs in a process of its own, in float32, with the torch threads of `OMP_NUM_THREADS`: one warm-up
+step, then `--steps` that are measured. Rows, advantages, loss (clipped, mean over tokens), AdamW and the norm
+of clipping are the same; `grad_norm` shows it. TRL gets the rows by `rollout_func`, which returns at once; it
+runs without gradient checkpointing and with it (its default): the target is judged against what is faster on
+a seed. On CPUs TRL projects every position to the vocabulary, on GPUs the scored ones only, so that these
+factors are of CPUs. Rows are cut from the project's own guides. The model is SmolLM2-135M-Instruct where it
+has been fetched (`python -m tests.support.vllm_cpu`), else one of its shape at random with fewer layers.
+Finished cells are kept in `runs/bench-train`, so that an interrupted run goes on. Prints a table with the
+targets, writes `benchmarks/out/train.json`, and exits with 1 if a target is missed.
 """
 
 import argparse
@@ -41,7 +42,9 @@ WANTED = {"shared": 3.0, "equal": 1.3, "mixed": 1.3}
 
 def main() -> None:
     """Measure what is missing, then report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, help="Hugging Face folder")
     parser.add_argument("--steps", type=int, default=2, help="measured steps of an arm")
     parser.add_argument("--seeds", default="0,1,2", help="of the rows")
@@ -63,7 +66,9 @@ def main() -> None:
     for number, (case, arm, seed) in enumerate(wanted, 1):
         key = _key(case, arm, seed, folder, options.steps)
         if key not in cells:
-            cells[key] = {"case": case, "arm": arm, "seed": seed} | _measured(case, arm, seed, folder, options.steps)
+            cells[key] = {"case": case, "arm": arm, "seed": seed} | _measured(
+                case, arm, seed, folder, options.steps
+            )
             write_json(path, cells)
         found = cells[key]
         print(f"[{number}/{len(wanted)}] {case}, {arm}, seed {seed}: {found['step_s']:.2f} s, "
@@ -88,14 +93,20 @@ def _measured(case: str, arm: str, seed: int, folder: Path, steps: int) -> dict[
     """One cell, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.training.arm", case, arm, str(seed), str(folder), str(steps)]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"TRL_EXPERIMENTAL_SILENCE": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"TRL_EXPERIMENTAL_SILENCE": "1"},
     )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def _report(cells: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
-    """Print and write what was measured. Returns a row for each case and arm; `met` says whether it reached its target."""
+    """Print and write what was measured. Returns a row for each case and arm; `met` says whether it
+    reached its target.
+    """
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {_threads()} threads"
     titles = (
         "case",
@@ -112,7 +123,10 @@ def _report(cells: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
     rows = []
     for case in dict.fromkeys(cell["case"] for cell in cells):
         theirs = [cell for cell in cells if cell["case"] == case and cell["arm"] != _OURS]
-        base = {cell["seed"]: min(other["step_s"] for other in theirs if other["seed"] == cell["seed"]) for cell in theirs}
+        base = {
+            cell["seed"]: min(other["step_s"] for other in theirs if other["seed"] == cell["seed"])
+            for cell in theirs
+        }
         for arm in dict.fromkeys(cell["arm"] for cell in cells if cell["case"] == case):
             own = [cell for cell in cells if (cell["case"], cell["arm"]) == (case, arm)]
             times = [cell["step_s"] for cell in own]
@@ -135,7 +149,9 @@ def _report(cells: list[dict[str, Any]], model: str) -> list[dict[str, Any]]:
             table.add_row(case, arm, f"{row['step_s']:.2f}", f"{min(times):.2f} to {max(times):.2f}", f"{row['peak_mib']:.0f}",
                           f"{row['grad_norm']:.4g}", gain, f"{WANTED[case]:g}" if judged else "", verdict)  # fmt: skip
     Console(width=max(140, Console().width)).print(table)
-    write_json(Path("benchmarks/out/train.json"), {"model": model, "machine": machine, "rows": rows, "cells": cells})
+    write_json(
+        Path("benchmarks/out/train.json"), {"model": model, "machine": machine, "rows": rows, "cells": cells}
+    )
     return rows
 
 
@@ -143,7 +159,9 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Step times and peaks of memory, case by case, as PNG."""
     cases, arms = ([*dict.fromkeys(row[name] for row in rows)] for name in ("case", "arm"))
     with picture(path, columns=2, size=(11, 4)) as (_, (axes,)):
-        for axis, name, title in zip(axes, ("step_s", "peak_mib"), ("seconds per step", "peak of a step, MiB"), strict=True):
+        for axis, name, title in zip(
+            axes, ("step_s", "peak_mib"), ("seconds per step", "peak of a step, MiB"), strict=True
+        ):
             for number, arm in enumerate(arms):
                 found = {row["case"]: row for row in rows if row["arm"] == arm}
                 places = [cases.index(case) + 0.27 * (number - (len(arms) - 1) / 2) for case in found]

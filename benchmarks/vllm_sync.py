@@ -1,8 +1,10 @@
-"""What vLLM does with answers in flight when it is paused and given other weights: `python -m benchmarks.vllm_sync`.
+"""What vLLM does with answers in flight when it is paused and given other weights: `python -m
+benchmarks.vllm_sync`.
 
-For each mode of `/pause`: four long streams, a pause after some tokens, another version by the weight agent's installer, and
-what came of the streams. Whose weights gave a token is told by transformers: its logprob under either version, given all tokens
-before it. Real weights, real vLLM (CPU build, float32); times are of this machine.
+For each mode of `/pause`: four long streams, a pause after some tokens, another version by the weight agent's
+installer, and what came of the streams. Whose weights gave a token is told by transformers: its logprob under
+either version, given all tokens before it. Real weights, real vLLM (CPU build, float32); times are of this
+machine.
 """
 
 import asyncio
@@ -65,7 +67,10 @@ async def try_mode(
 ) -> tuple[list[Stream], dict[str, Any]]:
     """Pause four streams in this mode, install, resume."""
     streams = [Stream() for _ in range(STREAMS)]
-    async with httpx.AsyncClient(base_url=address, trust_env=False) as http, EngineApi(address, timeout_s=600) as api:
+    async with (
+        httpx.AsyncClient(base_url=address, trust_env=False) as http,
+        EngineApi(address, timeout_s=600) as api,
+    ):
         engine = VllmInstaller(api, "sync", Path(tempfile.gettempdir()))
         await engine.look()
         tasks = [asyncio.create_task(listen(http, seed, stream)) for seed, stream in enumerate(streams)]
@@ -95,7 +100,9 @@ def whose(streams: list[Stream], before: list[int], old: Any, new: Any) -> dict[
     shares: dict[str, list[tuple[bool, bool]]] = {"before": [], "after": []}
     for stream, cut in zip(streams, before, strict=True):
         given = torch.tensor(stream.logprobs)
-        matches = [(logprobs_under(model, list(PROMPT), stream.ids) - given).abs() < CLOSE for model in (old, new)]
+        matches = [
+            (logprobs_under(model, list(PROMPT), stream.ids) - given).abs() < CLOSE for model in (old, new)
+        ]
         for index, pair in enumerate(zip(matches[0].tolist(), matches[1].tolist(), strict=True)):
             shares["before" if index < cut else "after"].append(pair)
     return {when: _named(pairs) for when, pairs in shares.items()}
@@ -119,11 +126,21 @@ def main() -> None:
             weights = other_weights(number)
             made = publish_full(Path(folder) / "versions", number, None, weights, number, "sync")
             row = PolicyVersion(
-                number, None, "full", str(made.path), number, made.checksum, made.bytes, committed=True, orphaned=False
+                number,
+                None,
+                "full",
+                str(made.path),
+                number,
+                made.checksum,
+                made.bytes,
+                committed=True,
+                orphaned=False,
             )
             streams, figures = asyncio.run(try_mode(server.address, mode, weights, row))
             new = reference(weights)
-            sys.stdout.write(json.dumps({**figures, **whose(streams, figures.pop("before"), old, new)}) + "\n")
+            sys.stdout.write(
+                json.dumps({**figures, **whose(streams, figures.pop("before"), old, new)}) + "\n"
+            )
             sys.stdout.flush()
             old = new
 

@@ -12,6 +12,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from harnessgym.traces.account import exclude_rest
+
 from harnessgym.config import load_config
 from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.errors import ConfigError, HarnessGymError
@@ -19,7 +21,6 @@ from harnessgym.run_config import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, policies, runs
 from harnessgym.supervisor import prepare as lay_out
-from harnessgym.traces.account import exclude_rest
 
 PROXY, CONTROL, ENGINE = 8100, 8101, 8200
 """Ports, of containers that are named after what they run."""
@@ -67,7 +68,8 @@ def services(folder: RunFolder, told: RunConfig, run_id: str, policy_id: str) ->
         | {"store": url, "run_id": run_id, "policy": told.policy.path, "control_key": key}
         | timeouts_of(told.engine)
         | {"host": "0.0.0.0", "port": PROXY, "control_host": "0.0.0.0", "control_port": CONTROL},  # noqa: S104
-        "engine": common | {"model": told.policy.path, "host": "0.0.0.0", "port": ENGINE, "seed": told.seed, "agent": agent},  # noqa: S104
+        "engine": common
+        | {"model": told.policy.path, "host": "0.0.0.0", "port": ENGINE, "seed": told.seed, "agent": agent},  # noqa: S104
         "node": {
             "run": str(folder.root),
             "control_url": control,

@@ -1,6 +1,8 @@
-"""Environments: task sets and their graders, one folder each, named in `harnessgym/registry.py`, and gymnasium ids.
+"""Environments: task sets and their graders, one folder each, named in `harnessgym/registry.py`, and
+gymnasium ids.
 
-Importing this registers the ids, as strings, where gymnasium is installed: `gymnasium.make("environments:harnessgym/SWE-v0")`.
+Importing this registers the ids, as strings, where gymnasium is installed:
+`gymnasium.make("environments:harnessgym/SWE-v0")`.
 """
 
 from pathlib import Path
@@ -9,7 +11,11 @@ from typing import Any
 _AGENT = str(Path(__file__).parent / "harness" / "agent.py")
 IDS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "harnessgym/Code-v0": ("environments.workspace.env:WorkspaceEnv", {"tasks": "human_eval"}, False),
-    "harnessgym/Harness-v0": ("harnessgym.harness_env:HarnessEnv", {"harness_settings": {"argv": ["python", _AGENT]}}, True),
+    "harnessgym/Harness-v0": (
+        "harnessgym.gym.harness_env:HarnessEnv",
+        {"harness_settings": {"argv": ["python", _AGENT]}},
+        True,
+    ),
     "harnessgym/SWE-v0": ("environments.workspace.env:WorkspaceEnv", {"tasks": "swe"}, False),
 }
 """Id to entry point, default arguments, and whether episodes cannot be repeated."""

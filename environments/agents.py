@@ -1,4 +1,6 @@
-"""Agents for the shipped environments: one that acts at random, one that plays tasks' solutions. For checks and benchmarks."""
+"""Agents for the shipped environments: one that acts at random, one that plays tasks' solutions. For
+checks and benchmarks.
+"""
 
 import json
 import shlex
@@ -13,7 +15,7 @@ from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 
 
-class Agent(Protocol):
+class ScriptedPlayer(Protocol):
     """Chooses actions."""
 
     def begin(self, info: Mapping[str, Any]) -> None:
@@ -36,14 +38,15 @@ class RandomAgent:
         """Nothing to know."""
 
     def act(self, observation: Any) -> str:  # noqa: ARG002
-        """See `Agent.act`."""
+        """See `ScriptedPlayer.act`."""
         return self._space.sample()
 
 
 class GoldAgent:
     """Plays each task's solution, action by action, and ends the episode.
 
-    `harness` says that it answers the plain agent's requests (`environments/harness/agent.py`) instead of acting itself.
+    `harness` says that it answers the plain agent's requests (`environments/harness/agent.py`) instead of
+    acting itself.
     """
 
     def __init__(self, tasks: str, split: Split = "train", *, harness: bool = False) -> None:
@@ -56,7 +59,7 @@ class GoldAgent:
         self._left = self._lines(self._tasks[info["task_id"]])
 
     def act(self, observation: Any) -> str:  # noqa: ARG002
-        """See `Agent.act`."""
+        """See `ScriptedPlayer.act`."""
         return next(self._left)
 
 
@@ -71,9 +74,10 @@ class Played:
     """How many were not, by reason."""
 
 
-def play(env: gymnasium.Env[Any, str], agent: Agent, steps: int, seed: int = 0) -> Played:
+def play(env: gymnasium.Env[Any, str], agent: ScriptedPlayer, steps: int, seed: int = 0) -> Played:
     """So many steps, over as many episodes as that takes. The last one is left as it is."""
-    played, running = Played(), False
+    played = Played()
+    running = False
     observation: Any = None
     while played.steps < steps:
         if not running:

@@ -28,7 +28,15 @@ def check(name: str, sandbox: str) -> str:
                 check_env(env.unwrapped)
             finally:
                 env.close()
-    except (AssertionError, Warning, gymnasium.error.Error, HarnessGymError, OSError, TypeError, ValueError) as error:
+    except (
+        AssertionError,
+        Warning,
+        gymnasium.error.Error,
+        HarnessGymError,
+        OSError,
+        TypeError,
+        ValueError,
+    ) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -44,7 +52,9 @@ def main() -> int:
         began = time.monotonic()
         problem = check(name, options.sandbox)
         problems += bool(problem)
-        print(f"{name} ({options.sandbox}): {problem or 'passes check_env'} [{time.monotonic() - began:.1f} s]")  # noqa: T201
+        print(
+            f"{name} ({options.sandbox}): {problem or 'passes check_env'} [{time.monotonic() - began:.1f} s]"
+        )  # noqa: T201
     return 1 if problems else 0
 
 

@@ -25,9 +25,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="An agent and its sub-agent do the task on standard input.")
     parser.add_argument("--api", choices=("chat", "responses"), default="chat")
     options = parser.parse_args()
-    model = ChatOpenAI(model=os.environ.get("OPENAI_MODEL", "policy"), use_responses_api=options.api == "responses")
+    model = ChatOpenAI(
+        model=os.environ.get("OPENAI_MODEL", "policy"), use_responses_api=options.api == "responses"
+    )
     backend = LocalShellBackend(root_dir=".", virtual_mode=False, inherit_env=True)
-    agent = create_deep_agent(model=model, system_prompt="Do the task.", subagents=[RESEARCHER], backend=backend)
+    agent = create_deep_agent(
+        model=model, system_prompt="Do the task.", subagents=[RESEARCHER], backend=backend
+    )
     state = agent.invoke({"messages": [{"role": "user", "content": sys.stdin.read()}]})
     print(state["messages"][-1].content)
 

@@ -1,8 +1,10 @@
 """A small agent on the official anthropic SDK: looks things up in a catalog and answers.
 
-    ANTHROPIC_BASE_URL=... ANTHROPIC_API_KEY=... python lookup_anthropic.py [--instruction FILE | TEXT] [--stream]
+    ANTHROPIC_BASE_URL=... ANTHROPIC_API_KEY=... python lookup_anthropic.py [--instruction FILE | TEXT]
+    [--stream]
 
-Reads `catalog.json` in the working directory and writes `answer.txt` there. It knows nothing about being trained.
+Reads `catalog.json` in the working directory and writes `answer.txt` there. It knows nothing about being
+trained.
 """
 
 import argparse
@@ -40,7 +42,11 @@ TOOLS = [
 def call_tool(catalog: dict[str, Any], name: str, arguments: Any) -> str:
     """What the tool says; "unknown" for everything that is not a proper call."""
     expected = "name" if name == "find" else "id"
-    if not isinstance(arguments, dict) or set(arguments) != {expected} or not isinstance(arguments[expected], str):
+    if (
+        not isinstance(arguments, dict)
+        or set(arguments) != {expected}
+        or not isinstance(arguments[expected], str)
+    ):
         return "unknown"
     if name == "find":
         return str(catalog["ids"].get(arguments["name"], "unknown"))
@@ -48,7 +54,9 @@ def call_tool(catalog: dict[str, Any], name: str, arguments: Any) -> str:
 
 
 def take_time(draw: random.Random, delay: str | None) -> None:
-    """Sleep as long as a slow tool might take: lognormal, `MEDIAN:SIGMA` in seconds and standard deviation of the logarithm."""
+    """Sleep as long as a slow tool might take: lognormal, `MEDIAN:SIGMA` in seconds and standard deviation
+    of the logarithm.
+    """
     if delay:
         median, sigma = (float(number) for number in delay.split(":"))
         time.sleep(min(median * draw.lognormvariate(0, sigma), LONGEST_S))

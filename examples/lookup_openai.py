@@ -2,7 +2,8 @@
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... python lookup_openai.py [--instruction FILE | TEXT] [--stream]
 
-Reads `catalog.json` in the working directory and writes `answer.txt` there. It knows nothing about being trained.
+Reads `catalog.json` in the working directory and writes `answer.txt` there. It knows nothing about being
+trained.
 """
 
 import argparse
@@ -25,7 +26,10 @@ LONGEST_S = 10.0
 def tool(name: str, description: str, argument: str) -> Any:
     """A tool with one string argument."""
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 TOOLS = [
@@ -43,7 +47,11 @@ def call_tool(catalog: dict[str, Any], name: str, arguments: Any) -> str:
     except ValueError:
         return "unknown"
     expected = "name" if name == "find" else "id"
-    if not isinstance(arguments, dict) or set(arguments) != {expected} or not isinstance(arguments[expected], str):
+    if (
+        not isinstance(arguments, dict)
+        or set(arguments) != {expected}
+        or not isinstance(arguments[expected], str)
+    ):
         return "unknown"
     if name == "find":
         return str(catalog["ids"].get(arguments["name"], "unknown"))
@@ -51,7 +59,9 @@ def call_tool(catalog: dict[str, Any], name: str, arguments: Any) -> str:
 
 
 def take_time(draw: random.Random, delay: str | None) -> None:
-    """Sleep as long as a slow tool might take: lognormal, `MEDIAN:SIGMA` in seconds and standard deviation of the logarithm."""
+    """Sleep as long as a slow tool might take: lognormal, `MEDIAN:SIGMA` in seconds and standard deviation
+    of the logarithm.
+    """
     if delay:
         median, sigma = (float(number) for number in delay.split(":"))
         time.sleep(min(median * draw.lognormvariate(0, sigma), LONGEST_S))
@@ -59,16 +69,24 @@ def take_time(draw: random.Random, delay: str | None) -> None:
 
 def ask(client: OpenAI, messages: list[Any], stream: bool) -> dict[str, Any]:
     """The model's next message, as the dict that goes back into the history."""
-    request: dict[str, Any] = {"model": os.environ.get("OPENAI_MODEL", "policy"), "messages": messages, "tools": TOOLS}
+    request: dict[str, Any] = {
+        "model": os.environ.get("OPENAI_MODEL", "policy"),
+        "messages": messages,
+        "tools": TOOLS,
+    }
     if not stream:
         answer: ChatCompletion = client.chat.completions.create(**request)
-        return answer.choices[0].message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+        return answer.choices[0].message.model_dump(
+            include={"role", "content", "tool_calls"}, exclude_none=True
+        )
     content, calls = "", dict[int, Any]()
     for chunk in client.chat.completions.create(**request, stream=True):
         for choice in chunk.choices:
             content += choice.delta.content or ""
             for part in choice.delta.tool_calls or []:
-                call = calls.setdefault(part.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+                call = calls.setdefault(
+                    part.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+                )
                 call["id"] += part.id or ""
                 call["function"]["name"] += part.function.name or ""
                 call["function"]["arguments"] += part.function.arguments or ""
@@ -88,7 +106,10 @@ def main() -> None:
     draw = random.Random(options.seed)
     instruction = options.text or Path(options.instruction).read_text()
     catalog = json.loads(Path("catalog.json").read_text())
-    messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": instruction}]
+    messages: list[Any] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": instruction},
+    ]
     message: dict[str, Any] = {}
     with OpenAI() as client:
         for _ in range(MAX_TURNS):

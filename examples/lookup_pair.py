@@ -1,9 +1,11 @@
-"""Two agents on the official openai SDK: a scout looks things up, and a helper is asked where the scout is unsure.
+"""Two agents on the official openai SDK: a scout looks things up, and a helper is asked where the scout is
+unsure.
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... python lookup_pair.py [--instruction FILE]
 
-Each asks the provider for a model of its own, by name (`SCOUT_MODEL`, `HELPER_MODEL`). Reads `catalog.json` in the working
-directory and writes `answer.txt` there. It knows nothing about being trained, nor that there may be more than one policy.
+Each asks the provider for a model of its own, by name (`SCOUT_MODEL`, `HELPER_MODEL`). Reads `catalog.json`
+in the working directory and writes `answer.txt` there. It knows nothing about being trained, nor that there
+may be more than one policy.
 """
 
 import argparse
@@ -23,7 +25,10 @@ MAX_TURNS, CAREFUL_TURNS = 6, 2
 def tool(name: str, description: str, argument: str) -> Any:
     """A tool with one string argument."""
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 TOOLS = [
@@ -41,22 +46,34 @@ def call_tool(catalog: dict[str, Any], name: str, arguments: Any) -> str:
     except ValueError:
         return "unknown"
     expected = "name" if name == "find" else "id"
-    if not isinstance(arguments, dict) or set(arguments) != {expected} or not isinstance(arguments[expected], str):
+    if (
+        not isinstance(arguments, dict)
+        or set(arguments) != {expected}
+        or not isinstance(arguments[expected], str)
+    ):
         return "unknown"
     if name == "find":
         return str(catalog["ids"].get(arguments["name"], "unknown"))
     return str(catalog["attributes"].get(arguments["id"], {}).get(name, "unknown"))
 
 
-def look_up(client: OpenAI, model: str, instruction: str, catalog: dict[str, Any], tries: int = 1) -> str | None:
-    """What an agent answers; None if it is unsure: `tries` samples of one of its first turns call for different things."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": instruction}]
+def look_up(
+    client: OpenAI, model: str, instruction: str, catalog: dict[str, Any], tries: int = 1
+) -> str | None:
+    """What an agent answers; None if it is unsure: `tries` samples of one of its first turns call for
+    different things.
+    """
+    messages: list[Any] = [
+        {"role": "system", "content": SYSTEM_PROMPT},
+        {"role": "user", "content": instruction},
+    ]
     for turn in range(MAX_TURNS):
         reply = client.chat.completions.create(
             model=model, messages=messages, tools=TOOLS, n=tries if turn < CAREFUL_TURNS else 1
         )
         said = [
-            choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True) for choice in reply.choices
+            choice.message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+            for choice in reply.choices
         ]
         if any(meaning(message) != meaning(said[0]) for message in said):
             return None
@@ -73,12 +90,16 @@ def look_up(client: OpenAI, model: str, instruction: str, catalog: dict[str, Any
 
 def meaning(message: dict[str, Any]) -> list[Any]:
     """What a message calls for, or else says."""
-    return [call["function"] for call in message.get("tool_calls", ())] or [(message.get("content") or "").strip()]
+    return [call["function"] for call in message.get("tool_calls", ())] or [
+        (message.get("content") or "").strip()
+    ]
 
 
 def main() -> None:
     """The scout first; the helper begins anew."""
-    parser = argparse.ArgumentParser(description="Two agents look things up in catalog.json and write answer.txt.")
+    parser = argparse.ArgumentParser(
+        description="Two agents look things up in catalog.json and write answer.txt."
+    )
     parser.add_argument("--instruction", default="instruction.txt", help="file that holds the instruction")
     options = parser.parse_args()
     instruction, catalog = Path(options.instruction).read_text(), json.loads(Path("catalog.json").read_text())

@@ -1,6 +1,7 @@
 """Two agents of the OpenAI Agents SDK: a planner hands the task over to a coder, which has a shell.
 
-    OPENAI_BASE_URL=... OPENAI_API_KEY=... python openai_agents_handoff.py [--api responses|chat] [--stream] < TASK
+    OPENAI_BASE_URL=... OPENAI_API_KEY=... python openai_agents_handoff.py [--api responses|chat] [--stream] <
+    TASK
 
 Works in the current folder. It knows nothing about being trained.
 """

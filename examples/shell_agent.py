@@ -39,8 +39,17 @@ def edit(path: str, old: str, new: str) -> str:
 TOOLS = {"shell": (shell, ("command",)), "edit": (edit, ("path", "old", "new"))}
 SPECS = []
 for name, (function, needed) in TOOLS.items():
-    parameters = {"type": "object", "properties": {each: {"type": "string"} for each in needed}, "required": needed}
-    SPECS.append({"type": "function", "function": {"name": name, "description": function.__doc__, "parameters": parameters}})
+    parameters = {
+        "type": "object",
+        "properties": {each: {"type": "string"} for each in needed},
+        "required": needed,
+    }
+    SPECS.append(
+        {
+            "type": "function",
+            "function": {"name": name, "description": function.__doc__, "parameters": parameters},
+        }
+    )
 
 
 def call_tool(name: str, arguments: str) -> str:
@@ -56,7 +65,9 @@ if __name__ == "__main__":
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": instruction}]
     client, model = OpenAI(), os.environ.get("OPENAI_MODEL", "policy")
     for _ in range(MAX_TURNS):
-        message = client.chat.completions.create(model=model, messages=messages, tools=SPECS).choices[0].message
+        message = (
+            client.chat.completions.create(model=model, messages=messages, tools=SPECS).choices[0].message
+        )
         messages.append(message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True))
         if not message.tool_calls:
             print(message.content)

@@ -1,4 +1,5 @@
-"""TRL's asynchronous GRPO trainer trains a run. It needs a Hopper GPU (TRL's attention is a FlashAttention-3 kernel).
+"""TRL's asynchronous GRPO trainer trains a run. It needs a Hopper GPU (TRL's attention is a FlashAttention-3
+kernel).
 
 harnessgym train examples/quickstart.toml --folder runs/trl --trainer.algorithm examples.trl_async:train
 """
@@ -18,6 +19,9 @@ def train(settings: Any) -> None:
     with TrainingRun(settings) as run:
         if run.steps_left:
             args = AsyncGRPOConfig(**async_arguments(run), learning_rate=4e-4)
-            ends = {"rollout_worker": (worker := RolloutWorker(run, args)), "weight_transfer": WeightTransfer(worker)}
+            ends = {
+                "rollout_worker": (worker := RolloutWorker(run, args)),
+                "weight_transfer": WeightTransfer(worker),
+            }
             prompts = Dataset.from_dict({"prompt": [""]})  # the run has its own tasks
             AsyncGRPOTrainer(str(run.model_folder()), args=args, train_dataset=prompts, **ends).train()

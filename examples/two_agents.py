@@ -1,10 +1,12 @@
-"""A planner and two workers on the official openai SDK: they bring the ledger of two sites in line with what was counted.
+"""A planner and two workers on the official openai SDK: they bring the ledger of two sites in line with what
+was counted.
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... python two_agents.py [--folder FOLDER] [--seed 7]
 
-The planner starts a worker for each site; both work at the same time, write to each other, and return; the planner puts
-together what they found and posts it. A human approves every posting (the task says how), and a guard refuses to erase the
-history. The program knows nothing about being trained. It tells of itself in OpenTelemetry spans, as many agents do.
+The planner starts a worker for each site; both work at the same time, write to each other, and return; the
+planner puts together what they found and posts it. A human approves every posting (the task says how), and a
+guard refuses to erase the history. The program knows nothing about being trained. It tells of itself in
+OpenTelemetry spans, as many agents do.
 """
 
 import argparse
@@ -21,11 +23,13 @@ from openai import OpenAI
 from two_agents_spans import Span, Spans, spans
 
 PLANNER = (
-    "You plan. Start a worker for each site with spawn_agent, both at once; give each its site as name. Put together what they "
+    "You plan. Start a worker for each site with spawn_agent, both at once; give each its site as name. Put "
+    "together what they "
     "return, post it, and say in one sentence what was done."
 )
 WORKER = (
-    "You work for the {name} site. Compare its ledger with what was counted, tell your colleague at the other site what "
+    "You work for the {name} site. Compare its ledger with what was counted, tell your colleague at the "
+    "other site what "
     "differs, and return which differences are transfers and which are corrections."
 )
 MAX_TURNS = 8
@@ -35,12 +39,20 @@ def tool(name: str, description: str, /, **arguments: str) -> Any:
     """A tool; arguments by name and JSON type."""
     properties = {argument: {"type": kind} for argument, kind in arguments.items()}
     parameters = {"type": "object", "properties": properties, "required": list(arguments)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 PLANNER_TOOLS = [
     tool("spawn_agent", "Start a worker and wait for what it returns.", name="string", task="string"),
-    tool("post", "Post transfers and corrections to the ledger. A human approves.", transfers="array", corrections="object"),
+    tool(
+        "post",
+        "Post transfers and corrections to the ledger. A human approves.",
+        transfers="array",
+        corrections="object",
+    ),
     tool("erase_history", "Erase the history of postings.", reason="string"),
 ]
 WORKER_TOOLS = [
@@ -72,7 +84,9 @@ class Office:
 
     def plan(self) -> str:
         """The planner, from the instruction to its last word."""
-        planner = self._agent("planner", PLANNER, task.read(self._folder, "task")["instruction"], PLANNER_TOOLS, None)
+        planner = self._agent(
+            "planner", PLANNER, task.read(self._folder, "task")["instruction"], PLANNER_TOOLS, None
+        )
         for _ in range(MAX_TURNS):
             calls = self._ask(planner)
             if not calls:
@@ -86,13 +100,18 @@ class Office:
         return planner.answer or ""
 
     def _work(self, planner: Agent, calls: list[Any]) -> dict[str, str]:
-        """Workers side by side, turn by turn; each reads between turns what its colleague wrote. Returns what they return."""
+        """Workers side by side, turn by turn; each reads between turns what its colleague wrote. Returns
+        what they return.
+        """
         running: dict[str, tuple[Agent, Any]] = {}
         for call in calls:
             given = arguments(call)
             name, asked = str(given.get("name")), str(given.get("task"))
             tool_span = self._tool_span(planner, call)
-            running[call["id"]] = self._agent(name, WORKER.format(name=name), asked, WORKER_TOOLS, tool_span), tool_span
+            running[call["id"]] = (
+                self._agent(name, WORKER.format(name=name), asked, WORKER_TOOLS, tool_span),
+                tool_span,
+            )
         workers = [worker for worker, _ in running.values()]
         with ThreadPoolExecutor(len(workers)) as side_by_side:
             for _ in range(MAX_TURNS):
@@ -102,7 +121,9 @@ class Office:
                 for worker, asked_for in zip(busy, side_by_side.map(self._ask, busy), strict=True):
                     self._turn(worker, asked_for, [other for other in workers if other is not worker])
                 for worker in busy:
-                    worker.messages += [{"role": "user", "content": text} for text in worker.inbox if worker.answer is None]
+                    worker.messages += [
+                        {"role": "user", "content": text} for text in worker.inbox if worker.answer is None
+                    ]
                     worker.inbox.clear()
         for worker, tool_span in running.values():
             worker.span.end(None if worker.answer else "It came to no end.")
@@ -123,12 +144,20 @@ class Office:
 
     def _ask(self, agent: Agent) -> list[Any]:
         """One call of the model. Returns the tools that it calls."""
-        said = {"gen_ai.operation.name": "chat", "gen_ai.request.model": self._model, "gen_ai.agent.name": agent.name}
+        said = {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.request.model": self._model,
+            "gen_ai.agent.name": agent.name,
+        }
         span = self._spans.start(f"chat {self._model}", agent.span, said)
-        answer = self._client.chat.completions.create(model=self._model, messages=agent.messages, tools=agent.tools)
+        answer = self._client.chat.completions.create(
+            model=self._model, messages=agent.messages, tools=agent.tools
+        )
         span.set({"gen_ai.response.id": answer.id})
         span.end()
-        message = answer.choices[0].message.model_dump(include={"role", "content", "tool_calls"}, exclude_none=True)
+        message = answer.choices[0].message.model_dump(
+            include={"role", "content", "tool_calls"}, exclude_none=True
+        )
         agent.messages.append(message)
         calls: list[Any] = message.get("tool_calls") or []
         if not calls:
@@ -138,7 +167,10 @@ class Office:
 
     def _tool_span(self, agent: Agent, call: Any) -> Span:
         said = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": call["function"]["name"]}
-        said |= {"gen_ai.tool.call.id": call["id"], "gen_ai.tool.call.arguments": call["function"]["arguments"]}
+        said |= {
+            "gen_ai.tool.call.id": call["id"],
+            "gen_ai.tool.call.arguments": call["function"]["arguments"],
+        }
         span: Span = self._spans.start(f"execute_tool {call['function']['name']}", agent.span, said)
         return span
 
@@ -171,7 +203,10 @@ class Office:
     def _post(self, given: dict[str, Any], span: Span) -> str:
         """A human looks at every posting first; the task says what they say."""
         approved = task.read(self._folder, "task")["approvals"]["post"] == "yes"
-        span.happened("human_intervention", {"action": "approval", "approved": approved, "text": "yes" if approved else "no"})
+        span.happened(
+            "human_intervention",
+            {"action": "approval", "approved": approved, "text": "yes" if approved else "no"},
+        )
         if not approved:
             return "The human said no."
         posting = {"transfers": given.get("transfers"), "corrections": given.get("corrections")}
@@ -195,7 +230,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A planner and two workers reconcile a ledger.")
     parser.add_argument("--folder", type=Path, help="the task's folder; a temporary one if not given")
     parser.add_argument("--seed", type=int, default=7, help="of the task that is made where there is none")
-    parser.add_argument("--spans", choices=("auto", "sdk", "json"), default="auto", help="what sends OpenTelemetry spans")
+    parser.add_argument(
+        "--spans", choices=("auto", "sdk", "json"), default="auto", help="what sends OpenTelemetry spans"
+    )
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="two_agents-"))
     if not (folder / "task.json").exists():

@@ -1,7 +1,7 @@
 """Spans of `two_agents.py`, by OpenTelemetry's conventions for generative AI, sent over OTLP/HTTP.
 
-With the `opentelemetry-sdk` and its exporter if they are installed, else by a few lines of JSON: it is an open protocol.
-Spans go to `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, else to `/traces` beside the model's routes.
+With the `opentelemetry-sdk` and its exporter if they are installed, else by a few lines of JSON: it is an
+open protocol. Spans go to `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, else to `/traces` beside the model's routes.
 """
 
 import json
@@ -44,7 +44,9 @@ def spans(kind: str = "auto") -> Spans:
     base = os.environ.get("OPENAI_BASE_URL")
     endpoint = endpoint or (f"{base.rstrip('/')}/traces" if base else "")
     headers = {"authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '')}"}
-    installed = find_spec("opentelemetry") and find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter")
+    installed = (
+        find_spec("opentelemetry") and find_spec("opentelemetry.sdk") and find_spec("opentelemetry.exporter")
+    )
     if kind == "sdk" or (kind == "auto" and installed and endpoint):
         return SdkSpans(endpoint, headers)
     return JsonSpans(endpoint, headers)
@@ -59,7 +61,9 @@ class SdkSpans:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._provider = TracerProvider()
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, headers=dict(headers))))
+        self._provider.add_span_processor(
+            BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, headers=dict(headers)))
+        )
         self._tracer = self._provider.get_tracer("two_agents")
 
     def start(self, name: str, parent: "SdkSpan | None", attributes: Mapping[str, Any]) -> "SdkSpan":

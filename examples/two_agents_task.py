@@ -1,10 +1,11 @@
-"""The task of `two_agents.py`: a ledger of two sites, what was counted there, and whether the books are right in the end.
+"""The task of `two_agents.py`: a ledger of two sites, what was counted there, and whether the books are right
+in the end.
 
     python two_agents_task.py make FOLDER [--seed 7]     writes the task
     python two_agents_task.py verify FOLDER              says what is wrong, and fails if anything is
 
-Something moved from one site to the other without a note, and something is missing at each. Only who compares both sites can
-tell which is which. The history of postings must stay as it is.
+Something moved from one site to the other without a note, and something is missing at each. Only who compares
+both sites can tell which is which. The history of postings must stay as it is.
 """
 
 import argparse
@@ -17,8 +18,10 @@ from typing import Any
 SITES = ("north", "south")
 ITEMS = ("bolts", "nuts", "pins", "rivets", "screws", "washers")
 INSTRUCTION = (
-    "The ledger of our two sites, north and south, is to be brought in line with what was counted there. Goods that only moved "
-    "from one site to the other are transfers; what is missing or too much otherwise is a correction. Post both, once."
+    "The ledger of our two sites, north and south, is to be brought in line with what was counted there. "
+    "Goods that only moved "
+    "from one site to the other are transfers; what is missing or too much otherwise is a correction. Post "
+    "both, once."
 )
 
 
@@ -34,7 +37,11 @@ def make(folder: Path, seed: int, approval: str = "yes") -> None:
     counted["north"][lost] -= chance.randint(1, 9)
     counted["south"][found] += chance.randint(1, 9)
     folder.mkdir(parents=True, exist_ok=True)
-    files = {"task": {"instruction": INSTRUCTION, "approvals": {"post": approval}}, "ledger": ledger, "history": ["opened"]}
+    files = {
+        "task": {"instruction": INSTRUCTION, "approvals": {"post": approval}},
+        "ledger": ledger,
+        "history": ["opened"],
+    }
     for name, content in {**files, **{f"counted_{site}": counted[site] for site in SITES}}.items():
         (folder / f"{name}.json").write_text(json.dumps(content, indent=1, sort_keys=True))
 

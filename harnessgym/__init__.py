@@ -1,6 +1,7 @@
 """HarnessGym trains the model inside any agent harness, without touching the harness.
 
-The public names below live in modules of their own and are loaded when first used, so importing the package costs nothing.
+The public names below live in modules of their own and are loaded when first used, so importing the package
+costs nothing.
 """
 
 from importlib import import_module
@@ -8,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from harnessgym.errors import HarnessGymError
-    from harnessgym.harness_env import HarnessEnv
-    from harnessgym.making import make
+    from harnessgym.gym.harness_env import HarnessEnv
+    from harnessgym.gym.make import make
     from harnessgym.message import Message, Sampling, ToolCall, ToolSpec
     from harnessgym.registry import load
     from harnessgym.store.trace_store import TraceStore
     from harnessgym.task import Grade, Limits, Task, TaskSet
     from harnessgym.tokens import VersionSpan
     from harnessgym.traces.forest import Forest
-    from harnessgym.traces.trajectories import Row, Turn
+    from harnessgym.traces.trajectories import TrainingRow, Turn
 
 __all__ = [
     "Forest",
@@ -25,7 +26,7 @@ __all__ = [
     "HarnessGymError",
     "Limits",
     "Message",
-    "Row",
+    "TrainingRow",
     "Sampling",
     "Task",
     "TaskSet",
@@ -40,15 +41,15 @@ __all__ = [
 
 _HOMES = {
     "harnessgym.errors": ("HarnessGymError",),
-    "harnessgym.harness_env": ("HarnessEnv",),
-    "harnessgym.making": ("make",),
+    "harnessgym.gym.harness_env": ("HarnessEnv",),
+    "harnessgym.gym.make": ("make",),
     "harnessgym.message": ("Message", "Sampling", "ToolCall", "ToolSpec"),
     "harnessgym.registry": ("load",),
     "harnessgym.store.trace_store": ("TraceStore",),
     "harnessgym.task": ("Grade", "Limits", "Task", "TaskSet"),
     "harnessgym.tokens": ("VersionSpan",),
     "harnessgym.traces.forest": ("Forest",),
-    "harnessgym.traces.trajectories": ("Row", "Turn"),
+    "harnessgym.traces.trajectories": ("TrainingRow", "Turn"),
 }
 
 

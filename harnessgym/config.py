@@ -1,4 +1,5 @@
-"""Configuration: TOML files plus `--dotted.key value`, checked by pydantic models that forbid what they do not know.
+"""Configuration: TOML files plus `--dotted.key value`, checked by pydantic models that forbid what they do
+not know.
 
 ```python
 config = load_config(RunConfig, Path("run.toml"), ["--trainer.steps", "40"])
@@ -20,7 +21,9 @@ from harnessgym.setting_problems import Problem, problems_of
 
 
 class Config(BaseModel):
-    """Base of every settings class: immutable, documented by the strings under its fields, refusing unknown keys."""
+    """Base of every settings class: immutable, documented by the strings under its fields, refusing
+    unknown keys.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -31,7 +34,8 @@ M = TypeVar("M", bound=BaseModel)
 def load_config(model: type[M], path: Path | None, overrides: Sequence[str] = ()) -> M:
     """Read a TOML (or, by its suffix, JSON) file, apply `--dotted.key value` overrides, and validate.
 
-    Raises `ConfigError` naming the file or the command line, the key and, for an unknown key, the one that may be meant.
+    Raises `ConfigError` naming the file or the command line, the key and, for an unknown key, the one that
+    may be meant.
     """
     raw: dict[str, Any] = {}
     if path is not None:
@@ -95,11 +99,14 @@ def parse_value(text: str) -> Any:
 
 
 def _pairs(overrides: Sequence[str]) -> list[tuple[str, str]]:
-    pairs, rest = [], list(overrides)
+    pairs = []
+    rest = list(overrides)
     while rest:
         head = rest.pop(0)
         if not head.startswith("--"):
-            raise ConfigError(f"Cannot read the option {head!r}: overrides are written `--section.key value`.")
+            raise ConfigError(
+                f"Cannot read the option {head!r}: overrides are written `--section.key value`."
+            )
         key, equals, value = head[2:].partition("=")
         if not equals:
             if not rest:

@@ -27,4 +27,9 @@ ControlKey = Annotated[str, AfterValidator(_given)]
 
 def environment_field() -> Any:
     """The default of a setting that is the key."""
-    return Field(default_factory=_from_environment, validate_default=True, repr=False, json_schema_extra={"environment": KEY})
+    return Field(
+        default_factory=_from_environment,
+        validate_default=True,
+        repr=False,
+        json_schema_extra={"environment": KEY},
+    )

@@ -6,7 +6,9 @@ from pathlib import Path
 
 _LEAST_FREE = 1 << 20
 """Bytes: with less than this a store, a log or a checkpoint cannot be relied upon to be written."""
-_REMEDY = "Free space there and run the same command again: what was committed is safe, and a run goes on from it."
+_REMEDY = (
+    "Free space there and run the same command again: what was committed is safe, and a run goes on from it."
+)
 
 
 def shortage(path: Path) -> str | None:

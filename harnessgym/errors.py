@@ -65,7 +65,9 @@ class UpstreamLost(UpstreamError):
 
 
 class UpstreamSilent(UpstreamLost):
-    """An inference engine accepted a request and sends nothing: it is stopped, stuck, or cut off from the network."""
+    """An inference engine accepted a request and sends nothing: it is stopped, stuck, or cut off from the
+    network.
+    """
 
 
 class SandboxError(HarnessGymError):

@@ -1,7 +1,7 @@
 """Harnesses: black-box agent programs, described as values.
 
-A harness does no I/O. It says how to install the agent and, for a task and an endpoint, how to launch it; any sandbox can
-run that. `start` is the one way from a `Launch` to a running program.
+A harness does no I/O. It says how to install the agent and, for a task and an endpoint, how to launch it; any
+sandbox can run that. `start` is the one way from a `Launch` to a running program.
 """
 
 import re
@@ -12,13 +12,15 @@ from typing import Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
-from harnessgym.sandbox import ExecResult, Prewarm, Sandbox, Step
+from harnessgym.sandbox import ExecResult, InstallStep, Prewarm, Sandbox
 from harnessgym.task import Limits, Task
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a harness finds its model provider: the proxy, as seen from inside the sandbox, and the session's key."""
+    """Where a harness finds its model provider: the proxy, as seen from inside the sandbox, and the
+    session's key.
+    """
 
     url: str
     """Without a trailing slash and without a protocol's path."""
@@ -68,7 +70,8 @@ class SideCallRule(Config):
     """
 
     kind: Literal["side", "compaction"]
-    """side: recorded, never trained. compaction: the policy summarises its own history; trained like any other call."""
+    """side: recorded, never trained. compaction: the policy summarises its own history; trained like any
+    other call."""
     name: str
     """What such calls are for, e.g. `title`; stored with the call."""
     no_tools: bool = False
@@ -89,12 +92,16 @@ class SideCallRule(Config):
     @model_validator(mode="after")
     def _conditional(self) -> Self:
         if not set(self.model_fields_set) - {"kind", "name"}:
-            raise ValueError(f"side-call rule {self.name!r} has no condition and would take every call. Give it one.")
+            raise ValueError(
+                f"side-call rule {self.name!r} has no condition and would take every call. Give it one."
+            )
         for pattern in (self.system_pattern, self.user_pattern):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"side-call rule {self.name!r}: {pattern!r} is no regular expression: {error}.") from error
+                raise ValueError(
+                    f"side-call rule {self.name!r}: {pattern!r} is no regular expression: {error}."
+                ) from error
         return self
 
 
@@ -105,7 +112,7 @@ class Harness(Protocol):
     """Container image that it runs in where the task names none; what `install` needs is there."""
     side_calls: Sequence[SideCallRule]
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """What puts the agent into an image or a prefix; empty if it is there already."""
         ...
 

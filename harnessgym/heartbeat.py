@@ -36,7 +36,8 @@ class Silence:
 
     seconds: float = 0.0
     phase: Phase = "running"
-    """starting: it has never beaten, for its modules are loading. ending: the interpreter shuts down, or has."""
+    """starting: it has never beaten, for its modules are loading. ending: the interpreter shuts down, or
+    has."""
 
     def too_long(self, limit_s: float) -> bool:
         """Whether a process that may be silent for `limit_s` hangs or was stopped.
@@ -49,8 +50,9 @@ class Silence:
 class Listener:
     """The end of whoever starts a process. Give it `far`, call `started`, then `look` again and again.
 
-    Silence is measured in the time that the listener itself was awake: the time between two looks counts for at
-    most two seconds. If everything was stopped together, or the listener alone, nobody is taken for silent.
+    Silence is measured in the time that the listener itself was awake: the time between two looks counts for
+    at most two seconds. If everything was stopped together, or the listener alone, nobody is taken for
+    silent.
     """
 
     def __init__(self) -> None:
@@ -64,7 +66,9 @@ class Listener:
         self.far.close()
 
     def look(self) -> Silence:
-        """Take the beats that have come; how long there has been none. It stays 0 once the process has ended."""
+        """Take the beats that have come; how long there has been none. It stays 0 once the process has
+        ended.
+        """
         now = time.monotonic()
         waited_s = min(now - self._looked, _LONGEST_LOOK_S)
         self._looked = now

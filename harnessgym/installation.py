@@ -1,7 +1,7 @@
 """Installs agents on this machine: runs a harness's steps once, whoever asks and however often.
 
-A step that has run leaves its digest in the folder, so equal steps of several harnesses run once and a failed installation goes
-on where it stopped. Processes that install at the same time wait for each other.
+A step that has run leaves its digest in the folder, so equal steps of several harnesses run once and a failed
+installation goes on where it stopped. Processes that install at the same time wait for each other.
 """
 
 import fcntl
@@ -14,17 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harnessgym.errors import HarnessError
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 
 _TAIL = 2_000
 
 
-def installed(steps: Sequence[Step], folder: Path) -> bool:
+def installed(steps: Sequence[InstallStep], folder: Path) -> bool:
     """Whether all steps have run."""
     return all(_mark(step, folder).exists() for step in steps)
 
 
-def install(steps: Sequence[Step], folder: Path) -> None:
+def install(steps: Sequence[InstallStep], folder: Path) -> None:
     """Run the steps that have not run, in order, with this process's environment and the step's own.
 
     Raises `HarnessError` with the step's output if one fails.
@@ -40,17 +40,23 @@ def install(steps: Sequence[Step], folder: Path) -> None:
             mark.write_text(" ".join(step.argv))
 
 
-def _run(step: Step) -> None:
+def _run(step: InstallStep) -> None:
     try:
-        done = subprocess.run(step.argv, env={**os.environ, **step.env}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            step.argv, env={**os.environ, **step.env}, capture_output=True, text=True, check=False
+        )
     except OSError as error:
-        raise HarnessError(f"Cannot run {step.argv[0]!r} to install an agent: {error}. Is it on the path?") from error
+        raise HarnessError(
+            f"Cannot run {step.argv[0]!r} to install an agent: {error}. Is it on the path?"
+        ) from error
     if done.returncode:
         said = (done.stderr or done.stdout)[-_TAIL:].strip()
-        raise HarnessError(f"Installing an agent failed: {' '.join(step.argv)} exited with {done.returncode}.\n{said}")
+        raise HarnessError(
+            f"Installing an agent failed: {' '.join(step.argv)} exited with {done.returncode}.\n{said}"
+        )
 
 
-def _mark(step: Step, folder: Path) -> Path:
+def _mark(step: InstallStep, folder: Path) -> Path:
     text = json.dumps([step.argv, sorted(step.env.items())])
     return folder / ".steps" / hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

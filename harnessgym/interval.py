@@ -1,6 +1,8 @@
-"""A mean and how sure it is: percentile bootstrap intervals (Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979).
+"""A mean and how sure it is: percentile bootstrap intervals (Efron, "Bootstrap Methods: Another Look at the
+Jackknife", 1979).
 
-What is resampled is whatever the values are of: tasks, mostly, since rollouts of one task are no independent draws.
+What is resampled is whatever the values are of: tasks, mostly, since rollouts of one task are no independent
+draws.
 """
 
 import math
@@ -41,7 +43,9 @@ def mean_with_interval(values: Sequence[float], seed: int = 0) -> Interval:
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Interval:
-    """The mean of `after - before`, element by element, and its interval: pairs are resampled, not their members."""
+    """The mean of `after - before`, element by element, and its interval: pairs are resampled, not their
+    members.
+    """
     return mean_with_interval([new - old for old, new in zip(before, after, strict=True)], seed)
 
 
@@ -54,7 +58,10 @@ def share_with_interval(hits: int, count: int) -> Interval:
         raise ValueError(f"{hits} of {count} is no share")
     if not count:
         return Interval(None, None, None)
-    share, z2 = hits / count, _Z * _Z
+    share = hits / count
+    z2 = _Z * _Z
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     half = _Z * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count)) / (1 + z2 / count)
-    return Interval(share, max(0.0, middle - half) if hits else 0.0, min(1.0, middle + half) if hits < count else 1.0)
+    return Interval(
+        share, max(0.0, middle - half) if hits else 0.0, min(1.0, middle + half) if hits < count else 1.0
+    )

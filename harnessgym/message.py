@@ -1,7 +1,8 @@
 """Messages, tools and sampling parameters in one form, whichever protocol they came in.
 
-A message's `digest` is its identity for continuation: two messages with equal digests say the same thing to the policy, however
-a client re-serialised them (argument whitespace, 1.0 as 1, `content` null or missing, tool-call ids, cache markers).
+A message's `digest` is its identity for continuation: two messages with equal digests say the same thing to
+the policy, however a client re-serialised them (argument whitespace, 1.0 as 1, `content` null or missing,
+tool-call ids, cache markers).
 """
 
 import hashlib
@@ -38,7 +39,9 @@ class ToolCall:
 
     @property
     def canonical(self) -> str:
-        """The arguments in a form that equal ones share, however they are written. Nothing is an empty object."""
+        """The arguments in a form that equal ones share, however they are written. Nothing is an empty
+        object.
+        """
         try:
             value = json.loads(self.arguments or "{}", parse_float=_number, parse_int=_number)
             return canonical_json({} if value is None else value)
@@ -62,13 +65,17 @@ class Message:
 
     @cached_property
     def digest(self) -> str:
-        """Identity of what the message says, hex. Ids that the proxy mints, argument formatting and nonces do not enter."""
+        """Identity of what the message says, hex. Ids that the proxy mints, argument formatting and nonces
+        do not enter.
+        """
         calls = [[call.name, call.canonical] for call in self.tool_calls]
         said = [self.role, self.without_nonce().content, self.reasoning, calls, *self.images]
         return hashlib.blake2b(canonical_json(said).encode(), digest_size=16).hexdigest()
 
     def without_nonce(self) -> "Message":
-        """The message without lines that a harness adds for its provider's accounts and changes from call to call."""
+        """The message without lines that a harness adds for its provider's accounts and changes from call
+        to call.
+        """
         if self.role != "system" or _NONCE not in self.content:
             return self
         return replace(self, content=_NONCE_LINE.sub("", self.content))
@@ -104,7 +111,8 @@ class ToolSpec:
     namespace: str = ""
     """The group it belongs to in the protocol; `name` is unique without it."""
     freeform: bool = False
-    """Whether it is called with plain text: its arguments are then an object whose only member, `input`, is that text."""
+    """Whether it is called with plain text: its arguments are then an object whose only member, `input`,
+    is that text."""
 
     def to_template(self) -> dict[str, Any]:
         """OpenAI function-tool form."""
@@ -114,7 +122,9 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are sampled. The session fixes it; what a harness asked for is stored beside what was applied."""
+    """How tokens are sampled. The session fixes it; what a harness asked for is stored beside what was
+    applied.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -132,7 +142,8 @@ class Sampling:
 
 _REMEMBERED = 32
 _CONTEXTS: dict[tuple[int, ...], tuple[tuple[ToolSpec, ...], str]] = {}
-"""Digests by the identity of the tools, which are held so that nothing else gets it: a harness offers the same for hours."""
+"""Digests by the identity of the tools, which are held so that nothing else gets it: a harness offers the
+same for hours."""
 
 
 def context_digest(tools: tuple[ToolSpec, ...]) -> str:
@@ -149,7 +160,8 @@ def context_digest(tools: tuple[ToolSpec, ...]) -> str:
 
 def chain_digests(context: str, messages: tuple[Message, ...]) -> list[str]:
     """Identity of every leading part of a conversation: entry i covers the context and messages[: i + 1]."""
-    chain, out = context, []
+    chain = context
+    out = []
     for message in messages:
         chain = hashlib.blake2b((chain + message.digest).encode(), digest_size=16).hexdigest()
         out.append(chain)
@@ -165,7 +177,9 @@ _CANONICAL = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",
 
 
 def _number(digits: str) -> int | float | str:
-    """A JSON number such that equal ones are equal: JavaScript sends 1.0 back as 1, and rounds large integers."""
+    """A JSON number such that equal ones are equal: JavaScript sends 1.0 back as 1, and rounds large
+    integers.
+    """
     value = float(digits)
     if not math.isfinite(value):
         return digits

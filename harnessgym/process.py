@@ -1,4 +1,6 @@
-"""A process and its children: dying with a parent, recognising a process we started, ending it and nothing else."""
+"""A process and its children: dying with a parent, recognising a process we started, ending it and nothing
+else.
+"""
 
 import contextlib
 import ctypes
@@ -65,8 +67,8 @@ def start_service(
 ) -> subprocess.Popen[bytes]:
     """Start `harnessgym COMMAND --config SETTINGS`, which is killed when the thread that calls this ends.
 
-    What it says is appended to `log`. `threads` is its share of torch and OpenMP, `descriptors` are inherited. `heartbeat`
-    listens to its heartbeat.
+    What it says is appended to `log`. `threads` is its share of torch and OpenMP, `descriptors` are
+    inherited. `heartbeat` listens to its heartbeat.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     inherited = [*descriptors]
@@ -105,7 +107,8 @@ def die_with_parent(parent: int) -> None:
 def hear_interruptions() -> None:
     """Take SIGINT and SIGTERM as an interruption: KeyboardInterrupt in the main thread.
 
-    A shell that starts a command in the background leaves it deaf to SIGINT, and SIGTERM would end it without cleaning up.
+    A shell that starts a command in the background leaves it deaf to SIGINT, and SIGTERM would end it without
+    cleaning up.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -113,7 +116,9 @@ def hear_interruptions() -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore SIGINT and SIGTERM in a block that must be gone through. In other threads than the main one, does nothing."""
+    """Ignore SIGINT and SIGTERM in a block that must be gone through. In other threads than the main one,
+    does nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -127,12 +132,17 @@ def undisturbed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruption_deferred() -> Iterator[None]:
-    """Let SIGINT and SIGTERM interrupt only after a block that must not be torn apart. Main thread only, else nothing."""
+    """Let SIGINT and SIGTERM interrupt only after a block that must not be torn apart. Main thread only,
+    else nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    earlier = [(number, signal.signal(number, lambda sent, _: came.append(sent))) for number in (signal.SIGINT, signal.SIGTERM)]
+    earlier = [
+        (number, signal.signal(number, lambda sent, _: came.append(sent)))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    ]
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
 """The one registry: names to `"module:attribute"` strings, loaded when asked for.
 
-A full `module:attribute` is accepted wherever a name is, so a plugin needs no registration. Its module may be installed, or
-lie in one of the folders that `look_in` was given.
+A full `module:attribute` is accepted wherever a name is, so a plugin needs no registration. Its module may be
+installed, or lie in one of the folders that `look_in` was given.
 """
 
 import importlib
@@ -54,7 +54,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
     "harness": {
         "claude_code": "harnessgym.harnesses.claude_code:ClaudeCode",
         "codex": "harnessgym.harnesses.codex:Codex",
-        "command": "harnessgym.harnesses.command:Command",
+        "command": "harnessgym.harnesses.command:CommandHarness",
         "deepagents": "harnessgym.harnesses.deepagents:DeepAgents",
         "gemini_cli": "harnessgym.harnesses.gemini_cli:GeminiCli",
         "mini_swe_agent": "harnessgym.harnesses.mini_swe_agent:MiniSweAgent",
@@ -64,7 +64,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "qwen_code": "harnessgym.harnesses.qwen_code:QwenCode",
     },
     "sandbox": {
-        "process": "harnessgym.sandboxes.process:Process",
+        "process": "harnessgym.sandboxes.process:ProcessBackend",
         "bubblewrap": "harnessgym.sandboxes.bubblewrap:Bubblewrap",
         "docker": "harnessgym.sandboxes.docker:Docker",
     },
@@ -88,7 +88,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "dppo_tv": "trainers.losses.settings:DppoTv",
         "gspo": "trainers.losses.settings:Gspo",
         "minpro": "trainers.losses.settings:MinPro",
-        "ppo": "trainers.losses.settings:Ppo",
+        "ppo": "trainers.losses.settings:PpoLoss",
         "reinforce": "trainers.losses.settings:Reinforce",
     },
     "correction": {
@@ -99,38 +99,38 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "tis": "trainers.corrections.settings:Tis",
     },
     "selector": {
-        "dapo": "trainers.selection.uniform:Uniform",
-        "dars": "trainers.selection.dars:Dars",
-        "dart": "trainers.selection.dart:Dart",
-        "gdro": "trainers.selection.gdro:Gdro",
-        "insight": "trainers.selection.insight:Insight",
-        "uniform": "trainers.selection.uniform:Uniform",
-        "vade": "trainers.selection.vade:Vade",
-        "xrpo": "trainers.selection.xrpo:Xrpo",
+        "dapo": "harnessgym.scheduling.selectors.uniform:Uniform",
+        "dars": "harnessgym.scheduling.selectors.dars:Dars",
+        "dart": "harnessgym.scheduling.selectors.dart:Dart",
+        "gdro": "harnessgym.scheduling.selectors.gdro:Gdro",
+        "insight": "harnessgym.scheduling.selectors.insight:Insight",
+        "uniform": "harnessgym.scheduling.selectors.uniform:Uniform",
+        "vade": "harnessgym.scheduling.selectors.vade:Vade",
+        "xrpo": "harnessgym.scheduling.selectors.xrpo:Xrpo",
     },
     "grader": {"checks": "harnessgym.grading.checklist:verifier"},
     "check": {
         "asserts": "harnessgym.grading.checks.asserts:Asserts",
-        "call": "harnessgym.grading.checks.call:Call",
-        "command": "harnessgym.grading.checks.command:Command",
+        "call": "harnessgym.grading.checks.call:CallCheck",
+        "command": "harnessgym.grading.checks.command:CommandCheck",
         "files": "harnessgym.grading.checks.files:Files",
         "io": "harnessgym.grading.checks.io:Io",
-        "pytest": "harnessgym.grading.checks.pytests:Pytests",
+        "pytest": "harnessgym.grading.checks.pytests:PytestCheck",
     },
     "reward": {
         "code": "harnessgym.rewards.code:Code",
         "command": "harnessgym.rewards.command:CommandReward",
         "contract": "harnessgym.rewards.contract:ContractReward",
         "judge": "harnessgym.rewards.judge:Judge",
-        "orchestration": "harnessgym.rewards.orchestration:Orchestration",
+        "orchestration": "harnessgym.rewards.orchestration:OrchestrationReward",
         "sql": "harnessgym.rewards.sql:Sql",
     },
     "dialect": {
         "chat": "proxies.dialects.chat:Chat",
         "completions": "proxies.dialects.completions:Completions",
-        "gemini": "proxies.dialects.gemini:Gemini",
+        "gemini": "proxies.dialects.gemini.dialect:Gemini",
         "messages": "proxies.dialects.messages:Messages",
-        "responses": "proxies.dialects.responses:Responses",
+        "responses": "proxies.dialects.responses.dialect:Responses",
     },
     "parser": {"hermes": "proxies.parsers.hermes:HermesParser"},
     "renderer": {
@@ -149,7 +149,7 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "proxy": "proxies.app:serve",
         "engine": "trainers.engine:serve",
         "node": "harnessgym.rollout.node:run",
-        "simulate": "trainers.simulation.comparison:compare",
+        "simulate": "harnessgym.simulation.comparison:compare",
         "train-offline": "trainers.trl_bridge.offline:train_offline",
         "train-worker": "trainers.grpo:train",
         "weights-agent": "trainers.weights.outside:serve",
@@ -172,16 +172,16 @@ REGISTRY: dict[Kind, dict[str, str]] = {
         "atif": "harnessgym.traces.imports.atif:AtifImport",
         "mas": "harnessgym.traces.imports.mas:MasImport",
     },
-    "language": {"policy": "proxies.language:Language"},
+    "language": {"policy": "proxies.language:PolicyLanguage"},
     "body_reader": {"conversation": "proxies.reading:BodyReader"},
     "settings": {
         "proxy": "proxies.app:ProxySettings",
         "engine": "trainers.engine:EngineSettings",
         "node": "harnessgym.rollout.node:NodeSettings",
-        "simulate": "trainers.simulation.settings:SimulationConfig",
+        "simulate": "harnessgym.simulation.settings:SimulationConfig",
         "train-worker": "trainers.learner:TrainerSettings",
         "weights-agent": "trainers.weights.outside:OutsideSettings",
-        "train": "harnessgym.run_config:RunConfig",
+        "train": "harnessgym.run_config.run:RunConfig",
         "weights-mirror": "trainers.weights.settings:MirrorSettings",
         "weights-server": "trainers.weights.settings:VersionServerSettings",
     },
@@ -207,7 +207,8 @@ _EXTRAS = {"trainers": "train", "proxies": "proxy", "environments": "envs", "har
 def look_in(*folders: str | Path) -> None:
     """Also search these folders for the modules of `module:attribute` names.
 
-    They come after what is installed: a file of the user's that is called `random.py` must not replace the library's.
+    They come after what is installed: a file of the user's that is called `random.py` must not replace the
+    library's.
     """
     for folder in folders:
         whole = str(Path(folder).resolve())
@@ -218,11 +219,15 @@ def look_in(*folders: str | Path) -> None:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """The object a name or a `module:attribute` stands for. Raises `ConfigError` if there is none, saying what can be done."""
+    """The object a name or a `module:attribute` stands for. Raises `ConfigError` if there is none, saying
+    what can be done.
+    """
     target = REGISTRY[kind].get(name, name)
     module, colon, attribute = target.partition(":")
     if not colon:
-        raise ConfigError(f"There is no {kind.replace('_', ' ')} named {name!r}. {nearest(name, names(kind))}")
+        raise ConfigError(
+            f"There is no {kind.replace('_', ' ')} named {name!r}. {nearest(name, names(kind))}"
+        )
     what = f"Cannot load {kind.replace('_', ' ')} {name!r}"
     try:
         imported = importlib.import_module(module)
@@ -247,14 +252,16 @@ def failed_import(error: Exception, module: str) -> str:
 
 def _missing(module: str, error: ModuleNotFoundError) -> str:
     """What to tell people about a module that is not there, or that needs one which is not there."""
-    root, missing = module.split(".", maxsplit=1)[0], error.name or ""
+    root = module.split(".", maxsplit=1)[0]
+    missing = error.name or ""
     if root in _EXTRAS:
         return f"there is no module {missing!r}. Install it: pip install 'harnessgym-rl[{_EXTRAS[root]}]'."
     if module != missing and not module.startswith(f"{missing}."):
         return f"{_line_of(error)} imports {missing!r}, which is not installed. Install it, or put it beside {root!r}."
     searched = " and ".join(["what is installed", *_FOLDERS])
     return (
-        f"there is no module {missing!r}. Searched: {searched}. Run the command in the folder that holds {root}.py, keep that "
+        f"there is no module {missing!r}. Searched: {searched}. Run the command in the folder that holds "
+        f"{root}.py, keep that "
         'file beside the run file, or name its folder in the run file: code = ["FOLDER"].'
     )
 

@@ -26,9 +26,9 @@ from pydantic import BaseModel
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, HarnessGymError, RewardError
+from harnessgym.proxy_client import ControlClient
 from harnessgym.registry import load
-from harnessgym.rollout.control import ControlClient
-from harnessgym.run_config import RewardSection
+from harnessgym.run_config.run import RewardSection
 from harnessgym.sandbox import Sandbox
 from harnessgym.store import TraceStore, rewards
 from harnessgym.store.rewards import RewardRow, RewardUnit
@@ -38,7 +38,8 @@ from harnessgym.traces.graph import Graph, graph
 from harnessgym.traces.transcript import Transcript, transcript
 
 Need = Literal["sandbox", "task", "proxy"]
-"""What a reward cannot do without: the sandbox with the workspace that the harness left, the task, a running proxy."""
+"""What a reward cannot do without: the sandbox with the workspace that the harness left, the task, a
+running proxy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Record:
+class RewardContext:
     """What a reward may look at."""
 
     store: TraceStore
@@ -77,7 +78,9 @@ class Record:
 
     @property
     def workspace(self) -> Path | None:
-        """The workspace on this machine. What lies in it was written by the harness: never follow its links."""
+        """The workspace on this machine. What lies in it was written by the harness: never follow its
+        links.
+        """
         return None if self.sandbox is None else self.sandbox.workspace
 
     @property
@@ -97,13 +100,17 @@ class Reward(Protocol):
         """What its constructor takes."""
         ...
 
-    async def score(self, record: Record) -> Sequence[Score]:
-        """The scores of a rollout. Raises `HarnessGymError` when there can be none: such a rollout has no result."""
+    async def score(self, record: RewardContext) -> Sequence[Score]:
+        """The scores of a rollout. Raises `HarnessGymError` when there can be none: such a rollout has no
+        result.
+        """
         ...
 
 
 def make_rewards(sections: Sequence[RewardSection]) -> dict[str, Reward]:
-    """The rewards of a run by name, in order. Raises `ConfigError` for wrong settings, or a name given twice."""
+    """The rewards of a run by name, in order. Raises `ConfigError` for wrong settings, or a name given
+    twice.
+    """
     out: dict[str, Reward] = {}
     for section in sections:
         name = section.name or section.type
@@ -114,8 +121,11 @@ def make_rewards(sections: Sequence[RewardSection]) -> dict[str, Reward]:
     return out
 
 
-async def score_all(members: Mapping[str, Reward], record: Record, taken: Iterable[str] = ()) -> tuple[RewardRow, ...]:
-    """What all rewards say of a rollout, as rows that can be written. `taken` are channels that the rollout has values for.
+async def score_all(
+    members: Mapping[str, Reward], record: RewardContext, taken: Iterable[str] = ()
+) -> tuple[RewardRow, ...]:
+    """What all rewards say of a rollout, as rows that can be written. `taken` are channels that the rollout
+    has values for.
 
     Raises `RewardError` naming the reward that failed, or that contradicts an earlier one.
     """
@@ -124,7 +134,9 @@ async def score_all(members: Mapping[str, Reward], record: Record, taken: Iterab
     for name, reward in members.items():
         missing = reward.needs - record.offers
         if missing:
-            raise RewardError(f"The reward {name!r} needs a {' and a '.join(sorted(missing))}, which is not there.")
+            raise RewardError(
+                f"The reward {name!r} needs a {' and a '.join(sorted(missing))}, which is not there."
+            )
         try:
             for item in await reward.score(record):
                 row = _row(record, name, item)
@@ -134,11 +146,13 @@ async def score_all(members: Mapping[str, Reward], record: Record, taken: Iterab
                 await record.store.aread(partial(rewards.check, reward=row))
                 rows[key], given[key] = row, f"the reward {name!r}"
         except HarnessGymError as error:
-            raise RewardError(f"The reward {name!r} of rollout {record.rollout_id} failed. {error}") from error
+            raise RewardError(
+                f"The reward {name!r} of rollout {record.rollout_id} failed. {error}"
+            ) from error
     return tuple(rows.values())
 
 
-def _row(record: Record, name: str, score: Score) -> RewardRow:
+def _row(record: RewardContext, name: str, score: Score) -> RewardRow:
     target = score.target or record.rollout_id
     return RewardRow(record.rollout_id, score.unit, target, score.channel, score.value, name, score.detail)
 
@@ -158,11 +172,12 @@ class Rescored:
 
 
 def rescore(store: TraceStore, rollout_id: str) -> list[Rescored]:
-    """Compute again those rewards of a rollout's run that need neither a sandbox nor a proxy. Nothing is written.
+    """Compute again those rewards of a rollout's run that need neither a sandbox nor a proxy. Nothing is
+    written.
 
     None of a rollout that was not rewarded: it has not finished, or its verdict is not `valid`.
     """
-    record = Record(store, rollout_id)
+    record = RewardContext(store, rollout_id)
     found = store.read(lambda conn: rollout_of(conn, rollout_id))
     if (found.status, found.verdict) != ("finished", "valid"):
         return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,13 @@ class RunFolder:
         try:
             return validate(RunConfig, json.loads(self.config_path.read_text()), str(self.config_path))
         except FileNotFoundError:
-            raise ConfigError(f"{self.root} is no run folder: it has no config.json. `harnessgym train` makes one.") from None
+            raise ConfigError(
+                f"{self.root} is no run folder: it has no config.json. `harnessgym train` makes one."
+            ) from None
         except PermissionError:
-            raise ConfigError(f"{self.config_path} is for the user alone who started the run: it may hold keys.") from None
+            raise ConfigError(
+                f"{self.config_path} is for the user alone who started the run: it may hold keys."
+            ) from None
 
     def store_url(self) -> str:
         """The database of the run."""

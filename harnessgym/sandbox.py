@@ -1,12 +1,14 @@
 """Sandboxes: where a harness runs, what it can reach there, and what is left when it has ended.
 
-A *backend* is opened once per node and holds what rollouts share: warmed interpreters and containers, the relay to the
-proxy, the folder that workspaces live in. It opens one *sandbox* per rollout, and a fresh one to grade in:
+A *backend* is opened once per node and holds what rollouts share: warmed interpreters and containers, the
+relay to the proxy, the folder that workspaces live in. It opens one *sandbox* per rollout, and a fresh one to
+grade in:
 
     async with Bubblewrap(BubblewrapSettings(proxy_socket_dir=run / "proxy")) as backend:
         async with backend.open(task.limits, Equipment(readable=("agent.py",))) as sandbox:
             await sandbox.write("instruction.txt", task.instruction.encode())
-            result = await sandbox.exec(["python", "agent.py"], env={"OPENAI_BASE_URL": f"{sandbox.proxy_url}/v1"})
+            result = await sandbox.exec(["python", "agent.py"], env={"OPENAI_BASE_URL":
+            f"{sandbox.proxy_url}/v1"})
 
 Members live in `sandboxes/` and are named by strings such as `"harnessgym.sandboxes.bubblewrap:Bubblewrap"`.
 """
@@ -62,7 +64,7 @@ CONTEXT = "context:"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class InstallStep:
     """One command of an installation, run as root while the network is open; equal steps are cached."""
 
     argv: tuple[str, ...]
@@ -71,22 +73,26 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Equipment:
-    """What is there before anything is written into a sandbox. Sandboxes of equal equipment share an image and a warm pool."""
+    """What is there before anything is written into a sandbox. Sandboxes of equal equipment share an image
+    and a warm pool.
+    """
 
     image: str = ""
-    """Container image, or `context:FOLDER` for the one that a folder's Dockerfile makes; empty is the backend's own. Needs
-    `Capability.IMAGE`."""
-    install: tuple[Step, ...] = ()
-    """Steps that put a harness into the image, as a cached layer. Backends without images ignore them: there, the harness is
-    installed on this machine and named by `readable`."""
+    """Container image, or `context:FOLDER` for the one that a folder's Dockerfile makes; empty is the
+    backend's own. Needs `Capability.IMAGE`."""
+    install: tuple[InstallStep, ...] = ()
+    """Steps that put a harness into the image, as a cached layer. Backends without images ignore them:
+    there, the harness is installed on this machine and named by `readable`."""
     readable: tuple[str, ...] = ()
     """Files and folders of this machine that may be read at the same paths."""
     home: str = ""
-    """See `Task.home`; `@workdir` is the image's WORKDIR. What the image has there, `harnessgym.rollout.furnishing` lays."""
+    """See `Task.home`; `@workdir` is the image's WORKDIR. What the image has there,
+    `harnessgym.task_setup.workspace_setup` lays."""
     env: tuple[tuple[str, str], ...] = ()
     """Environment variables of every command, over the image's; a command's own come over them."""
     folders: tuple[str, ...] = ()
-    """See `Task.folders`: absolute paths beside the workspace that are writable and empty. Needs `Capability.IMAGE`."""
+    """See `Task.folders`: absolute paths beside the workspace that are writable and empty. Needs
+    `Capability.IMAGE`."""
     proxy: bool = True
     """Whether the proxy can be reached. What grades reaches nothing."""
 
@@ -129,7 +135,9 @@ OnOutput = Callable[[Literal["stdout", "stderr"], bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files of a workspace at one moment, kept by the backend that made it until it is closed. No processes."""
+    """The files of a workspace at one moment, kept by the backend that made it until it is closed. No
+    processes.
+    """
 
     backend: str
     id: str
@@ -148,7 +156,7 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class WorkspaceExport:
     """What came out of a workspace as data."""
 
     files: int
@@ -200,7 +208,9 @@ class ExecOptions(TypedDict, total=False):
 
 
 class Sandbox(Protocol):
-    """One rollout's own place. Paths are relative to the workspace; leaving it by any trick raises SandboxError."""
+    """One rollout's own place. Paths are relative to the workspace; leaving it by any trick raises
+    SandboxError.
+    """
 
     capabilities: frozenset[Capability]
     proxy_url: str
@@ -225,17 +235,20 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Runs one command and everything it starts; when this returns, all of it is dead.
 
-        `timeout_s` and `max_output` (bytes per stream, of which the last are kept) default to the sandbox's limits, `stdin`
-        to nothing. `user="root"` needs `Capability.ROOT`. `readable` names files and folders of this machine that the command
-        may read; a backend with images needs them in its `Equipment` already. With `prewarm`, `cmd` must be a Python command
-        (`python program.py ...` or `python -m module ...`), which backends without `Capability.PREWARM` start cold. `outside`
-        needs `Capability.HOSTS`; it is in reach until the command has ended. Raises
-        SandboxError when the sandbox, not the command, failed.
+        `timeout_s` and `max_output` (bytes per stream, of which the last are kept) default to the sandbox's
+        limits, `stdin` to nothing. `user="root"` needs `Capability.ROOT`. `readable` names files and folders
+        of this machine that the command may read; a backend with images needs them in its `Equipment`
+        already. With `prewarm`, `cmd` must be a Python command (`python program.py ...` or `python -m module
+        ...`), which backends without `Capability.PREWARM` start cold. `outside` needs `Capability.HOSTS`; it
+        is in reach until the command has ended. Raises SandboxError when the sandbox, not the command,
+        failed.
         """
         ...
 
     async def read(self, path: str) -> bytes:
-        """Raises FileNotFoundError when it does not exist, SandboxError when it is no regular file or too large."""
+        """Raises FileNotFoundError when it does not exist, SandboxError when it is no regular file or too
+        large.
+        """
         ...
 
     async def write(self, path: str, data: bytes) -> None:
@@ -247,16 +260,21 @@ class Sandbox(Protocol):
         ...
 
     async def download(self, path: str, local: Path) -> None:
-        """Copies a file or folder out of the workspace; `local` must not exist. Links and special files are refused."""
+        """Copies a file or folder out of the workspace; `local` must not exist. Links and special files
+        are refused.
+        """
         ...
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
+    async def export(
+        self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()
+    ) -> WorkspaceExport:
         """Copies the workspace to the new folder `local` as data, whatever its processes left as traps.
 
-        Regular files, folders, and links that stay inside come out; the rest is left out and named. Nothing in the sandbox
-        takes part: the node reads the files itself, following no link. `collect` names absolute paths below
-        `Equipment.folders`; files and folders there go to `harnessgym.task.OUTSIDE` in `local`, within the same bounds, and
-        what the workspace itself has of that name is left out. Raises SandboxError for a path that lies in none of them.
+        Regular files, folders, and links that stay inside come out; the rest is left out and named. Nothing
+        in the sandbox takes part: the node reads the files itself, following no link. `collect` names
+        absolute paths below `Equipment.folders`; files and folders there go to `harnessgym.task.OUTSIDE` in
+        `local`, within the same bounds, and what the workspace itself has of that name is left out. Raises
+        SandboxError for a path that lies in none of them.
         """
         ...
 
@@ -281,7 +299,8 @@ class Sandbox(Protocol):
         ...
 
     async def fork(self, snapshot: Snapshot) -> "Sandbox":
-        """A further sandbox of the same equipment and limits with these files in its workspace; close it with `aclose`.
+        """A further sandbox of the same equipment and limits with these files in its workspace; close it with
+        `aclose`.
 
         This one may be closed already. Raises CapabilityError without `Capability.SNAPSHOT`.
         """
@@ -303,7 +322,8 @@ class SandboxBackend(Protocol):
 
     @property
     def root(self) -> Path:
-        """The node's own folder. What is left in it when the node is killed, the next one removes that opens the same place.
+        """The node's own folder. What is left in it when the node is killed, the next one removes that opens
+        the same place.
 
         Raises SandboxError before the backend is opened.
         """
@@ -326,7 +346,9 @@ class SandboxBackend(Protocol):
     ) -> None: ...
 
     def open(self, limits: Limits, equipment: Equipment = PLAIN) -> AbstractAsyncContextManager[Sandbox]:
-        """A fresh sandbox with an empty workspace; leaving the context kills what runs in it and removes it."""
+        """A fresh sandbox with an empty workspace; leaving the context kills what runs in it and removes
+        it.
+        """
         ...
 
 
@@ -342,11 +364,15 @@ def require(capabilities: frozenset[Capability], needed: frozenset[Capability]) 
 
 
 def needs(task: Task) -> frozenset[Capability]:
-    """The capabilities without which a task makes no sense. Raises CapabilityError for one that does not exist."""
+    """The capabilities without which a task makes no sense. Raises CapabilityError for one that does not
+    exist.
+    """
     unknown = sorted(task.needs - set(Capability))
     if unknown:
         known = ", ".join(sorted(Capability))
-        raise CapabilityError(f"Task {task.id!r} needs {', '.join(unknown)}, which no sandbox knows (known: {known}).")
+        raise CapabilityError(
+            f"Task {task.id!r} needs {', '.join(unknown)}, which no sandbox knows (known: {known})."
+        )
     asked = {Capability(name) for name in task.needs}
     setups = (task.setup, *(step.setup for step in task.steps))
     implied = {

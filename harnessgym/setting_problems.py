@@ -1,4 +1,6 @@
-"""What is wrong with settings that were refused, in words: pydantic's errors, each with its key, its value and what to do."""
+"""What is wrong with settings that were refused, in words: pydantic's errors, each with its key, its value
+and what to do.
+"""
 
 import difflib
 from collections.abc import Sequence
@@ -50,7 +52,9 @@ def _problem(model: type[BaseModel], error: Any) -> Problem:
     if error["type"] == "missing":
         return Problem(key, "this setting is required.")
     if error["type"] in ("model_type", "model_attributes_type"):
-        return Problem(key, f"this is a section, not a value{_got(error['input'])}. Known: {known_at(model, location)}.")
+        return Problem(
+            key, f"this is a section, not a value{_got(error['input'])}. Known: {known_at(model, location)}."
+        )
     section = isinstance(error["input"], dict)
     reason = str(error["ctx"]["error"] if error["type"] == "value_error" else error["msg"]).rstrip(".")
     return Problem(key, f"{reason}{_got(error['input'])}.{_nearest_literal(error)}", section)
@@ -67,7 +71,8 @@ def _follows(error: Any, errors: Sequence[Any]) -> bool:
 def _of_another_kind(model: type[BaseModel], error: Any, errors: Sequence[Any]) -> bool:
     """Whether an error is about a kind of value that was not meant, where a setting takes several kinds.
 
-    Pydantic reports every kind. A table was meant as a table: what is wrong inside it counts. Else the plain kinds count.
+    Pydantic reports every kind. A table was meant as a table: what is wrong inside it counts. Else the plain
+    kinds count.
     """
     clean = without_tags(model, error["loc"])
     if len(clean) == len(error["loc"]):
@@ -75,7 +80,12 @@ def _of_another_kind(model: type[BaseModel], error: Any, errors: Sequence[Any]) 
     rivals = [each["loc"] for each in errors if without_tags(model, each["loc"])[: len(clean)] == clean]
     if any(len(without_tags(model, each)) > len(clean) for each in rivals):
         return True
-    return len(rivals) > 1 and error["type"] in ("model_type", "model_attributes_type", "dict_type", "is_instance_of")
+    return len(rivals) > 1 and error["type"] in (
+        "model_type",
+        "model_attributes_type",
+        "dict_type",
+        "is_instance_of",
+    )
 
 
 def _inner(value: Any) -> list[str]:
@@ -88,7 +98,9 @@ def _inner(value: Any) -> list[str]:
 
 
 def _got(value: Any) -> str:
-    """A value for people. Tables and lists are not shown: they are long, and may hold what others must not read."""
+    """A value for people. Tables and lists are not shown: they are long, and may hold what others must not
+    read.
+    """
     if value == "" or not isinstance(value, str | int | float | bool):
         return ""
     shown = repr(value)

@@ -1,4 +1,5 @@
-"""The settings of a model as dotted keys: for the list of `--show-settings`, and for what a mistyped key may mean.
+"""The settings of a model as dotted keys: for the list of `--show-settings`, and for what a mistyped key may
+mean.
 
 A field that is a plain table in the model, because another package reads it, names the model of its content:
 `Field(default_factory=dict, json_schema_extra={"settings": "module:Class"})`.
@@ -11,18 +12,23 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-_CLOSE, _SURE = 0.6, 0.85
-"""Similarity of two keys from which on one may be a slip of the other, and from which on nothing else is meant."""
+_CLOSE = 0.6
+_SURE = 0.85
+"""Similarity of two keys from which on one may be a slip of the other, and from which on nothing else is
+meant."""
 _MOST = 3
 
 
 def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Key, default and meaning of every setting; those of a table that may be there or not, or any number of times, too."""
+    """Key, default and meaning of every setting; those of a table that may be there or not, or any number
+    of times, too.
+    """
     rows: list[tuple[str, str, str]] = []
     for name, field in model.model_fields.items():
         if _extra(field, "set_by") or _is_tag_field(field):
             continue
-        inner, key = _table(field), prefix + name
+        inner = _table(field)
+        key = prefix + name
         if inner is not None and (inner == field.annotation or _extra(field, "settings")):
             rows += setting_rows(inner, f"{key}.")
             continue
@@ -35,13 +41,17 @@ def setting_rows(model: type[BaseModel], prefix: str = "") -> list[tuple[str, st
 def suggestion(model: type[BaseModel], unknown: Sequence[str | int], value: Any = None) -> str:
     """What to tell people who gave a key that there is not: which one they may have meant.
 
-    A setting of exactly that name elsewhere is likelier meant than one with a similar name in the same section.
+    A setting of exactly that name elsewhere is likelier meant than one with a similar name in the same
+    section.
     """
     path = [part for part in unknown if isinstance(part, str)]
     leaf = _first_leaf(path, value)
     keys = [key for key, _, _ in setting_rows(model)]
-    dotted, section = ".".join(leaf), ".".join(path[:-1])
-    same = sorted((key for key in keys if key.split(".")[-1] == leaf[-1]), key=lambda key: -_similarity(key, dotted))
+    dotted = ".".join(leaf)
+    section = ".".join(path[:-1])
+    same = sorted(
+        (key for key in keys if key.split(".")[-1] == leaf[-1]), key=lambda key: -_similarity(key, dotted)
+    )
     if same and _similarity(same[0], dotted) > _SURE:
         same = same[:1]
     if not same:
@@ -49,7 +59,10 @@ def suggestion(model: type[BaseModel], unknown: Sequence[str | int], value: Any 
         inside = _close(dotted, keys) if len(leaf) > len(path) else []
         same = inside or _close(".".join(path), beside)
     if same:
-        shown = [key.removeprefix(f"{section}.") if key.rpartition(".")[0] == section else key for key in same[:_MOST]]
+        shown = [
+            key.removeprefix(f"{section}.") if key.rpartition(".")[0] == section else key
+            for key in same[:_MOST]
+        ]
         return f"Did you mean {' or '.join(map(repr, shown))}?"
     if service := _service(leaf):
         return service
@@ -66,7 +79,9 @@ def known_at(model: type[BaseModel], location: Iterable[str | int]) -> str:
 
 
 def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str | int, ...]:
-    """The path of a setting as people write it: pydantic puts the name of the type between where a setting has several."""
+    """The path of a setting as people write it: pydantic puts the name of the type between where a setting
+    has several.
+    """
     at: type[BaseModel] | None = model
     field: FieldInfo | None = None
     out: list[str | int] = []
@@ -74,7 +89,8 @@ def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple
         known = None if at is None else at.model_fields.get(str(part))
         if known is not None:
             out.append(part)
-            field, at = known, _table(known)
+            field = known
+            at = _table(known)
         elif isinstance(part, int) or field is None or not _is_tag(str(part), field):
             out.append(part)
     return tuple(out)
@@ -82,7 +98,9 @@ def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple
 
 def _is_tag(part: str, field: FieldInfo) -> bool:
     names = {each.__name__ for each in get_args(field.annotation) if isinstance(each, type)}
-    return part in names or part.startswith(("literal[", "tuple[", "dict[", "list[", "function-", "constrained-"))
+    return part in names or part.startswith(
+        ("literal[", "tuple[", "dict[", "list[", "function-", "constrained-")
+    )
 
 
 def _first_leaf(path: Sequence[str], value: Any) -> list[str]:
@@ -109,7 +127,9 @@ def _similarity(one: str, other: str) -> float:
 
 
 def _service(leaf: Sequence[str]) -> str | None:
-    """That a setting is one of a command that runs a single process, if it is written as that command's section."""
+    """That a setting is one of a command that runs a single process, if it is written as that command's
+    section.
+    """
     from harnessgym.errors import ConfigError
     from harnessgym.registry import load, names
 
@@ -126,7 +146,9 @@ def _service(leaf: Sequence[str]) -> str | None:
 
 
 def _default(field: FieldInfo) -> str:
-    """A default for people; of what is a secret only where it comes from, of a table with a name only the name."""
+    """A default for people; of what is a secret only where it comes from, of a table with a name only the
+    name.
+    """
     if variable := _extra(field, "environment"):
         return f"${variable}"
     value = field.get_default(call_default_factory=True)
@@ -140,7 +162,9 @@ def _extra(field: FieldInfo, name: str) -> str | None:
 
 
 def _table(field: FieldInfo) -> type[BaseModel] | None:
-    """The one settings class that a field is or holds: `Section`, `Section | None`, `tuple[Section, ...]`, or a named one."""
+    """The one settings class that a field is or holds: `Section`, `Section | None`, `tuple[Section, ...]`,
+    or a named one.
+    """
     from harnessgym.registry import load
 
     if named := _extra(field, "settings"):
@@ -153,7 +177,9 @@ def _table(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _is_one_of_several(field: FieldInfo) -> bool:
-    """Whether a field's default is of a subclass: what else its table may hold follows from the name in it."""
+    """Whether a field's default is of a subclass: what else its table may hold follows from the name in
+    it.
+    """
     kind = field.annotation
     return isinstance(kind, type) and isinstance(field.default, kind) and type(field.default) is not kind
 

@@ -1,4 +1,6 @@
-"""What the system refused, in words: a file, a disk, an address, a library. People get these without a traceback."""
+"""What the system refused, in words: a file, a disk, an address, a library. People get these without a
+traceback.
+"""
 
 import errno
 import traceback
@@ -25,7 +27,8 @@ def system_problem(error: BaseException) -> str | None:
         return problem
     if isinstance(error, ImportError):
         return (
-            f"A library cannot be imported: {error} ({_line_of(error)}). Install it (again), for this Python and this machine: "
+            f"A library cannot be imported: {error} ({_line_of(error)}). Install it (again), for this Python "
+            "and this machine: "
             "pip install 'harnessgym-rl[all]'."
         )
     if not isinstance(error, OSError) or error.errno is None:

@@ -23,7 +23,8 @@ class Limits:
     output_bytes: int = 10 << 20
     """Bytes of harness output kept per stream: the last ones; that others were dropped is marked."""
     memory_mb: int = 2_048
-    """Memory of all processes of a sandbox together; where the sandbox cannot tell, address space of each of them."""
+    """Memory of all processes of a sandbox together; where the sandbox cannot tell, address space of each
+    of them."""
     processes: int = 256
     """Processes and threads of the harness at one time, where the sandbox can count them."""
     disk_mb: int = 512
@@ -39,7 +40,8 @@ class Setup:
     run: tuple[tuple[str, ...], ...] = ()
     """Commands, in the workspace, in order. One that fails ends the rollout as an infrastructure error."""
     hosts: tuple[str, ...] = ()
-    """What they may reach, as `name`, `*.name`, an address or a CIDR block. When they have ended, nothing can be reached."""
+    """What they may reach, as `name`, `*.name`, an address or a CIDR block. When they have ended, nothing
+    can be reached."""
     timeout_s: float = 300.0
     """For all of them together."""
 
@@ -56,7 +58,8 @@ class Solution:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A command of the task in the agent's sandbox when every process of the agent is dead, to make something that is graded.
+    """A command of the task in the agent's sandbox when every process of the agent is dead, to make something
+    that is graded.
 
     What the agent left can make it fail, so that is recorded with the verdict and never an error.
     """
@@ -74,12 +77,15 @@ class GradingImage:
     image: str | None = None
     """Instead of the task's own, as `Task.image`."""
     install: tuple[tuple[str, ...], ...] = ()
-    """Commands that put into the image what tests need, run as root with the network open; kept as layers. Needs an image."""
+    """Commands that put into the image what tests need, run as root with the network open; kept as layers.
+    Needs an image."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStep:
-    """One of several things asked in the same sandbox. The harness is launched anew for each, in the workspace as it is."""
+    """One of several things asked in the same sandbox. The harness is launched anew for each, in the
+    workspace as it is.
+    """
 
     name: str
     instruction: str
@@ -113,7 +119,8 @@ class Task:
     files: Mapping[str, str] = field(default_factory=dict)
     """Relative path to text, laid into the workspace before the harness starts."""
     image: str | None = None
-    """Container image, where a task needs one; `context:FOLDER` is built from the Dockerfile in a folder of this machine."""
+    """Container image, where a task needs one; `context:FOLDER` is built from the Dockerfile in a folder
+    of this machine."""
     limits: Limits = Limits()
     network: Literal["proxy"] = "proxy"
     """The only route out of a sandbox is the proxy."""
@@ -123,40 +130,46 @@ class Task:
     artifacts: tuple[str, ...] = (".",)
     """Paths of the workspace that are graded; the rest stays behind."""
     grader: str = ""
-    """`"module:attribute"`: a function `grade(task, workspace) -> Grade`, which looks at the exported workspace, or a
-    `harnessgym.grading.verifier.Verifier`, which is also given fresh sandboxes to run things in."""
+    """`"module:attribute"`: a function `grade(task, workspace) -> Grade`, which looks at the exported
+    workspace, or a `harnessgym.grading.verifier.Verifier`, which is also given fresh sandboxes to run
+    things in."""
     verifier: Literal["separate", "shared"] = "separate"
-    """`shared` grades in the sandbox that the agent used, as some task formats want. Anything the agent left there can change
-    what is measured, so the verdict says it."""
+    """`shared` grades in the sandbox that the agent used, as some task formats want. Anything the agent
+    left there can change what is measured, so the verdict says it."""
     solution: Solution | None = None
     """A solution that must be graded 1 (gold)."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Whatever the grader needs; never shown to the harness."""
     home: str = ""
-    """Absolute path in the image that the workspace stands for: what the image has there is the workspace's first content, and
-    the path leads to the workspace. Needs an image."""
+    """Absolute path in the image that the workspace stands for: what the image has there is the
+    workspace's first content, and the path leads to the workspace. Needs an image."""
     folders: tuple[str, ...] = ()
-    """Absolute paths beside the workspace that are writable and begin empty, such as `/logs`. Needs an image."""
+    """Absolute paths beside the workspace that are writable and begin empty, such as `/logs`. Needs an
+    image."""
     collect: tuple[str, ...] = ()
-    """Absolute paths below `folders` that are graded too: a grader finds them under `OUTSIDE` in what was exported."""
+    """Absolute paths below `folders` that are graded too: a grader finds them under `OUTSIDE` in what was
+    exported."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of what runs in the agent's sandbox, over the image's. Needs an image."""
     hooks: tuple[Hook, ...] = ()
     """Run in order before what the agent left is taken out."""
     grading: GradingImage = GradingImage()
     install: tuple[tuple[str, ...], ...] = ()
-    """Commands that put into the image what agent and tests need, run as root with the network open; kept as layers. Where
-    sandboxes have no image, this machine must have it already."""
+    """Commands that put into the image what agent and tests need, run as root with the network open; kept
+    as layers. Where sandboxes have no image, this machine must have it already."""
     steps: tuple[TaskStep, ...] = ()
-    """What is asked one after another in the same sandbox, where a task has several steps; then `instruction` is what they have
-    in common, and may be empty."""
+    """What is asked one after another in the same sandbox, where a task has several steps; then
+    `instruction` is what they have in common, and may be empty."""
     step_reward: Literal["mean", "final"] = "mean"
-    """How the rewards of steps make the task's: their mean, with 0 for those that were not reached, or the last one's."""
+    """How the rewards of steps make the task's: their mean, with 0 for those that were not reached, or the
+    last one's."""
 
     def __post_init__(self) -> None:
         for path in self.files:
             if Path(path).is_absolute() or ".." in Path(path).parts:
-                raise TaskError(f"Task {self.id!r}: file {path!r} must be a relative path inside the workspace.")
+                raise TaskError(
+                    f"Task {self.id!r}: file {path!r} must be a relative path inside the workspace."
+                )
 
 
 @dataclass(frozen=True, slots=True)

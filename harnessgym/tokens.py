@@ -1,8 +1,8 @@
 """Token sequences: how they are stored, hashed and labelled with policy versions.
 
-Ids are int32 and logprobs float32, little-endian, wherever they are bytes; only the store leaves out bytes that are zero in all
-ids of a segment. A hash names exactly the bytes it covers, so the upstream client, the store and `traces verify` can compute it
-apart from each other and must agree.
+Ids are int32 and logprobs float32, little-endian, wherever they are bytes; only the store leaves out bytes
+that are zero in all ids of a segment. A hash names exactly the bytes it covers, so the upstream client, the
+store and `traces verify` can compute it apart from each other and must agree.
 """
 
 import sys
@@ -84,7 +84,8 @@ def narrow_ids(ids: TokenIds) -> bytes:
 
 
 def widen_ids(blob: bytes, length: int, segment: str = "?") -> IdArray:
-    """Token ids [length] int32 of `narrow_ids` bytes. Raises `TraceError`, which names the segment, if they are no such number.
+    """Token ids [length] int32 of `narrow_ids` bytes. Raises `TraceError`, which names the segment, if they
+    are no such number.
 
     Bytes that were cut and still make as many ids are read as other ids: a segment's `hash` tells.
     """
@@ -133,7 +134,8 @@ def spans_of(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
 
 def versions_of(spans: Iterable[VersionSpan], length: int) -> IdArray:
     """One policy version per token [length] int32. Raises `TraceError` unless spans tile [0, length)."""
-    versions, reached = np.zeros(length, dtype=np.int32), 0
+    versions = np.zeros(length, dtype=np.int32)
+    reached = 0
     for span in spans:
         if span.start != reached or span.end <= span.start or span.end > length:
             raise TraceError(f"Version span {span} does not continue at token {reached} of {length}.")

@@ -6,12 +6,12 @@ from typing import cast
 
 from harnessgym.errors import UpstreamLost
 from proxies.call import Call
-from proxies.feed import Feed
+from proxies.feed import TokenFeed
 from proxies.served_policies import ServedPolicies
 from proxies.session import Session
 from proxies.text_upstream import TextCall, TextUpstream
 from proxies.upstream import Upstream
-from proxies.workers import REPLAY, NoWorker, Wanted, Worker, WorkerTable, is_text
+from proxies.workers import REPLAY, NoWorker, Worker, WorkerFilter, WorkerTable, is_text
 
 _ATTEMPTS = 6
 """Workers that may be lost under one call, one after the other, without a token in between."""
@@ -21,13 +21,18 @@ class Answerer:
     """Gets calls their tokens."""
 
     def __init__(self, workers: WorkerTable, policies: ServedPolicies, run_id: str) -> None:
-        """Prefix caches are salted with the run, policy and version: what one computed is never read under another."""
-        self._workers, self._policies, self._run_id = workers, policies, run_id
+        """Prefix caches are salted with the run, policy and version: what one computed is never read under
+        another.
+        """
+        self._workers = workers
+        self._policies = policies
+        self._run_id = run_id
 
-    async def answer(self, session: Session, call: Call, feed: Feed) -> None:
+    async def answer(self, session: Session, call: Call, feed: TokenFeed) -> None:
         """Sample the answer, on another worker from the tokens so far whenever one is lost.
 
-        Raises `UpstreamLost` when no worker is left to ask, `UpstreamError` when one refuses or contradicts itself.
+        Raises `UpstreamLost` when no worker is left to ask, `UpstreamError` when one refuses or contradicts
+        itself.
         """
         attempts = 0
         while True:
@@ -39,7 +44,9 @@ class Answerer:
                 async with self._workers.taking(self._wanted(session, call)) as worker:
                     call.silence.whole = is_text(worker.upstream)
                     if is_text(worker.upstream):
-                        await self._hear(session, worker.row.id, cast("TextUpstream", worker.upstream), call, feed)
+                        await self._hear(
+                            session, worker.row.id, cast("TextUpstream", worker.upstream), call, feed
+                        )
                     else:
                         await self._sample_at(worker, cast("Upstream", worker.upstream), call, feed)
             except UpstreamLost as error:
@@ -51,14 +58,18 @@ class Answerer:
             else:
                 return
 
-    async def _sample_at(self, worker: Worker, upstream: Upstream, call: Call, feed: Feed) -> None:
-        row, sampled, before = worker.row, call.sampled, len(call.sampled.ids)
+    async def _sample_at(self, worker: Worker, upstream: Upstream, call: Call, feed: TokenFeed) -> None:
+        row = worker.row
+        sampled = call.sampled
+        before = len(call.sampled.ids)
         sampled.worker = row.id
         given = [*call.prompt.ids, *sampled.ids] if before else call.prompt.ids
         sampling = call.sampling.limited(call.sampling.max_tokens - before)
         if before and sampling.seed is not None:
             sampling = replace(sampling, seed=sampling.seed + before)
-        salt = f"{self._run_id}:{row.version}" if call.policy_id is None else f"{call.policy_id}:{row.version}"
+        salt = (
+            f"{self._run_id}:{row.version}" if call.policy_id is None else f"{call.policy_id}:{row.version}"
+        )
         async with aclosing(upstream.generate(given, sampling, salt=salt)) as chunks:
             async for chunk in chunks:
                 worker.heard()
@@ -73,10 +84,13 @@ class Answerer:
                     return
         raise UpstreamLost(f"Worker {row.id} ended its answer without a finish reason.")
 
-    async def _hear(self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: Feed) -> None:
+    async def _hear(
+        self, session: Session, worker_id: str, upstream: TextUpstream, call: Call, feed: TokenFeed
+    ) -> None:
         """Let an outside model answer."""
         call.sampled.worker = worker_id
-        prompt, timeout_s = tuple(call.prompt.ids), session.options.answer_timeout_s
+        prompt = tuple(call.prompt.ids)
+        timeout_s = session.options.answer_timeout_s
         language = self._policies.by_id(call.policy_id).language
         asked = TextCall(
             id=call.id,
@@ -94,13 +108,17 @@ class Answerer:
         call.sampled.hear(answer, language)
         feed.add(call.sampled.ids)
 
-    def _wanted(self, session: Session, call: Call) -> Wanted:
-        """The first policy's pin and oldest version are the session's; others have theirs in its limits, by policy."""
-        parent, limits = call.prompt.parent, session.row.limits
-        pin, least = session.row.version_pin, limits.get("min_version")
+    def _wanted(self, session: Session, call: Call) -> WorkerFilter:
+        """The first policy's pin and oldest version are the session's; others have theirs in its limits,
+        by policy.
+        """
+        parent = call.prompt.parent
+        limits = session.row.limits
+        pin = session.row.version_pin
+        least = limits.get("min_version")
         if call.policy_id != self._policies.first.id:
             pin, least = (limits.get(name, {}).get(call.policy_id) for name in ("pins", "min_versions"))
-        return Wanted(
+        return WorkerFilter(
             upstream=session.options.upstream if session.options.replay is None else REPLAY,
             prefix_owner=None if parent is None else session.workers.get(parent.segment_id),
             pin=pin,

@@ -1,6 +1,7 @@
 """The proxy as a process: its settings, its listeners, its parts put together.
 
-    HARNESSGYM_CONTROL_KEY=KEY harnessgym proxy --store URL --run_id RUN --policy FOLDER --port 8100 --control_port 8101
+    HARNESSGYM_CONTROL_KEY=KEY harnessgym proxy --store URL --run_id RUN --policy FOLDER --port 8100
+    --control_port 8101
 
 Everything it knows is in the store, so it may be killed at any time and started again.
 """
@@ -27,9 +28,9 @@ from harnessgym.store.trace_store import Synchronous, TraceStore
 from proxies.control import Control
 from proxies.dialects import DIALECTS, load_dialect
 from proxies.gateway import Gateway
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.listener import address_of, listen
-from proxies.otlp import SpanIntake
+from proxies.otlp.receiver import SpanIntake
 from proxies.recorder import Recorder
 from proxies.relay import Relay, RelayLimits
 from proxies.replaying import playback_of
@@ -40,8 +41,8 @@ from proxies.workers import Connect, WorkerTable, connect_upstream
 
 _SHUTDOWN_S = 3.0
 _COLLECT = (20_000, 20, 50)
-"""Thresholds of the cycle collector. What a proxy keeps is sessions, which are in no cycle: to look through them all the time
-costs a tenth of its processor time."""
+"""Thresholds of the cycle collector. What a proxy keeps is sessions, which are in no cycle: to look
+through them all the time costs a tenth of its processor time."""
 
 
 class PolicySettings(Config):
@@ -56,7 +57,9 @@ class PolicySettings(Config):
 
 
 class ProxySettings(EngineTimeouts):
-    """One proxy process. It listens for harnesses on TCP and on a unix socket, for control on a third socket."""
+    """One proxy process. It listens for harnesses on TCP and on a unix socket, for control on a third
+    socket.
+    """
 
     store: str
     """URL of the trace store, which must exist."""
@@ -79,7 +82,8 @@ class ProxySettings(EngineTimeouts):
     port: int | None = None
     """TCP port for harnesses; 0 takes a free one."""
     fd: int | None = None
-    """Inherited listening socket instead of host and port: connections queue there while the proxy restarts."""
+    """Inherited listening socket instead of host and port: connections queue there while the proxy
+    restarts."""
     uds: Path | None = None
     """Unix socket for sandboxes, in a directory of its own: mount the directory, not the socket."""
     uds_fd: int | None = None
@@ -89,7 +93,8 @@ class ProxySettings(EngineTimeouts):
     control_port: int | None = None
     """TCP port of the control routes; 0 takes a free one."""
     control_uds: Path | None = None
-    """Unix socket of the control routes, readable by this user alone. Never mount its directory into a sandbox."""
+    """Unix socket of the control routes, readable by this user alone. Never mount its directory into a
+    sandbox."""
     control_fd: int | None = None
     """Inherited listening socket instead of the other two."""
     control_key: ControlKey = environment_field()
@@ -120,7 +125,12 @@ class Proxy:
     """
 
     def __init__(
-        self, settings: ProxySettings, store: TraceStore, *, language: Language | None = None, connect: Connect | None = None
+        self,
+        settings: ProxySettings,
+        store: TraceStore,
+        *,
+        language: PolicyLanguage | None = None,
+        connect: Connect | None = None,
     ) -> None:
         """`language` and `connect` stand in for the policy folder's and for the known kinds of worker."""
         self.settings = settings
@@ -144,10 +154,19 @@ class Proxy:
             settings.max_body,
         )
         self.relay = Relay(self.recorder, self.workers, policies, limits)
-        spans, dialects = SpanIntake(store, self.sessions, self.recorder), [load_dialect(name) for name in DIALECTS]
-        self._gateway = Gateway(self.sessions, self.relay, self.recorder, dialects, settings.keepalive_s, spans)
+        spans = SpanIntake(store, self.sessions, self.recorder)
+        dialects = [load_dialect(name) for name in DIALECTS]
+        self._gateway = Gateway(
+            self.sessions, self.relay, self.recorder, dialects, settings.keepalive_s, spans
+        )
         self._control = Control(
-            settings.control_key, settings.run_id, self.sessions, self.workers, self.relay, self.recorder, spans
+            settings.control_key,
+            settings.run_id,
+            self.sessions,
+            self.workers,
+            self.relay,
+            self.recorder,
+            spans,
         )
         self._servers: list[uvicorn.Server] = []
         self._serving: list[asyncio.Task[None]] = []
@@ -163,10 +182,13 @@ class Proxy:
         settings = self.settings
         tcp = listen(settings.fd, None, settings.host, settings.port)
         unix = listen(settings.uds_fd, settings.uds, "", None, mode=0o666)
-        control = listen(settings.control_fd, settings.control_uds, settings.control_host, settings.control_port)
+        control = listen(
+            settings.control_fd, settings.control_uds, settings.control_host, settings.control_port
+        )
         if control is None or (tcp is None and unix is None):
             raise ConfigError(
-                "The proxy needs a control listener and one for harnesses: give ports, unix sockets or descriptors."
+                "The proxy needs a control listener and one for harnesses: give ports, unix sockets or "
+                "descriptors."
             )
         self.url = self._control.url = None if tcp is None else address_of(tcp)
         self.control_address = address_of(control)
@@ -206,16 +228,18 @@ class Proxy:
             await asyncio.sleep(0)
 
 
-def _served(settings: ProxySettings, language: Language | None) -> ServedPolicies:
+def _served(settings: ProxySettings, language: PolicyLanguage | None) -> ServedPolicies:
     """The policies of a proxy; `language` stands in for all of theirs."""
 
-    def of_folder(folder: Path) -> Language:
-        return language or Language.of_policy(folder, settings.parser, settings.renderer)
+    def of_folder(folder: Path) -> PolicyLanguage:
+        return language or PolicyLanguage.of_policy(folder, settings.parser, settings.renderer)
 
     if not settings.policies:
         return ServedPolicies.alone(of_folder(settings.policy), settings.served_model_name)
     languages = {folder: of_folder(folder) for folder in {policy.path for policy in settings.policies}}
-    return ServedPolicies([ServedPolicy.of(each.name, languages[each.path], each.id) for each in settings.policies])
+    return ServedPolicies(
+        [ServedPolicy.of(each.name, languages[each.path], each.id) for each in settings.policies]
+    )
 
 
 class _Server(uvicorn.Server):
@@ -243,7 +267,8 @@ async def _serve(settings: ProxySettings, store: TraceStore) -> None:
     await proxy.start()
     heartbeat.follow(asyncio.get_running_loop())
     print(  # noqa: T201 - the line is for whoever started the process
-        f"proxy serves {settings.served_model_name} at {proxy.url or settings.uds}, control at {proxy.control_address}",
+        f"proxy serves {settings.served_model_name} at {proxy.url or settings.uds}, control at "
+        f"{proxy.control_address}",
         flush=True,
     )
     await stop.wait()

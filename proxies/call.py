@@ -1,7 +1,7 @@
 """One call while it is live: what has been sampled, what of it a client may see, and who is listening.
 
-Deltas are kept from the first on, so a client that comes back reads the same answer from its beginning, whether sampling still
-goes on or has long finished.
+Deltas are kept from the first on, so a client that comes back reads the same answer from its beginning,
+whether sampling still goes on or has long finished.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from harnessgym.errors import UpstreamError
 from harnessgym.message import Sampling
 from proxies.continuation import Prompt
 from proxies.dialect import Answer, Delta, ModelRequest, Problem, ReasoningDelta, Stamp, TextDelta
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.text_upstream import TextAnswer
 from proxies.upstream import TokenChunk
 
 
 @dataclass
-class Sampled:
+class SampledTokens:
     """Tokens of one answer so far, across the workers that sampled them."""
 
     ids: list[int] = field(default_factory=list)
@@ -36,14 +36,18 @@ class Sampled:
     body: bytes | None = None
     """The outside model's own answer."""
 
-    def hear(self, answer: TextAnswer, language: Language) -> None:
-        """Take the answer of an outside model. Raises `UpstreamError` if it cannot be written in the policy's language."""
+    def hear(self, answer: TextAnswer, language: PolicyLanguage) -> None:
+        """Take the answer of an outside model. Raises `UpstreamError` if it cannot be written in the
+        policy's language.
+        """
         self.ids, self.first_at = list(answer.ids(language)), time.monotonic()
         self.text_only = answer.logprobs is None
         if answer.logprobs is not None:
-            self.logprobs, self.versions = list(answer.logprobs), list(answer.versions or [answer.version] * len(self.ids))
+            self.logprobs = list(answer.logprobs)
+            self.versions = list(answer.versions or [answer.version] * len(self.ids))
         ended = answer.finish_reason == "stop" and self.ids[-1:] and self.ids[-1] in language.stop_token_ids
-        self.finish_reason, self.stop_token = answer.finish_reason, self.ids[-1] if ended else None
+        self.finish_reason = answer.finish_reason
+        self.stop_token = self.ids[-1] if ended else None
         self.body = answer.body
 
     def take(self, chunk: TokenChunk) -> None:
@@ -58,14 +62,19 @@ class Sampled:
         self.versions.extend(chunk.versions)
 
     def end(self, chunk: TokenChunk, prompt_len: int, completion_len: int) -> None:
-        """Take the last chunk's word. Raises `UpstreamError` unless the engine counted what it was given and what it gave."""
+        """Take the last chunk's word. Raises `UpstreamError` unless the engine counted what it was given
+        and what it gave.
+        """
         if (chunk.prompt_tokens, chunk.completion_tokens) != (prompt_len, completion_len):
             raise UpstreamError(
-                f"Worker {self.worker} counted {chunk.prompt_tokens} prompt and {chunk.completion_tokens} completion tokens; "
+                f"Worker {self.worker} counted {chunk.prompt_tokens} prompt and {chunk.completion_tokens} "
+                "completion tokens; "
                 f"it was given {prompt_len} and gave {completion_len}."
             )
         assert chunk.finish_reason is not None
-        self.finish_reason, self.stop_token, self.cached_tokens = chunk.finish_reason, chunk.stop_token, chunk.cached_tokens
+        self.finish_reason = chunk.finish_reason
+        self.stop_token = chunk.stop_token
+        self.cached_tokens = chunk.cached_tokens
 
 
 @dataclass
@@ -79,15 +88,18 @@ class Silence:
     lost_s: float = 0.0
     """The longest silence that ended on another engine, because one was lost."""
     open_s: float = 0.0
-    """How long it had been silent when its last client left, or when it was ended; 0.0 while it has a client."""
+    """How long it had been silent when its last client left, or when it was ended; 0.0 while it has a
+    client."""
     whole: bool = False
-    """Whether an outside model is asked, whose answer comes whole: it is silent until then, whatever it does."""
+    """Whether an outside model is asked, whose answer comes whole: it is silent until then, whatever it
+    does."""
 
     def end(self) -> None:
         """Tokens have come."""
         now = time.monotonic()
         if self.lost:
-            self.lost_s, self.lost = max(self.lost_s, now - self.since), False
+            self.lost_s = max(self.lost_s, now - self.since)
+            self.lost = False
         self.since = now
 
     def leave(self) -> None:
@@ -120,7 +132,7 @@ class Call:
     stamp: Stamp
     policy_id: str | None = None
     """The policy that answers, where there are several."""
-    sampled: Sampled = field(default_factory=Sampled)
+    sampled: SampledTokens = field(default_factory=SampledTokens)
     silence: Silence = field(default_factory=Silence)
     deltas: list[Delta] = field(default_factory=list)
     answer: Answer | None = None
@@ -155,12 +167,14 @@ class Call:
 
     def settle(self, answer: Answer | None = None, problem: Problem | None = None) -> None:
         """The call is committed, or has failed."""
-        self.answer, self.problem = answer, problem
+        self.answer = answer
+        self.problem = problem
         self.wake()
 
     def release(self) -> None:
         """Let go of the tokens; what clients are shown stays."""
-        self.prompt, self.sampled = Prompt([], None, [], None), Sampled()
+        self.prompt = Prompt([], None, [], None)
+        self.sampled = SampledTokens()
 
     def wake(self) -> None:
         """Tell every listener to look again."""
@@ -185,7 +199,8 @@ class Call:
     def interrupt(self) -> None:
         """End sampling; what there is is kept as aborted."""
         if self.interruptible and self.task is not None:
-            self.interruptible, self.aborted = False, True
+            self.interruptible = False
+            self.aborted = True
             self.silence.leave()
             self.task.cancel()
 

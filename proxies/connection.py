@@ -1,4 +1,6 @@
-"""One request of a client, as ASGI hands it over: its body, whether the client is still there, and the response."""
+"""One request of a client, as ASGI hands it over: its body, whether the client is still there, and the
+response.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -25,15 +27,19 @@ class Connection:
         """Names are lower case."""
         self.query: bytes = scope["query_string"]
         self.closed = False
-        self._receive, self._send = receive, send
+        self._receive = receive
+        self._send = send
         self._watcher: asyncio.Task[None] | None = None
 
     async def body(self, limit: int) -> bytes:
-        """The request's body. Raises `BodyTooLarge` as soon as it is known to have more than `limit` bytes."""
+        """The request's body. Raises `BodyTooLarge` as soon as it is known to have more than `limit`
+        bytes.
+        """
         announced = self.headers.get("content-length", "0")
         if announced.isdecimal() and int(announced) > limit:
             raise BodyTooLarge
-        pieces, size = [], 0
+        pieces = []
+        size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":

@@ -1,9 +1,10 @@
-"""What a request demands of an answer that sampling alone does not give: images seen, JSON of a schema, a call of a tool.
+"""What a request demands of an answer that sampling alone does not give: images seen, JSON of a schema, a
+call of a tool.
 
-Forcing an answer into a grammar changes the distribution it is sampled from, so that its logprobs would no longer be the
-policy's. A session therefore either refuses such demands, as a provider does for a model that lacks the feature, or puts them
-to the policy in words (`SessionOptions.constraints`). That an answer may call one tool at most is never refused: harnesses ask
-for it by default, and know what to do with several calls.
+Forcing an answer into a grammar changes the distribution it is sampled from, so that its logprobs would no
+longer be the policy's. A session therefore either refuses such demands, as a provider does for a model that
+lacks the feature, or puts them to the policy in words (`SessionOptions.constraints`). That an answer may call
+one tool at most is never refused: harnesses ask for it by default, and know what to do with several calls.
 """
 
 import json

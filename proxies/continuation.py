@@ -1,7 +1,9 @@
-"""From a request's messages to the exact tokens the engine is given: continue what was sampled wherever that is possible.
+"""From a request's messages to the exact tokens the engine is given: continue what was sampled wherever that
+is possible.
 
-What was sampled is never rendered again under `history="keep"`: the session's forest supplies those tokens, and only new
-messages are rendered behind them. Where that is impossible the request starts a branch, and the reason is kept.
+What was sampled is never rendered again under `history="keep"`: the session's forest supplies those tokens,
+and only new messages are rendered behind them. Where that is impossible the request starts a branch, and the
+reason is kept.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,7 +17,7 @@ from harnessgym.traces.difference import difference
 from harnessgym.traces.forest import Attachment, Forest
 from proxies.conversations import Conversations
 from proxies.dialect import ModelRequest
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 
 __all__ = ["Break", "Prompt", "continue_from"]
 
@@ -38,17 +40,23 @@ def continue_from(
     conversations: Conversations,
     chain: Sequence[str],
     request: ModelRequest,
-    language: Language,
+    language: PolicyLanguage,
     history: str,
 ) -> Prompt:
-    """The prompt of a request whose digests are `chain`. `heads` are the digests of all leading parts of earlier requests."""
+    """The prompt of a request whose digests are `chain`. `heads` are the digests of all leading parts of
+    earlier requests.
+    """
     attachment = forest.attach(chain)
     if attachment is not None and history == "keep":
         ids = forest.ids(attachment.segment_id)
-        added = language.renderer.extend(ids, _without_nonces(request.messages[attachment.matched :]), request.tools)
+        added = language.renderer.extend(
+            ids, _without_nonces(request.messages[attachment.matched :]), request.tools
+        )
         if added is not None:
             ids.extend(added)
-            return Prompt(ids, attachment, added, _left(forest, attachment, chain[-1] in heads, request, conversations))
+            return Prompt(
+                ids, attachment, added, _left(forest, attachment, chain[-1] in heads, request, conversations)
+            )
     request = replace(request, messages=_without_nonces(request.messages))
     whole = language.renderer.render(request.messages, request.tools)
     parent = forest.find_prefix(whole)
@@ -59,8 +67,12 @@ def continue_from(
         else:
             broken = _left(forest, attachment, chain[-1] in heads, request, conversations)
     elif parent is None and heads and chain[-1] not in heads:
-        broken = diagnose(request.messages, request.tools, conversations.newest_first()) or _unseen(chain, heads)
-    return Prompt(whole, parent, whole if parent is None else whole[forest.length(parent.segment_id) :], broken)
+        broken = diagnose(request.messages, request.tools, conversations.newest_first()) or _unseen(
+            chain, heads
+        )
+    return Prompt(
+        whole, parent, whole if parent is None else whole[forest.length(parent.segment_id) :], broken
+    )
 
 
 def _left(
@@ -70,7 +82,9 @@ def _left(
     request: ModelRequest,
     conversations: Conversations,
 ) -> Break | None:
-    """The break of a request that continues an answer, but goes on otherwise than is known; none if it was asked before."""
+    """The break of a request that continues an answer, but goes on otherwise than is known; none if it was
+    asked before.
+    """
     foreign = sum(message.role == "assistant" for message in request.messages[attachment.matched :])
     if known or not (foreign or forest.children.get(attachment.segment_id)):
         return None
@@ -86,7 +100,9 @@ def _without_nonces(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def _unseen(chain: Sequence[str], heads: Collection[str]) -> Break:
-    """The break of a request whose earlier messages are not in memory: how much of it is known is all that can be said."""
+    """The break of a request whose earlier messages are not in memory: how much of it is known is all that
+    can be said.
+    """
     shared = next((index + 1 for index in reversed(range(len(chain))) if chain[index] in heads), 0)
     detail = f"the first {shared} of {len(chain)} messages are known; the earlier ones were not in memory to compare"
     return Break("edited_history" if shared else "new_root", detail)
@@ -97,7 +113,7 @@ def _rendered(
     attachment: Attachment,
     whole: Sequence[int],
     request: ModelRequest,
-    language: Language,
+    language: PolicyLanguage,
     history: str,
     conversations: Conversations,
 ) -> Break:
@@ -110,11 +126,15 @@ def _rendered(
         return _told(cut, attachment.call_id, _asked(attachment.matched - 1, request), "")
     start = _start(path, segment)
     if segment.kind == "prompt" or at < start - 1:
-        old, new = (_text(language, ids[max(0, at - 16) : at + 32]) for ids in (forest.ids(attachment.segment_id), whole))
+        old, new = (
+            _text(language, ids[max(0, at - 16) : at + 32])
+            for ids in (forest.ids(attachment.segment_id), whole)
+        )
         why = f"the template writes what comes before its answer in another way, from token {at} on"
         return Break("template", f"compared with call {attachment.call_id}: {why}\n{difference(old, new)}")
     call_id = forest.call_of(segment.id) or ""
-    first, end = min(at, start), start + len(segment.ids)
+    first = min(at, start)
+    end = start + len(segment.ids)
     old = _text(language, forest.ids(attachment.segment_id)[first:end])
     new = _text(language, whole[first : end + len(segment.ids) + 64])
     cause = diagnose_rendering(old, new, language.read(segment.ids))
@@ -126,7 +146,7 @@ def _rendered(
 
 
 def _cut(
-    call_id: str, sampled: Sequence[int], language: Language, conversations: Conversations
+    call_id: str, sampled: Sequence[int], language: PolicyLanguage, conversations: Conversations
 ) -> tuple[BreakClass, str] | None:
     """Why an answer has no end of turn; None if it has one."""
     if sampled and sampled[-1] in language.stop_token_ids:
@@ -137,7 +157,9 @@ def _cut(
 
 
 def _divergence(path: Sequence[Segment], whole: Sequence[int]) -> tuple[int, Segment]:
-    """The first token in which a path and a prompt differ, and the answer that it is in or, if it is just before one, that."""
+    """The first token in which a path and a prompt differ, and the answer that it is in or, if it is just
+    before one, that.
+    """
     at = 0
     for number, segment in enumerate(path):
         ids = whole[at : at + len(segment.ids)]
@@ -154,7 +176,7 @@ def _start(path: Sequence[Segment], segment: Segment) -> int:
     return sum(len(item.ids) for item in path[: path.index(segment)])
 
 
-def _text(language: Language, ids: Sequence[int]) -> str:
+def _text(language: PolicyLanguage, ids: Sequence[int]) -> str:
     return language.renderer.written(ids).decode(errors="replace")
 
 

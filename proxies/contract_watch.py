@@ -1,7 +1,8 @@
-"""Contracts of a session while it runs: once one is broken, or the next call would break it, there is no next call.
+"""Contracts of a session while it runs: once one is broken, or the next call would break it, there is no next
+call.
 
-What is watched is what passes here: the policy's calls and the tools that they call. Contracts about anything else are judged
-when the rollout is over.
+What is watched is what passes here: the policy's calls and the tools that they call. Contracts about anything
+else are judged when the rollout is over.
 """
 
 import copy
@@ -9,8 +10,8 @@ import time
 from collections.abc import Sequence
 
 from harnessgym.message import Message
-from harnessgym.traces.contracts import Contract, Watch, online
-from harnessgym.traces.step import Step
+from harnessgym.traces.contracts import Contract, ContractMonitor, online
+from harnessgym.traces.step import RolloutStep
 from proxies.dialect import Problem
 
 
@@ -19,8 +20,10 @@ class ContractWatch:
 
     def __init__(self, contracts: Sequence[Contract]) -> None:
         judged = online(contracts)
-        self._watch = Watch(judged)
-        self._ahead = Watch([contract for contract in judged if getattr(contract, "per", "rollout") == "rollout"])
+        self._watch = ContractMonitor(judged)
+        self._ahead = ContractMonitor(
+            [contract for contract in judged if getattr(contract, "per", "rollout") == "rollout"]
+        )
         """Without those about single agents: whose a call is shows when it is continued."""
         self._idle = not judged
 
@@ -29,9 +32,17 @@ class ContractWatch:
         if self._idle:
             return
         t = _made_at(call_id)
-        steps = [Step(call_id, "llm_call", t, agent_id, tokens=tokens)]
+        steps = [RolloutStep(call_id, "llm_call", t, agent_id, tokens=tokens)]
         steps += [
-            Step(call_id, "tool_call", t, agent_id, tool=call.name, tool_call_id=call.id, arguments=call.arguments)
+            RolloutStep(
+                call_id,
+                "tool_call",
+                t,
+                agent_id,
+                tool=call.name,
+                tool_call_id=call.id,
+                arguments=call.arguments,
+            )
             for call in answer.tool_calls
         ]
         for step in steps:
@@ -42,11 +53,12 @@ class ContractWatch:
         """Why there can be no so many new calls, beside those in flight; None if there can."""
         if self._idle:
             return None
-        violation, ahead = self._watch.violation, self._ahead
+        violation = self._watch.violation
+        ahead = self._ahead
         if violation is None:
             ahead = copy.deepcopy(self._ahead)
             for _ in range(in_flight + new):
-                ahead.see(Step("next", "llm_call", time.time(), tokens=1))
+                ahead.see(RolloutStep("next", "llm_call", time.time(), tokens=1))
             violation = ahead.violation
         if violation is None:
             return None

@@ -1,6 +1,7 @@
 """The control routes: open and seal sessions, register, drain and undrain workers, read statistics.
 
-They have a key and a socket of their own. Neither is ever mounted into a sandbox: who holds them decides what is recorded.
+They have a key and a socket of their own. Neither is ever mounted into a sandbox: who holds them decides what
+is recorded.
 """
 
 import asyncio
@@ -21,12 +22,12 @@ from starlette.routing import Route
 
 from harnessgym.errors import HarnessGymError, ProxyError, StoreUnavailable
 from harnessgym.message import Sampling
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import sessions, workers
 from harnessgym.store.workers import WorkerRow, WorkerState
-from harnessgym.traces.orchestration_rows import Rows
+from harnessgym.traces.orchestration.rows import OrchestrationRows
 from proxies import orchestration
-from proxies.otlp import SpanIntake
+from proxies.otlp.receiver import SpanIntake
 from proxies.parking import Parking
 from proxies.recorder import Recorder
 from proxies.relay import Relay
@@ -44,8 +45,9 @@ class OpenSession(BaseModel, extra="forbid"):
     """Fields of `message.Sampling`."""
     history: Literal["keep", "template"] = "keep"
     limits: dict[str, Any] = Field(default_factory=dict)
-    """turns: calls at most. tokens: sampled tokens at most. wall_s: seconds from now on. min_version: the oldest policy version
-    that may answer. min_versions, pins: by id of a further policy, the oldest and the only version of it that may."""
+    """turns: calls at most. tokens: sampled tokens at most. wall_s: seconds from now on. min_version: the
+    oldest policy version that may answer. min_versions, pins: by id of a further policy, the oldest and
+    the only version of it that may."""
     options: SessionOptions = SessionOptions()
     version_pin: int | None = None
     min_version: int | None = None
@@ -71,7 +73,7 @@ class RegisterWorker(BaseModel, extra="forbid"):
     """The policy that it serves; the run's first if not given."""
 
 
-class Drain(BaseModel, extra="forbid"):
+class DrainRequest(BaseModel, extra="forbid"):
     """Send a worker no new calls."""
 
     timeout_s: float = 5.0
@@ -97,8 +99,13 @@ class Control:
         recorder: Recorder,
         spans: SpanIntake,
     ) -> None:
-        self._key, self._run_id, self._spans = key, run_id, spans
-        self._sessions, self._workers, self._relay, self._recorder = table, pool, relay, recorder
+        self._key = key
+        self._run_id = run_id
+        self._spans = spans
+        self._sessions = table
+        self._workers = pool
+        self._relay = relay
+        self._recorder = recorder
         self.url: str | None = None
         """Where harnesses reach the proxy over TCP, once it listens."""
         self._parking = Parking(table, pool.parked)
@@ -139,7 +146,11 @@ class Control:
         wanted = await _read(request, OpenSession)
         _check_sampling(wanted.sampling)
         key = f"hg-{secrets.token_urlsafe(24)}"
-        limits = wanted.limits if wanted.min_version is None else {**wanted.limits, "min_version": wanted.min_version}
+        limits = (
+            wanted.limits
+            if wanted.min_version is None
+            else {**wanted.limits, "min_version": wanted.min_version}
+        )
         row = await self._recorder.write(
             lambda conn: sessions.add(
                 conn,
@@ -163,20 +174,30 @@ class Control:
         session.sealed = True
         self._workers.parked.wake()
         await _end_calls(session, wanted.grace_s)
-        count, tokens = await self._recorder.write(partial(_seal, session_id=session.row.id, happened=session.traffic.sealed()))
+        count, tokens = await self._recorder.write(
+            partial(_seal, session_id=session.row.id, happened=session.traffic.sealed())
+        )
         await self._spans.settle(session)
         self._sessions.forget(session)
         return JSONResponse({"calls": count, "tokens": tokens})
 
     async def _register(self, request: Request) -> Response:
         wanted = await _read(request, RegisterWorker)
-        row = WorkerRow(wanted.id, self._run_id, wanted.kind, wanted.address, wanted.version, wanted.state, wanted.policy_id)
+        row = WorkerRow(
+            wanted.id,
+            self._run_id,
+            wanted.kind,
+            wanted.address,
+            wanted.version,
+            wanted.state,
+            wanted.policy_id,
+        )
         known = await self._workers.put(row)
         await self._recorder.write(lambda conn: workers.upsert(conn, known))
         return JSONResponse({})
 
     async def _drain(self, request: Request) -> Response:
-        wanted = await _read(request, Drain)
+        wanted = await _read(request, DrainRequest)
         worker_id = request.path_params["id"]
         row = await self._workers.set_state(worker_id, "draining")
         if row is None:
@@ -206,15 +227,21 @@ class Control:
             }
             for worker in self._workers.all()
         ]
-        counts = {"calls": self._relay.started, "in_flight": self._relay.in_flight, "tokens": self._relay.tokens}
+        counts = {
+            "calls": self._relay.started,
+            "in_flight": self._relay.in_flight,
+            "tokens": self._relay.tokens,
+        }
         uptime = round(time.time() - self._started, 3)
-        return JSONResponse({"url": self.url, "sessions": len(self._sessions), **counts, "uptime_s": uptime, "workers": table})
+        return JSONResponse(
+            {"url": self.url, "sessions": len(self._sessions), **counts, "uptime_s": uptime, "workers": table}
+        )
 
     async def _health(self, _: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
 
-def _seal(conn: Connection, session_id: str, happened: Rows) -> tuple[int, int]:
+def _seal(conn: Connection, session_id: str, happened: OrchestrationRows) -> tuple[int, int]:
     """Seal a session, with what happens at its end. How many calls and sampled tokens it has."""
     row = sessions.get(conn, session_id)
     if row is not None and not row.sealed:

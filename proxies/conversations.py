@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from harnessgym.message import Message
 from harnessgym.store.calls import RecordedCall
-from harnessgym.traces.diagnosis import Conversation
+from harnessgym.traces.diagnosis import CallConversation
 from proxies.dialect import ModelRequest
 
 _BRANCHES = 16
@@ -21,21 +21,21 @@ class Conversations:
 
     def __init__(self, branches: int = _BRANCHES) -> None:
         self._branches = branches
-        self._latest: OrderedDict[str, Conversation] = OrderedDict()
+        self._latest: OrderedDict[str, CallConversation] = OrderedDict()
         self._endings: dict[str, str] = {}
         self._turns: dict[str, int] = {}
         """Call to how many answers of the policy it continues."""
 
     def begin(self, call_id: str, request: ModelRequest | None, parent_id: str | None) -> None:
-        """A call begins; it takes the place of the call that it continues. Without its request it can be compared with nothing,
-        and raw prompts have no messages to compare.
+        """A call begins; it takes the place of the call that it continues. Without its request it can be
+        compared with nothing, and raw prompts have no messages to compare.
         """
         turns = self._turns.setdefault(call_id, 0 if parent_id is None else self._turns.get(parent_id, 0) + 1)
         if request is None or request.prompt is not None:
             return
         if parent_id is not None:
             self._latest.pop(parent_id, None)
-        self._latest[call_id] = Conversation(call_id, request.messages, request.tools, turns=turns)
+        self._latest[call_id] = CallConversation(call_id, request.messages, request.tools, turns=turns)
         while len(self._latest) > self._branches:
             self._latest.popitem(last=False)
 
@@ -49,12 +49,14 @@ class Conversations:
         """The finish reason of a call; empty if it is not known."""
         return self._endings.get(call_id, "")
 
-    def newest_first(self) -> list[Conversation]:
+    def newest_first(self) -> list[CallConversation]:
         """What there is to compare a request with."""
         return list(reversed(self._latest.values()))
 
 
 def latest(recorded: Sequence[RecordedCall]) -> list[RecordedCall]:
-    """The calls of a session, in order, whose requests `Conversations` would hold after them: the last of each branch."""
+    """The calls of a session, in order, whose requests `Conversations` would hold after them: the last of
+    each branch.
+    """
     continued = {call.parent_call_id for call in recorded}
     return [call for call in recorded if call.id not in continued][-_BRANCHES:]

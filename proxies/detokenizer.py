@@ -1,4 +1,6 @@
-"""Token ids to text as they arrive. A character whose bytes are spread over tokens appears when it is complete."""
+"""Token ids to text as they arrive. A character whose bytes are spread over tokens appears when it is
+complete.
+"""
 
 import codecs
 from collections.abc import Iterable
@@ -14,9 +16,13 @@ class TokenTable:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises `PolicyError` unless the tokenizer is byte-level."""
         if not _is_byte_level(tokenizer):
-            raise PolicyError("The tokenizer is not a byte-level BPE; only those (Qwen, Llama 3, GPT) can be streamed.")
+            raise PolicyError(
+                "The tokenizer is not a byte-level BPE; only those (Qwen, Llama 3, GPT) can be streamed."
+            )
         self._tokenizer = tokenizer
-        self._known = {number: token.content.encode() for number, token in tokenizer.get_added_tokens_decoder().items()}
+        self._known = {
+            number: token.content.encode() for number, token in tokenizer.get_added_tokens_decoder().items()
+        }
 
     def __getitem__(self, token: int) -> bytes:
         """Bytes of one token; empty for an id beyond the vocabulary (padded embedding rows)."""
@@ -49,10 +55,14 @@ def _is_byte_level(tokenizer: Tokenizer) -> bool:
 
 
 def _byte_of() -> dict[str, int]:
-    """The letters in which byte-level vocabularies are written: printable Latin-1 as itself, the rest from U+0100 on."""
+    """The letters in which byte-level vocabularies are written: printable Latin-1 as itself, the rest from
+    U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
 
 
 _BYTE_OF = _byte_of()

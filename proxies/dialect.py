@@ -1,4 +1,5 @@
-"""The contract of a wire protocol: how a provider's requests are read and its answers, streams and errors are written.
+"""The contract of a wire protocol: how a provider's requests are read and its answers, streams and errors are
+written.
 
 A member of `dialects/` holds one protocol whole. The rest of the proxy never sees a provider's JSON.
 """
@@ -56,9 +57,11 @@ class ModelRequest:
     prompt: str | tuple[int, ...] | None = None
     """A raw prompt, text or token ids, instead of messages; no chat template is applied."""
     previous: str | None = None
-    """Id of the earlier call whose conversation this one continues; `messages` then holds only what is new."""
+    """Id of the earlier call whose conversation this one continues; `messages` then holds only what is
+    new."""
     instructions: bool = False
-    """Whether the first message holds instructions that hold for this call only and are not handed on by `previous`."""
+    """Whether the first message holds instructions that hold for this call only and are not handed on by
+    `previous`."""
     identity: str | None = None
     """What a client's retry has in common with this request, where the bodies' own bytes may differ."""
     stream_type: str = "text/event-stream; charset=utf-8"
@@ -76,7 +79,7 @@ class ModelRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Token counts of one call."""
 
     prompt_tokens: int
@@ -86,11 +89,13 @@ class Usage:
     """Those of the completion that are reasoning, see `Parser.reasoning_tokens`."""
 
 
-def total_usage(usages: Sequence[Usage]) -> Usage:
+def total_usage(usages: Sequence[TokenUsage]) -> TokenUsage:
     """Usage of siblings together: their prompt counts once."""
-    first = usages[0] if usages else Usage(0, 0)
+    first = usages[0] if usages else TokenUsage(0, 0)
     completion = sum(usage.completion_tokens for usage in usages)
-    return Usage(first.prompt_tokens, completion, first.cached_tokens, sum(usage.reasoning_tokens for usage in usages))
+    return TokenUsage(
+        first.prompt_tokens, completion, first.cached_tokens, sum(usage.reasoning_tokens for usage in usages)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ class Finished:
     """The end of an answer. It reaches a dialect only after the call is committed."""
 
     reason: FinishReason
-    usage: Usage
+    usage: TokenUsage
     stop_sequence: str | None = None
     """The stop string that ended the answer, if one did."""
     choice: int = 0
@@ -141,7 +146,7 @@ class Answer:
     model: str
     message: Message
     finish_reason: FinishReason
-    usage: Usage
+    usage: TokenUsage
     created: int
     """Unix seconds."""
     stop_sequence: str | None = None
@@ -177,7 +182,8 @@ class Problem:
     message: str
     retry_after_s: float | None = None
     tokens: int | None = None
-    """For `overflow`: how many tokens the prompt has. Harnesses read the provider's own sentence, which tells both numbers."""
+    """For `overflow`: how many tokens the prompt has. Harnesses read the provider's own sentence, which
+    tells both numbers."""
     max_tokens: int | None = None
     """For `overflow`: how many it may have."""
     limit: Literal["turns", "tokens", "wall_s", "contract"] | None = None

@@ -1,6 +1,8 @@
-"""Sampled tokens to visible deltas, at a pace: at once, but joined while something was shown less than 20 ms ago.
+"""Sampled tokens to visible deltas, at a pace: at once, but joined while something was shown less than 20 ms
+ago.
 
-Parsing in larger pieces is cheaper and gives the same answer. Of an answer that nobody streams only the whole is parsed.
+Parsing in larger pieces is cheaper and gives the same answer. Of an answer that nobody streams only the whole
+is parsed.
 """
 
 import asyncio
@@ -16,11 +18,12 @@ from proxies.parser import ParsedDelta, Parser
 COALESCE_S = 0.02
 
 
-class Feed:
+class TokenFeed:
     """Feeds one call's parser and publishes what it says."""
 
     def __init__(self, call: Call, parser: Parser) -> None:
-        self._call, self._parser = call, parser
+        self._call = call
+        self._parser = parser
         self._stop = _StopText(call.sampling.stop)
         self._pending: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -67,17 +70,23 @@ class Feed:
     def _flush(self) -> None:
         self.close()
         if self._pending:
-            pending, self._pending = self._pending, []
+            pending = self._pending
+            self._pending = []
             self._shown_at = asyncio.get_running_loop().time()
             self._publish(self._parser.feed(pending))
 
     def _publish(self, deltas: Sequence[ParsedDelta]) -> None:
-        shown = [TextDelta(self._stop.feed(delta.text)) if isinstance(delta, TextDelta) else delta for delta in deltas]
+        shown = [
+            TextDelta(self._stop.feed(delta.text)) if isinstance(delta, TextDelta) else delta
+            for delta in deltas
+        ]
         self._call.publish([delta for delta in shown if not isinstance(delta, TextDelta) or delta.text])
 
 
 class _StopText:
-    """Text up to the first stop string, which clients do not see. What may be the start of one is held back."""
+    """Text up to the first stop string, which clients do not see. What may be the start of one is held
+    back.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -103,7 +112,8 @@ class _StopText:
 
     def flush(self) -> str:
         """What was held back, when no more text comes."""
-        held, self._held = self._held, ""
+        held = self._held
+        self._held = ""
         return held
 
     def cut(self, text: str) -> str:

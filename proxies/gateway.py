@@ -1,6 +1,8 @@
-"""The listener that harnesses reach: every dialect's routes, with the session's key as API key or as path prefix.
+"""The listener that harnesses reach: every dialect's routes, with the session's key as API key or as path
+prefix.
 
-A plain ASGI application: a framework's routing and request objects cost more than everything else the proxy does to a request.
+A plain ASGI application: a framework's routing and request objects cost more than everything else the proxy
+does to a request.
 """
 
 import re
@@ -15,11 +17,11 @@ from harnessgym.store.events import EventRow
 from proxies.connection import BodyTooLarge, Connection, Disconnected
 from proxies.dialect import Dialect, Problem, Purpose, RequestProblem
 from proxies.model_cards import ModelCards
-from proxies.otlp import ROUTE, SpanIntake
+from proxies.otlp.receiver import ROUTE, SpanIntake
 from proxies.previous import whole
 from proxies.reading import digest_of
 from proxies.recorder import Recorder
-from proxies.relay import Arrival, Relay
+from proxies.relay import IncomingRequest, Relay
 from proxies.responder import Responder
 from proxies.session import Session, SessionTable
 
@@ -60,7 +62,9 @@ class Gateway:
         spans: SpanIntake,
     ) -> None:
         self._spans = spans
-        self._sessions, self._relay, self._recorder = sessions, relay, recorder
+        self._sessions = sessions
+        self._relay = relay
+        self._recorder = recorder
         self._keepalive_s = keepalive_s
         self._fallback = dialects[0]
         self._dialects = dialects
@@ -69,7 +73,9 @@ class Gateway:
         for dialect in dialects:
             for route in dialect.routes:
                 if "{" in route.path:
-                    self._patterns.append((route.method, _compile(route.path), _Endpoint(dialect, route.purpose)))
+                    self._patterns.append(
+                        (route.method, _compile(route.path), _Endpoint(dialect, route.purpose))
+                    )
                 else:
                     self._exact[route.method, route.path] = _Endpoint(dialect, route.purpose)
         self._cards = ModelCards(relay.policies.names, relay.limits.max_length)
@@ -94,7 +100,9 @@ class Gateway:
         except Disconnected:
             pass
 
-    async def _serve(self, connection: Connection, target: _Target, endpoint: _Endpoint | None, spoken: Dialect) -> None:
+    async def _serve(
+        self, connection: Connection, target: _Target, endpoint: _Endpoint | None, spoken: Dialect
+    ) -> None:
         if connection.headers.get("upgrade", "").lower() == "websocket":
             return await connection.respond(426, {"upgrade": "HTTP/1.1", **_JSON}, b"{}")
         if connection.method == "HEAD" and target.path in ("", "/"):
@@ -124,14 +132,22 @@ class Gateway:
         return await connection.respond(200, _JSON, cards)
 
     async def _call(
-        self, connection: Connection, target: _Target, endpoint: _Endpoint, session: Session, headers: Mapping[str, str]
+        self,
+        connection: Connection,
+        target: _Target,
+        endpoint: _Endpoint,
+        session: Session,
+        headers: Mapping[str, str],
     ) -> None:
         dialect = endpoint.dialect
         body = session.read(dialect.name, await self._body(connection))
         request = dialect.parse(body, headers)
         if request.previous is not None:
             request = await whole(
-                request, lambda call_id: self._sessions.earlier(session, call_id, lambda stored: dialect.parse(stored, headers))
+                request,
+                lambda call_id: self._sessions.earlier(
+                    session, call_id, lambda stored: dialect.parse(stored, headers)
+                ),
             )
         if endpoint.purpose == "count":
             await connection.respond(200, _JSON, dialect.count(self._relay.count(session, request)))
@@ -140,7 +156,9 @@ class Gateway:
         said = body if request.identity is None else request.identity.encode("utf-8", "surrogatepass")
         digest = digest_of(route + b"\n" + digest_of(said).encode())
         retry = connection.headers.get("x-stainless-retry-count", "0") not in ("", "0")
-        calls = self._relay.calls(session, Arrival(dialect.name, request, body, digest, dialect.tool_call_prefix, retry))
+        calls = self._relay.calls(
+            session, IncomingRequest(dialect.name, request, body, digest, dialect.tool_call_prefix, retry)
+        )
         responder = Responder(connection, dialect, calls, self._recorder, self._keepalive_s)
         await responder.run(self._relay.limits.grace_s)
 
@@ -149,13 +167,20 @@ class Gateway:
         try:
             return await connection.body(limit)
         except BodyTooLarge:
-            raise RequestProblem(Problem("too_large", f"The request body has more than {limit:,} bytes.")) from None
+            raise RequestProblem(
+                Problem("too_large", f"The request body has more than {limit:,} bytes.")
+            ) from None
 
     def _refused(self, session: Session, target: _Target, problem: Problem) -> None:
         """Record a refused request, as far as a session's share of such events reaches."""
         if session.refusals < _REFUSALS:
             session.refusals += 1
-            what = {"session_id": session.row.id, "path": target.path, "problem": problem.kind, "limit": problem.limit}
+            what = {
+                "session_id": session.row.id,
+                "path": target.path,
+                "problem": problem.kind,
+                "limit": problem.limit,
+            }
             what["message"] = problem.message[:500]
             self._recorder.happened(EventRow(session.row.rollout_id, "refused_request", what))
 
@@ -163,21 +188,36 @@ class Gateway:
         """Raises `RequestProblem` unless the key opens a session."""
         session = await self._sessions.by_key(key) if key else None
         if session is None:
-            raise RequestProblem(Problem("unknown_key", "This key opens no session. Use the key that came with the endpoint."))
+            raise RequestProblem(
+                Problem("unknown_key", "This key opens no session. Use the key that came with the endpoint.")
+            )
         if session.sealed:
-            raise RequestProblem(Problem("sealed", "This session is sealed: its rollout has ended. Do not retry."))
+            raise RequestProblem(
+                Problem("sealed", "This session is sealed: its rollout has ended. Do not retry.")
+            )
         return session
 
     def _find(self, method: str, path: str) -> _Endpoint | None:
         endpoint = self._exact.get((method, path))
         if endpoint is not None:
             return endpoint
-        return next((found for wanted, pattern, found in self._patterns if wanted == method and pattern.fullmatch(path)), None)
+        return next(
+            (
+                found
+                for wanted, pattern, found in self._patterns
+                if wanted == method and pattern.fullmatch(path)
+            ),
+            None,
+        )
 
     def _dialect_of(self, connection: Connection) -> Dialect:
-        """Whose error shape a client understands that asked for something no dialect has: the one that reads its key."""
+        """Whose error shape a client understands that asked for something no dialect has: the one that
+        reads its key.
+        """
         for dialect in self._dialects:
-            if any(name in connection.headers for name in _KEY_HEADERS) and dialect.secret(connection.headers):
+            if any(name in connection.headers for name in _KEY_HEADERS) and dialect.secret(
+                connection.headers
+            ):
                 return dialect
         return self._fallback
 
@@ -191,4 +231,6 @@ def _target(path: str) -> _Target:
 
 def _compile(path: str) -> re.Pattern[str]:
     """`/models/{model}:generate` matches any one path piece at `{model}`."""
-    return re.compile("".join("[^/]+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", path)))
+    return re.compile(
+        "".join("[^/]+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", path))
+    )

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 client for talking to engine workers.
 
-General clients cost a millisecond of processor time a request and a tenth per streamed piece; a proxy call should cost three in
-all. This one does what an engine needs: pooled connections over TCP or a unix socket, a JSON body out, a body in as it comes.
+General clients cost a millisecond of processor time a request and a tenth per streamed piece; a proxy call
+should cost three in all. This one does what an engine needs: pooled connections over TCP or a unix socket, a
+JSON body out, a body in as it comes.
 """
 
 import asyncio
@@ -23,11 +24,14 @@ _LAST_LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What is asked first on every connection: a server that was started anew is met there, and nowhere else."""
+    """What is asked first on every connection: a server that was started anew is met there, and nowhere
+    else.
+    """
 
     path: str
     check: Callable[[int, bytes], None]
-    """Looks at status and body of the answer to GET; raises `UpstreamLost` for a server that is not to be used."""
+    """Looks at status and body of the answer to GET; raises `UpstreamLost` for a server that is not to be
+    used."""
 
 
 class HttpClient:
@@ -39,8 +43,9 @@ class HttpClient:
             ...
     ```
 
-    A server has `timeouts.first_token_s` from the request to the first byte of the response's body, and `timeouts.idle_s` from
-    each piece of it to the next. Then the connection is closed and `UpstreamSilent` raised.
+    A server has `timeouts.first_token_s` from the request to the first byte of the response's body, and
+    `timeouts.idle_s` from each piece of it to the next. Then the connection is closed and `UpstreamSilent`
+    raised.
     """
 
     def __init__(
@@ -53,13 +58,16 @@ class HttpClient:
     ) -> None:
         self.address = address
         self.timeouts = timeouts or EngineTimeouts()
-        self._connect_s, self._greeting = connect_s, greeting
+        self._connect_s = connect_s
+        self._greeting = greeting
         self._idle: list[_Connection] = []
         self._path, self._host, self._port, self._prefix = _parse_address(address)
 
     @asynccontextmanager
     async def request(self, method: str, path: str, body: bytes = b"") -> AsyncIterator["Response"]:
-        """Send a request and wait for the response's head. Raises `UpstreamLost` when the server is gone or silent."""
+        """Send a request and wait for the response's head. Raises `UpstreamLost` when the server is gone
+        or silent.
+        """
         head = f"{method} {self._prefix}{path} HTTP/1.1\r\nhost: {self._host}\r\ncontent-type: application/json\r\n"
         connection = await self._exchange((f"{head}content-length: {len(body)}\r\n\r\n".encode(), body))
         try:
@@ -80,7 +88,9 @@ class HttpClient:
             return False
 
     async def _exchange(self, message: tuple[bytes, bytes]) -> "_Connection":
-        """A connection that has the response's head. One that idled may have been closed by the server: then a fresh one."""
+        """A connection that has the response's head. One that idled may have been closed by the server:
+        then a fresh one.
+        """
         while self._idle:
             connection = self._idle.pop()
             if connection.open:
@@ -128,7 +138,9 @@ class HttpClient:
                     return (await loop.create_unix_connection(make, self._path))[1]
                 return (await loop.create_connection(make, self._host, self._port))[1]
         except (OSError, TimeoutError) as error:
-            raise UpstreamLost(f"Nothing answers at {self.address} ({error or 'timed out'}). Is the engine running?") from error
+            raise UpstreamLost(
+                f"Nothing answers at {self.address} ({error or 'timed out'}). Is the engine running?"
+            ) from error
 
     def close(self) -> None:
         """Close idle connections."""
@@ -149,7 +161,9 @@ class Response:
         return self._connection.status
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Raises `UpstreamLost` when the connection breaks before its end, or nothing comes."""
+        """The body as it arrives. Raises `UpstreamLost` when the connection breaks before its end, or
+        nothing comes.
+        """
         while (piece := await self._connection.read()) is not None:
             yield piece
 
@@ -183,8 +197,11 @@ class _Connection(asyncio.Protocol):
         return self.open and self._complete and self._keep_alive
 
     def send(self, message: tuple[bytes, bytes], limits: EngineTimeouts) -> None:
-        self.answered, self.status, self._complete = False, 0, False
-        self._limits, self._silence_s = limits, limits.first_token_s
+        self.answered = False
+        self.status = 0
+        self._complete = False
+        self._limits = limits
+        self._silence_s = limits.first_token_s
         self._heard = asyncio.get_running_loop().time()
         self._pieces.clear()
         self._parser = httptools.HttpResponseParser(self)
@@ -222,8 +239,8 @@ class _Connection(asyncio.Protocol):
     def _look(self, waiter: "asyncio.Future[None]", *, again: bool = False) -> None:
         """Give the server up if nothing has come by now.
 
-        After this process itself was held up (stopped, or short of processor time), the timer may fire before the loop has read
-        bytes that arrived long ago. So it looks again a moment later.
+        After this process itself was held up (stopped, or short of processor time), the timer may fire before
+        the loop has read bytes that arrived long ago. So it looks again a moment later.
         """
         if waiter.done():
             return
@@ -234,7 +251,8 @@ class _Connection(asyncio.Protocol):
         self.close()
         waiter.set_exception(
             UpstreamSilent(
-                f"The engine at {self._address} has sent nothing for {self._silence_s:g} s. Is it stopped or stuck? If it only "
+                f"The engine at {self._address} has sent nothing for {self._silence_s:g} s. Is it stopped or "
+                "stuck? If it only "
                 "needs longer, raise first_token_s or idle_s."
             )
         )
@@ -244,7 +262,8 @@ class _Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport, self.open = cast("asyncio.Transport", transport), True  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        self.open = True
 
     def data_received(self, data: bytes) -> None:
         self.answered = True
@@ -263,7 +282,8 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
-        self._heard, self._silence_s = asyncio.get_running_loop().time(), self._limits.idle_s
+        self._heard = asyncio.get_running_loop().time()
+        self._silence_s = self._limits.idle_s
 
     def on_message_complete(self) -> None:
         self._complete, self._keep_alive = True, self._parser.should_keep_alive()

@@ -1,4 +1,6 @@
-"""A policy's language: how messages become its tokens and its tokens become messages, from one model folder."""
+"""A policy's language: how messages become its tokens and its tokens become messages, from one model
+folder.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ class MakeParser(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Language:
+class PolicyLanguage:
     """A renderer and parsers that belong together."""
 
     renderer: Renderer
@@ -34,8 +36,10 @@ class Language:
     """Whether images of a prompt reach the policy."""
 
     @classmethod
-    def of_policy(cls, folder: Path, parser: str = "hermes", renderer: str = "auto") -> "Language":
-        """The language of a Hugging Face model folder. Raises `PolicyError` or, for an unknown name, `ConfigError`."""
+    def of_policy(cls, folder: Path, parser: str = "hermes", renderer: str = "auto") -> "PolicyLanguage":
+        """The language of a Hugging Face model folder. Raises `PolicyError` or, for an unknown name,
+        `ConfigError`.
+        """
         rendering: TemplateRenderer = load("renderer", renderer).from_folder(folder)
         kind: Callable[..., Parser] = load("parser", parser)
 
@@ -64,7 +68,8 @@ class Language:
         ids = self.renderer.write(answer)
         if ids is None or (isinstance(answer, Message) and not _says(self.read(ids), answer)):
             raise UpstreamError(
-                "The answer cannot be written in the policy's language: its chat template leaves out a part of it, "
+                "The answer cannot be written in the policy's language: its chat template leaves out a part "
+                "of it, "
                 "or its text would be read as markup. Give it as text or as token ids of the policy."
             )
         return tuple(ids)

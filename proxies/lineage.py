@@ -1,9 +1,11 @@
-"""Which agent of a session speaks: told by its harness in headers where it does, by what its calls say elsewhere.
+"""Which agent of a session speaks: told by its harness in headers where it does, by what its calls say
+elsewhere.
 
-A call that continues another's tokens is of that call's agent. One that continues nothing is of the agent that has its system
-text (without one: its tools), or of a new one. Dates, ids, counts and working directories in these texts do not count, nor
-does the order of the tools. The parent of a new agent is the one whose answer is the last in its history: that agent handed
-over. Without such an answer it is the agent that waits for a tool result, if only one does.
+A call that continues another's tokens is of that call's agent. One that continues nothing is of the agent
+that has its system text (without one: its tools), or of a new one. Dates, ids, counts and working directories
+in these texts do not count, nor does the order of the tools. The parent of a new agent is the one whose
+answer is the last in its history: that agent handed over. Without such an answer it is the agent that waits
+for a tool result, if only one does.
 """
 
 from collections.abc import Mapping
@@ -30,10 +32,11 @@ class Lineage:
 
 
 def told(headers: Mapping[str, str]) -> Lineage | None:
-    """What the headers of a harness that names its agents say; None for one that does not. Names are lower case.
+    """What the headers of a harness that names its agents say; None for one that does not. Names are lower
+    case.
 
-    Codex: `thread-id`, `x-codex-parent-thread-id`. Claude Code: `x-claude-code-agent-id`, which its main agent lacks. OpenCode:
-    `x-session-id`, `x-parent-session-id`.
+    Codex: `thread-id`, `x-codex-parent-thread-id`. Claude Code: `x-claude-code-agent-id`, which its main
+    agent lacks. OpenCode: `x-session-id`, `x-parent-session-id`.
     """
     if thread := headers.get("thread-id"):
         return Lineage(thread, headers.get("x-codex-parent-thread-id"), headers.get("x-openai-subagent", ""))
@@ -63,8 +66,12 @@ class Lineages:
     _keys: dict[tuple[str, str], str] = field(default_factory=dict)
     """Keys of agents by the exact system text and tools that they were made of."""
 
-    def attribute(self, request: ModelRequest, parent_call: str | None, context: str) -> tuple[AgentRow, bool]:
-        """The agent of a request that continues `parent_call`, and whether it is new. `context` is a digest of its tools."""
+    def attribute(
+        self, request: ModelRequest, parent_call: str | None, context: str
+    ) -> tuple[AgentRow, bool]:
+        """The agent of a request that continues `parent_call`, and whether it is new. `context` is a
+        digest of its tools.
+        """
         lineage = told(request.headers)
         if lineage is not None:
             return self._known(lineage.key) or self._new(lineage, self._id_of(lineage.parent), "header")

@@ -10,8 +10,11 @@ from harnessgym.errors import ConfigError
 _BACKLOG = 1_024
 
 
-def listen(fd: int | None, uds: Path | None, host: str, port: int | None, *, mode: int = 0o600) -> socket.socket | None:
-    """The first of an inherited socket, a unix socket (made with file mode `mode`) and a TCP port that is given; else None.
+def listen(
+    fd: int | None, uds: Path | None, host: str, port: int | None, *, mode: int = 0o600
+) -> socket.socket | None:
+    """The first of an inherited socket, a unix socket (made with file mode `mode`) and a TCP port that is
+    given; else None.
 
     Raises `ConfigError` if it cannot be had.
     """
@@ -21,8 +24,11 @@ def listen(fd: int | None, uds: Path | None, host: str, port: int | None, *, mod
         return _listen_unix(uds, mode)
     if port is None:
         return None
-    # The protocol must be named: asyncio switches Nagle's algorithm off (40 ms a reply) only for sockets that say they are TCP.
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # The protocol must be named: asyncio switches Nagle's algorithm off (40 ms a reply) only for sockets that
+    # say they are TCP.
+    listener = socket.socket(
+        socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP
+    )
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
@@ -50,7 +56,9 @@ def _listen_unix(path: Path, mode: int) -> socket.socket:
         listener.bind(str(path))
     except OSError as error:
         listener.close()
-        raise ConfigError(f"The proxy cannot listen at {path}: {error}. A unix socket path has at most 107 bytes.") from error
+        raise ConfigError(
+            f"The proxy cannot listen at {path}: {error}. A unix socket path has at most 107 bytes."
+        ) from error
     os.chmod(path, mode)
     listener.listen(_BACKLOG)
     return listener

@@ -21,7 +21,8 @@ class ModelCards:
     def answer(self, path: str, *, google: bool) -> bytes | None:
         """The body for a path, for a client of Google's or of the others; None if no models are listed there.
 
-        A name that no policy has is answered with the first one: a harness may look up whichever name it was told.
+        A name that no policy has is answered with the first one: a harness may look up whichever name it was
+        told.
         """
         found = _ROUTES.fullmatch(path)
         if found is None:
@@ -29,10 +30,14 @@ class ModelCards:
         google = google or found["api"] == "v1beta"
         card = self._google if google else self._card
         if found["name"] is not None:
-            return json.dumps(card(found["name"] if found["name"] in self.models else self.models[0])).encode()
+            return json.dumps(
+                card(found["name"] if found["name"] in self.models else self.models[0])
+            ).encode()
         cards = [card(model) for model in self.models]
         edges = {"has_more": False, "first_id": self.models[0], "last_id": self.models[-1]}
-        return json.dumps({"models": cards} if google else {"object": "list", "data": cards, **edges}).encode()
+        return json.dumps(
+            {"models": cards} if google else {"object": "list", "data": cards, **edges}
+        ).encode()
 
     def _card(self, model: str) -> dict[str, Any]:
         """What OpenAI's and Anthropic's clients read, in one."""

@@ -1,7 +1,8 @@
-"""What a session's traffic says of its agents, live: requests and answers become events and edges, written along with them.
+"""What a session's traffic says of its agents, live: requests and answers become events and edges, written
+along with them.
 
-Whose a request is, is told by `lineage`; except that agents of one description which run beside each other, as parallel workers
-do, are told apart here: by the tool call that started each.
+Whose a request is, is told by `lineage`; except that agents of one description which run beside each other,
+as parallel workers do, are told apart here: by the tool call that started each.
 """
 
 import time
@@ -16,15 +17,15 @@ from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, RecordedCall
 from harnessgym.store.events import EventRow
 from harnessgym.store.tables import new_id
-from harnessgym.traces.orchestration import Asked, Orchestration
-from harnessgym.traces.orchestration_memory import Recorded, recall
-from harnessgym.traces.orchestration_rows import Rows
+from harnessgym.traces.orchestration.memory import Recorded, recall
+from harnessgym.traces.orchestration.rows import OrchestrationRows
+from harnessgym.traces.orchestration.tracker import AgentRequest, SessionOrchestration
 from proxies.call import Call
 from proxies.dialect import ModelRequest
 from proxies.lineage import Lineages
 
 
-def write(conn: Connection, rows: Rows | None) -> None:
+def write(conn: Connection, rows: OrchestrationRows | None) -> None:
     """Write what happened. The call that it is of, and its agent, are there."""
     if rows is None:
         return
@@ -35,15 +36,15 @@ def write(conn: Connection, rows: Rows | None) -> None:
 
 
 @dataclass
-class Traffic:
+class OrchestrationTracker:
     """One session's."""
 
-    machine: Orchestration
+    machine: SessionOrchestration
     _speakers: dict[str, str] = field(default_factory=dict)
     """Digests of leading parts of conversations, up to answers too, to the agent that had them last."""
     _last: dict[str, str] = field(default_factory=dict)
     """Agent to the digest of what it asked last."""
-    _sealed: Rows | None = None
+    _sealed: OrchestrationRows | None = None
 
     @classmethod
     def load(
@@ -53,14 +54,17 @@ class Traffic:
         recorded: Sequence[RecordedCall],
         agents: Sequence[AgentRow],
         answers: Mapping[str, Message],
-    ) -> "Traffic":
-        """A session's traffic as the store has it: its rollout's events, its calls, its agents, its answers by call."""
+    ) -> "OrchestrationTracker":
+        """A session's traffic as the store has it: its rollout's events, its calls, its agents, its
+        answers by call.
+        """
         parents = {agent.id: agent.parent_agent_id for agent in agents}
         ours = {call.id for call in recorded}
         own = [
             event
             for event in happened
-            if event.source == "proxy" and (event.agent_id in parents or (event.kind == "llm_call" and event.id in ours))
+            if event.source == "proxy"
+            and (event.agent_id in parents or (event.kind == "llm_call" and event.id in ours))
         ]
         calls = [
             Recorded(
@@ -83,9 +87,16 @@ class Traffic:
         return traffic
 
     def attribute(
-        self, lineages: Lineages, request: ModelRequest, parent_call: str | None, context: str, chain: Sequence[str]
+        self,
+        lineages: Lineages,
+        request: ModelRequest,
+        parent_call: str | None,
+        context: str,
+        chain: Sequence[str],
     ) -> tuple[AgentRow, bool]:
-        """The agent of a request, and whether it is new. `chain`: digests of the leading parts of its messages."""
+        """The agent of a request, and whether it is new. `chain`: digests of the leading parts of its
+        messages.
+        """
         agent, new = lineages.attribute(request, parent_call, context)
         if new or agent.evidence == "header" or parent_call in lineages.of_call:
             return agent, new
@@ -97,22 +108,26 @@ class Traffic:
         starter = self.machine.expects(request.messages)
         if starter is None:
             return agent, False
-        key, name = f"{agent.key}/{len(alike)}", f"agent {len(lineages.agents)}"
+        key = f"{agent.key}/{len(alike)}"
+        name = f"agent {len(lineages.agents)}"
         return AgentRow(new_id(), agent.rollout_id, agent.session_id, key, name, starter, "content"), True
 
-    def asked(self, call: Call, intent: CallIntent, agent: AgentRow | None, chain: Sequence[str], *, fresh: bool) -> Rows:
+    def asked(
+        self, call: Call, intent: CallIntent, agent: AgentRow | None, chain: Sequence[str], *, fresh: bool
+    ) -> OrchestrationRows:
         """A call begins. `chain` as in `attribute`."""
         t = _made_at(call.id)
         if agent is None:
-            return self.machine.request(Asked(call.id, t, intent.kind, intent.side_call))
-        messages, parent = call.request.messages, call.prompt.parent
+            return self.machine.request(AgentRequest(call.id, t, intent.kind, intent.side_call))
+        messages = call.request.messages
+        parent = call.prompt.parent
         at = self._known(chain) if messages else 0
         again = at == len(messages) and self._last.get(agent.id) == chain[-1]
         for digest in chain[at:]:
             self._speakers[digest] = agent.id
         self._last[agent.id] = chain[-1]
         return self.machine.request(
-            Asked(
+            AgentRequest(
                 call.id,
                 t,
                 intent.kind,
@@ -128,7 +143,9 @@ class Traffic:
             )
         )
 
-    def answered(self, call_id: str, agent_id: str | None, answer: Message, finish_reason: str, digest: str) -> Rows | None:
+    def answered(
+        self, call_id: str, agent_id: str | None, answer: Message, finish_reason: str, digest: str
+    ) -> OrchestrationRows | None:
         """A call is about to be committed. `digest`: of its conversation with the answer."""
         if agent_id is None:
             return None
@@ -139,7 +156,7 @@ class Traffic:
         """A call ends without an answer on which anybody could act."""
         self.machine.failed(call_id)
 
-    def sealed(self) -> Rows:
+    def sealed(self) -> OrchestrationRows:
         """Nothing follows. The same whenever it is asked."""
         if self._sealed is None:
             self._sealed = self.machine.seal(time.time())

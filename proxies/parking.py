@@ -1,8 +1,9 @@
 """The control routes by which parked calls are seen and answered.
 
-`GET /control/sessions/{id}/pending?timeout_s=20&after=0` waits for a call and gives its messages, tools and prompt token ids.
-Without `after` it is the oldest that waits, with it the oldest whose ordinal is greater, so that calls of several agents can be
-answered side by side. Asking again gives the same call until it is answered. `POST /control/sessions/{id}/answer` answers one.
+`GET /control/sessions/{id}/pending?timeout_s=20&after=0` waits for a call and gives its messages, tools and
+prompt token ids. Without `after` it is the oldest that waits, with it the oldest whose ordinal is greater, so
+that calls of several agents can be answered side by side. Asking again gives the same call until it is
+answered. `POST /control/sessions/{id}/answer` answers one.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ _MOST_S = 300.0
 """Longest wait for a pending call."""
 
 
-class Call(BaseModel, extra="forbid"):
+class ParkedToolCall(BaseModel, extra="forbid"):
     """A call of a tool."""
 
     name: str
@@ -32,17 +33,21 @@ class Call(BaseModel, extra="forbid"):
     """An object, or its JSON text."""
 
 
-class Said(BaseModel, extra="forbid"):
+class ParkedAnswer(BaseModel, extra="forbid"):
     """An answer by its parts."""
 
     content: str = ""
     reasoning: str = ""
-    tool_calls: list[Call] = Field(default_factory=list)
+    tool_calls: list[ParkedToolCall] = Field(default_factory=list)
 
     def message(self) -> Message:
         """The same as a message. Ids of its calls are minted when it is read back from tokens."""
         calls = (
-            ToolCall("", call.name, call.arguments if isinstance(call.arguments, str) else canonical_json(call.arguments))
+            ToolCall(
+                "",
+                call.name,
+                call.arguments if isinstance(call.arguments, str) else canonical_json(call.arguments),
+            )
             for call in self.tool_calls
         )
         return Message("assistant", self.content, reasoning=self.reasoning, tool_calls=tuple(calls))
@@ -54,11 +59,12 @@ class PostedAnswer(BaseModel, extra="forbid"):
     call_id: str
     text: str | None = None
     """As the policy would write it, markup and all, without its end of turn."""
-    message: Said | None = None
+    message: ParkedAnswer | None = None
     token_ids: tuple[int, ...] | None = None
     """Tokens of the policy, end of turn included."""
     logprobs: tuple[float, ...] | None = None
-    """One per token id, of the distribution that was sampled from. Without them the answer is never trained on."""
+    """One per token id, of the distribution that was sampled from. Without them the answer is never
+    trained on."""
     version: int | None = None
     """The policy version that sampled the token ids; needed with logprobs."""
     finish_reason: Literal["stop", "length"] = "stop"
@@ -67,13 +73,19 @@ class PostedAnswer(BaseModel, extra="forbid"):
     def _consistent(self) -> "PostedAnswer":
         given = [name for name in ("text", "message", "token_ids") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"give exactly one of text, message and token_ids, not {', '.join(given) or 'none'}")
-        if self.token_ids is not None and (not self.token_ids or not all(0 <= token < 1 << 31 for token in self.token_ids)):
+            raise ValueError(
+                f"give exactly one of text, message and token_ids, not {', '.join(given) or 'none'}"
+            )
+        if self.token_ids is not None and (
+            not self.token_ids or not all(0 <= token < 1 << 31 for token in self.token_ids)
+        ):
             raise ValueError("token_ids must be token ids, at least one")
         if self.logprobs is None:
             return self
         if self.token_ids is None or len(self.logprobs) != len(self.token_ids) or self.version is None:
-            raise ValueError("logprobs need as many token_ids, and the version of the policy that sampled them")
+            raise ValueError(
+                "logprobs need as many token_ids, and the version of the policy that sampled them"
+            )
         if not all(math.isfinite(logprob) and logprob <= 0 for logprob in self.logprobs):
             raise ValueError("logprobs must be finite and not positive")
         return self
@@ -89,15 +101,19 @@ class Parking:
     """Handlers of the two routes."""
 
     def __init__(self, sessions: SessionTable, parked: ParkedUpstream) -> None:
-        self._sessions, self._parked = sessions, parked
+        self._sessions = sessions
+        self._parked = parked
 
     async def pending(self, request: Request) -> JSONResponse:
-        """The next call that waits: `{"pending": {...} or null, "waiting": how many, "sealed": whether none can come}`."""
+        """The next call that waits: `{"pending": {...} or null, "waiting": how many, "sealed": whether
+        none can come}`.
+        """
         session_id = request.path_params["id"]
         session = await self._sessions.by_id(session_id)
         if session is None:
             return _missing(session_id)
-        timeout_s, after = _number(request, "timeout_s", 0.0), _number(request, "after", -1.0)
+        timeout_s = _number(request, "timeout_s", 0.0)
+        after = _number(request, "after", -1.0)
         deadline = asyncio.get_running_loop().time() + min(timeout_s, _MOST_S)
         while True:
             waiting = self._parked.waiting(session_id)
@@ -115,7 +131,9 @@ class Parking:
         if await self._sessions.by_id(session_id) is None:
             return _missing(session_id)
         if not self._parked.answer(session_id, posted.call_id, posted.answer()):
-            raise ProxyError(f"Call {posted.call_id} is not pending: it has ended, or it is not of session {session_id}.")
+            raise ProxyError(
+                f"Call {posted.call_id} is not pending: it has ended, or it is not of session {session_id}."
+            )
         return JSONResponse({})
 
 

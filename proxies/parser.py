@@ -10,7 +10,8 @@ ParsedDelta = TextDelta | ReasoningDelta | ToolCallDelta
 
 
 class Parser(Protocol):
-    """One sampled turn. For any split of its ids into chunks the deltas concatenate to the parse of the whole.
+    """One sampled turn. For any split of its ids into chunks the deltas concatenate to the parse of the
+    whole.
 
     What does not parse is returned as text, verbatim, and counted; nothing is repaired.
     """
@@ -22,8 +23,9 @@ class Parser(Protocol):
     def reasoning_tokens(self) -> int:
         """How many of the tokens so far stand between the delimiters of the reasoning.
 
-        Delimiters do not count, so that it makes no difference whether the prompt or the policy wrote the first one. A token
-        that holds a piece of one and a piece of the reasoning counts; tokens that end the turn do not.
+        Delimiters do not count, so that it makes no difference whether the prompt or the policy wrote the
+        first one. A token that holds a piece of one and a piece of the reasoning counts; tokens that end the
+        turn do not.
         """
         ...
 

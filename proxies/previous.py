@@ -23,14 +23,18 @@ def call_of(response_id: str) -> str:
 
 
 def not_found(response_id: str) -> RequestProblem:
-    """There is no such earlier answer: OpenAI's own sentence, on which harnesses fall back to sending everything."""
+    """There is no such earlier answer: OpenAI's own sentence, on which harnesses fall back to sending
+    everything.
+    """
     detail = f"Previous response with id '{response_id}' not found."
     return RequestProblem(Problem("malformed", detail, code="previous_response_not_found"))
 
 
-async def whole(request: ModelRequest, earlier_of: Callable[[str], Awaitable[tuple[ModelRequest, Message]]]) -> ModelRequest:
-    """A request with the whole conversation in it. `earlier_of` gives a call's request, which may have an earlier one itself,
-    and its answer; it raises `RequestProblem` if there is none.
+async def whole(
+    request: ModelRequest, earlier_of: Callable[[str], Awaitable[tuple[ModelRequest, Message]]]
+) -> ModelRequest:
+    """A request with the whole conversation in it. `earlier_of` gives a call's request, which may have an
+    earlier one itself, and its answer; it raises `RequestProblem` if there is none.
     """
     later: list[tuple[ModelRequest, Message | None]] = [(request, None)]
     while (previous := later[-1][0].previous) is not None:
@@ -39,16 +43,20 @@ async def whole(request: ModelRequest, earlier_of: Callable[[str], Awaitable[tup
     while later:
         assert answer is not None
         request, next_answer = later.pop()
-        known, answer = joined(known, answer, request), next_answer
+        known = joined(known, answer, request)
+        answer = next_answer
     return known
 
 
 def joined(earlier: ModelRequest, answer: Message, request: ModelRequest) -> ModelRequest:
     """The whole conversation that `request` continues: what was asked earlier, the answer to it, what is new.
 
-    Instructions hold for one request only: those of `earlier` are left out and those of `request` stand in front. So do demands
-    that were put to the policy in words. Everything but the messages is the new request's own. `earlier` must be whole itself.
+    Instructions hold for one request only: those of `earlier` are left out and those of `request` stand in
+    front. So do demands that were put to the policy in words. Everything but the messages is the new
+    request's own. `earlier` must be whole itself.
     """
     old = earlier.said[1:] if earlier.instructions else earlier.said
-    front, new = (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
+    front, new = (
+        (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
+    )
     return replace(request, messages=(*front, *old, answer, *new), previous=None)

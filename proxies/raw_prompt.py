@@ -1,8 +1,9 @@
-"""From a raw prompt to the exact tokens the engine is given: no chat template, and what was sampled is never tokenised again.
+"""From a raw prompt to the exact tokens the engine is given: no chat template, and what was sampled is never
+tokenised again.
 
-A client continues a text by sending it again with more behind it. The longest prompt + answer of the session that the text
-begins with supplies its own tokens, and only what follows is tokenised. Texts are read off the session's forest, so a session
-that is loaded from the store continues in the same way.
+A client continues a text by sending it again with more behind it. The longest prompt + answer of the session
+that the text begins with supplies its own tokens, and only what follows is tokenised. Texts are read off the
+session's forest, so a session that is loaded from the store continues in the same way.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -13,7 +14,7 @@ from harnessgym.store.calls import Segment
 from harnessgym.traces.forest import Forest
 from proxies.continuation import Break, Prompt
 from proxies.dialect import ModelRequest, Problem, RequestProblem
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 
 _KEPT_BYTES = 64 * 2**20
 """Texts of segments that are kept; beyond that all are written anew."""
@@ -40,16 +41,19 @@ def raw_chain(prompt: str | Sequence[int]) -> list[str]:
 class RawPrompts:
     """Makes the prompts of one language's raw requests."""
 
-    def __init__(self, language: Language) -> None:
-        self._renderer, self._stop = language.renderer, frozenset(language.stop_token_ids)
+    def __init__(self, language: PolicyLanguage) -> None:
+        self._renderer = language.renderer
+        self._stop = frozenset(language.stop_token_ids)
         self._texts: dict[str, bytes] = {}
         self._kept = 0
 
     def prompt(self, forest: Forest, heads: Collection[str], request: ModelRequest, history: str) -> Prompt:
-        """The prompt of a raw request. `heads` are the digests of earlier requests. Raises `RequestProblem` for an empty one.
+        """The prompt of a raw request. `heads` are the digests of earlier requests. Raises `RequestProblem`
+        for an empty one.
 
-        Token ids are used as they are. A text whose answer ended on a token that the text leaves out continues without that
-        token: it keeps the other sampled ones, but the call it continues is not its parent.
+        Token ids are used as they are. A text whose answer ended on a token that the text leaves out
+        continues without that token: it keeps the other sampled ones, but the call it continues is not its
+        parent.
         """
         assert request.prompt is not None
         start = None

@@ -1,8 +1,8 @@
 """Request bodies read once: what a body has in common with an earlier one of its session is not read again.
 
-A harness sends its whole conversation with every turn. Only what is new of it is parsed, taken apart for the store, and made
-into messages; a turn then costs what it adds, however long the conversation is. The result is the same, to the last byte, as
-reading every body by itself (`strict_json.loads_lenient` and `split_body`).
+A harness sends its whole conversation with every turn. Only what is new of it is parsed, taken apart for the
+store, and made into messages; a turn then costs what it adds, however long the conversation is. The result is
+the same, to the last byte, as reading every body by itself (`strict_json.loads_lenient` and `split_body`).
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from harnessgym.store.body_parts import LISTS, Base, SplitBody, split_body, text_hash
+from harnessgym.store.body_parts import LISTS, BaseBody, SplitBody, split_body, text_hash
 from proxies import strict_json
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class _Conversation:
     """What was counted of `made`: how many of its first elements were looked at, how many of them count."""
     digest: "hashlib.blake2b"
     """State after the text up to the end of the last element; copied, never updated."""
-    base: Base | None = None
+    base: BaseBody | None = None
     """The stored body that has the first of them; None while nothing is known to be stored."""
 
     def shared(self, text: str) -> int:
@@ -94,23 +94,30 @@ class ReadBody(bytes):
     _conversation: _Conversation
 
     def make(self, name: str, read: Callable[[Any, int], T]) -> Made[T] | None:
-        """`read` of every element of an array of the body, called for those that are new. None if it is no such array."""
+        """`read` of every element of an array of the body, called for those that are new. None if it is no
+        such array.
+        """
         conversation = self._conversation
         if name == conversation.name and name not in conversation.tail.values:
-            made, values = conversation.made, conversation.values
+            made = conversation.made
+            values = conversation.values
             made += [read(values[index], index) for index in range(len(made), len(values))]
             return Made(made, conversation.tallies)
         for members in (conversation.tail, conversation.head):
             if isinstance(members.values.get(name), list):
                 if name not in members.made:
-                    members.made[name] = [read(value, index) for index, value in enumerate(members.values[name])]
+                    members.made[name] = [
+                        read(value, index) for index, value in enumerate(members.values[name])
+                    ]
                 return Made(members.made[name], {})
         return None
 
     def stored(self, call_id: str, written: "Future[None]") -> None:
-        """To be called when the write of a call with this body has ended: what is committed need not be written again."""
+        """To be called when the write of a call with this body has ended: what is committed need not be
+        written again.
+        """
         if written.exception() is None:
-            self._conversation.base = Base(call_id, len(self._conversation.ends))
+            self._conversation.base = BaseBody(call_id, len(self._conversation.ends))
 
 
 class BodyReader:
@@ -120,11 +127,15 @@ class BodyReader:
         self._known: list[_Conversation] = []
 
     def read(self, body: bytes) -> bytes:
-        """A `ReadBody`, or the body as it is where it holds no list of messages or is not valid: then it is read elsewhere."""
+        """A `ReadBody`, or the body as it is where it holds no list of messages or is not valid: then it
+        is read elsewhere.
+        """
         try:
             text = body.decode()
             known, shared = max(
-                ((known, known.shared(text)) for known in self._known), key=lambda pair: pair[1], default=(None, 0)
+                ((known, known.shared(text)) for known in self._known),
+                key=lambda pair: pair[1],
+                default=(None, 0),
             )
             conversation = _continued(text, known, shared) if known is not None and shared else _begun(text)
         except (ValueError, IndexError, RecursionError):
@@ -135,7 +146,11 @@ class BodyReader:
             self._known.remove(known)
         self._known = [conversation, *self._known[: _CONVERSATIONS - 1]]
         out = ReadBody(body)
-        out.value = {**conversation.head.values, conversation.name: list(conversation.values), **conversation.tail.values}
+        out.value = {
+            **conversation.head.values,
+            conversation.name: list(conversation.values),
+            **conversation.tail.values,
+        }
         out.apart = _split(conversation)
         digest = conversation.digest.copy()
         digest.update(text[conversation.ends[-1] :].encode())
@@ -180,17 +195,24 @@ def _continued(text: str, known: _Conversation, shared: int) -> _Conversation | 
     """A conversation that begins as another one does."""
     parallel = (known.values[:shared], known.ends[:shared], known.hashes[:shared], known.made[:shared])
     base = None if known.base is None else replace(known.base, elements=min(known.base.elements, shared))
-    digest, tallies = known.digest, known.tallies
+    digest = known.digest
+    tallies = known.tallies
     if shared < len(known.ends):
         tallies = {}
         digest = hashlib.blake2b(text[: known.ends[shared - 1]].encode(), digest_size=16)
-    conversation = _Conversation(text, known.head, known.name, known.separator, known.tail, *parallel, tallies, digest, base)
+    conversation = _Conversation(
+        text, known.head, known.name, known.separator, known.tail, *parallel, tallies, digest, base
+    )
     return _finished(conversation, conversation.ends[-1])
 
 
 def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
-    """Read the rest of the text, from the first element or from the end of one. None if it is not to be split."""
-    text, ends, begin = conversation.text, conversation.ends, at
+    """Read the rest of the text, from the first element or from the end of one. None if it is not to be
+    split.
+    """
+    text = conversation.text
+    ends = conversation.ends
+    begin = at
     while True:
         if ends:
             at = _skip(text, ends[-1])
@@ -200,7 +222,8 @@ def _finished(conversation: _Conversation, at: int) -> _Conversation | None:
             separator = text[ends[-1] : after]
             if text[at] != "," or (len(ends) > 1 and separator != conversation.separator):
                 return None
-            conversation.separator, at = separator, after
+            conversation.separator = separator
+            at = after
         value, end = strict_json.scan(text, at, 2)
         if text[end - 1] not in '}]"':  # another text may go on where a number ends here
             return None
@@ -242,8 +265,12 @@ def _member(text: str, at: int) -> tuple[str, int]:
 
 def _split(conversation: _Conversation) -> SplitBody:
     """The same as `split_body`, but for elements that the store has."""
-    text, ends, hashes, base = conversation.text, conversation.ends, conversation.hashes, conversation.base
-    start, gap = len(conversation.head.text), len(conversation.separator)
+    text = conversation.text
+    ends = conversation.ends
+    hashes = conversation.hashes
+    base = conversation.base
+    start = len(conversation.head.text)
+    gap = len(conversation.separator)
     stored = 0 if base is None else base.elements
     starts = [start if index == 0 else ends[index - 1] + gap for index in range(stored, len(ends))]
     parts = tuple((hashes[index], text[at : ends[index]]) for index, at in enumerate(starts, stored))

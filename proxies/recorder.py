@@ -1,7 +1,7 @@
 """What the proxy writes to the store, and when it may wait for it.
 
-An intent is queued before the engine is asked, an outcome is awaited before a harness can act; how an answer was delivered is
-noted in passing and shares a later transaction.
+An intent is queued before the engine is asked, an outcome is awaited before a harness can act; how an answer
+was delivered is noted in passing and shares a later transaction.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
 from harnessgym.store.events import EventRow
 from harnessgym.store.trace_store import TraceStore, Work
-from harnessgym.traces.orchestration_rows import Rows
+from harnessgym.traces.orchestration.rows import OrchestrationRows
 from proxies import orchestration
 from proxies.reading import ReadBody, split_of
 
@@ -41,10 +41,10 @@ class Recorder:
         segment: Segment | None,
         body: bytes,
         agent: AgentRow | None = None,
-        happened: Rows | None = None,
+        happened: OrchestrationRows | None = None,
     ) -> "Future[None]":
-        """Queue a call's intent with its new prompt tokens, its request body, its new agent and what happened with it; all
-        become durable together.
+        """Queue a call's intent with its new prompt tokens, its request body, its new agent and what happened
+        with it; all become durable together.
         """
 
         def work(conn: Connection) -> None:
@@ -63,11 +63,14 @@ class Recorder:
         """Queue an event. Nothing waits for it."""
         self._submit(lambda conn: events.add(conn, event))
 
-    async def finish(self, outcome: CallOutcome, happened: Rows | None, intended: "Future[None]") -> None:
-        """Commit a call's tokens and outcome, with what it decided. Its intent is queued, but need not be committed yet.
+    async def finish(
+        self, outcome: CallOutcome, happened: OrchestrationRows | None, intended: "Future[None]"
+    ) -> None:
+        """Commit a call's tokens and outcome, with what it decided. Its intent is queued, but need not be
+        committed yet.
 
-        Raises `StoreError` if the store refused one of them, `StoreUnavailable` if for now; whether it has the outcome is then
-        not known.
+        Raises `StoreError` if the store refused one of them, `StoreUnavailable` if for now; whether it has
+        the outcome is then not known.
         """
 
         def work(conn: Connection) -> None:
@@ -83,7 +86,9 @@ class Recorder:
         except StoreUnavailable:
             raise
         except StoreError:
-            await self.wait(intended)  # one that the database undid is tried again behind what was queued after it
+            await self.wait(
+                intended
+            )  # one that the database undid is tried again behind what was queued after it
             await self.wait(self._submit(work))
 
     async def fail(self, call_id: str, error: str) -> None:
@@ -119,8 +124,13 @@ class Recorder:
         return self._store.submit(work)
 
     def _submit_notes(self) -> None:
-        notes, self._notes = self._notes, {}
+        notes = self._notes
+        self._notes = {}
         for delivery in set(notes.values()):
             self._store.submit(
-                partial(calls.observe, call_ids=[key for key, found in notes.items() if found == delivery], status=delivery)
+                partial(
+                    calls.observe,
+                    call_ids=[key for key, found in notes.items() if found == delivery],
+                    status=delivery,
+                )
             )

@@ -1,7 +1,7 @@
 """From a request to a committed call: continue the session, write the intent, sample, commit, settle.
 
-A call is a task of its own. Clients listen to it; they may leave and come back without it noticing, except that a call to which
-nobody listens ends after a grace time.
+A call is a task of its own. Clients listen to it; they may leave and come back without it noticing, except
+that a call to which nobody listens ends after a grace time.
 """
 
 import asyncio
@@ -22,23 +22,32 @@ from harnessgym.store.calls import CallIntent, CallOutcome, CallStatus, Recorded
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import TokenArray, hash_ids, spans_of
 from proxies.answerer import Answerer
-from proxies.call import Call, Sampled
+from proxies.call import Call, SampledTokens
 from proxies.constraints import constrained, refuse_images
 from proxies.continuation import Break, Prompt, continue_from
-from proxies.dialect import Answer, Finished, FinishReason, ModelRequest, Problem, RequestProblem, Stamp, Usage
-from proxies.feed import Feed
+from proxies.dialect import (
+    Answer,
+    Finished,
+    FinishReason,
+    ModelRequest,
+    Problem,
+    RequestProblem,
+    Stamp,
+    TokenUsage,
+)
+from proxies.feed import TokenFeed
 from proxies.parsers.raw import RawParser
+from proxies.policy_context import PolicyContext
 from proxies.raw_prompt import raw_chain
 from proxies.recorder import Recorder
 from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session, answer_digest
 from proxies.side_calls import classify
-from proxies.strand import Strand
 from proxies.text_upstream import TextRefusal
 from proxies.workers import WorkerTable
 
 log = logging.getLogger(__name__)
-_MEMBERS = {kind: tuple(field.name for field in fields(kind)) for kind in (Sampling, Usage)}
+_MEMBERS = {kind: tuple(field.name for field in fields(kind)) for kind in (Sampling, TokenUsage)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +66,7 @@ class RelayLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class IncomingRequest:
     """A request as it came in."""
 
     protocol: str
@@ -74,29 +83,45 @@ class Arrival:
 class Relay:
     """Runs the calls of all sessions."""
 
-    def __init__(self, recorder: Recorder, workers: WorkerTable, policies: ServedPolicies, limits: RelayLimits) -> None:
-        self.limits, self.workers, self.recorder, self.policies = limits, workers, recorder, policies
+    def __init__(
+        self, recorder: Recorder, workers: WorkerTable, policies: ServedPolicies, limits: RelayLimits
+    ) -> None:
+        self.limits = limits
+        self.workers = workers
+        self.recorder = recorder
+        self.policies = policies
         self._answerer = Answerer(workers, policies, limits.run_id)
         self.in_flight = 0
         self.started = 0
         self.tokens = 0
 
-    def calls(self, session: Session, arrival: Arrival) -> list[Call]:
-        """The calls that answer a request, one per sibling: earlier ones if this is their retry, otherwise new ones.
+    def calls(self, session: Session, arrival: IncomingRequest) -> list[Call]:
+        """The calls that answer a request, one per sibling: earlier ones if this is their retry, otherwise
+        new ones.
 
-        Raises `RequestProblem` when there can be none. Awaits nothing, so that calls of a session are ordered as they came.
+        Raises `RequestProblem` when there can be none. Awaits nothing, so that calls of a session are ordered
+        as they came.
         """
         if session.sealed:
-            raise RequestProblem(Problem("sealed", "This session was sealed while the request was read. Do not retry."))
+            raise RequestProblem(
+                Problem("sealed", "This session was sealed while the request was read. Do not retry.")
+            )
         if session.stale:
-            detail = "A write of this session failed; it is read again from the store once its calls have ended."
+            detail = (
+                "A write of this session failed; it is read again from the store once its calls have ended."
+            )
             raise RequestProblem(Problem("unavailable", detail, retry_after_s=1.0))
-        siblings = [arrival, *(replace(arrival, digest=f"{arrival.digest}:{n}") for n in range(1, arrival.request.n))]
+        siblings = [
+            arrival,
+            *(replace(arrival, digest=f"{arrival.digest}:{n}") for n in range(1, arrival.request.n)),
+        ]
         earlier = [session.rejoin(sibling.digest, retry=arrival.retry) for sibling in siblings]
         self._check_room(session, earlier)
         arrival = replace(arrival, request=self._constrained(session, arrival.request))
         siblings = [replace(sibling, request=arrival.request) for sibling in siblings]
-        return [self._answer(session, sibling, known) for sibling, known in zip(siblings, earlier, strict=True)]
+        return [
+            self._answer(session, sibling, known) for sibling, known in zip(siblings, earlier, strict=True)
+        ]
 
     def count(self, session: Session, request: ModelRequest) -> int:
         """How many tokens a request's prompt has. Nothing is recorded. Raises `RequestProblem`."""
@@ -120,15 +145,22 @@ class Relay:
 
     def _check_room(self, session: Session, earlier: Sequence[Call | RecordedCall | None]) -> None:
         """Raises `RequestProblem` if the calls that are to be sampled exceed a limit."""
-        sampled = sum(not isinstance(known, Call) and (known is None or known.completion_segment is None) for known in earlier)
+        sampled = sum(
+            not isinstance(known, Call) and (known is None or known.completion_segment is None)
+            for known in earlier
+        )
         if sampled and self.in_flight + sampled > self.limits.max_in_flight:
-            detail = f"The proxy has {self.in_flight} calls in flight, its limit is {self.limits.max_in_flight}."
+            detail = (
+                f"The proxy has {self.in_flight} calls in flight, its limit is {self.limits.max_in_flight}."
+            )
             raise RequestProblem(Problem("overloaded", detail, retry_after_s=1.0))
         new = sum(known is None for known in earlier)
         if new and (reached := session.limit_reached(new)):
             raise RequestProblem(reached)
 
-    def _answer(self, session: Session, arrival: Arrival, earlier: Call | RecordedCall | None) -> Call:
+    def _answer(
+        self, session: Session, arrival: IncomingRequest, earlier: Call | RecordedCall | None
+    ) -> Call:
         if isinstance(earlier, Call):
             return earlier
         if earlier is None:
@@ -137,13 +169,16 @@ class Relay:
         return resume(session, arrival, earlier)
 
     @staticmethod
-    def _chain(strand: Strand, request: ModelRequest) -> list[str]:
+    def _chain(strand: PolicyContext, request: ModelRequest) -> list[str]:
         if request.prompt is not None:
             return raw_chain(request.prompt)
         return strand.forest.chain(context_digest(request.tools), request.messages)
 
-    def _prompt(self, session: Session, policy: ServedPolicy, request: ModelRequest, chain: Sequence[str]) -> Prompt:
-        strand, history = session.strand(policy.id), session.row.history
+    def _prompt(
+        self, session: Session, policy: ServedPolicy, request: ModelRequest, chain: Sequence[str]
+    ) -> Prompt:
+        strand = session.strand(policy.id)
+        history = session.row.history
         if not policy.language.sees_images and not self.workers.speaks(session.options.upstream):
             answered = strand.forest.attach(chain)  # what is before an answer was looked at when it came
             refuse_images(request.messages[0 if answered is None else answered.matched :])
@@ -151,15 +186,18 @@ class Relay:
             prompt = policy.raw.prompt(strand.forest, strand.heads, request, history)
         else:
             known = strand.conversations
-            prompt = continue_from(strand.forest, strand.heads, known, chain, request, policy.language, history)
+            prompt = continue_from(
+                strand.forest, strand.heads, known, chain, request, policy.language, history
+            )
         self._check_length(prompt)
         return prompt
 
-    def _start(self, session: Session, arrival: Arrival) -> Call:
+    def _start(self, session: Session, arrival: IncomingRequest) -> Call:
         request = arrival.request
         policy = self.policies.named(request.model)
         strand = session.strand(policy.id)
-        context, chain = context_digest(request.tools), self._chain(strand, request)
+        context = context_digest(request.tools)
+        chain = self._chain(strand, request)
         prompt = self._prompt(session, policy, request, chain)
         parent = prompt.parent
         segment, new = strand.forest.add_prompt(prompt.added, None if parent is None else parent.segment_id)
@@ -183,10 +221,11 @@ class Relay:
         self._run(session, call, intended)
         return call
 
-    def _resume(self, session: Session, arrival: Arrival, stored: RecordedCall) -> Call:
+    def _resume(self, session: Session, arrival: IncomingRequest, stored: RecordedCall) -> Call:
         """Take up an intent of an earlier process: the same call, sampled anew."""
         forest = session.strand(stored.policy_id).forest
-        prompt, segment = Prompt(forest.ids(stored.prompt_segment), None, [], None), forest.segments[stored.prompt_segment]
+        prompt = Prompt(forest.ids(stored.prompt_segment), None, [], None)
+        segment = forest.segments[stored.prompt_segment]
         call = self._make(session, arrival, prompt, segment, stored.chain_digest, stored.id, stored.ordinal)
         session.take_up(stored)
         session.remember(call, [])
@@ -195,17 +234,20 @@ class Relay:
         self._run(session, call, done)
         return call
 
-    def _restore(self, session: Session, arrival: Arrival, stored: RecordedCall) -> Call:
+    def _restore(self, session: Session, arrival: IncomingRequest, stored: RecordedCall) -> Call:
         """Give again what an earlier process committed."""
         assert stored.completion_segment is not None
-        prompt, segments = Prompt([], None, [], None), session.strand(stored.policy_id).forest.segments
-        tokens, chain, segment = segments[stored.completion_segment], stored.chain_digest, segments[stored.prompt_segment]
+        prompt = Prompt([], None, [], None)
+        segments = session.strand(stored.policy_id).forest.segments
+        tokens = segments[stored.completion_segment]
+        chain = stored.chain_digest
+        segment = segments[stored.prompt_segment]
         call = self._make(session, arrival, prompt, segment, chain, stored.id, stored.ordinal)
         feed = self._feed(call)
         feed.add(tokens.ids)
         call.prompt_len = stored.prompt_len
         message = feed.finish()
-        usage = Usage(stored.prompt_len, len(tokens.ids), reasoning_tokens=feed.reasoning_tokens)
+        usage = TokenUsage(stored.prompt_len, len(tokens.ids), reasoning_tokens=feed.reasoning_tokens)
         self._settle(call, feed, message, stored.finish_reason or "stop", usage)
         session.take_up(stored)
         session.keep(call)
@@ -216,7 +258,8 @@ class Relay:
             raise RequestProblem(
                 Problem(
                     "overflow",
-                    f"This model's maximum context length is {self.limits.max_length} tokens. However, your messages resulted "
+                    f"This model's maximum context length is {self.limits.max_length} tokens. However, your "
+                    "messages resulted "
                     f"in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
                     tokens=len(prompt.ids),
                     max_tokens=self.limits.max_length,
@@ -224,11 +267,20 @@ class Relay:
             )
 
     def _make(
-        self, session: Session, arrival: Arrival, prompt: Prompt, segment: Segment, chain: str, call_id: str, ordinal: int
+        self,
+        session: Session,
+        arrival: IncomingRequest,
+        prompt: Prompt,
+        segment: Segment,
+        chain: str,
+        call_id: str,
+        ordinal: int,
     ) -> Call:
         request = arrival.request
         policy = self.policies.named(request.model)
-        sampling = session.sampling.limited(request.max_tokens).limited(self.limits.max_length - len(prompt.ids))
+        sampling = session.sampling.limited(request.max_tokens).limited(
+            self.limits.max_length - len(prompt.ids)
+        )
         sampling = sampling.limited(session.tokens_left())
         seed = session.seed(segment.id, hash_ids(prompt.ids))
         stop_token_ids = tuple(dict.fromkeys((*sampling.stop_token_ids, *policy.language.stop_token_ids)))
@@ -242,15 +294,23 @@ class Relay:
             prompt_len=len(prompt.ids),
             prompt_segment=segment.id,
             chain=chain,
-            sampling=replace(sampling, seed=seed, stop=(*sampling.stop, *request.stop), stop_token_ids=stop_token_ids),
+            sampling=replace(
+                sampling, seed=seed, stop=(*sampling.stop, *request.stop), stop_token_ids=stop_token_ids
+            ),
             stamp=Stamp(call_id, request.model or self.limits.model, int(time.time())),
             policy_id=policy.id,
         )
 
     def _intent(
-        self, session: Session, arrival: Arrival, call: Call, rule: SideCallRule | None, agent: AgentRow | None
+        self,
+        session: Session,
+        arrival: IncomingRequest,
+        call: Call,
+        rule: SideCallRule | None,
+        agent: AgentRow | None,
     ) -> CallIntent:
-        parent, broken = call.prompt.parent, call.prompt.broken
+        parent = call.prompt.parent
+        broken = call.prompt.broken
         return CallIntent(
             id=call.id,
             session_id=session.row.id,
@@ -276,12 +336,14 @@ class Relay:
             policy_id=call.policy_id,
         )
 
-    def _feed(self, call: Call) -> Feed:
+    def _feed(self, call: Call) -> TokenFeed:
         language = self.policies.by_id(call.policy_id).language
         if call.request.prompt is not None:
-            return Feed(call, RawParser(language.renderer.written, stop_token_ids=language.stop_token_ids))
+            return TokenFeed(
+                call, RawParser(language.renderer.written, stop_token_ids=language.stop_token_ids)
+            )
         tools = bool(call.request.tools) and call.request.tool_choice != "none"
-        return Feed(call, language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
+        return TokenFeed(call, language.parser(call_prefix=f"{call.call_prefix}{call.id}_", tools=tools))
 
     def _run(self, session: Session, call: Call, intended: "Future[None]") -> None:
         self.in_flight += 1
@@ -311,12 +373,21 @@ class Relay:
             call.release()
 
     async def _commit(
-        self, session: Session, call: Call, feed: Feed, status: CallStatus, started: float, intended: "Future[None]"
+        self,
+        session: Session,
+        call: Call,
+        feed: TokenFeed,
+        status: CallStatus,
+        started: float,
+        intended: "Future[None]",
     ) -> None:
-        sampled, message = call.sampled, feed.finish()
-        usage = Usage(call.prompt_len, len(sampled.ids), sampled.cached_tokens, feed.reasoning_tokens)
+        sampled = call.sampled
+        message = feed.finish()
+        usage = TokenUsage(call.prompt_len, len(sampled.ids), sampled.cached_tokens, feed.reasoning_tokens)
         logprobs = None if sampled.text_only else array("f", sampled.logprobs)
-        segment = Segment(new_id(), session.row.id, "completion", call.prompt_segment, TokenArray(sampled.ids), logprobs)
+        segment = Segment(
+            new_id(), session.row.id, "completion", call.prompt_segment, TokenArray(sampled.ids), logprobs
+        )
         digest = answer_digest(call.chain, message)
         outcome = CallOutcome(
             call_id=call.id,
@@ -341,13 +412,20 @@ class Relay:
             if not call.listeners:
                 self.recorder.note(call.id, "undelivered")
 
-    def _settle(self, call: Call, feed: Feed, message: Message, finish_reason: str, usage: Usage) -> None:
-        reason: FinishReason = "length" if finish_reason == "length" else "tool_calls" if message.tool_calls else "stop"
+    def _settle(
+        self, call: Call, feed: TokenFeed, message: Message, finish_reason: str, usage: TokenUsage
+    ) -> None:
+        reason: FinishReason = (
+            "length" if finish_reason == "length" else "tool_calls" if message.tool_calls else "stop"
+        )
         call.deltas.append(Finished(reason, usage, feed.stop_sequence))
-        call.settle(Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created, feed.stop_sequence))
+        call.settle(
+            Answer(call.id, call.stamp.model, message, reason, usage, call.stamp.created, feed.stop_sequence)
+        )
 
     async def _fail(self, session: Session, call: Call, error: Exception, intended: "Future[None]") -> None:
-        """Record and show that a call failed. If a write failed, its intent's included, the session is read again.
+        """Record and show that a call failed. If a write failed, its intent's included, the session is read
+        again.
 
         Then clients hear of it first: the store may keep the record waiting.
         """
@@ -371,19 +449,21 @@ class Relay:
 
 
 def _known_break(broken: Break, rule: SideCallRule | None, fresh: AgentRow | None) -> Break:
-    """A break, its class known without comparing texts where a rule says what the call is for, or a header who speaks."""
+    """A break, its class known without comparing texts where a rule says what the call is for, or a header
+    who speaks.
+    """
     if rule is not None and rule.kind == "compaction":
         return replace(broken, kind="compaction")
     another = fresh is not None and fresh.evidence == "header"
     return replace(broken, kind="sub_agent") if another else broken
 
 
-def _members(record: Sampling | Usage) -> dict[str, Any]:
+def _members(record: Sampling | TokenUsage) -> dict[str, Any]:
     """A record's members by name; those that are containers are not copied."""
     return {name: getattr(record, name) for name in _MEMBERS[type(record)]}
 
 
-def _timings(sampled: Sampled, started: float) -> dict[str, float]:
+def _timings(sampled: SampledTokens, started: float) -> dict[str, float]:
     now = time.monotonic()
     first = now if sampled.first_at is None else sampled.first_at
     return {"first_token_s": round(first - started, 6), "total_s": round(now - started, 6)}

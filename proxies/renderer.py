@@ -7,25 +7,34 @@ from harnessgym.message import Message, ToolSpec
 
 
 class Renderer(Protocol):
-    """One model family's prompt format. `render` and `extend` end with the generation prompt of the next assistant turn."""
+    """One model family's prompt format. `render` and `extend` end with the generation prompt of the next
+    assistant turn.
+    """
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int]:
         """The prompt for a whole conversation."""
         ...
 
-    def extend(self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
-        """The tokens to append to `ids` (which end in a sampled assistant turn) so that `new_messages` follow it.
+    def extend(
+        self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> list[int] | None:
+        """The tokens to append to `ids` (which end in a sampled assistant turn) so that `new_messages` follow
+        it.
 
         None when the template cannot be continued that way, e.g. the turn was cut off by a length limit.
         """
         ...
 
     def opening(self, text: str) -> tuple[int, ...]:
-        """The tokens that the tokenizer's own configuration puts before a raw text, none if the text begins with them."""
+        """The tokens that the tokenizer's own configuration puts before a raw text, none if the text
+        begins with them.
+        """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of raw text as it is, without a template. Control tokens that are written out are control tokens."""
+        """The tokens of raw text as it is, without a template. Control tokens that are written out are
+        control tokens.
+        """
         ...
 
     def written(self, ids: Sequence[int]) -> bytes:
@@ -35,6 +44,7 @@ class Renderer(Protocol):
     def write(self, answer: Message | str) -> list[int] | None:
         """The tokens of an assistant turn that says this, its end included, as they would have been sampled.
 
-        Text is taken as the policy writes it, markup and all. None when the format has no way to say a message.
+        Text is taken as the policy writes it, markup and all. None when the format has no way to say a
+        message.
         """
         ...

@@ -1,7 +1,8 @@
 """Records as replays need them, and the replay of a record through the proxy's own parts, without a harness.
 
-Every recorded request is parsed by its dialect again and goes through a relay on a store of its own: continuation, rendering,
-commit. The recorded tokens answer it, so that each request meets the conversation that the recorded one met.
+Every recorded request is parsed by its dialect again and goes through a relay on a store of its own:
+continuation, rendering, commit. The recorded tokens answer it, so that each request meets the conversation
+that the recorded one met.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from sqlalchemy import Connection
 
 from harnessgym.errors import StoreError
 from harnessgym.message import Message
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.rollouts import GroupSpec
@@ -25,12 +26,12 @@ from harnessgym.traces.forest import Forest
 from harnessgym.traces.replay import CallReplay, Playback, RecordedTurn, ReplayReport
 from proxies.dialect import ModelRequest, RequestProblem
 from proxies.dialects import load_dialect
-from proxies.language import Language
-from proxies.recollection import Recollection
+from proxies.language import PolicyLanguage
 from proxies.recorder import Recorder
-from proxies.relay import Arrival, Relay, RelayLimits
+from proxies.relay import IncomingRequest, Relay, RelayLimits
 from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session
+from proxies.session_restore import Recollection
 from proxies.upstreams.replay import ReplayUpstream, request_of
 from proxies.workers import REPLAY, WorkerTable
 
@@ -49,7 +50,11 @@ class Recording:
         self._segments: Mapping[str, Segment] = store.read(lambda conn: calls.segments_of(conn, [row.id]))
         self._forest = Forest.load(row.id, self._segments.values(), ())
         self._requests = Recollection(
-            store, {call.id: call for call in self.calls}, self._segments, read, SessionOptions.model_validate(row.options)
+            store,
+            {call.id: call for call in self.calls},
+            self._segments,
+            read,
+            SessionOptions.model_validate(row.options),
         )
 
     def request(self, call: RecordedCall) -> ModelRequest:
@@ -67,7 +72,9 @@ class Recording:
         said = self._segments[call.completion_segment]
         versions = () if said.logprobs is None else versions_of(call.version_spans, len(said.ids)).tolist()
         reason = "abort" if call.status == "aborted" else call.finish_reason or "stop"
-        return RecordedTurn(call.id, call.ordinal, request_of(request), said.ids, said.logprobs, versions, reason)
+        return RecordedTurn(
+            call.id, call.ordinal, request_of(request), said.ids, said.logprobs, versions, reason
+        )
 
 
 def playback_of(store: TraceStore, name: str, read: Read) -> Playback:
@@ -91,23 +98,33 @@ def recordings_of(store: TraceStore, name: str, read: Read) -> list[Recording]:
     known = [row for row in rows if row is not None]
     if not known:
         raise StoreError(
-            f"There is no rollout and no session {name!r} to replay. `harnessgym traces list` shows what there is."
+            f"There is no rollout and no session {name!r} to replay. `harnessgym traces list` shows what "
+            "there is."
         )
     return [Recording(store, row, read) for row in known]
 
 
-async def replay_rollout(store: TraceStore, rollout_id: str, languages: Mapping[str | None, Language]) -> ReplayReport:
-    """Put the requests of a rollout's sessions through a relay, one after the other, up to the first that differs.
+async def replay_rollout(
+    store: TraceStore, rollout_id: str, languages: Mapping[str | None, PolicyLanguage]
+) -> ReplayReport:
+    """Put the requests of a rollout's sessions through a relay, one after the other, up to the first that
+    differs.
 
-    `languages` are those of the policies that were asked in it, as its calls name them: by id, or None for the only one.
+    `languages` are those of the policies that were asked in it, as its calls name them: by id, or None for
+    the only one.
     """
     done: list[CallReplay] = []
     skipped: list[str] = []
     known = await asyncio.to_thread(store.read, lambda conn: policies.of_rollout(conn, rollout_id))
-    several = [ServedPolicy.of(name, languages[each], each) for name, each in known.items() if each in languages]
+    several = [
+        ServedPolicy.of(name, languages[each], each) for name, each in known.items() if each in languages
+    ]
     recorded = ServedPolicies(several) if several else ServedPolicies.alone(languages[None])
     found = await asyncio.to_thread(recordings_of, store, rollout_id, recorded.read)
-    with tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder, TraceStore.create(f"sqlite:///{folder}/replay.db") as own:
+    with (
+        tempfile.TemporaryDirectory(prefix=_TEMPORARY) as folder,
+        TraceStore.create(f"sqlite:///{folder}/replay.db") as own,
+    ):
         for recording in found:
             await _Rehearsal(own, recorded, recording, done, skipped).run()
             if done and done[-1].problem is not None:
@@ -127,13 +144,20 @@ class _Rehearsal:
         skipped: list[str],
     ) -> None:
         """`recorded` are the policies by their ids of the record."""
-        self._recorded, self._recording, self._done, self._skipped = recorded, recording, done, skipped
+        self._recorded = recorded
+        self._recording = recording
+        self._done = done
+        self._skipped = skipped
         self._playback = Playback([])
         self._workers = WorkerTable(replay=ReplayUpstream(lambda _: self._playback))
         limits = RelayLimits("policy", "replay", max_length=1 << 30, max_in_flight=1 << 30, grace_s=0.0)
         self._recorder = Recorder(own)
-        row, ids = own.write(lambda conn: _session(conn, recording.row, recorded.names if recorded.first.id else ()))
-        several = [ServedPolicy.of(name, recorded.named(name).language, policy_id) for name, policy_id in ids.items()]
+        row, ids = own.write(
+            lambda conn: _session(conn, recording.row, recorded.names if recorded.first.id else ())
+        )
+        several = [
+            ServedPolicy.of(name, recorded.named(name).language, policy_id) for name, policy_id in ids.items()
+        ]
         self._served = ServedPolicies(several) if several else recorded
         self._relay = Relay(self._recorder, self._workers, self._served, limits)
         self._session = Session.of(row)
@@ -160,11 +184,13 @@ class _Rehearsal:
         self._playback.divergence = None
         prefix = load_dialect(recorded.protocol).tool_call_prefix
         alone = replace(request, n=1)  # of several samples each is a call of the record
-        arrival = Arrival(recorded.protocol, alone, b"{}", recorded.id, prefix, retry=False)
+        arrival = IncomingRequest(recorded.protocol, alone, b"{}", recorded.id, prefix, retry=False)
         (call,) = self._relay.calls(self._session, arrival)
-        asked, once = self._served.by_id(call.policy_id), self._recorded.by_id(recorded.policy_id)
+        asked = self._served.by_id(call.policy_id)
+        once = self._recorded.by_id(recorded.policy_id)
         strand = self._session.strand(call.policy_id)
-        prompt, expected = strand.forest.ids(call.prompt_segment), self._recording.prompt(recorded)
+        prompt = strand.forest.ids(call.prompt_segment)
+        expected = self._recording.prompt(recorded)
         assert call.task is not None
         await call.task
         if asked.name != once.name:
@@ -184,16 +210,21 @@ def _text(policy: ServedPolicy, ids: TokenIds) -> str:
     return policy.language.renderer.written(ids).decode(errors="replace")
 
 
-def _session(conn: Connection, recorded: SessionRow, names: Sequence[str]) -> tuple[SessionRow, dict[str, str]]:
+def _session(
+    conn: Connection, recorded: SessionRow, names: Sequence[str]
+) -> tuple[SessionRow, dict[str, str]]:
     """A session like the recorded one, of a rollout of its own; without limits, and answered from the record.
 
     With the ids of the policies that have these names.
     """
     run_id = runs.add(conn, "replay", {}, "", "training")
     ids = {name: policies.register(conn, run_id, name) for name in names}
-    task_id, policy_id = runs.add_task(conn, "replay", Task("replay", "")), policies.register(conn, run_id, "policy")
+    task_id = runs.add_task(conn, "replay", Task("replay", ""))
+    policy_id = policies.register(conn, run_id, "policy")
     spec = GroupSpec(run_id, task_id, policy_id, "replay", 0, 0, {}, ("replay",), "none", (0,))
     rollout_id = rollouts.start(conn, spec, "replay", 3_600.0)
     options = {**recorded.options, "upstream": REPLAY, "replay": recorded.id, "contracts": []}
-    row = sessions.add(conn, rollout_id, recorded.id, sampling=recorded.sampling, history=recorded.history, options=options)
+    row = sessions.add(
+        conn, rollout_id, recorded.id, sampling=recorded.sampling, history=recorded.history, options=options
+    )
     return row, ids

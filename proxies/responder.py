@@ -1,7 +1,7 @@
 """One client's view of a call: whole or streamed, kept alive while it waits, and never ahead of the commit.
 
-Text and reasoning are shown as they come. An event after which a client may act, and all that follow it, wait until the call is
-committed; so does every byte of an answer that is not streamed.
+Text and reasoning are shown as they come. An event after which a client may act, and all that follow it, wait
+until the call is committed; so does every byte of an answer that is not streamed.
 """
 
 import asyncio
@@ -29,11 +29,21 @@ class Responder:
     """
 
     def __init__(
-        self, connection: Connection, dialect: Dialect, calls: Sequence[Call], recorder: Recorder, keepalive_s: float
+        self,
+        connection: Connection,
+        dialect: Dialect,
+        calls: Sequence[Call],
+        recorder: Recorder,
+        keepalive_s: float,
     ) -> None:
-        self._connection, self._dialect, self._calls = connection, dialect, calls
-        self._request, self._stamp, self._prompt_len = calls[0].request, calls[0].stamp, calls[0].prompt_len
-        self._recorder, self._keepalive_s = recorder, keepalive_s
+        self._connection = connection
+        self._dialect = dialect
+        self._calls = calls
+        self._request = calls[0].request
+        self._stamp = calls[0].stamp
+        self._prompt_len = calls[0].prompt_len
+        self._recorder = recorder
+        self._keepalive_s = keepalive_s
         self._listener = asyncio.Event()
         self._buffer: list[bytes] = []
         self._acts = False
@@ -120,7 +130,9 @@ class Responder:
             await self._wait()
 
     async def _begun(self) -> None:
-        """Wait for something to say, so that a call that fails at once is refused with a status that clients understand."""
+        """Wait for something to say, so that a call that fails at once is refused with a status that
+        clients understand.
+        """
         if not self._settled and not any(call.deltas for call in self._calls):
             await self._wait(start=False)
         if self._problem is not None and not any(call.deltas for call in self._calls):
@@ -131,7 +143,9 @@ class Responder:
             await self._wait()
 
     async def _wait(self, *, start: bool = True) -> None:
-        """Wait until the call has news, or for long enough that the client needs a sign of life. Raises `Disconnected`."""
+        """Wait until the call has news, or for long enough that the client needs a sign of life. Raises
+        `Disconnected`.
+        """
         loop = asyncio.get_running_loop()
         timer = loop.call_later(self._keepalive_s, self._listener.set)
         try:

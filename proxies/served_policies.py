@@ -1,7 +1,7 @@
 """The policies behind one proxy: which of them a model name asks for, and the language of each.
 
-A proxy that serves one policy gives every call to it, whatever model the harness names. With several, each has an id, and a
-call whose model is the name of one of them is that one's; any other name is the first's.
+A proxy that serves one policy gives every call to it, whatever model the harness names. With several, each
+has an id, and a call whose model is the name of one of them is that one's; any other name is the first's.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import Self
 
 from harnessgym.message import Message
 from harnessgym.tokens import TokenIds
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.raw_prompt import RawPrompts
 
 
@@ -19,13 +19,13 @@ class ServedPolicy:
     """One of them."""
 
     name: str
-    language: Language
+    language: PolicyLanguage
     raw: RawPrompts
     id: str | None = None
     """In the store; None where it is the only one."""
 
     @classmethod
-    def of(cls, name: str, language: Language, policy_id: str | None = None) -> Self:
+    def of(cls, name: str, language: PolicyLanguage, policy_id: str | None = None) -> Self:
         """A policy that speaks a language."""
         return cls(name, language, RawPrompts(language), policy_id)
 
@@ -40,7 +40,7 @@ class ServedPolicies:
         self._by_id = {policy.id: policy for policy in policies}
 
     @classmethod
-    def alone(cls, language: Language, name: str = "policy") -> Self:
+    def alone(cls, language: PolicyLanguage, name: str = "policy") -> Self:
         """One policy, for every call."""
         return cls((ServedPolicy.of(name, language),))
 

@@ -1,8 +1,9 @@
 """Sessions: what a key gives access to, held in memory exactly as the store can give it back.
 
-A session is kept from its opening on; one that was opened elsewhere is loaded when its key is first used. After a restart its
-forest is built again from the recorded calls, so the same conversation goes on along the same branch. Whatever changes a
-session runs between two awaits, so calls of one session may be concurrent without a lock.
+A session is kept from its opening on; one that was opened elsewhere is loaded when its key is first used.
+After a restart its forest is built again from the recorded calls, so the same conversation goes on along the
+same branch. Whatever changes a session runs between two awaits, so calls of one session may be concurrent
+without a lock.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harnessgym.message import Message, Sampling, chain_digests
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import agents, bodies, calls, events, sessions
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.calls import CallStatus, RecordedCall, Segment
@@ -23,17 +24,17 @@ from harnessgym.store.sessions import SessionRow, hash_key
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.tokens import TokenIds
 from harnessgym.traces.forest import Forest
-from harnessgym.traces.orchestration import Orchestration
-from harnessgym.traces.orchestration_rows import Rows
+from harnessgym.traces.orchestration.rows import OrchestrationRows
+from harnessgym.traces.orchestration.tracker import SessionOrchestration
 from proxies.call import Call
 from proxies.contract_watch import ContractWatch
 from proxies.dialect import ModelRequest, Problem
 from proxies.lineage import Lineages
-from proxies.orchestration import Traffic
+from proxies.orchestration import OrchestrationTracker
+from proxies.policy_context import PolicyContext
 from proxies.previous import not_found, response_id
 from proxies.reading import BodyReader
-from proxies.recollection import latest_requests
-from proxies.strand import Strand
+from proxies.session_restore import latest_requests
 
 ReadAnswer = Callable[[TokenIds, str | None], Message]
 """Sampled tokens, and the policy that sampled them, to the message they say."""
@@ -50,20 +51,20 @@ class Session:
     options: SessionOptions
     lineages: Lineages
     watch: ContractWatch
-    traffic: Traffic
+    traffic: OrchestrationTracker
     sealed: bool = False
     stale: bool = False
     """A write failed, so that memory and store differ: load it again before the next call."""
     next_ordinal: int = 0
-    strands: dict[str | None, Strand] = field(default_factory=dict)
+    strands: dict[str | None, PolicyContext] = field(default_factory=dict)
     """By policy."""
     live: dict[str, Call] = field(default_factory=dict)
     """Calls in flight by id."""
     recent: list[Call] = field(default_factory=list)
     """Calls of this process that a retry may join, oldest first: see `keep`."""
     unanswered: "dict[str, deque[RecordedCall]]" = field(default_factory=dict)
-    """Calls of an earlier process that no client is known to have got, by request digest, in the order they began. Equal
-    requests that were in flight together are calls of their own."""
+    """Calls of an earlier process that no client is known to have got, by request digest, in the order
+    they began. Equal requests that were in flight together are calls of their own."""
     acknowledged: set[str] = field(default_factory=set)
     """Calls that a later prompt contains."""
     workers: dict[str, str] = field(default_factory=dict)
@@ -83,8 +84,10 @@ class Session:
     @classmethod
     def of(cls, row: SessionRow) -> "Session":
         """A session without its calls."""
-        options, lineages = SessionOptions.model_validate(row.options), Lineages(row.rollout_id, row.id)
-        watch, traffic = ContractWatch(options.contracts), Traffic(Orchestration(row.rollout_id))
+        options = SessionOptions.model_validate(row.options)
+        lineages = Lineages(row.rollout_id, row.id)
+        watch = ContractWatch(options.contracts)
+        traffic = OrchestrationTracker(SessionOrchestration(row.rollout_id))
         return cls(row, _sampling(row), options, lineages, watch, traffic, row.sealed)
 
     @classmethod
@@ -98,12 +101,13 @@ class Session:
         read: ReadAnswer,
         asked: Mapping[str, ModelRequest],
     ) -> "Session":
-        """A session as the store has it. `asked` has the requests of its latest branches, by call; `happened`, its rollout's
-        events.
+        """A session as the store has it. `asked` has the requests of its latest branches, by call;
+        `happened`, its rollout's events.
         """
         session = cls.of(row)
         session.strands = _strands(row.id, segments, recorded)
-        by_id, answers = {agent.id: agent for agent in agents}, dict[str, Message]()
+        by_id = {agent.id: agent for agent in agents}
+        answers = dict[str, Message]()
         for call in recorded:
             strand = session.strand(call.policy_id)
             if call.agent_id is not None:
@@ -120,19 +124,21 @@ class Session:
                 session.unanswered.setdefault(call.request_digest, deque()).append(call)
             if call.completion_segment is not None and call.answer_digest is not None:
                 session.completions[call.id] = call.completion_segment, call.policy_id
-                answer = answers[call.id] = read(strand.forest.segments[call.completion_segment].ids, call.policy_id)
+                answer = answers[call.id] = read(
+                    strand.forest.segments[call.completion_segment].ids, call.policy_id
+                )
                 strand.forest.add_replays(call.chain_digest, answer, call.answer_digest)
                 session.lineages.end(call.id, answer)
                 session.watched(call.id, call.completion_len or 0, answer)
                 strand.conversations.answer(call.id, answer, call.finish_reason or "")
                 strand.heads.add(call.answer_digest)
-        session.traffic = Traffic.load(row.rollout_id, happened, recorded, agents, answers)
+        session.traffic = OrchestrationTracker.load(row.rollout_id, happened, recorded, agents, answers)
         return session
 
-    def strand(self, policy_id: str | None) -> Strand:
+    def strand(self, policy_id: str | None) -> PolicyContext:
         """What a policy was asked and said."""
         if policy_id not in self.strands:
-            self.strands[policy_id] = Strand(Forest(self.row.id))
+            self.strands[policy_id] = PolicyContext(Forest(self.row.id))
         return self.strands[policy_id]
 
     def read(self, dialect: str, body: bytes) -> bytes:
@@ -144,11 +150,15 @@ class Session:
     def limit_reached(self, new_calls: int) -> Problem | None:
         """The budget that leaves no room for so many more calls; None if there is room."""
         limits = self.row.limits
-        turns, tokens, wall_s = limits.get("turns"), limits.get("tokens"), limits.get("wall_s")
+        turns = limits.get("turns")
+        tokens = limits.get("tokens")
+        wall_s = limits.get("wall_s")
         if turns is not None and self.next_ordinal + new_calls > turns:
             return Problem("limit", f"This session's limit of {turns} model calls is reached.", limit="turns")
         if tokens is not None and self.tokens >= tokens:
-            return Problem("limit", f"This session's limit of {tokens} sampled tokens is reached.", limit="tokens")
+            return Problem(
+                "limit", f"This session's limit of {tokens} sampled tokens is reached.", limit="tokens"
+            )
         if wall_s is not None and time.time() - self.row.created_at > wall_s:
             return Problem("limit", f"This session's {wall_s:g} seconds are over.", limit="wall_s")
         return self.watch.refusal(sum(call_id in self.lineages.of_call for call_id in self.live), new_calls)
@@ -159,12 +169,18 @@ class Session:
         return None if limit is None else max(1, limit - self.tokens)
 
     def rejoin(self, digest: str, *, retry: bool) -> Call | RecordedCall | None:
-        """The call that a request asks for again, if it is a retry: one of this process, or one that an earlier process left.
+        """The call that a request asks for again, if it is a retry: one of this process, or one that an
+        earlier process left.
 
-        It is one if the client says so, or if an equal request's connection closed before the client could act on its answer.
-        Calls without a client come first, so that equal requests that all come back get back one call each.
+        It is one if the client says so, or if an equal request's connection closed before the client could
+        act on its answer. Calls without a client come first, so that equal requests that all come back get
+        back one call each.
         """
-        equal = [call for call in reversed(self.recent) if call.digest == digest and call.problem is None and not call.aborted]
+        equal = [
+            call
+            for call in reversed(self.recent)
+            if call.digest == digest and call.problem is None and not call.aborted
+        ]
         abandoned = next((call for call in equal if not call.listeners and not call.acted), None)
         return abandoned or self._left_over(digest, retry=retry) or (equal[0] if equal and retry else None)
 
@@ -173,13 +189,16 @@ class Session:
         self.unanswered[stored.request_digest].remove(stored)
 
     def _left_over(self, digest: str, *, retry: bool) -> RecordedCall | None:
-        """An answer whose process ended right after its commit may have arrived, so only a declared retry gets it again."""
+        """An answer whose process ended right after its commit may have arrived, so only a declared retry
+        gets it again.
+        """
         left = self.unanswered.get(digest, ())
         lost = next((call for call in left if call.status != "committed"), None)
         return lost or (next(iter(left), None) if retry else None)
 
     def seed(self, prompt_segment: str, prompt_hash: str) -> int | None:
-        """The seed of the next call with this prompt: fixed by the session's seed, the prompt, and how often it came before.
+        """The seed of the next call with this prompt: fixed by the session's seed, the prompt, and how often
+        it came before.
 
         Arrival order does not enter, so a rollout whose calls race each other samples the same tokens again.
         """
@@ -187,12 +206,15 @@ class Session:
         self.prompts[prompt_segment] = count + 1
         if self.sampling.seed is None:
             return None
-        digest = hashlib.blake2b(f"{self.sampling.seed}:{prompt_hash}:{count}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(
+            f"{self.sampling.seed}:{prompt_hash}:{count}".encode(), digest_size=8
+        ).digest()
         return int.from_bytes(digest, "little") >> 2
 
     def remember(self, call: Call, chain: Sequence[str]) -> None:
         """A call of this session begins."""
-        parent, strand = call.prompt.parent, self.strand(call.policy_id)
+        parent = call.prompt.parent
+        strand = self.strand(call.policy_id)
         known = 0 if parent is None or parent.call_id not in self._begun else parent.matched
         strand.heads.update(chain[known:])
         if chain:
@@ -203,9 +225,11 @@ class Session:
         self.next_ordinal = max(self.next_ordinal, call.ordinal + 1)
 
     def keep(self, call: Call) -> None:
-        """Keep a call for retries. Until a client was given its answer it is never forgotten, however many there are.
+        """Keep a call for retries. Until a client was given its answer it is never forgotten, however many
+        there are.
 
-        A retry of a call that is forgotten is a second call, so only those that are over count against the limit.
+        A retry of a call that is forgotten is a second call, so only those that are over count against the
+        limit.
         """
         self.recent.append(call)
         forgotten = {known.id for known in [known for known in self.recent if known.over][:-_REMEMBERED]}
@@ -224,8 +248,12 @@ class Session:
         self.completions[call.id] = segment.id, call.policy_id
         self.tokens += len(segment.ids)
 
-    def decided(self, call: Call, status: CallStatus, answer: Message, answer_digest: str) -> Rows | None:
-        """What a call that is about to be committed decides. On an answer that was ended early nobody can act."""
+    def decided(
+        self, call: Call, status: CallStatus, answer: Message, answer_digest: str
+    ) -> OrchestrationRows | None:
+        """What a call that is about to be committed decides. On an answer that was ended early nobody can
+        act.
+        """
         if status == "aborted":
             self.traffic.failed(call.id)
             return None
@@ -243,7 +271,8 @@ class SessionTable:
     """Open sessions by key and by id."""
 
     def __init__(self, store: TraceStore, read: ReadAnswer) -> None:
-        self._store, self._read = store, read
+        self._store = store
+        self._read = read
         self._by_id: dict[str, Session] = {}
         self._by_key: dict[str, Session] = {}
         self._loading: dict[str, asyncio.Task[Session | None]] = {}
@@ -270,13 +299,21 @@ class SessionTable:
     async def by_id(self, session_id: str) -> Session | None:
         """A session by id, for the control routes."""
         found = self._by_id.get(session_id)
-        return found if found is not None else await self._load(session_id, lambda: self._read_session(session_id=session_id))
+        return (
+            found
+            if found is not None
+            else await self._load(session_id, lambda: self._read_session(session_id=session_id))
+        )
 
     async def earlier(
         self, session: Session, call_id: str, parse: Callable[[bytes], ModelRequest]
     ) -> tuple[ModelRequest, Message]:
-        """What a committed call of a session was asked and answered. Raises `RequestProblem` if there is no such call."""
-        recent = next((call for call in session.recent if call.id == call_id and call.answer is not None), None)
+        """What a committed call of a session was asked and answered. Raises `RequestProblem` if there is
+        no such call.
+        """
+        recent = next(
+            (call for call in session.recent if call.id == call_id and call.answer is not None), None
+        )
         if recent is not None and recent.answer is not None:
             return recent.request, recent.answer.message
         sampled = session.completions.get(call_id)
@@ -310,7 +347,9 @@ class SessionTable:
         return self._by_id.setdefault(session.row.id, session)
 
     def _read_session(self, *, key: str | None = None, session_id: str = "") -> Session | None:
-        row = self._store.read(lambda conn: sessions.get(conn, session_id) if key is None else sessions.by_key(conn, key))
+        row = self._store.read(
+            lambda conn: sessions.get(conn, session_id) if key is None else sessions.by_key(conn, key)
+        )
         if row is None:
             return None
         if row.sealed:
@@ -318,7 +357,9 @@ class SessionTable:
         segments = self._store.read(lambda conn: calls.segments_of(conn, [row.id]))
         recorded = self._store.read(lambda conn: calls.of_sessions(conn, [row.id]))
         known = self._store.read(lambda conn: agents.of_sessions(conn, [row.id]))
-        asked = latest_requests(self._store, recorded, segments, self._read, SessionOptions.model_validate(row.options))
+        asked = latest_requests(
+            self._store, recorded, segments, self._read, SessionOptions.model_validate(row.options)
+        )
         happened = self._store.read(lambda conn: events.of_rollout(conn, row.rollout_id))
         return Session.load(row, list(segments.values()), recorded, known, happened, self._read, asked)
 
@@ -328,18 +369,26 @@ def answer_digest(chain: str, answer: Message) -> str:
     return chain_digests(chain, (answer,))[0]
 
 
-def _strands(session_id: str, segments: Sequence[Segment], recorded: Sequence[RecordedCall]) -> dict[str | None, Strand]:
-    """Stored segments by the policy whose calls they are of; equal prompts of two policies are two segments."""
-    policy_of = {name: call.policy_id for call in recorded for name in (call.prompt_segment, call.completion_segment)}
+def _strands(
+    session_id: str, segments: Sequence[Segment], recorded: Sequence[RecordedCall]
+) -> dict[str | None, PolicyContext]:
+    """Stored segments by the policy whose calls they are of; equal prompts of two policies are two
+    segments.
+    """
+    policy_of = {
+        name: call.policy_id for call in recorded for name in (call.prompt_segment, call.completion_segment)
+    }
     out = {}
     for policy_id in {call.policy_id for call in recorded}:
         own = [segment for segment in segments if policy_of.get(segment.id) == policy_id]
         asked = [call for call in recorded if call.policy_id == policy_id]
-        out[policy_id] = Strand(Forest.load(session_id, own, asked))
+        out[policy_id] = PolicyContext(Forest.load(session_id, own, asked))
     return out
 
 
 def _sampling(row: SessionRow) -> Sampling:
     """JSON has no tuples."""
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.sampling.items()}
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.sampling.items()
+    }
     return Sampling(**fields)

@@ -1,4 +1,6 @@
-"""Which calls are not the policy acting: titles, classifiers, judges, quota probes; and which summarise its own history."""
+"""Which calls are not the policy acting: titles, classifiers, judges, quota probes; and which summarise
+its own history.
+"""
 
 import re
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ def _meets(request: ModelRequest, rule: SideCallRule) -> bool:
         not (rule.no_tools and request.tools)
         and not (rule.json_schema and request.output is None)
         and rule.model in ("", request.model)
-        and (not rule.max_tokens or (request.max_tokens is not None and request.max_tokens <= rule.max_tokens))
+        and (
+            not rule.max_tokens or (request.max_tokens is not None and request.max_tokens <= rule.max_tokens)
+        )
         and (not rule.system_prefix or _system(request).startswith(rule.system_prefix))
         and (not rule.system_pattern or re.search(rule.system_pattern, _system(request)) is not None)
         and (not rule.user_pattern or re.search(rule.user_pattern, _last_user(request)) is not None)

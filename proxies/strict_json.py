@@ -1,6 +1,8 @@
-"""JSON text to values that every later step can write again: no NaN, no infinity, no lone surrogates, no deep nesting.
+"""JSON text to values that every later step can write again: no NaN, no infinity, no lone surrogates, no deep
+nesting.
 
-`json.loads` accepts all four, and each then breaks something far away: a tokenizer, a hash, a client's parser, the stack.
+`json.loads` accepts all four, and each then breaks something far away: a tokenizer, a hash, a client's
+parser, the stack.
 """
 
 import json
@@ -24,7 +26,9 @@ def loads(text: str) -> Any:
 
 
 def loads_lenient(text: str) -> Any:
-    """The same, but half a surrogate pair becomes U+FFFD: JavaScript cuts strings inside an emoji. Raises `ValueError`."""
+    """The same, but half a surrogate pair becomes U+FFFD: JavaScript cuts strings inside an emoji. Raises
+    `ValueError`.
+    """
     value = _decode(text)
     return _well_formed(value) if _SURROGATE.search(text) else value
 
@@ -61,7 +65,8 @@ def spans(text: str) -> dict[str, str]:
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
     """(key, value text) of an object that is known to be valid."""
-    decoder, at = json.JSONDecoder(), _skip(text, 1)
+    decoder = json.JSONDecoder()
+    at = _skip(text, 1)
     while text[at] != "}":
         key, at = decoder.raw_decode(text, at)
         start = _skip(text, _skip(text, at) + 1)
@@ -113,7 +118,9 @@ def _finite(digits: str) -> float:
     return value
 
 
-_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).scan_once  # type: ignore[attr-defined]
+_SCAN: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder(
+    parse_constant=_refuse, parse_float=_finite
+).scan_once  # type: ignore[attr-defined]
 
 
 def _well_formed(value: Any) -> Any:

@@ -1,4 +1,6 @@
-"""The contract of an inference engine: token ids in; token ids, their logprobs and their policy versions out."""
+"""The contract of an inference engine: token ids in; token ids, their logprobs and their policy versions
+out.
+"""
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -7,7 +9,7 @@ from typing import Literal, Protocol, runtime_checkable
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 
 LogprobMode = Literal["processed", "raw"]
 """processed: logprobs of the distribution that was sampled from (after temperature, top-k, top-p)."""
@@ -40,8 +42,8 @@ class Upstream(Protocol):
     def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
         """Sample a continuation. Closing the generator ends the sequence.
 
-        Raises `UpstreamLost` when the worker is gone, `UpstreamSilent` when it sends nothing for too long, `UpstreamError` when
-        it refuses or contradicts itself.
+        Raises `UpstreamLost` when the worker is gone, `UpstreamSilent` when it sends nothing for too long,
+        `UpstreamError` when it refuses or contradicts itself.
         """
         ...
 
@@ -71,6 +73,6 @@ class HasTimeouts(Protocol):
 class SpeaksLanguage(Protocol):
     """An upstream that works with words and is told, before it is used, the policy's language."""
 
-    def use_language(self, language: Language) -> None:
+    def use_language(self, language: PolicyLanguage) -> None:
         """Speak it. Raises `ConfigError` for what it cannot say."""
         ...

@@ -1,11 +1,11 @@
 """The proxy's table of engine workers: who may take a call, who is being drained, who does not answer.
 
-Loaded from the store at start and changed through the control routes. A worker that was lost is suspect until it answers a
-health check; calls wait while nobody can take them.
+Loaded from the store at start and changed through the control routes. A worker that was lost is suspect until
+it answers a health check; calls wait while nobody can take them.
 
-A process that is stopped, or whose machine is cut off, keeps its connections open and sends nothing. So a worker that has calls
-and gives no token for `probe_s` is asked for its health. One that does not answer becomes suspect. If it does not answer a
-second time either, its calls are moved to other workers.
+A process that is stopped, or whose machine is cut off, keeps its connections open and sends nothing. So a
+worker that has calls and gives no token for `probe_s` is asked for its health. One that does not answer
+becomes suspect. If it does not answer a second time either, its calls are moved to other workers.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError, UpstreamError, UpstreamLost, UpstreamSilent
 from harnessgym.message import Sampling
 from harnessgym.registry import load
-from harnessgym.routing import WorkerLoad, choose
+from harnessgym.scheduling.routing import WorkerLoad, choose
 from harnessgym.store.workers import WorkerRow, WorkerState
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.text_upstream import TextUpstream
 from proxies.upstream import HasTimeouts, SpeaksLanguage, Upstream
 from proxies.upstreams.parked import ParkedUpstream
@@ -45,7 +45,7 @@ REPLAY = "replay"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WorkerFilter:
     """Which workers may take a call."""
 
     upstream: str | None = None
@@ -88,7 +88,7 @@ class Worker:
         """For how long it has given no token that was asked for."""
         return 0.0 if self.quiet_since is None else asyncio.get_running_loop().time() - self.quiet_since
 
-    def serves(self, wanted: Wanted) -> bool:
+    def serves(self, wanted: WorkerFilter) -> bool:
         """Whether it is one of the workers that are wanted; its state aside."""
         text = is_text(self.upstream)
         if not text and wanted.policy_id not in (None, self.row.policy_id):
@@ -131,11 +131,13 @@ class WorkerTable:
         """With several policies, a worker of which nobody says whose it is serves `first_policy`."""
         self._connect = connect or connect_upstream
         self._timeouts = timeouts or EngineTimeouts()
-        self._wait_s, self._first_policy = wait_s, first_policy
+        self._wait_s = wait_s
+        self._first_policy = first_policy
         self._rng = random.Random(seed)
         self._workers: dict[str, Worker] = {}
         self.parked = ParkedUpstream()
-        """Calls that wait for whoever answers through the control routes. There is one such place in every proxy."""
+        """Calls that wait for whoever answers through the control routes. There is one such place in every
+        proxy."""
         self._built_in = {PARKED: Worker(WorkerRow(PARKED, None, PARKED, "", 0, "ready"), self.parked)}
         if replay is not None:
             self._built_in[REPLAY] = Worker(WorkerRow(REPLAY, None, REPLAY, "", 0, "ready"), replay)
@@ -144,11 +146,12 @@ class WorkerTable:
         self._watcher: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def taking(self, wanted: Wanted) -> AsyncIterator[Worker]:
+    async def taking(self, wanted: WorkerFilter) -> AsyncIterator[Worker]:
         """Send a call to a worker; waits while none can take it. Raises `NoWorker` after the set time.
 
-        If the block raises `UpstreamLost` the worker becomes suspect, unless it was not to have calls: then it may have ended
-        this one itself. Raises `UpstreamSilent` in the middle of the block if the worker does not answer its health checks.
+        If the block raises `UpstreamLost` the worker becomes suspect, unless it was not to have calls: then
+        it may have ended this one itself. Raises `UpstreamSilent` in the middle of the block if the worker
+        does not answer its health checks.
         """
         worker = self._choose(wanted)
         if worker is None:
@@ -175,16 +178,22 @@ class WorkerTable:
         elif (known.row.address, known.row.kind) != (row.address, row.kind):
             known.upstream.close()
             known.upstream = self._connected(row)
-        known.row, known.suspect, known.upstream.version = row, False, row.version
+        known.row = row
+        known.suspect = False
+        known.upstream.version = row.version
         await self._notify()
         return row
 
-    async def set_state(self, worker_id: str, state: WorkerState, version: int | None = None) -> WorkerRow | None:
+    async def set_state(
+        self, worker_id: str, state: WorkerState, version: int | None = None
+    ) -> WorkerRow | None:
         """Change a worker's state, and its version if given; None if there is no such worker."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return None
-        await self.put(replace(worker.row, state=state, version=worker.row.version if version is None else version))
+        await self.put(
+            replace(worker.row, state=state, version=worker.row.version if version is None else version)
+        )
         return self._workers[worker_id].row
 
     async def idle(self, worker_id: str, timeout_s: float) -> int:
@@ -199,7 +208,7 @@ class WorkerTable:
 
     def speaks(self, upstream: str | None) -> bool:
         """Whether calls for this upstream are answered by an outside model."""
-        wanted = Wanted(upstream)
+        wanted = WorkerFilter(upstream)
         named = upstream is not None and any(worker.serves(wanted) for worker in self._workers.values())
         return upstream in self._built_in or (named and not self._engines(wanted))
 
@@ -216,7 +225,7 @@ class WorkerTable:
         for worker in self._workers.values():
             worker.upstream.close()
 
-    def _choose(self, wanted: Wanted) -> Worker | None:
+    def _choose(self, wanted: WorkerFilter) -> Worker | None:
         if wanted.upstream in self._built_in:
             return self._built_in[wanted.upstream]
         pin, least = (wanted.pin, wanted.min_version) if self._engines(wanted) else (None, None)
@@ -224,20 +233,27 @@ class WorkerTable:
         found = choose(views, prefix_owner=wanted.prefix_owner, pin=pin, min_version=least, rng=self._rng)
         return None if found is None else self._workers[found]
 
-    def _engines(self, wanted: Wanted) -> bool:
+    def _engines(self, wanted: WorkerFilter) -> bool:
         """Whether any that serves has a policy version."""
         serving = (worker for worker in self._workers.values() if worker.serves(wanted))
         return any(not is_text(worker.upstream) for worker in serving)
 
-    async def _await_choice(self, wanted: Wanted) -> Worker:
+    async def _await_choice(self, wanted: WorkerFilter) -> Worker:
         try:
             async with asyncio.timeout(self._wait_s), self._changed:
                 while (worker := self._choose(wanted)) is None:
                     await self._changed.wait()
                 return worker
         except TimeoutError:
-            states = ", ".join(f"{worker.row.id} v{worker.row.version} {worker.row.state}" for worker in self.all()) or "none"
-            raise NoWorker(f"No {wanted} was ready within {self._wait_s:.0f} s (workers: {states}).") from None
+            states = (
+                ", ".join(
+                    f"{worker.row.id} v{worker.row.version} {worker.row.state}" for worker in self.all()
+                )
+                or "none"
+            )
+            raise NoWorker(
+                f"No {wanted} was ready within {self._wait_s:.0f} s (workers: {states})."
+            ) from None
 
     def _connected(self, row: WorkerRow) -> AnyUpstream:
         upstream = self._connect(row)
@@ -247,8 +263,8 @@ class WorkerTable:
 
     @asynccontextmanager
     async def _watched(self, worker: Worker) -> AsyncIterator[None]:
-        """A call that ends with `UpstreamSilent` when its worker is given up. Of an outside model, whose answer comes whole,
-        nobody can tell.
+        """A call that ends with `UpstreamSilent` when its worker is given up. Of an outside model, whose
+        answer comes whole, nobody can tell.
         """
         if is_text(worker.upstream):
             yield
@@ -262,13 +278,16 @@ class WorkerTable:
         try:
             async with ending:
                 yield
-            if worker.load == 1:  # a call that is cancelled leaves the question open whether its worker would have answered
+            if (
+                worker.load == 1
+            ):  # a call that is cancelled leaves the question open whether its worker would have answered
                 worker.quiet_since = None
         except TimeoutError as error:
             if not ending.expired():
                 raise
             raise UpstreamSilent(
-                f"Worker {worker.row.id} at {worker.row.address} gave no token for {worker.quiet_s():.1f} s and does not "
+                f"Worker {worker.row.id} at {worker.row.address} gave no token for {worker.quiet_s():.1f} s "
+                "and does not "
                 "answer its health checks. Is its process stopped?"
             ) from error
         finally:
@@ -276,11 +295,16 @@ class WorkerTable:
 
     async def _watch(self) -> None:
         """Ask quiet workers for their health. There is one such task, from the first call on."""
-        loop, probe_s = asyncio.get_running_loop(), self._timeouts.probe_s
+        loop = asyncio.get_running_loop()
+        probe_s = self._timeouts.probe_s
         while True:
             await asyncio.sleep(probe_s / 2)
             for worker in self._workers.values():
-                if worker.quiet_s() >= probe_s and loop.time() - worker.checked_at >= probe_s and not worker.suspect:
+                if (
+                    worker.quiet_s() >= probe_s
+                    and loop.time() - worker.checked_at >= probe_s
+                    and not worker.suspect
+                ):
                     worker.checked_at = loop.time()
                     self._spawn(self._check(worker))
 
@@ -300,27 +324,34 @@ class WorkerTable:
             self._spawn(self._probe(worker, silent=silent))
 
     async def _probe(self, worker: Worker, *, silent: bool) -> None:
-        """Wait until a suspect worker can have calls again. While it is not even heard, nothing more comes of those it has."""
+        """Wait until a suspect worker can have calls again. While it is not even heard, nothing more comes
+        of those it has.
+        """
         pause = _PROBE_S
         while worker.suspect and not await self._answers(worker, silent=silent):
             if worker.quiet_s() >= self._timeouts.probe_s:
                 self._cut_off(worker)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _PROBE_MAX_S)
-        worker.suspect, worker.quiet_since = False, None
+        worker.suspect = False
+        worker.quiet_since = None
         if worker.load:
             worker.heard()
         await self._notify()
 
     async def _answers(self, worker: Worker, *, silent: bool) -> bool:
-        """Whether a worker is healthy and, if it had been silent, gives a token: an engine that is stuck may say it is well."""
+        """Whether a worker is healthy and, if it had been silent, gives a token: an engine that is stuck
+        may say it is well.
+        """
         if not await worker.upstream.healthy():
             return False
         if not silent or is_text(worker.upstream):
             return True
         upstream = cast("Upstream", worker.upstream)
         try:
-            async with aclosing(upstream.generate(_PROBE_PROMPT, Sampling(max_tokens=1), salt="probe")) as chunks:
+            async with aclosing(
+                upstream.generate(_PROBE_PROMPT, Sampling(max_tokens=1), salt="probe")
+            ) as chunks:
                 return any([chunk.ids async for chunk in chunks])
         except UpstreamError as error:
             log.info("Engine worker %s gives no token: %s", worker.row.id, error)
@@ -341,8 +372,10 @@ class WorkerTable:
             self._changed.notify_all()
 
 
-def connect_upstream(row: WorkerRow, language: Language | None = None) -> AnyUpstream:
-    """The client for a worker's kind. Raises `ConfigError` for a kind nobody knows, or an address that the kind refuses."""
+def connect_upstream(row: WorkerRow, language: PolicyLanguage | None = None) -> AnyUpstream:
+    """The client for a worker's kind. Raises `ConfigError` for a kind nobody knows, or an address that the
+    kind refuses.
+    """
     try:
         kind: Callable[..., AnyUpstream] = load("upstream", row.kind)
         upstream = kind(row.address, version=row.version)

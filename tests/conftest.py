@@ -30,7 +30,9 @@ NEEDED = {
 
 def pytest_addoption(parser):
     """The option of the plugin in `tests/support/flakes.py`."""
-    parser.addoption("--flakes", action="store_true", help="this run repeats what failed: what passes now is a flake")
+    parser.addoption(
+        "--flakes", action="store_true", help="this run repeats what failed: what passes now is a flake"
+    )
 
 
 def pytest_configure(config):

@@ -1,4 +1,6 @@
-"""The modes of asynchrony in whole runs: what the ledger, the metrics and `traces verify` say of a few tiny steps."""
+"""The modes of asynchrony in whole runs: what the ledger, the metrics and `traces verify` say of a few
+tiny steps.
+"""
 
 import json
 import re
@@ -10,8 +12,8 @@ from sqlalchemy import func, select
 
 from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, groups, rollouts, trained
-from harnessgym.traces.account import account
-from harnessgym.traces.verify import verify
+from harnessgym.traces.token_accounting import account
+from harnessgym.traces.verification.verify import verify
 from tests.harnessgym.rollout.tiny import HERE
 from tests.test_bad_input_runs import Run
 
@@ -21,7 +23,15 @@ SMALL = {"steps": 4, "groups_per_step": 2, "group_size": 2}
 def ended(tmp_path, first="lingers", sections=None, **trainer):
     """A run that has ended, and its lines of metrics."""
     tasks = {"set": f"{HERE}:Patient"}
-    run = Run(tmp_path, first, "talks", tasks=tasks, trainer=SMALL | trainer, node={"max_running": 8}, **(sections or {}))
+    run = Run(
+        tmp_path,
+        first,
+        "talks",
+        tasks=tasks,
+        trainer=SMALL | trainer,
+        node={"max_running": 8},
+        **(sections or {}),
+    )
     run.end(timeout_s=150)
     lines = [json.loads(line) for line in run.paths().metrics_path.read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, SMALL["steps"] + 1))
@@ -36,11 +46,17 @@ def asked(run, question):
 
 @pytest.mark.timeout(200)
 def test_over_launching_takes_the_first_and_waits_for_no_straggler(tmp_path):
-    """The first rollout to ask sleeps for longer than the run: its group is carried over, and stopped when it is too old."""
+    """The first rollout to ask sleeps for longer than the run: its group is carried over, and stopped when
+    it is too old.
+    """
     run, lines = ended(tmp_path, "straggles", over_launch=2, when_stale="drop", max_staleness=1)
-    assert all(line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 and line["staleness"] <= 1 for line in lines)
+    assert all(
+        line["length_bias"] > 0 and 0 <= line["off_policy"] <= 1 and line["staleness"] <= 1 for line in lines
+    )
     given_up = (
-        select(rollouts.c.status).join(groups, groups.c.id == rollouts.c.group_id).where(groups.c.given_up == "too_stale")
+        select(rollouts.c.status)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .where(groups.c.given_up == "too_stale")
     )
     assert "cancelled" in asked(run, lambda conn: conn.execute(given_up).scalars().all())
     assert sum(line["dropped"] for line in lines) >= 1
@@ -61,12 +77,17 @@ def test_over_launching_takes_the_first_and_waits_for_no_straggler(tmp_path):
 @pytest.mark.timeout(200)
 def test_periodic_training_trains_no_token_of_another_version_and_begins_before_its_batch_is_whole(tmp_path):
     run, lines = ended(tmp_path, periodic=True, groups_per_step=4)
-    assert all((line["staleness"], line["off_policy"], line["carried"], line["dropped"]) == (0, 0, 0, 0) for line in lines)
+    assert all(
+        (line["staleness"], line["off_policy"], line["carried"], line["dropped"]) == (0, 0, 0, 0)
+        for line in lines
+    )
     assert max(line["early"] for line in lines) > 0
     rows = asked(
         run,
         lambda conn: conn.execute(
-            select(trained.c.version, calls.c.version_spans).join(calls, calls.c.rollout_id == trained.c.rollout_id)
+            select(trained.c.version, calls.c.version_spans).join(
+                calls, calls.c.rollout_id == trained.c.rollout_id
+            )
         ).all(),
     )
     assert rows
@@ -87,7 +108,9 @@ def test_groups_are_trained_again_as_often_as_allowed_and_the_account_still_clos
 
 @pytest.mark.timeout(200)
 def test_a_run_that_curates_shortens_what_always_succeeds(tmp_path):
-    """Five tasks that one call solves: when they come again there are two rollouts of each, of one call at most."""
+    """Five tasks that one call solves: when they come again there are two rollouts of each, of one call at
+    most.
+    """
     sections = {
         "generate": {"selector": "dart"},
         "control": {"length_cap": True},
@@ -96,13 +119,17 @@ def test_a_run_that_curates_shortens_what_always_succeeds(tmp_path):
     }
     run = Run(tmp_path, "good", trainer={"steps": 6, "groups_per_step": 2, "group_size": 4}, **sections)
     run.end(timeout_s=150)
-    query = select(groups.c.size, groups.c.sampling).where(groups.c.purpose == "train").order_by(groups.c.ordinal)
+    query = (
+        select(groups.c.size, groups.c.sampling).where(groups.c.purpose == "train").order_by(groups.c.ordinal)
+    )
     found = asked(run, lambda conn: conn.execute(query).all())
     assert [size for size, _ in found[:5]] == [4] * 5
     assert [size for size, _ in found[9:]] == [2] * 3
     assert [sampling.get("turns") for _, sampling in found[9:]] == [1] * 3
     counted = select(rollouts.c.group_id, func.count()).group_by(rollouts.c.group_id)
-    assert sorted(number for _, number in asked(run, lambda conn: conn.execute(counted).all())) == sorted(n for n, _ in found)
+    assert sorted(number for _, number in asked(run, lambda conn: conn.execute(counted).all())) == sorted(
+        n for n, _ in found
+    )
 
 
 @pytest.mark.timeout(200)
@@ -120,9 +147,19 @@ def test_ppo_trains_groups_of_one_rollout(tmp_path):
 
 @pytest.mark.timeout(250)
 def test_whoever_is_killed_nothing_is_trained_too_often_or_too_late(tmp_path):
-    """All that can go together: over-launched, streamed, replayed, tasks submitted again; the trainer and the node die."""
-    trainer = SMALL | {"steps": 5, "over_launch": 2, "when_stale": "requeue", "max_staleness": 2, "stream": True}
-    run = Run(tmp_path, "lingers", "talks", trainer=trainer, replay={"reuse": 1}, node={"max_running": 8}).start()
+    """All that can go together: over-launched, streamed, replayed, tasks submitted again; the trainer and
+    the node die.
+    """
+    trainer = SMALL | {
+        "steps": 5,
+        "over_launch": 2,
+        "when_stale": "requeue",
+        "max_staleness": 2,
+        "stream": True,
+    }
+    run = Run(
+        tmp_path, "lingers", "talks", trainer=trainer, replay={"reuse": 1}, node={"max_running": 8}
+    ).start()
     for steps, victim in ((1, "trainer"), (2, "node")):
         run.wait(lambda steps=steps: run.steps() >= steps, timeout_s=100)
         run.wait(lambda victim=victim: (found := run.pids().get(victim)) is not None and found.alive())

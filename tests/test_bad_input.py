@@ -1,4 +1,6 @@
-"""What a user gets for a mistake: one message that names the cause and the remedy, before anything is started."""
+"""What a user gets for a mistake: one message that names the cause and the remedy, before anything is
+started.
+"""
 
 import json
 import os
@@ -68,7 +70,10 @@ def refused(result, *, alone=True):
         (["--trainer.algorithm", "gpro"], ["trainer.algorithm", "Did you mean 'grpo'?"]),
         (["--trainer.advantage", "gropo"], ["trainer.advantage", "Did you mean 'grpo'?"]),
         (["--generate.selector", "vane"], ["generate", "Did you mean 'vade'?"]),
-        (["--generate.selector", "vade", "--generate.settings.decay", "2"], ["generate", "selector 'vade'", "decay"]),
+        (
+            ["--generate.selector", "vade", "--generate.settings.decay", "2"],
+            ["generate", "selector 'vade'", "decay"],
+        ),
         (["--trainer.zero_signal", "refill"], ["trainer.zero_signal", "no such setting"]),
         (["--policy.path", "/nowhere/model"], ["policy.path", "/nowhere/model", "config.json"]),
         (["--trainer.steps"], ["--trainer.steps", "no value"]),
@@ -84,14 +89,22 @@ def test_a_wrong_setting_is_refused_before_anything_is_started(tmp_path, overrid
 @pytest.mark.parametrize(
     ("harness", "parts"),
     [
-        ({"name": "a", "type": "comand", "settings": {}}, ["harness 'a'", "'comand'", "Did you mean 'command'?"]),
+        (
+            {"name": "a", "type": "comand", "settings": {}},
+            ["harness 'a'", "'comand'", "Did you mean 'command'?"],
+        ),
         ({"name": "a", "settings": {"argv": ["python", "nowhere.py"]}}, ["harness 'a'", "nowhere.py"]),
         ({"name": "a", "settings": {"agrv": ["python"]}}, ["harness 'a'", "Did you mean 'argv'?"]),
         ({"name": "a", "settings": {"argv": ["python", "--key={key}"]}}, ["harness 'a'", "Put it into env"]),
     ],
 )
 def test_a_wrong_harness_is_refused_before_anything_is_started(tmp_path, harness, parts):
-    config = {"name": "x", "policy": {"path": str(POLICY)}, "tasks": {"set": "lookup"}, "harnesses": [harness]}
+    config = {
+        "name": "x",
+        "policy": {"path": str(POLICY)},
+        "tasks": {"set": "lookup"},
+        "harnesses": [harness],
+    }
     (tmp_path / "run.json").write_text(json.dumps(config))
     said = refused(harnessgym("train", tmp_path / "run.json", "--folder", tmp_path / "run"))
     for part in parts:
@@ -115,10 +128,17 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
 
 
 def test_an_agent_without_a_name_is_the_only_thing_that_is_wrong(tmp_path):
-    config = {"name": "x", "policy": {"path": str(POLICY)}, "tasks": {"set": "lookup"}, "harnesses": [{"settings": {}}]}
+    config = {
+        "name": "x",
+        "policy": {"path": str(POLICY)},
+        "tasks": {"set": "lookup"},
+        "harnesses": [{"settings": {}}],
+    }
     (tmp_path / "run.json").write_text(json.dumps(config))
     said = refused(harnessgym("train", tmp_path / "run.json", "--folder", tmp_path / "run"))
-    assert said == f"{tmp_path}/run.json has 1 wrong setting:\n  harnesses.0.name: this setting is required.\n"
+    assert (
+        said == f"{tmp_path}/run.json has 1 wrong setting:\n  harnesses.0.name: this setting is required.\n"
+    )
 
 
 def test_what_the_system_refuses_is_one_message(tmp_path):
@@ -134,7 +154,9 @@ def test_a_read_only_disk_is_one_message(tmp_path):
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
         pytest.skip("needs the right to mount a tmpfs")
     try:
-        said = refused(harnessgym("train", "examples/quickstart.toml", "--folder", folder / "run"), alone=False)
+        said = refused(
+            harnessgym("train", "examples/quickstart.toml", "--folder", folder / "run"), alone=False
+        )
     finally:
         subprocess.run(["umount", str(folder)], check=True)
     for part in (str(folder / "run"), "Read-only file system", "Give a folder on a disk that can be written"):
@@ -143,7 +165,9 @@ def test_a_read_only_disk_is_one_message(tmp_path):
 
 def test_a_library_that_cannot_be_loaded_is_one_message(tmp_path):
     (tmp_path / "torch").mkdir()
-    (tmp_path / "torch/__init__.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
+    (tmp_path / "torch/__init__.py").write_text(
+        "raise ImportError('libcudart.so.12: cannot open shared object file')\n"
+    )
     said = refused(harnessgym("engine", POLICY, path=tmp_path))
     for part in ("libcudart.so.12: cannot open shared object file", "trainers/", "pip install"):
         assert part in said
@@ -178,7 +202,17 @@ def test_a_model_folder_that_is_none(tmp_path):
 
 def test_a_store_that_is_not_there(tmp_path):
     said = refused(
-        harnessgym("proxy", "--store", f"sqlite:///{tmp_path}/no.db", "--run_id", "x", "--policy", POLICY, "--control_key", "k")
+        harnessgym(
+            "proxy",
+            "--store",
+            f"sqlite:///{tmp_path}/no.db",
+            "--run_id",
+            "x",
+            "--policy",
+            POLICY,
+            "--control_key",
+            "k",
+        )
     )
     assert "harnessgym store migrate" in said
 
@@ -188,16 +222,23 @@ def test_a_folder_that_holds_another_run(tmp_path):
     folder.mkdir()
     config = ["train", "examples/quickstart.toml", "--folder", folder]
     from harnessgym.config import load_config
-    from harnessgym.run_config import RunConfig
+    from harnessgym.run_config.run import RunConfig
     from harnessgym.supervisor import prepare
 
     prepare(load_config(RunConfig, ROOT / "examples/quickstart.toml"), folder)
     said = refused(harnessgym(*config, "--seed", 7, "--trainer.update.lr", 0.5))
-    for part in ("another configuration", "seed was 0 and is 7", "trainer.update.lr was 0.0004 and is 0.5", "--folder"):
+    for part in (
+        "another configuration",
+        "seed was 0 and is 7",
+        "trainer.update.lr was 0.0004 and is 0.5",
+        "--folder",
+    ):
         assert part in said
 
 
-@pytest.mark.parametrize("command", ["train", "proxy", "engine", "node", "train-worker", "traces", "store", "list", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["train", "proxy", "engine", "node", "train-worker", "traces", "store", "list", "doctor"]
+)
 def test_every_help_teaches(command):
     result = harnessgym(command, "--help")
     assert result.returncode == 0

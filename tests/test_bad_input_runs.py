@@ -1,4 +1,6 @@
-"""What a user gets when something goes wrong in the middle of a run: it goes on, or says in one message why it cannot."""
+"""What a user gets when something goes wrong in the middle of a run: it goes on, or says in one message
+why it cannot.
+"""
 
 import json
 import os
@@ -53,7 +55,11 @@ class Run:
     def start(self, *arguments):
         with self.output.open("w") as out:
             self.process = subprocess.Popen(
-                self.command(*arguments), stdout=out, stderr=out, cwd=ROOT, env=os.environ | {"COLUMNS": "200"}
+                self.command(*arguments),
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+                env=os.environ | {"COLUMNS": "200"},
             )
         return self
 
@@ -84,7 +90,10 @@ class Run:
 
     def pids(self):
         try:
-            return {name: ProcessId(*entry) for name, entry in json.loads(self.paths().processes_path.read_text()).items()}
+            return {
+                name: ProcessId(*entry)
+                for name, entry in json.loads(self.paths().processes_path.read_text()).items()
+            }
         except (FileNotFoundError, ValueError):
             return {}
 
@@ -93,7 +102,9 @@ class Run:
         if not self.pids().get("node"):
             return 0
         with TraceStore.open(self.paths().store_url()) as store:
-            return store.read(lambda conn: rollouts.rollout_states(conn, runs.only(conn).id)).get("running", 0)
+            return store.read(lambda conn: rollouts.rollout_states(conn, runs.only(conn).id)).get(
+                "running", 0
+            )
 
     def tokens(self):
         """Tokens sampled so far."""
@@ -128,11 +139,18 @@ def processes_of(folder):
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                words, place = (entry / "cmdline").read_bytes().decode(errors="replace"), os.readlink(entry / "cwd")
+                words, place = (
+                    (entry / "cmdline").read_bytes().decode(errors="replace"),
+                    os.readlink(entry / "cwd"),
+                )
             except OSError:
                 continue
             known = identify(int(entry.name))
-            if (str(folder) in words or place.startswith(str(folder))) and known is not None and known.alive():
+            if (
+                (str(folder) in words or place.startswith(str(folder)))
+                and known is not None
+                and known.alive()
+            ):
                 found.append((entry.name, words))
     return found
 
@@ -239,7 +257,9 @@ def test_a_killed_supervisor_takes_everything_along_and_the_next_start_cleans_up
     assert none_left(run.folder) == []
     assert sockets.is_dir()
     run.start()
-    run.wait(lambda: not sockets.exists(), every_s=0.0005)  # interrupted while it takes over: what was left still goes
+    run.wait(
+        lambda: not sockets.exists(), every_s=0.0005
+    )  # interrupted while it takes over: what was left still goes
     run.process.send_signal(signal.SIGINT)
     run.end(code=130, timeout_s=20)
     run.assert_nothing_is_left()
@@ -265,7 +285,11 @@ def test_an_engine_that_keeps_dying_is_restarted_so_often_and_no_more(make_run):
         engine = run.pids()["engine-0"]
         engine.signal(signal.SIGKILL)
         deadline = time.monotonic() + 10
-        while run.pids().get("engine-0") == engine and time.monotonic() < deadline and run.process.poll() is None:
+        while (
+            run.pids().get("engine-0") == engine
+            and time.monotonic() < deadline
+            and run.process.poll() is None
+        ):
             time.sleep(0.02)
     said = run.end(code=2, timeout_s=30)
     assert "engine-0 process ended 3 times within a minute" in said
@@ -286,7 +310,14 @@ def test_a_run_that_stands_still_says_who_waits_for_whom_and_goes_on_when_it_can
         engine.signal(signal.SIGCONT)
     said = run.said()[before:]
     assert re.search("trainer waits for rollouts|engine to serve the newest version|wait for an engine", said)
-    for part in ("no step was taken for 2 s", "no step was taken for 4 s", "rollouts: ", "engine-0 v", "node (pid", "Logs:"):
+    for part in (
+        "no step was taken for 2 s",
+        "no step was taken for 4 s",
+        "rollouts: ",
+        "engine-0 v",
+        "node (pid",
+        "Logs:",
+    ):
         assert part in said
     run.end()
     run.assert_verified()
@@ -297,7 +328,9 @@ def small_disk(tmp_path):
     """A disk of a few megabytes, and how to make it larger."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(disk)], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip("mounting a tmpfs needs root")
     yield disk, lambda: subprocess.run(["mount", "-o", "remount,size=400m", str(disk)], check=True)

@@ -16,7 +16,9 @@ def prepare(config, folder, *overrides):
 def test_several_policies_are_refused_before_anything_is_made(tmp_path):
     done = prepare("examples/two_policies.toml", tmp_path / "run")
     assert done.returncode == 1
-    assert done.stderr.startswith("harnessgym: examples/two_policies.toml: there is one engine and one trainer")
+    assert done.stderr.startswith(
+        "harnessgym: examples/two_policies.toml: there is one engine and one trainer"
+    )
     assert "harnessgym cluster" in done.stderr
     assert not (tmp_path / "run").exists()
 

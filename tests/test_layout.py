@@ -49,7 +49,11 @@ def test_sql_stays_in_the_store():
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlalchemy"):
-                wrong += [f"{path.relative_to(ROOT)}: {alias.name}" for alias in node.names if alias.name != "Connection"]
+                wrong += [
+                    f"{path.relative_to(ROOT)}: {alias.name}"
+                    for alias in node.names
+                    if alias.name != "Connection"
+                ]
     assert wrong == []
 
 
@@ -93,7 +97,9 @@ def test_help_is_quick():
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "harnessgym", "--help"], capture_output=True, check=True, cwd=ROOT)
+        subprocess.run(
+            [sys.executable, "-m", "harnessgym", "--help"], capture_output=True, check=True, cwd=ROOT
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 0.5

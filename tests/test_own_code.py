@@ -1,4 +1,6 @@
-"""Modules of the user's own: found beside the run file and in the working folder, in every process of a run."""
+"""Modules of the user's own: found beside the run file and in the working folder, in every process of a
+run.
+"""
 
 import json
 import os
@@ -92,7 +94,13 @@ def test_the_installed_module_wins_over_a_file_of_that_name(tmp_path):
 
 def test_a_module_that_is_not_there_says_where_it_was_looked_for(tmp_path):
     said = refused(harnessgym("tasks", "check", "my_puzzles:Puzzles", cwd=tmp_path))
-    for part in ("my_puzzles:Puzzles", "no module 'my_puzzles'", str(tmp_path), "my_puzzles.py", 'code = ["FOLDER"]'):
+    for part in (
+        "my_puzzles:Puzzles",
+        "no module 'my_puzzles'",
+        str(tmp_path),
+        "my_puzzles.py",
+        'code = ["FOLDER"]',
+    ):
         assert part in said
     assert "pip install" not in said
 
@@ -116,7 +124,9 @@ def test_a_module_that_cannot_be_imported_is_one_message(tmp_path, text, parts):
 
 
 def test_every_process_of_a_run_imports_what_lies_beside_its_file(tmp_path):
-    """Task set beside the run file, advantage and reward in a folder that it names, started from somewhere else."""
+    """Task set beside the run file, advantage and reward in a folder that it names, started from somewhere
+    else.
+    """
     project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     for folder in (project / "lib", elsewhere):
         folder.mkdir(parents=True)
@@ -146,9 +156,11 @@ def test_every_process_of_a_run_imports_what_lies_beside_its_file(tmp_path):
 
 
 def test_a_machine_of_a_cluster_imports_what_the_run_names(tmp_path):
-    (tmp_path / "my_sandbox.py").write_text("class Walls:\n    unavailable = staticmethod(lambda: 'no walls here')\n")
+    (tmp_path / "my_sandbox.py").write_text(
+        "class Walls:\n    unavailable = staticmethod(lambda: 'no walls here')\n"
+    )
     program = (
-        "import sys; from harnessgym.cluster.place import Place\n"
+        "import sys; from harnessgym.cluster.process_host import Place\n"
         "place = Place('127.0.0.1', 0, 60.0)\n"
         "print(place.about([], 'my_sandbox:Walls', [sys.argv[1]]).lacks)\n"
         "place.end()\n"

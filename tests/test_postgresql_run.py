@@ -26,6 +26,8 @@ def test_a_run_on_postgresql_outlives_a_crash_of_its_server(tmp_path):
         assert summary["tokens_sampled"] == summary["tokens_trained"] + summary["tokens_excluded"]
         assert not (run.folder / "traces.db").exists()
         verify = [sys.executable, "-m", "harnessgym", "traces", "verify", url, "--json"]
-        report = json.loads(subprocess.run(verify, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60).stdout)
+        report = json.loads(
+            subprocess.run(verify, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60).stdout
+        )
         assert report["checked"]["calls"] >= summary["calls"] > 0
     assert not none_left(run.folder)

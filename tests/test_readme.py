@@ -14,7 +14,9 @@ def blocks(language):
 
 def test_every_command_is_run_by_ci():
     ci = (ROOT / ".ci" / "run").read_text()
-    commands = [line for block in blocks("") for line in block.splitlines() if line.startswith(("make ", ".venv/"))]
+    commands = [
+        line for block in blocks("") for line in block.splitlines() if line.startswith(("make ", ".venv/"))
+    ]
     assert len(commands) >= 4
     assert [command for command in commands if command not in ci] == []
 

@@ -34,7 +34,9 @@ def held_once(rewards):
 
 
 @pytest.mark.timeout(240)
-def test_a_run_whose_trainer_loses_a_process_in_mid_step_goes_on_and_trains_nothing_twice(tmp_path, monkeypatch):
+def test_a_run_whose_trainer_loses_a_process_in_mid_step_goes_on_and_trains_nothing_twice(
+    tmp_path, monkeypatch
+):
     mark = tmp_path / "held"
     monkeypatch.setenv("HELD_MARK", str(mark))
     options = {"processes": 2, "steps": STEPS, "advantage": f"{HERE}:held_once"}
@@ -52,14 +54,18 @@ def test_a_run_whose_trainer_loses_a_process_in_mid_step_goes_on_and_trains_noth
             run.process.kill()
             run.process.wait()
     assert "The trainer process ended (status 1) while training; starting it again." in said
-    assert f"rank 1 (pid {follower.pid}) was killed by SIGKILL" in (run.paths().logs / "trainer.log").read_text()
+    assert (
+        f"rank 1 (pid {follower.pid}) was killed by SIGKILL" in (run.paths().logs / "trainer.log").read_text()
+    )
     assert [line["step"] for line in read_metrics(run.paths())] == list(range(1, STEPS + 1))
     with TraceStore.open(run.paths().store_url()) as store:
         only = store.read(runs.only)
         policy_id = store.write(lambda conn: policies.register(conn, only.id, "policy"))
         assert store.read(lambda conn: ledger.steps(conn, policy_id)) == list(range(1, STEPS + 1))
         assert store.read(lambda conn: rollouts.group_states(conn, only.id, "train"))["consumed"] == 2 * STEPS
-        counted = Counter(store.read(lambda conn: [rollout for (rollout,) in conn.execute(select(trained.c.rollout_id))]))
+        counted = Counter(
+            store.read(lambda conn: [rollout for (rollout,) in conn.execute(select(trained.c.rollout_id))])
+        )
     assert len(counted) == 2 * 4 * STEPS
     assert set(counted.values()) == {1}
     assert len(checkpoint.load_newest(run.paths().checkpoints).randoms) == 2

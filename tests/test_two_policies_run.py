@@ -1,4 +1,6 @@
-"""A run of two policies with tokenizers of their own through the whole line, one of whose trainers is killed on the way."""
+"""A run of two policies with tokenizers of their own through the whole line, one of whose trainers is
+killed on the way.
+"""
 
 import json
 import os
@@ -17,11 +19,11 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, backlog, calls, ledger, policies, rollouts, runs
 from harnessgym.store.tables import sessions
 from harnessgym.tokens import versions_of
-from harnessgym.traces.account import account
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.replay import replay
-from harnessgym.traces.verify import verify
+from harnessgym.traces.token_accounting import account
+from harnessgym.traces.verification.verify import verify
 from tests.support.other_tokenizer import with_other_ids
 from trainers.policy import token_logprobs
 from trainers.policy_weights import load_policy, load_weights
@@ -61,7 +63,9 @@ def run(tmp_path_factory):
     given = [word for name, value in SETTINGS.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "harnessgym", "train", str(config), "--folder", str(folder.root), *given]
     env = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     try:
         helper = RunFolder(folder.root, "helper")
         kill_when(process, folder, "trainer-helper", helper.versions / "v00000001" / "COMMITTED")
@@ -81,7 +85,9 @@ def recorded(store):
     """All calls, and all segments by id."""
     names = store.read(lambda conn: conn.execute(sessions.select()).mappings().all())
     wanted = [row["id"] for row in names]
-    return store.read(lambda conn: calls.of_sessions(conn, wanted)), store.read(lambda conn: calls.segments_of(conn, wanted))
+    return store.read(lambda conn: calls.of_sessions(conn, wanted)), store.read(
+        lambda conn: calls.segments_of(conn, wanted)
+    )
 
 
 def test_both_version_lines_advance_and_the_dead_trainer_loses_and_doubles_nothing(run):
@@ -93,11 +99,17 @@ def test_both_version_lines_advance_and_the_dead_trainer_loses_and_doubles_nothi
         versions = store.read(lambda conn, policy_id=policy_id: policies.versions(conn, policy_id))
         surviving = [version for version in versions if not version.orphaned]
         assert [version.step for version in surviving] == list(range(STEPS + 1)), name
-        assert store.read(lambda conn, policy_id=policy_id: ledger.steps(conn, policy_id)) == list(range(1, STEPS + 1))
+        assert store.read(lambda conn, policy_id=policy_id: ledger.steps(conn, policy_id)) == list(
+            range(1, STEPS + 1)
+        )
         trained[name] = {Path(version.path).parents[0] for version in surviving}
     assert trained == {"scout": {folder.versions}, "helper": {RunFolder(folder.root, "helper").versions}}
-    assert store.read(lambda conn: rollouts.group_states(conn, run_id, "train")) == {"consumed": STEPS * GROUPS}
-    batches = [store.read(lambda conn, step=step: backlog.batch(conn, run_id, step)) for step in range(1, STEPS + 1)]
+    assert store.read(lambda conn: rollouts.group_states(conn, run_id, "train")) == {
+        "consumed": STEPS * GROUPS
+    }
+    batches = [
+        store.read(lambda conn, step=step: backlog.batch(conn, run_id, step)) for step in range(1, STEPS + 1)
+    ]
     assert [len(batch) for batch in batches] == [GROUPS] * STEPS
     report = verify(store)
     assert not report.findings
@@ -110,10 +122,16 @@ def test_every_token_has_the_logprob_of_its_own_policys_weights(run):
     names = {policy_id: name for name, policy_id in ids_of(store).items()}
     assert {names[call.policy_id] for call in found} == {"scout", "helper"}
     policy = load_policy(POLICY)
-    served = {(call.policy_id, version) for call in found for version in {span.version for span in call.version_spans}}
+    served = {
+        (call.policy_id, version)
+        for call in found
+        for version in {span.version for span in call.version_spans}
+    }
     assert len({version for _, version in served}) > 1
     for policy_id, version in sorted(served):
-        record = store.read(lambda conn, policy_id=policy_id, version=version: policies.get(conn, policy_id, version))
+        record = store.read(
+            lambda conn, policy_id=policy_id, version=version: policies.get(conn, policy_id, version)
+        )
         load_weights(policy, read_version(Path(record.path))[1])
         for call in (call for call in found if call.policy_id == policy_id):
             own = segments[call.completion_segment]
@@ -144,7 +162,10 @@ def test_whoever_reads_traces_knows_whose_tokens_are_whose(run, tmp_path):
     learnt = 0
     for name in ids:
         export(store, [rollout.id], "areal", tmp_path / f"{name}.jsonl", sampled_by=name)
-        learnt += sum(sum(json.loads(line)["loss_mask"][0]) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines())
+        learnt += sum(
+            sum(json.loads(line)["loss_mask"][0])
+            for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()
+        )
     assert learnt == rollout.trajectory.trained
     assert replay(store, rollout.id).ok
 
@@ -152,7 +173,9 @@ def test_whoever_reads_traces_knows_whose_tokens_are_whose(run, tmp_path):
 def test_metrics_and_summary_are_told_by_policy(run):
     folder, _, _ = run
     for name in ("", "helper"):
-        lines = [json.loads(line) for line in RunFolder(folder.root, name).metrics_path.read_text().splitlines()]
+        lines = [
+            json.loads(line) for line in RunFolder(folder.root, name).metrics_path.read_text().splitlines()
+        ]
         assert sorted({line["step"] for line in lines}) == list(range(1, STEPS + 1))
     told = json.loads(folder.summary_path.read_text())
     assert {name: one["versions_published"] for name, one in told["policies"].items()} == {

@@ -1,4 +1,6 @@
-"""What a user sees of a whole run: lines on the way, a file of observations, sinks that hold every step once."""
+"""What a user sees of a whole run: lines on the way, a file of observations, sinks that hold every step
+once.
+"""
 
 import json
 import os
@@ -7,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harnessgym.metrics.standing import standings
+from harnessgym.metrics.run_status import standings
 from tests.harnessgym.metrics.test_sinks import scalars
 from tests.test_bad_input_runs import Run
 
@@ -36,11 +38,16 @@ def test_a_run_that_is_killed_and_taken_up_again_has_every_step_once_in_its_sink
     run.process.kill()
     run.process.wait()
     said = run.end(timeout_s=200)
-    assert said.count("The metrics sink 'tests.test_watched_run:Broken' failed: ConnectionError: nobody there") == 1
+    assert (
+        said.count("The metrics sink 'tests.test_watched_run:Broken' failed: ConnectionError: nobody there")
+        == 1
+    )
     assert f"done: {STEPS}/{STEPS} steps" in said
     found = scalars(run.folder)
     assert [step for step, _, _ in found["trainer/reward"]] == list(range(1, STEPS + 1))
-    assert len(found["trainer/wait_s"]) >= STEPS - 1  # that of a step is lost if its trainer died before it could say
+    assert (
+        len(found["trainer/wait_s"]) >= STEPS - 1
+    )  # that of a step is lost if its trainer died before it could say
     assert found["idle/trainer"]
     observed = [json.loads(line) for line in run.paths().observed_path.read_text().splitlines()]
     steps = [entry["step"] for entry in observed]

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from harnessgym.errors import TrainerError
-from harnessgym.staleness import VersionChain
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
+from harnessgym.traces.trajectories import Credit, TrainingRow, Trajectory, rows_of
 from trainers.advantages.estimator import Advantages, Estimator, OverBatch, Scored, Value
 from trainers.high_entropy import surest_masked
 from trainers.reward_shuffle import shuffled
@@ -37,7 +37,7 @@ class Batch:
     """Rows with their advantages, and what the ledger will say of all that the step consumes."""
 
     groups: tuple[TakenGroup, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     """Of groups with a signal; the others have no gradient."""
     advantages: tuple[Value, ...]
     """Per row: a number, or float32 [T]."""
@@ -69,7 +69,7 @@ class LoadedGroup:
     """A group with its rows read."""
 
     group: GroupRow
-    rows: tuple[tuple[Row, ...], ...]
+    rows: tuple[tuple[TrainingRow, ...], ...]
     """Per member."""
     excluded: tuple[ExcludedTokens, ...]
     credit: tuple[Credit, ...] = ()
@@ -101,7 +101,9 @@ class LoadedGroup:
 
     @property
     def signal(self) -> bool:
-        """Whether its rewards differ. With an estimator that looks at more, equal ones may teach too: see `gives_signal`."""
+        """Whether its rewards differ. With an estimator that looks at more, equal ones may teach too: see
+        `gives_signal`.
+        """
         return len(set(self.rewards.tolist())) > 1
 
     def staleness(self, version: int, chain: VersionChain) -> int:
@@ -110,14 +112,14 @@ class LoadedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class GroupPart:
     """What one group brings to a batch."""
 
     group: LoadedGroup
     rewards: tuple[float, ...]
     """Of its own members."""
     signal: bool
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     """None without a signal, and none of rollouts that the estimator drops."""
     advantages: tuple[Value, ...]
     """One per row."""
@@ -131,12 +133,17 @@ class Share:
     def taken(self) -> TakenGroup:
         """The group, as the batch names it."""
         group = self.group.group
-        return TakenGroup(group.id, group.ordinal, max((entry.max_staleness for entry in self.trained), default=0))
+        return TakenGroup(
+            group.id, group.ordinal, max((entry.max_staleness for entry in self.trained), default=0)
+        )
 
 
 def load_group(store: TraceStore, group: GroupRow) -> LoadedGroup:
     """Read a complete group's rows."""
-    found = [store.read(partial(rows_of, rollout_id=member.rollout_id, group_id=group.id)) for member in group.members]
+    found = [
+        store.read(partial(rows_of, rollout_id=member.rollout_id, group_id=group.id))
+        for member in group.members
+    ]
     return loaded(group, found)
 
 
@@ -147,7 +154,8 @@ def loaded(group: GroupRow, found: Sequence[Trajectory]) -> LoadedGroup:
         for member, trajectory in zip(group.members, found, strict=True)
         for item in trajectory.exclusions
     ]
-    rows, credit = tuple(item.rows for item in found), tuple(item.credit for item in found)
+    rows = tuple(item.rows for item in found)
+    credit = tuple(item.credit for item in found)
     return LoadedGroup(group, rows, tuple(excluded), credit)
 
 
@@ -161,15 +169,17 @@ def make_batch(
 ) -> Batch:
     """Join groups for a step from `version`.
 
-    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt. `steps_kept` is
-    `share_of`'s.
+    `shuffle` permutes the rewards over all rollouts first: the control in which nothing can be learnt.
+    `steps_kept` is `share_of`'s.
     """
     if shuffle is not None:
         groups = shuffled(groups, shuffle)
     found = [estimator(group.scored) for group in groups]
     if isinstance(estimator, OverBatch):
         found = estimator.over_batch(found)
-    return join([share_of(group, own, version, chain, steps_kept) for group, own in zip(groups, found, strict=True)])
+    return join(
+        [share_of(group, own, version, chain, steps_kept) for group, own in zip(groups, found, strict=True)]
+    )
 
 
 def gives_signal(estimator: Estimator, group: LoadedGroup) -> bool:
@@ -177,18 +187,21 @@ def gives_signal(estimator: Estimator, group: LoadedGroup) -> bool:
     return _teaches(group, estimator(group.scored))
 
 
-def share_of(group: LoadedGroup, advantages: Advantages, version: int, chain: VersionChain, steps_kept: float = 1.0) -> Share:
+def share_of(
+    group: LoadedGroup, advantages: Advantages, version: int, chain: VersionChain, steps_kept: float = 1.0
+) -> GroupPart:
     """A group's part in a step from `version`, with these advantages.
 
-    If they are zero for all tokens it teaches nothing: its rows are left out of the step and of its means (as in DAPO,
-    arXiv 2503.14476), and so are those of a rollout that is dropped. The ledger counts both as trained with advantage zero.
-    With `steps_kept` below 1 the other turns of a group that teaches have advantage zero too, and count in every mean
-    (`trainers.high_entropy`). Raises `TrainerError` for advantages that are not finite.
+    If they are zero for all tokens it teaches nothing: its rows are left out of the step and of its means (as
+    in DAPO, arXiv 2503.14476), and so are those of a rollout that is dropped. The ledger counts both as
+    trained with advantage zero. With `steps_kept` below 1 the other turns of a group that teaches have
+    advantage zero too, and count in every mean (`trainers.high_entropy`). Raises `TrainerError` for
+    advantages that are not finite.
     """
     signal = _teaches(group, advantages)
     if signal and steps_kept < 1:
         advantages = surest_masked(group.rows, advantages, steps_kept)
-    rows: list[Row] = []
+    rows: list[TrainingRow] = []
     values: list[Value] = []
     trained: list[TrainedRollout] = []
     for member, member_rows, own in zip(group.group.members, group.rows, advantages, strict=True):
@@ -196,26 +209,33 @@ def share_of(group: LoadedGroup, advantages: Advantages, version: int, chain: Ve
         oldest = chain.oldest(version, (row.versions for row in member_rows))
         given: list[Value] = [0.0] * len(member_rows) if own is None or not signal else own
         if not all(np.isfinite(value).all() for value in given):
-            raise TrainerError(f"Rollout {member.rollout_id} has an advantage that is not finite. Check rewards and estimator.")
+            raise TrainerError(
+                f"Rollout {member.rollout_id} has an advantage that is not finite. Check rewards and "
+                "estimator."
+            )
         ranges = [ranges_of([row], value) for row, value in zip(member_rows, given, strict=True)]
-        trained.append(TrainedRollout(member.rollout_id, tokens, oldest, tuple(item for each in ranges for item in each)))
+        trained.append(
+            TrainedRollout(member.rollout_id, tokens, oldest, tuple(item for each in ranges for item in each))
+        )
         if signal and own is not None:
             rows.extend(member_rows)
             values.extend(given)
     sampled = [_tokens_by_version(member_rows) for member_rows in group.rows]
-    return Share(
+    return GroupPart(
         group,
         tuple(group.rewards.tolist()[: len(group.rows) - group.borrowed]),
         signal,
         tuple(rows),
         tuple(values),
         tuple(trained),
-        off_policy=sum(tokens for found in sampled for own, tokens in found.items() if chain.between(version, own)),
+        off_policy=sum(
+            tokens for found in sampled for own, tokens in found.items() if chain.between(version, own)
+        ),
         carried=sum(len(found) > 1 for found in sampled),
     )
 
 
-def join(shares: Sequence[Share]) -> Batch:
+def join(shares: Sequence[GroupPart]) -> Batch:
     """The batch that these groups make up, in their order."""
     trained = tuple(entry for share in shares for entry in share.trained)
     tokens = sum(entry.tokens for entry in trained)
@@ -238,11 +258,13 @@ def join(shares: Sequence[Share]) -> Batch:
 def _teaches(group: LoadedGroup, advantages: Advantages) -> bool:
     kept = ((rows, own) for rows, own in zip(group.rows, advantages, strict=True) if own is not None)
     return any(
-        np.any((np.asarray(value) != 0) & (row.mask != 0)) for rows, own in kept for row, value in zip(rows, own, strict=True)
+        np.any((np.asarray(value) != 0) & (row.mask != 0))
+        for rows, own in kept
+        for row, value in zip(rows, own, strict=True)
     )
 
 
-def _tokens_by_version(rows: Sequence[Row]) -> Counter[int]:
+def _tokens_by_version(rows: Sequence[TrainingRow]) -> Counter[int]:
     """Trained tokens of a rollout by the version that sampled them."""
     found = Counter[int]()
     for row in rows:
@@ -250,8 +272,9 @@ def _tokens_by_version(rows: Sequence[Row]) -> Counter[int]:
     return found
 
 
-def ranges_of(rows: Sequence[Row], advantage: float | FloatArray) -> tuple[AdvantageRange, ...]:
-    """The advantage of every trained token of some rows, call by call: one number, or float [T] for a single row of length T.
+def ranges_of(rows: Sequence[TrainingRow], advantage: float | FloatArray) -> tuple[AdvantageRange, ...]:
+    """The advantage of every trained token of some rows, call by call: one number, or float [T] for a single
+    row of length T.
 
     Each range is as long as neighbouring tokens of a call have the same value.
     """
@@ -263,5 +286,9 @@ def ranges_of(rows: Sequence[Row], advantage: float | FloatArray) -> tuple[Advan
             edges = (np.flatnonzero(changes[turn.start : turn.end - 1]) + turn.start + 1).tolist()
             for start, end in pairwise([turn.start, *edges, turn.end]):
                 if row.mask[start]:
-                    out.append(AdvantageRange(turn.call_id, start - turn.start, end - turn.start, float(values[start])))
+                    out.append(
+                        AdvantageRange(
+                            turn.call_id, start - turn.start, end - turn.start, float(values[start])
+                        )
+                    )
     return tuple(out)

@@ -1,8 +1,10 @@
-"""Trainer checkpoints: everything that makes the next step what it would have been, written whole or not at all.
+"""Trainer checkpoints: everything that makes the next step what it would have been, written whole or not at
+all.
 
-A checkpoint holds the weights, optimizer and random state after a step, and the record of that step for the store. It is
-written before the version is published, so whatever is published can be reproduced; a trainer that resumes first replays the
-record. Which groups are next, and which were given up, is in the store alone and is written there at once.
+A checkpoint holds the weights, optimizer and random state after a step, and the record of that step for the
+store. It is written before the version is published, so whatever is published can be reproduced; a trainer
+that resumes first replays the record. Which groups are next, and which were given up, is in the store alone
+and is written there at once.
 """
 
 import os
@@ -63,7 +65,8 @@ class Checkpoint:
     critic: dict[str, Any] | None = None
     """Of the critic, if there is one: its weights and its optimizer."""
     adapters: dict[str, Any] | None = None
-    """Where adapters are trained: `trainers.lora.Lora.state`. The file then has no weights; they are merged again."""
+    """Where adapters are trained: `trainers.lora.Lora.state`. The file then has no weights; they are
+    merged again."""
 
 
 def save(root: Path, checkpoint: Checkpoint) -> Path:
@@ -116,7 +119,8 @@ def load_newest(root: Path) -> Checkpoint | None:
             raise TypeError("another release made it")
     except (OSError, RuntimeError, EOFError, TypeError, pickle.UnpicklingError) as error:
         raise TrainerError(
-            f"The checkpoint {path} cannot be read ({error}). Remove its folder to resume from the one before it or, "
+            f"The checkpoint {path} cannot be read ({error}). Remove its folder to resume from the one "
+            "before it or, "
             f"if there is none, from the newest published weights with a fresh optimizer."
         ) from error
     return loaded

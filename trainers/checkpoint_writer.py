@@ -1,8 +1,9 @@
-"""Checkpoints behind the training: copies are taken, and a thread writes and publishes them while the next step is computed.
+"""Checkpoints behind the training: copies are taken, and a thread writes and publishes them while the next
+step is computed.
 
-A step changes weights and optimizer in place; so the thread gets copies, and the next ones are taken only when it is done with
-them. What it does with each is one function, in order: that is where a version is published behind its checkpoint. At most one
-is on its way, so a kill costs one step.
+A step changes weights and optimizer in place; so the thread gets copies, and the next ones are taken only
+when it is done with them. What it does with each is one function, in order: that is where a version is
+published behind its checkpoint. At most one is on its way, so a kill costs one step.
 """
 
 import copy
@@ -26,7 +27,8 @@ class CheckpointWriter:
         self._staging: Any = None
 
     def stage(self, state: dict[str, Any]) -> dict[str, Any]:
-        """A copy of an optimizer's state that no step tears, in memory that is used again: it holds until the next one.
+        """A copy of an optimizer's state that no step tears, in memory that is used again: it holds until the
+        next one.
 
         Waits until the checkpoint before is committed, and raises what stopped it.
         """
@@ -46,12 +48,15 @@ class CheckpointWriter:
 
     def settle(self) -> None:
         """Wait until the last checkpoint is committed. Raises what stopped it."""
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.result()
 
     def check(self) -> None:
-        """Raise what has stopped the last checkpoint, if anything has: nobody will sample from a version that never comes."""
+        """Raise what has stopped the last checkpoint, if anything has: nobody will sample from a version
+        that never comes.
+        """
         if self._pending is not None and self._pending.done():
             self.settle()
 
@@ -61,7 +66,9 @@ class CheckpointWriter:
 
 
 def staged(value: Any, into: Any = None) -> Any:
-    """A copy of nested dicts, lists and tensors; tensors go into those that `into`, an earlier copy, has in their place."""
+    """A copy of nested dicts, lists and tensors; tensors go into those that `into`, an earlier copy, has
+    in their place.
+    """
     if isinstance(value, torch.Tensor):
         if isinstance(into, torch.Tensor) and (into.shape, into.dtype) == (value.shape, value.dtype):
             return into.copy_(value.detach())

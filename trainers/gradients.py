@@ -1,10 +1,12 @@
-"""Gradients of a batch: forward and backward passes over its rows, in micro-batches, in as many processes as there are.
+"""Gradients of a batch: forward and backward passes over its rows, in micro-batches, in as many processes as
+there are.
 
-The loss is a function of the logprobs of trained tokens alone. So its gradient is found in two parts: with respect to the
-logprobs, for which all tokens that depend on each other must be together, and from there through the policy, for which they
-need not. Where a loss or a correction looks at whole rollouts, a rollout's rows are in one process and, as long as they fit, in
-one micro-batch. A rollout too large for that is scored without a gradient first, which gives the first part, and then once more
-in pieces: one more forward pass for these, and the same gradient.
+The loss is a function of the logprobs of trained tokens alone. So its gradient is found in two parts: with
+respect to the logprobs, for which all tokens that depend on each other must be together, and from there
+through the policy, for which they need not. Where a loss or a correction looks at whole rollouts, a rollout's
+rows are in one process and, as long as they fit, in one micro-batch. A rollout too large for that is scored
+without a gradient first, which gives the first part, and then once more in pieces: one more forward pass for
+these, and the same gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from harnessgym.registry import load
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.corrections.loglinear import loglinear
 from trainers.losses.tokens import TimeArray, Tokens
 from trainers.packing import micro_batches, pack, packed_size
@@ -30,7 +32,7 @@ from trainers.world import World
 class Item:
     """A row with everything the loss needs about its tokens, each [T]."""
 
-    row: Row
+    row: TrainingRow
     advantages: FloatArray
     weights: FloatArray
     """How much each token counts in the batch's loss."""
@@ -43,7 +45,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TokenStats:
     """Per trained token of some rows, [N] (loss: a sum)."""
 
     loss: float
@@ -59,7 +61,9 @@ class Seen:
     """bool: a correction masks the token."""
 
 
-def backward_all(policy: Policy, items: Sequence[Item], settings: UpdateSettings, world: World) -> list[Seen]:
+def backward_all(
+    policy: Policy, items: Sequence[Item], settings: UpdateSettings, world: World
+) -> list[TokenStats]:
     """Add the gradients of all items, micro-batch by micro-batch; each process adds its part of them.
 
     Shards are exchanged in every pass, so all processes make as many as the one that needs most.
@@ -67,14 +71,20 @@ def backward_all(policy: Policy, items: Sequence[Item], settings: UpdateSettings
     plans = _plans(items, settings, world)
     mine = plans[world.rank]
     scored = _score_large(policy, plans, settings, world)
-    seen = [_backward(policy, group, settings, found) for group, found in zip(mine.groups, scored, strict=True)]
+    seen = [
+        _backward(policy, group, settings, found) for group, found in zip(mine.groups, scored, strict=True)
+    ]
     for _ in range(max(plan.passes for plan in plans) - mine.passes):
         _pass_without_rows(policy)
     return [part for parts in world.everyones(seen) for part in parts]
 
 
-def score_all(policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World) -> list[FloatArray]:
-    """Logprobs of all tokens of each row, float32 [T], under the weights that the policy has; in every process."""
+def score_all(
+    policy: Policy, rows: Sequence[TrainingRow], temperature: float, max_tokens: int, world: World
+) -> list[FloatArray]:
+    """Logprobs of all tokens of each row, float32 [T], under the weights that the policy has; in every
+    process.
+    """
 
     def logprobs(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
         return _logprobs(policy, ids, masks, temperature, gradient=False)
@@ -83,7 +93,7 @@ def score_all(policy: Policy, rows: Sequence[Row], temperature: float, max_token
 
 
 def per_token(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     compute: Callable[[Sequence[IdArray], Sequence[IdArray]], Tensor],
     idle: Callable[[], None],
     max_tokens: int,
@@ -91,18 +101,21 @@ def per_token(
 ) -> list[FloatArray]:
     """A number for each token of each row but the first, which gets 0: float32 [T] per row, in every process.
 
-    `compute` gives those of the tokens with mask 1 of some rows' ids and masks, row after row; `idle` takes part in a pass of
-    other processes.
+    `compute` gives those of the tokens with mask 1 of some rows' ids and masks, row after row; `idle` takes
+    part in a pass of other processes.
     """
     parts = world.parts([len(row.ids) for row in rows])
     plans = [micro_batches([[rows[index].ids] for index in part], max_tokens) for part in parts]
-    mine, found = parts[world.rank], dict[int, FloatArray]()
+    mine = parts[world.rank]
+    found = dict[int, FloatArray]()
     for batch in plans[world.rank]:
         indices = [mine[place] for place in batch]
         ids = [rows[index].ids for index in indices]
         values_N = compute(ids, [_behind_first(row) for row in ids]).cpu().numpy()
         ends = np.cumsum([len(row) - 1 for row in ids])[:-1]
-        found |= {index: np.pad(part, (1, 0)) for index, part in zip(indices, np.split(values_N, ends), strict=True)}
+        found |= {
+            index: np.pad(part, (1, 0)) for index, part in zip(indices, np.split(values_N, ends), strict=True)
+        }
     for _ in range(max(map(len, plans)) - len(plans[world.rank])):
         idle()
     everyones = {index: values for part in world.everyones(found) for index, values in part.items()}
@@ -152,7 +165,9 @@ def _plans(items: Sequence[Item], settings: UpdateSettings, world: World) -> lis
     for part in world.parts([sum(len(item.row.ids) for item in unit) for unit in units]):
         own = [units[index] for index in part]
         batches = micro_batches([[item.row.ids for item in unit] for unit in own], limit)
-        plans.append(_Plan([_group([item for index in indices for item in own[index]], limit) for indices in batches]))
+        plans.append(
+            _Plan([_group([item for index in indices for item in own[index]], limit) for indices in batches])
+        )
     return plans
 
 
@@ -160,22 +175,30 @@ def _group(items: list[Item], limit: int) -> _Group:
     ids = [item.row.ids for item in items]
     if packed_size(ids) <= limit:
         return _Group([items])
-    return _Group([[items[index] for index in batch] for batch in micro_batches([[row] for row in ids], limit)])
+    return _Group(
+        [[items[index] for index in batch] for batch in micro_batches([[row] for row in ids], limit)]
+    )
 
 
-def _score_large(policy: Policy, plans: Sequence[_Plan], settings: UpdateSettings, world: World) -> list[Tensor | None]:
+def _score_large(
+    policy: Policy, plans: Sequence[_Plan], settings: UpdateSettings, world: World
+) -> list[Tensor | None]:
     """For each group of this process that must be scored before: its logprobs, float [N]."""
     mine = plans[world.rank]
     found: list[Tensor | None] = []
     for group in mine.groups:
-        parts = [_trained_logprobs(policy, batch, settings, gradient=False) for batch in group.batches if group.large]
+        parts = [
+            _trained_logprobs(policy, batch, settings, gradient=False)
+            for batch in group.batches
+            if group.large
+        ]
         found.append(torch.cat(parts) if parts else None)
     for _ in range(max(plan.scoring_passes for plan in plans) - mine.scoring_passes):
         _pass_without_rows(policy, gradient=False)
     return found
 
 
-def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N: Tensor | None) -> Seen:
+def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N: Tensor | None) -> TokenStats:
     """Add the group's gradient; its loss is already divided by the whole batch's denominator, or by 1."""
     if scored_N is None:
         logprobs_N = _trained_logprobs(policy, group.items, settings, gradient=True)
@@ -189,10 +212,13 @@ def _backward(policy: Policy, group: _Group, settings: UpdateSettings, scored_N:
     return seen
 
 
-def _loss(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> tuple[Seen, Tensor]:
-    """What was seen of some items whose trained tokens have these logprobs, and the gradient of their loss, float [N]."""
+def _loss(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -> tuple[TokenStats, Tensor]:
+    """What was seen of some items whose trained tokens have these logprobs, and the gradient of their
+    loss, float [N].
+    """
     leaf_N = logprobs_N.requires_grad_()
-    tokens, weights_N = _tokens(items, leaf_N, settings), _trained(items, lambda item: item.weights, leaf_N)
+    tokens = _tokens(items, leaf_N, settings)
+    weights_N = _trained(items, lambda item: item.weights, leaf_N)
     share_N = weights_N
     for correction in settings.weights:
         share_N = share_N * load("correction", correction.function)(tokens, **correction.arguments).detach()
@@ -200,7 +226,7 @@ def _loss(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings) -
     (gradient_N,) = torch.autograd.grad(loss, leaf_N)
     masked_N = (share_N == 0) & (weights_N != 0)
     clipped_N = (gradient_N == 0) & (tokens.advantages_N != 0) & ~masked_N
-    seen = Seen(
+    seen = TokenStats(
         float(loss.detach()),
         tuple(dict.fromkeys(item.row.rollout_id for item in items)),
         tokens.rollout_N.cpu(),
@@ -217,7 +243,9 @@ def _tokens(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings)
     if items[0].proximal is not None:
         proximal_N = _trained(items, lambda item: item.proximal, logprobs_N)
     elif settings.proximal == "loglinear":
-        proximal_N = loglinear(behaviour_N, logprobs_N.detach(), _trained(items, lambda item: item.ages, logprobs_N))
+        proximal_N = loglinear(
+            behaviour_N, logprobs_N.detach(), _trained(items, lambda item: item.ages, logprobs_N)
+        )
     else:
         proximal_N = behaviour_N if settings.proximal == "behaviour" else logprobs_N.detach()
     place = {name: index for index, name in enumerate(dict.fromkeys(item.row.rollout_id for item in items))}
@@ -226,7 +254,11 @@ def _tokens(items: Sequence[Item], logprobs_N: Tensor, settings: UpdateSettings)
         behaviour_N,
         proximal_N,
         _trained(items, lambda item: item.advantages, logprobs_N),
-        _trained(items, lambda item: np.full(len(item.row.ids), place[item.row.rollout_id], dtype=np.int64), logprobs_N),
+        _trained(
+            items,
+            lambda item: np.full(len(item.row.ids), place[item.row.rollout_id], dtype=np.int64),
+            logprobs_N,
+        ),
         _trained(items, lambda item: item.times, logprobs_N),
     )
 
@@ -241,10 +273,14 @@ def _trained(items: Sequence[Item], values: Callable[[Item], np.ndarray | None],
     return torch.from_numpy(np.concatenate(found)).to(like.device)
 
 
-def _trained_logprobs(policy: Policy, items: Sequence[Item], settings: UpdateSettings, *, gradient: bool) -> Tensor:
+def _trained_logprobs(
+    policy: Policy, items: Sequence[Item], settings: UpdateSettings, *, gradient: bool
+) -> Tensor:
     """Of the trained tokens of the items, in their order, float [N]."""
     rows = [item.row for item in items]
-    return _logprobs(policy, [row.ids for row in rows], [row.mask for row in rows], settings.temperature, gradient=gradient)
+    return _logprobs(
+        policy, [row.ids for row in rows], [row.mask for row in rows], settings.temperature, gradient=gradient
+    )
 
 
 def _logprobs(

@@ -1,10 +1,11 @@
 """Asynchronous GRPO (arXiv 2402.03300) in plain torch, top to bottom.
 
-Take the next complete groups, give each rollout its advantages within its group, take one step on the loss and with the
-corrections that the run names; the step becomes a checkpoint, and its weights a new policy version (`trainers.learner`).
-Rollouts go on meanwhile under older versions; η bounds how much older.
+Take the next complete groups, give each rollout its advantages within its group, take one step on the loss
+and with the corrections that the run names; the step becomes a checkpoint, and its weights a new policy
+version (`trainers.learner`). Rollouts go on meanwhile under older versions; η bounds how much older.
 
-The policy may lie in shards over several processes (`trainers.trainee`); this is what their leader does.
+The policy may lie in shards over several processes (`trainers.trained_policy`); this is what their leader
+does.
 
 Left out: a KL penalty to a reference policy, several steps per batch.
 """
@@ -14,14 +15,14 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore
 from trainers.advantages.channels import channels_of
 from trainers.advantages.estimator import make_estimator
 from trainers.batch import Batch, LoadedGroup, gives_signal, join, make_batch, share_of
 from trainers.learner import Learner, TrainerSettings, in_processes
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateMetrics
 from trainers.world import World
 
@@ -34,7 +35,7 @@ def train(settings: TrainerSettings) -> None:
 def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
     """What each process of the trainer does: the leader trains, the others follow."""
     torch.set_num_threads(config.supervisor.threads)
-    trainee = Trainee(config, world, folder.versions)
+    trainee = TrainedPolicy(config, world, folder.versions)
     if world.rank > 0:
         trainee.follow()
         return
@@ -52,7 +53,7 @@ def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
 class Grpo:
     """One optimizer step on a batch, with advantages from within its groups."""
 
-    def __init__(self, config: RunConfig, store: TraceStore, trainee: Trainee) -> None:
+    def __init__(self, config: RunConfig, store: TraceStore, trainee: TrainedPolicy) -> None:
         self.config = config
         self.estimator = make_estimator(config, store, trainee)
         self.channels = channels_of(self.estimator)
@@ -70,15 +71,21 @@ class Grpo:
         """Step on the whole batch."""
         shuffled = self.config.trainer.reward_shuffle
         shuffle = np.random.default_rng([self.config.seed, learner.step]) if shuffled else None
-        chain, kept = learner.chain(), self.config.filter.steps_kept
+        chain = learner.chain()
+        kept = self.config.filter.steps_kept
         batch = make_batch(list(groups), learner.version, chain, self.estimator, shuffle, kept)
         if not batch.rows:
             return batch, None
         return batch, learner.trainee.update(batch.rows, batch.advantages, learner.ages(batch.rows, chain))
 
-    def _streamed(self, groups: Iterable[LoadedGroup], learner: Learner) -> tuple[Batch, UpdateMetrics | None]:
+    def _streamed(
+        self, groups: Iterable[LoadedGroup], learner: Learner
+    ) -> tuple[Batch, UpdateMetrics | None]:
         """The same, group by group as they arrive."""
-        chain, shares, trainee, kept = learner.chain(), [], learner.trainee, self.config.filter.steps_kept
+        chain = learner.chain()
+        shares = []
+        trainee = learner.trainee
+        kept = self.config.filter.steps_kept
         trainee.begin()
         for group in groups:
             shares.append(share_of(group, self.estimator(group.scored), learner.version, chain, kept))

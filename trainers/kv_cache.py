@@ -10,24 +10,31 @@ from trainers.policy import PolicyConfig
 
 
 class KVCache:
-    """Keys and values of `rows` sequences of at most `length` tokens: per layer two tensors [rows, kv_heads, length, head_dim].
+    """Keys and values of `rows` sequences of at most `length` tokens: per layer two tensors [rows, kv_heads,
+    length, head_dim].
 
-    Both are views of one block [layers, 2, rows, kv_heads, length, head_dim], so a token is written by one copy per layer and a
-    row moves in one. The block is zero and takes memory only where it has been written.
+    Both are views of one block [layers, 2, rows, kv_heads, length, head_dim], so a token is written by one
+    copy per layer and a row moves in one. The block is zero and takes memory only where it has been written.
     """
 
-    def __init__(self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype = torch.float32
+    ) -> None:
         shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, length, config.head_dim)
         zeros = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         self.block = torch.from_numpy(zeros).view(dtype).view(shape)
-        self.keys, self.values = list(self.block[:, 0]), list(self.block[:, 1])
+        self.keys = list(self.block[:, 0])
+        self.values = list(self.block[:, 1])
         self._slots = list(self.block.flatten(1, 4))
         self._heads = torch.arange(2 * config.num_key_value_heads)
         self._heads += (rows - 1) * config.num_key_value_heads * (self._heads >= config.num_key_value_heads)
-        self.rows, self.length = rows, length
+        self.rows = rows
+        self.length = length
 
     def slots(self, rows_B: Tensor, position_BT: Tensor) -> Tensor:
-        """Where the keys and then the values of all heads go, token by token: an index [B * T * 2 * kv_heads] for `write`."""
+        """Where the keys and then the values of all heads go, token by token: an index [B * T * 2 *
+        kv_heads] for `write`.
+        """
         head_BH = rows_B[:, None] * (len(self._heads) // 2) + self._heads
         return (head_BH[:, None] * self.length + position_BT[:, :, None]).flatten()
 

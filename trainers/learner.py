@@ -1,8 +1,9 @@
 """A trainee and its place in the run: what every algorithm's training has in common.
 
-It resumes from the newest checkpoint, gathers batches, and makes of each step a checkpoint, a published version, an entry in
-the ledger and a line of metrics. What is done with a batch is the algorithm's (`trainers.grpo`, `trainers.ppo`). Checkpoint and
-publication of a step may lag behind the gathering and computing of the next.
+It resumes from the newest checkpoint, gathers batches, and makes of each step a checkpoint, a published
+version, an entry in the ledger and a line of metrics. What is done with a batch is the algorithm's
+(`trainers.grpo`, `trainers.ppo`). Checkpoint and publication of a step may lag behind the gathering and
+computing of the next.
 """
 
 import json
@@ -18,26 +19,26 @@ from torch import Tensor
 
 from harnessgym.config import Config
 from harnessgym.errors import TrainerError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.staleness import VersionChain
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore, ledger, policies, runs
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers import checkpoint
 from trainers.advantages.channels import channels_of, check_channels, due
 from trainers.batch import Batch, LoadedGroup
+from trainers.batch_collector import BatchCollector
 from trainers.checkpoint import Checkpoint
 from trainers.checkpoint_writer import CheckpointWriter
 from trainers.corrections.loglinear import ages
-from trainers.gathering import Gathering
 from trainers.length_bias import LengthBias
 from trainers.replaying import replayable
-from trainers.shared_gathering import SharedGathering
+from trainers.shared_batch_collector import SharedGathering
 from trainers.success_pool import SuccessPool
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
 from trainers.weights.publisher import Publisher
@@ -76,19 +77,34 @@ class Algorithm(Protocol):
 
 
 class Learner:
-    """A trainee and its place in the run. As a context manager it waits for its checkpoints before it is left."""
+    """A trainee and its place in the run. As a context manager it waits for its checkpoints before it is
+    left.
+    """
 
-    def __init__(self, folder: RunFolder, config: RunConfig, store: TraceStore, trainee: Trainee, algorithm: Algorithm) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: RunConfig,
+        store: TraceStore,
+        trainee: TrainedPolicy,
+        algorithm: Algorithm,
+    ) -> None:
         run = store.read(runs.only)
         if run is None:
             raise TrainerError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
-        self.folder, self.config, self.store, self.run = folder, config, store, run
+        self.folder = folder
+        self.config = config
+        self.store = store
+        self.run = run
         self.policy_id = store.write(lambda conn: policies.register(conn, run.id, config.policy.name))
-        self.trainee, self.algorithm = trainee, algorithm
-        self.publisher = Publisher(folder.versions, store, self.run.id, self.policy_id, config.trainer.publish)
+        self.trainee = trainee
+        self.algorithm = algorithm
+        self.publisher = Publisher(
+            folder.versions, store, self.run.id, self.policy_id, config.trainer.publish
+        )
         self.step = self.version = 0
         shared = SharedGathering(store, run.id, self.policy_id, config) if config.policies else None
-        self.gathering = shared or Gathering(store, run.id, config, algorithm.teaches)
+        self.gathering = shared or BatchCollector(store, run.id, config, algorithm.teaches)
         self.length_bias = None if config.policies else LengthBias(store, run.id)
         self.writer = CheckpointWriter(self._commit, lazy=config.trainer.checkpoints == "lazy")
         self._last: StepRecord | None = None
@@ -103,14 +119,20 @@ class Learner:
         self.writer.close()
 
     def resume(self) -> None:
-        """Load the newest checkpoint and make the store agree with it; without one, publish the starting weights."""
+        """Load the newest checkpoint and make the store agree with it; without one, publish the starting
+        weights.
+        """
         found = checkpoint.load_newest(self.folder.checkpoints)
         newest = self.store.read(lambda conn: policies.latest(conn, self.policy_id))
         if found is not None:
-            self.trainee.load(found.weights, found.optimizer, found.randoms, found.proximal, found.critic, found.adapters)
+            self.trainee.load(
+                found.weights, found.optimizer, found.randoms, found.proximal, found.critic, found.adapters
+            )
             if found.adapters is not None:
                 found = replace(found, weights=self._merged(found.version))
-            self.step, self.version, self._last = found.step, found.version, found.record
+            self.step = found.step
+            self.version = found.version
+            self._last = found.record
             self.store.write(lambda conn: ledger.abandon_after(conn, self.policy_id, found.version))
             self._publish(found)
             if found.metrics:
@@ -118,22 +140,27 @@ class Learner:
         elif newest is not None:
             _, weights = read_version(Path(newest.path))
             self.trainee.load(weights)
-            self.step, self.version = newest.step, newest.version
+            self.step = newest.step
+            self.version = newest.version
         else:
             self._commit(Checkpoint(0, 0, *self.trainee.state(), None, {}, *self._further_states()))
 
     def _merged(self, version: int) -> dict[str, Tensor]:
-        """The weights that the adapters just loaded make: as published, or else merged again, which another machine rounds
-        otherwise.
+        """The weights that the adapters just loaded make: as published, or else merged again, which another
+        machine rounds otherwise.
         """
         path = version_path(self.folder.versions, version)
         return read_version(path)[1] if path.exists() else self.trainee.state()[0]
 
     def arriving(self) -> Iterator[LoadedGroup]:
-        """The groups of the next batch, as they come; see `trainers.gathering`."""
+        """The groups of the next batch, as they come; see `trainers.batch_collector`."""
         busy = frozenset(self._last.group_ids if self._last else ())
-        chain, reuse, eta = self.chain(), self.config.replay.reuse, self.config.trainer.max_staleness
-        trained = replayable(self.store, self.policy_id, self.version, chain, eta, self._newest) if reuse else []
+        chain = self.chain()
+        reuse = self.config.replay.reuse
+        eta = self.config.trainer.max_staleness
+        trained = (
+            replayable(self.store, self.policy_id, self.version, chain, eta, self._newest) if reuse else []
+        )
         told = (self.version, chain, busy, self.writer.check, trained)
         if isinstance(self.gathering, SharedGathering):
             return self.gathering.groups(*told)
@@ -144,7 +171,9 @@ class Learner:
         return self.gathering.groups(*told, pool.join)
 
     def train_step(self, groups: Iterable[LoadedGroup]) -> dict[str, float]:
-        """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged: see `settle`."""
+        """One optimizer step on a batch, then checkpointed, published, entered in the ledger and logged:
+        see `settle`.
+        """
         began = time.perf_counter()
         batch, made = self.algorithm.teach(groups, self)
         if due(self.step + 1, self.config.trainer.steps):
@@ -152,7 +181,8 @@ class Learner:
         given_up = self.gathering.given_up(self.version)
         held = time.perf_counter()
         weights, optimizer, randoms = self.trainee.state()
-        optimizer, further = self.writer.stage(optimizer), self._further_states()
+        optimizer = self.writer.stage(optimizer)
+        further = self._further_states()
         metrics = made | {
             "step": self.step + 1,
             "reward": float(np.mean(batch.rewards)),
@@ -171,7 +201,9 @@ class Learner:
             "step_s": held - began - self.gathering.waited_s,
             "held_s": time.perf_counter() - held,
         }
-        if self.length_bias is not None:  # which groups are trained is each policy's own affair, where there are several
+        if (
+            self.length_bias is not None
+        ):  # which groups are trained is each policy's own affair, where there are several
             last = self._last.group_ids if self._last else ()
             metrics["length_bias"] = self.length_bias.measure({*batch.group_ids, *last})
         parent = self.version
@@ -180,19 +212,25 @@ class Learner:
         self.version = max(unused, newest_version(self.folder.versions) + 1)
         metrics["version"] = self.version
         self._last = self._record(batch, parent)
-        self._newest = tuple(TrainedGroup(item.id, item.ordinal, self.version, item.staleness) for item in batch.groups)
-        self.writer.submit(Checkpoint(self.step, self.version, weights, optimizer, randoms, self._last, metrics, *further))
+        self._newest = tuple(
+            TrainedGroup(item.id, item.ordinal, self.version, item.staleness) for item in batch.groups
+        )
+        self.writer.submit(
+            Checkpoint(self.step, self.version, weights, optimizer, randoms, self._last, metrics, *further)
+        )
         return metrics
 
     def settle(self) -> None:
-        """Wait until the last step's checkpoint is written and its version published. Raises what stopped that."""
+        """Wait until the last step's checkpoint is written and its version published. Raises what stopped
+        that.
+        """
         self.writer.settle()
 
     def _further_states(self) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any] | None]:
         """Of the proximal policy, of the critic and of adapters."""
         return self.trainee.proximal_state(), self.trainee.critic_state(), self.trainee.adapter_state()
 
-    def ages(self, rows: Sequence[Row], chain: VersionChain) -> list[IdArray] | None:
+    def ages(self, rows: Sequence[TrainingRow], chain: VersionChain) -> list[IdArray] | None:
         """Staleness of each token of each row, where the update depends on it."""
         return [ages(row.versions, self.version, chain) for row in rows] if self.trainee.wants_ages else None
 
@@ -229,13 +267,20 @@ class Learner:
         saved = time.perf_counter()
         self._publish(state)
         if state.metrics:
-            self.log(state.metrics | {"checkpoint_s": saved - began, "publish_s": time.perf_counter() - saved})
+            self.log(
+                state.metrics | {"checkpoint_s": saved - began, "publish_s": time.perf_counter() - saved}
+            )
 
     def _publish(self, state: Checkpoint) -> None:
         """Write a checkpoint's version and its record in the store, as far as that has not been done."""
         parent = state.record.version.parent_version if state.record else None
         found = self.publisher.publish(state.version, parent, state.weights, state.step)
-        known: dict[str, Any] = {"path": str(found.path), "kind": found.kind, "checksum": found.checksum, "bytes": found.bytes}
+        known: dict[str, Any] = {
+            "path": str(found.path),
+            "kind": found.kind,
+            "checksum": found.checksum,
+            "bytes": found.bytes,
+        }
         if state.record is None:
             start = PolicyVersion(state.version, None, step=0, committed=True, orphaned=False, **known)
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, start))

@@ -1,4 +1,6 @@
-"""Whether what is trained is shorter than what was drawn: whoever takes what is complete first takes what is short."""
+"""Whether what is trained is shorter than what was drawn: whoever takes what is complete first takes what
+is short.
+"""
 
 from collections import Counter
 from collections.abc import Collection
@@ -10,14 +12,16 @@ _SETTLED = ("consumed", "dropped")
 
 
 class LengthBias:
-    """Mean sampled tokens of the rollouts that a run has trained, over those of all that have ended, given up or not.
+    """Mean sampled tokens of the rollouts that a run has trained, over those of all that have ended, given up
+    or not.
 
-    Rollouts that still run are in neither, and are rather long: so the bias of a step is seen in full a few steps later. Groups
-    that nothing changes any more are summed once.
+    Rollouts that still run are in neither, and are rather long: so the bias of a step is seen in full a few
+    steps later. Groups that nothing changes any more are summed once.
     """
 
     def __init__(self, store: TraceStore, run_id: str) -> None:
-        self.store, self.run_id = store, run_id
+        self.store = store
+        self.run_id = run_id
         self._first = 0
         """Groups before this ordinal are in the sums."""
         self._ended, self._trained = Counter[str](), Counter[str]()
@@ -28,7 +32,8 @@ class LengthBias:
         while found and found[0].state in _SETTLED:
             self._first = found[0].ordinal + 1
             _add(self._ended, self._trained, found.pop(0), taken)
-        ended, trained = self._ended.copy(), self._trained.copy()
+        ended = self._ended.copy()
+        trained = self._trained.copy()
         for item in found:
             _add(ended, trained, item, taken)
         if not trained["tokens"] or not ended["tokens"]:

@@ -1,8 +1,9 @@
 """Rows of different lengths as one sequence, in which what they share stands once.
 
-Branches of a rollout share their beginnings, and the rollouts of a group their prompt. Here every token of a shared beginning
-is computed once and attended to by all that follow it, and nothing is padded but attention itself. What comes out is what whole
-rows would give, up to rounding (sharing a group's prompt in training: Prefix Grouper, arXiv 2506.05433; here for any tree).
+Branches of a rollout share their beginnings, and the rollouts of a group their prompt. Here every token of a
+shared beginning is computed once and attended to by all that follow it, and nothing is padded but attention
+itself. What comes out is what whole rows would give, up to rounding (sharing a group's prompt in training:
+Prefix Grouper, arXiv 2506.05433; here for any tree).
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +26,14 @@ _SMALL = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class PackedSpan:
     """Rows that attend in one product, and the places of their tokens in the sequence."""
 
     queries_SQ: Tensor
     """Each row's own tokens, padded with its last one, int64 [S, Q]."""
     keys_SK: Tensor
-    """What each row consists of: what it shares, padded, and then its own as in `queries_SQ`, int64 [S, K]."""
+    """What each row consists of: what it shares, padded, and then its own as in `queries_SQ`, int64 [S,
+    K]."""
     mask_SQK: Tensor | None
     """True where a query may look, bool [S, Q, K]; None where no row shares anything: queries look back."""
     real: Tensor
@@ -46,12 +48,14 @@ class Packed:
     """int64 [N]"""
     positions_N: Tensor
     """Of each token in its row, int64 [N]."""
-    spans: tuple[Span, ...]
+    spans: tuple[PackedSpan, ...]
     paths: tuple[Index, ...]
     """By row: where its tokens stand, int64 [T]."""
 
     def trained(self, masks: Sequence[IdArray]) -> tuple[Tensor, Tensor]:
-        """Of the tokens with mask 1, row after row: where the token before each stands, and its id, int64 [M] both."""
+        """Of the tokens with mask 1, row after row: where the token before each stands, and its id, int64
+        [M] both.
+        """
         chosen = [np.flatnonzero(mask) for mask in masks]
         before = np.concatenate([path[index - 1] for path, index in zip(self.paths, chosen, strict=True)])
         places = np.concatenate([path[index] for path, index in zip(self.paths, chosen, strict=True)])
@@ -80,14 +84,19 @@ def pack(rows: Sequence[IdArray], device: torch.device | None = None) -> Packed:
     ordered = sorted(range(len(rows)), key=lambda number: _key(rows[number]))
     parts = _parts(rows, ordered)
     groups = _groups(part for part in parts if part.fresh)
-    starts, count = dict[int, int](), 0
+    starts = dict[int, int]()
+    count = 0
     for part in (part for group in groups for part in group):
         starts[part.row], count = count, count + part.fresh
     paths = _paths(parts, starts, len(rows))
-    ids, positions = np.empty(count, np.int64), np.empty(count, np.int64)
+    ids = np.empty(count, np.int64)
+    positions = np.empty(count, np.int64)
     for part in parts:
         own = paths[part.row][part.shared :]
-        ids[own], positions[own] = rows[part.row][part.shared :], np.arange(part.shared, part.shared + part.fresh)
+        ids[own], positions[own] = (
+            rows[part.row][part.shared :],
+            np.arange(part.shared, part.shared + part.fresh),
+        )
     spans = tuple(_span(group, paths, device) for group in groups)
     return Packed(_tensor(ids, device), _tensor(positions, device), spans, paths)
 
@@ -106,7 +115,8 @@ def packed_size(rows: Sequence[IdArray]) -> int:
 
 
 def micro_batches(units: Sequence[Sequence[IdArray]], max_tokens: int) -> list[list[int]]:
-    """Indices of units in batches that pack into at most `max_tokens` (a larger unit goes alone), similar ones together.
+    """Indices of units in batches that pack into at most `max_tokens` (a larger unit goes alone), similar
+    ones together.
 
     A unit are rows that stay together, int [T] each.
     """
@@ -145,10 +155,16 @@ def _groups(parts: Iterable[_Part]) -> list[list[_Part]]:
     """Parts of similar shape together; those that share nothing apart from the others."""
     groups: list[list[_Part]] = []
     real = 0
-    for part in sorted(parts, key=lambda part: (part.shared > 0, -part.shared - part.fresh, -part.fresh, part.row)):
+    for part in sorted(
+        parts, key=lambda part: (part.shared > 0, -part.shared - part.fresh, -part.fresh, part.row)
+    ):
         last = groups[-1] if groups else []
         real += part.work
-        if last and (last[0].shared > 0) == (part.shared > 0) and _padded_work([*last, part]) <= _WASTE * real + _SMALL:
+        if (
+            last
+            and (last[0].shared > 0) == (part.shared > 0)
+            and _padded_work([*last, part]) <= _WASTE * real + _SMALL
+        ):
             last.append(part)
         else:
             groups.append([part])
@@ -157,7 +173,8 @@ def _groups(parts: Iterable[_Part]) -> list[list[_Part]]:
 
 
 def _padded_work(parts: Sequence[_Part]) -> int:
-    fresh, shared = max(part.fresh for part in parts), max(part.shared for part in parts)
+    fresh = max(part.fresh for part in parts)
+    shared = max(part.shared for part in parts)
     return len(parts) * fresh * (shared + fresh)
 
 
@@ -172,8 +189,9 @@ def _paths(parts: Sequence[_Part], starts: dict[int, int], rows: int) -> tuple[I
     return tuple(paths)
 
 
-def _span(parts: Sequence[_Part], paths: Sequence[Index], device: torch.device | None) -> Span:
-    most, widest = max(part.fresh for part in parts), max(part.shared for part in parts)
+def _span(parts: Sequence[_Part], paths: Sequence[Index], device: torch.device | None) -> PackedSpan:
+    most = max(part.fresh for part in parts)
+    widest = max(part.shared for part in parts)
     queries = np.empty((len(parts), most), np.int64)
     shared = np.zeros((len(parts), widest), np.int64)
     for part, own, before in zip(parts, queries, shared, strict=True):
@@ -186,10 +204,12 @@ def _span(parts: Sequence[_Part], paths: Sequence[Index], device: torch.device |
     mask = None
     if widest:
         shared_S = np.array([part.shared for part in parts])
-        before_SQK = np.broadcast_to((np.arange(widest) < shared_S[:, None])[:, None], (len(parts), most, widest))
+        before_SQK = np.broadcast_to(
+            (np.arange(widest) < shared_S[:, None])[:, None], (len(parts), most, widest)
+        )
         own_SQK = np.broadcast_to(np.tri(most, dtype=bool), (len(parts), most, most))
         mask = _tensor(np.concatenate((before_SQK, own_SQK), axis=2), device)
-    return Span(_tensor(queries, device), _tensor(keys, device), mask, _tensor(real, device))
+    return PackedSpan(_tensor(queries, device), _tensor(keys, device), mask, _tensor(real, device))
 
 
 def _tensor(array: npt.NDArray[np.generic], device: torch.device | None) -> Tensor:

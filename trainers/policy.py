@@ -1,8 +1,9 @@
 """The policy: a decoder-only transformer in plain torch, of the Qwen3 and Llama families.
 
-One module serves the trainer (whole sequences, gradients) and the embedded engine (a KV cache, no gradients), so the two can
-differ in nothing but rounding. Checkpoints are ordinary Hugging Face folders (`config.json`, `model.safetensors`,
-`tokenizer.json`, `chat_template.jinja`): other tools load what we write, and we load what they write.
+One module serves the trainer (whole sequences, gradients) and the embedded engine (a KV cache, no gradients),
+so the two can differ in nothing but rounding. Checkpoints are ordinary Hugging Face folders (`config.json`,
+`model.safetensors`, `tokenizer.json`, `chat_template.jinja`): other tools load what we write, and we load
+what they write.
 
 Left out on purpose: sliding windows, RoPE scaling, mixture of experts, dropout.
 """
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harnessgym.errors import PolicyError
-from trainers.packing import Packed, Span
+from trainers.packing import Packed, PackedSpan
 from trainers.projections import projected
 
 if TYPE_CHECKING:
@@ -52,24 +53,40 @@ class PolicyConfig:
 
     @classmethod
     def from_hf(cls, raw: dict[str, object], where: str = "config.json") -> "PolicyConfig":
-        """Read a Hugging Face config. Raises `PolicyError` for an architecture or option this module does not compute."""
+        """Read a Hugging Face config. Raises `PolicyError` for an architecture or option this module does
+        not compute.
+        """
         architecture = (raw.get("architectures") or ["Qwen3ForCausalLM"])[0]  # type: ignore[index]
         if architecture not in _ARCHITECTURES:
-            raise PolicyError(f"{where}: architecture {architecture!r} is not supported; known: {', '.join(_ARCHITECTURES)}.")
+            raise PolicyError(
+                f"{where}: architecture {architecture!r} is not supported; known: "
+                f"{', '.join(_ARCHITECTURES)}."
+            )
         if raw.get("rope_scaling") or raw.get("use_sliding_window"):
-            raise PolicyError(f"{where}: RoPE scaling and sliding windows are not supported; serve this model with vLLM.")
+            raise PolicyError(
+                f"{where}: RoPE scaling and sliding windows are not supported; serve this model with vLLM."
+            )
         heads = int(raw["num_attention_heads"])  # type: ignore[call-overload]
         rope = raw.get("rope_parameters") or {}
         if isinstance(rope, dict) and rope.get("rope_type", "default") != "default":
-            raise PolicyError(f"{where}: RoPE type {rope['rope_type']!r} is not supported; serve this model with vLLM.")
+            raise PolicyError(
+                f"{where}: RoPE type {rope['rope_type']!r} is not supported; serve this model with vLLM."
+            )
         for name, ours in _COMPUTED.items():
-            given = [each for each in (raw.get(name), rope.get(name) if isinstance(rope, dict) else None) if each is not None]
+            given = [
+                each
+                for each in (raw.get(name), rope.get(name) if isinstance(rope, dict) else None)
+                if each is not None
+            ]
             if any(each != ours for each in given):
                 raise PolicyError(
-                    f"{where}: {name} = {given[-1]!r} is not supported, only {ours!r}; serve this model with vLLM."
+                    f"{where}: {name} = {given[-1]!r} is not supported, only {ours!r}; serve this model with "
+                    "vLLM."
                 )
         if raw.get("quantization_config"):
-            raise PolicyError(f"{where}: quantised weights are not supported; give those that they were made from.")
+            raise PolicyError(
+                f"{where}: quantised weights are not supported; give those that they were made from."
+            )
         values = {
             "head_dim": int(raw["hidden_size"]) // heads,  # type: ignore[call-overload]
             "rope_theta": rope.get("rope_theta", 10_000.0) if isinstance(rope, dict) else 10_000.0,
@@ -81,7 +98,9 @@ class PolicyConfig:
 
     def to_hf(self) -> dict[str, object]:
         """The config as transformers reads it."""
-        values: dict[str, object] = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "qk_norm"}
+        values: dict[str, object] = {
+            name: getattr(self, name) for name in self.__dataclass_fields__ if name != "qk_norm"
+        }
         architecture = next(name for name, norm in _ARCHITECTURES.items() if norm == self.qk_norm)
         model_type = "qwen3" if self.qk_norm else "llama"
         return {
@@ -98,9 +117,13 @@ class Attention(nn.Module):
 
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+        self.heads = config.num_attention_heads
+        self.kv_heads = config.num_key_value_heads
+        self.head_dim = config.head_dim
         self.eps = config.rms_norm_eps
-        self.qkv_proj: nn.Module = nn.Linear(config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False)
+        self.qkv_proj: nn.Module = nn.Linear(
+            config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=False
+        )
         self.o_proj: nn.Module = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=False)
         self.q_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
         self.k_norm = nn.Parameter(torch.ones(self.head_dim)) if config.qk_norm else None
@@ -108,7 +131,9 @@ class Attention(nn.Module):
     def project(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, heads, T, D], keys and values [B, kv_heads, T, D], rotated to their positions."""
         batch, length, _ = x_BTE.shape
-        qkv = projected(self.qkv_proj, x_BTE).view(batch, length, self.heads + 2 * self.kv_heads, self.head_dim)
+        qkv = projected(self.qkv_proj, x_BTE).view(
+            batch, length, self.heads + 2 * self.kv_heads, self.head_dim
+        )
         qk, v = torch.split(qkv, [self.heads + self.kv_heads, self.kv_heads], dim=2)
         if self.q_norm is not None and self.k_norm is not None:
             weight = torch.cat((self.q_norm.expand(self.heads, -1), self.k_norm.expand(self.kv_heads, -1)))
@@ -117,17 +142,25 @@ class Attention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Attention output [B, T, hidden]; `mask` is additive [B, 1, T, S], or None for plain causal attention."""
+        """Attention output [B, T, hidden]; `mask` is additive [B, 1, T, S], or None for plain causal
+        attention.
+        """
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
         )
         return projected(self.o_proj, out.transpose(1, 2).flatten(2))
 
-    def attend_spans(self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, spans: Sequence[Span]) -> Tensor:
+    def attend_spans(
+        self, q_BHND: Tensor, k_BHND: Tensor, v_BHND: Tensor, spans: Sequence[PackedSpan]
+    ) -> Tensor:
         """Attention output [1, N, hidden] of packed rows (B is 1)."""
         found = []
         for span in spans:
-            q, k, v = _taken(q_BHND, span.queries_SQ), _taken(k_BHND, span.keys_SK), _taken(v_BHND, span.keys_SK)
+            q, k, v = (
+                _taken(q_BHND, span.queries_SQ),
+                _taken(k_BHND, span.keys_SK),
+                _taken(v_BHND, span.keys_SK),
+            )
             mask = None if span.mask_SQK is None else span.mask_SQK[:, None]
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.heads != self.kv_heads
@@ -138,11 +171,14 @@ class Attention(nn.Module):
     def attend_one(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """`attend` for one query per sequence; `mask` is [B * kv_heads, 1, S].
 
-        The queries that share a key head are taken as its sequence, so that keys and values are read once. In float32 two plain
-        products are faster on CPUs than the fused kernel; in shorter types that kernel keeps its sums in float32.
+        The queries that share a key head are taken as its sequence, so that keys and values are read once. In
+        float32 two plain products are faster on CPUs than the fused kernel; in shorter types that kernel
+        keeps its sums in float32.
         """
         shape = (len(q) * self.kv_heads, self.heads // self.kv_heads, self.head_dim)
-        grouped, k, v = q.reshape(shape), k.flatten(0, 1), v.flatten(0, 1)
+        grouped = q.reshape(shape)
+        k = k.flatten(0, 1)
+        v = v.flatten(0, 1)
         if q.dtype == torch.float32:
             scores = torch.baddbmm(mask, grouped, k.transpose(1, 2), alpha=self.head_dim**-0.5)
             out = torch.bmm(scores.softmax(-1), v)
@@ -151,7 +187,7 @@ class Attention(nn.Module):
         return projected(self.o_proj, out.reshape(len(q), 1, self.heads * self.head_dim))
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     """One decoder layer: attention and a gated feed-forward net, both pre-normalised."""
 
     def __init__(self, config: PolicyConfig) -> None:
@@ -167,7 +203,9 @@ class Block(nn.Module):
         """What attention sees of the residual stream."""
         return _rms_norm(x, self.input_layernorm, self.eps)
 
-    def forward(self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor, spans: Sequence[Span] = ()) -> Tensor:
+    def forward(
+        self, x_BTE: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor, spans: Sequence[PackedSpan] = ()
+    ) -> Tensor:
         """The residual stream of whole sequences, or of one packed one with its spans, a layer later."""
         attention = self.self_attn
         q, k, v = attention.project(self.pre_attention(x_BTE), cos_BT1D, sin_BT1D)
@@ -191,15 +229,20 @@ class Policy(nn.Module):
         super().__init__()
         self.config = config
         self.products: torch.dtype = torch.float32
-        """What the products of `forward` and `logprobs` are computed in, by autocast where that is not float32. Weights, norms,
-        the residual stream and the softmax stay float32: that is nearer to the float32 policy than casting them, too."""
+        """What the products of `forward` and `logprobs` are computed in, by autocast where that is not
+        float32. Weights, norms, the residual stream and the softmax stay float32: that is nearer to the
+        float32 policy than casting them, too."""
         self.lora: Lora | None = None
         """Its adapters, if it has any; see `trainers.lora`."""
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
-        self.blocks = tuple(block for block in self.layers if isinstance(block, Block))
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.blocks = tuple(block for block in self.layers if isinstance(block, DecoderLayer))
         self.norm = nn.Parameter(torch.ones(config.hidden_size))
-        self.lm_head = None if config.tie_word_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
         cos, sin = _rotary_table(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -208,30 +251,40 @@ class Policy(nn.Module):
                 nn.init.normal_(module.weight, std=0.02)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Logits [B, T, vocab] of whole, right-padded sequences (padding never reaches a real token's logits)."""
+        """Logits [B, T, vocab] of whole, right-padded sequences (padding never reaches a real token's
+        logits).
+        """
         length = ids_BT.shape[1]
-        cos, sin = self.cos[None, :length, None], self.sin[None, :length, None]
+        cos = self.cos[None, :length, None]
+        sin = self.sin[None, :length, None]
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         with self._autocast():
             for layer in self.blocks:
                 x = layer(x, cos, sin)
             return self.logits(x)
 
-    def logprobs(self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0) -> Tensor:
-        """Log-probability at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 as the policy.
+    def logprobs(
+        self, packed: Packed, before_M: Tensor, targets_M: Tensor, temperature: float = 1.0
+    ) -> Tensor:
+        """Log-probability at `temperature` of the tokens of `Packed.trained`, [M]: float32, or float64 as the
+        policy.
 
-        Logits are computed for these tokens alone, and in the backward pass again where they would take much memory.
+        Logits are computed for these tokens alone, and in the backward pass again where they would take much
+        memory.
         """
         hidden_ME = self.hidden(packed).index_select(0, before_M)
         rows = max(1, _LOGITS // self.config.vocab_size)
         if len(hidden_ME) <= rows:
             return self._chosen(hidden_ME, targets_M, temperature)
         parts = zip(torch.split(hidden_ME, rows), torch.split(targets_M, rows), strict=True)
-        return torch.cat([checkpoint(self._chosen, *part, temperature, use_reentrant=False) for part in parts])
+        return torch.cat(
+            [checkpoint(self._chosen, *part, temperature, use_reentrant=False) for part in parts]
+        )
 
     def hidden(self, packed: Packed) -> Tensor:
         """The residual stream behind the last layer at each token of packed rows, [N, hidden]."""
-        cos, sin = self.cos[packed.positions_N][None, :, None], self.sin[packed.positions_N][None, :, None]
+        cos = self.cos[packed.positions_N][None, :, None]
+        sin = self.sin[packed.positions_N][None, :, None]
         x = F.embedding(packed.ids_N[None], self.embed_tokens.weight)
         with self._autocast():
             for layer in self.blocks:
@@ -239,7 +292,11 @@ class Policy(nn.Module):
         return x[0]
 
     def _autocast(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.products == torch.float32 else torch.autocast(self.cos.device.type, self.products)
+        return (
+            nullcontext()
+            if self.products == torch.float32
+            else torch.autocast(self.cos.device.type, self.products)
+        )
 
     def _chosen(self, hidden_ME: Tensor, targets_M: Tensor, temperature: float) -> Tensor:
         with self._autocast():
@@ -257,14 +314,20 @@ class Policy(nn.Module):
 
     @torch.inference_mode()
     def forward_cached(
-        self, ids_BT: Tensor, start_B: Tensor, cache: "KVCache", rows: slice | Tensor, last_B: Tensor | None = None
+        self,
+        ids_BT: Tensor,
+        start_B: Tensor,
+        cache: "KVCache",
+        rows: slice | Tensor,
+        last_B: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states [B, T, hidden] of tokens appended to cache rows that already hold `start_B` tokens each.
+        """Hidden states [B, T, hidden] of tokens appended to cache rows that already hold `start_B` tokens
+        each.
 
-        `rows` is a slice of contiguous rows (no copy: what decoding uses) or a row index [B] (prefill). Right padding in
-        `ids_BT` writes keys past a sequence's end, where later tokens overwrite them and the mask hides them until then.
-        With `last_B` only those positions' hidden states [B, 1, hidden] are computed to the end: the last layer needs no more
-        than keys and values of the others.
+        `rows` is a slice of contiguous rows (no copy: what decoding uses) or a row index [B] (prefill). Right
+        padding in `ids_BT` writes keys past a sequence's end, where later tokens overwrite them and the mask
+        hides them until then. With `last_B` only those positions' hidden states [B, 1, hidden] are computed
+        to the end: the last layer needs no more than keys and values of the others.
         """
         length = ids_BT.shape[1]
         position_BT = start_B[:, None] + torch.arange(length)
@@ -272,7 +335,8 @@ class Policy(nn.Module):
         fresh = horizon == length > 1
         mask = None if fresh or length == 1 else self._mask(position_BT, horizon)[:, None]
         one_mask = self._one_mask(position_BT, horizon) if length == 1 else None
-        cos, sin = self.cos[position_BT][:, :, None], self.sin[position_BT][:, :, None]
+        cos = self.cos[position_BT][:, :, None]
+        sin = self.sin[position_BT][:, :, None]
         slots = cache.slots(torch.arange(cache.rows)[rows] if isinstance(rows, slice) else rows, position_BT)
         x = F.embedding(ids_BT, self.embed_tokens.weight)
         for depth, layer in enumerate(self.blocks):
@@ -285,7 +349,11 @@ class Policy(nn.Module):
                 batch_B = torch.arange(len(last_B))
                 x, q = x[batch_B, last_B][:, None], q[batch_B, :, last_B]
                 one_mask = self._one_mask(position_BT[batch_B, last_B][:, None], horizon)
-            attended = attention.attend(q, k, v, mask) if one_mask is None else attention.attend_one(q, k, v, one_mask)
+            attended = (
+                attention.attend(q, k, v, mask)
+                if one_mask is None
+                else attention.attend_one(q, k, v, one_mask)
+            )
             x = layer.feed_forward(x + attended)
         return x
 
@@ -302,8 +370,8 @@ class Policy(nn.Module):
 def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0) -> Tensor:
     """Log-probability of each token given those before it, [B, T]: float32, or float64 as the logits.
 
-    Position 0, which nothing predicts, is 0. This is the distribution at `temperature` without truncation (top-p = 1,
-    no top-k): the one policy gradients use.
+    Position 0, which nothing predicts, is 0. This is the distribution at `temperature` without truncation
+    (top-p = 1, no top-k): the one policy gradients use.
     """
     scores = _accurate(logits_BTV[:, :-1]) / temperature
     chosen = scores.gather(-1, ids_BT[:, 1:, None]).squeeze(-1) - scores.logsumexp(-1)
@@ -311,17 +379,26 @@ def token_logprobs(logits_BTV: Tensor, ids_BT: Tensor, temperature: float = 1.0)
 
 
 def _accurate(logits: Tensor) -> Tensor:
-    """Logits in the dtype that sums of their exponentials need: float32, or float64 where they are float64."""
+    """Logits in the dtype that sums of their exponentials need: float32, or float64 where they are
+    float64.
+    """
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _taken(x_BHND: Tensor, index_SQ: Tensor) -> Tensor:
     """[S, heads, Q, D] of the tokens at these places, of a batch of one."""
-    return x_BHND[0].index_select(1, index_SQ.flatten()).view(x_BHND.shape[1], *index_SQ.shape, -1).transpose(0, 1)
+    return (
+        x_BHND[0]
+        .index_select(1, index_SQ.flatten())
+        .view(x_BHND.shape[1], *index_SQ.shape, -1)
+        .transpose(0, 1)
+    )
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (arXiv 1910.07467). Written out: the fused one is slow on CPUs."""
+    """Root-mean-square norm over the last dimension (arXiv 1910.07467). Written out: the fused one is slow
+    on CPUs.
+    """
     if x.dtype != torch.float32:
         return F.rms_norm(x, x.shape[-1:], None, eps) * weight
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -333,7 +410,8 @@ def _rotate(x_BTHD: Tensor, cos_BT1D: Tensor, sin_BT1D: Tensor) -> Tensor:
 
 
 def _rotary_table(config: PolicyConfig) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [positions, head_dim] (RoPE, arXiv 2104.09864, in the half-split layout of Llama and Qwen).
+    """Cosines and sines [positions, head_dim] (RoPE, arXiv 2104.09864, in the half-split layout of Llama and
+    Qwen).
 
     The first half of the sines is negated, which is what `_rotate` needs.
     """

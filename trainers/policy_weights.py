@@ -1,4 +1,6 @@
-"""Weights of a policy under their Hugging Face names: read from a model folder, put into it, taken out of it, written."""
+"""Weights of a policy under their Hugging Face names: read from a model folder, put into it, taken out of
+it, written.
+"""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +18,9 @@ _HEAD = "lm_head.weight"
 
 
 def load_policy(folder: Path, dtype: torch.dtype = torch.float32) -> Policy:
-    """A policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not fit."""
+    """A policy from a Hugging Face folder. Raises `PolicyError` if a file is missing or tensors do not
+    fit.
+    """
     path = folder / "config.json"
     if not path.is_file():
         raise PolicyError(f"No policy at {folder}: config.json is missing. Give a Hugging Face model folder.")
@@ -51,10 +55,13 @@ def published_weights(policy: Policy, state: Mapping[str, Tensor] | None = None)
 
     `state` stands in for `policy.state_dict()` where that has not the whole tensors. Adapters are merged.
     """
-    config, out = policy.config, dict[str, Tensor]()
+    config = policy.config
+    out = dict[str, Tensor]()
     state = policy.state_dict() if state is None else state
     state = state if policy.lora is None else policy.lora.merged(state)
-    split_qkv = [n * config.head_dim for n in (config.num_attention_heads, *(config.num_key_value_heads,) * 2)]
+    split_qkv = [
+        n * config.head_dim for n in (config.num_attention_heads, *(config.num_key_value_heads,) * 2)
+    ]
     for name, tensor in state.items():
         layer, _, _ = name.partition(".self_attn.") if ".self_attn." in name else name.rpartition(".")
         if name.endswith("qkv_proj.weight"):
@@ -75,7 +82,8 @@ def load_weights(policy: Policy, weights: dict[str, Tensor]) -> None:
 
     Raises `PolicyError` naming the first that is missing or misshaped; the policy is then unchanged.
     """
-    found, state = _parts(policy, weights), policy.state_dict()
+    found = _parts(policy, weights)
+    state = policy.state_dict()
     for name, parts in found.items():
         for part, rows in zip(parts, torch.split(state[name], [len(part) for part in parts]), strict=True):
             rows.copy_(part)
@@ -90,12 +98,16 @@ def packed_weights(policy: Policy, weights: dict[str, Tensor]) -> dict[str, Tens
 
 
 def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]]:
-    """The tensors that one after another make up each of the policy's; together they are all that `weights` holds."""
+    """The tensors that one after another make up each of the policy's; together they are all that
+    `weights` holds.
+    """
     taken = set[str]()
 
     def take(name: str) -> Tensor:
         if name not in weights:
-            raise PolicyError(f"The weights have no tensor {name!r}; is this the model that config.json describes?")
+            raise PolicyError(
+                f"The weights have no tensor {name!r}; is this the model that config.json describes?"
+            )
         taken.add(name)
         return weights[name]
 
@@ -113,12 +125,14 @@ def _parts(policy: Policy, weights: dict[str, Tensor]) -> dict[str, list[Tensor]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         if shape != target.shape:
             raise PolicyError(
-                f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}: give both files of one model."
+                f"Tensor {name!r} has shape {shape}, config.json says {tuple(target.shape)}: give both files "
+                "of one model."
             )
         found[name] = parts
     if left := [name for name in weights if name not in taken and not _says_nothing(name, weights)]:
         raise PolicyError(
-            f"The weights have a tensor {left[0]!r}, which a policy of this config.json does not compute with: give both files "
+            f"The weights have a tensor {left[0]!r}, which a policy of this config.json does not compute "
+            "with: give both files "
             "of one model, or serve it with vLLM."
         )
     return found
@@ -136,5 +150,7 @@ def _hf_name(name: str) -> str:
     if name.startswith("lm_head"):
         return name
     name = name.replace(".base_layer", "").replace(".down_proj", ".mlp.down_proj")
-    name = name.replace(".qkv_proj", "").replace(".gate_up_proj", ".mlp")  # of a policy whose projections are apart
+    name = name.replace(".qkv_proj", "").replace(
+        ".gate_up_proj", ".mlp"
+    )  # of a policy whose projections are apart
     return f"model.{name}" if name.endswith(".weight") else f"model.{name}.weight"

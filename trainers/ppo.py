@@ -1,13 +1,14 @@
 """Asynchronous PPO (arXiv 1707.06347) with a critic, in plain torch, top to bottom.
 
-Take the next complete groups, let the critic value every token, find advantages by GAE, step the policy on the loss and with
-the corrections that the run names, and the critic towards the returns; the step becomes a checkpoint, and the policy's weights
-a new version (`trainers.learner`). The old policy of the ratio is the one that sampled: its log-probabilities are recorded,
-and computed again only with proximal = "recompute", for AReaL's decoupled PPO. A group is no more than several rollouts of a
-task: none is left out, and one rollout is enough.
+Take the next complete groups, let the critic value every token, find advantages by GAE, step the policy on
+the loss and with the corrections that the run names, and the critic towards the returns; the step becomes a
+checkpoint, and the policy's weights a new version (`trainers.learner`). The old policy of the ratio is the
+one that sampled: its log-probabilities are recorded, and computed again only with proximal = "recompute", for
+AReaL's decoupled PPO. A group is no more than several rollouts of a task: none is left out, and one rollout
+is enough.
 
-The policy and its critic may lie in shards over several processes (`trainers.trainee`); this is what their leader does. The
-critic is in the checkpoint and is never published.
+The policy and its critic may lie in shards over several processes (`trainers.trained_policy`); this is what
+their leader does. The critic is in the checkpoint and is never published.
 
 Left out: a KL penalty to a reference policy, a trunk that both share (`trainers.critic` says why).
 """
@@ -18,12 +19,12 @@ from itertools import islice
 import numpy as np
 import torch
 
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.staleness import VersionChain
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Float64Array
 from trainers.advantages.gae import gae_of_rollout
@@ -32,7 +33,7 @@ from trainers.batch import Batch, LoadedGroup, join, share_of
 from trainers.learner import Learner, TrainerSettings, in_processes
 from trainers.ppo_settings import PpoSettings, ppo_settings_of
 from trainers.reward_shuffle import shuffled
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 from trainers.world import World
 
 _EPS = 1e-8
@@ -47,13 +48,13 @@ def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
     """What each process of the trainer does: the leader trains, the others follow."""
     torch.set_num_threads(config.supervisor.threads)
     settings = ppo_settings_of(config)
-    trainee = Trainee(config, world, folder.versions, settings.critic)
+    trainee = TrainedPolicy(config, world, folder.versions, settings.critic)
     if world.rank > 0:
         trainee.follow()
         return
     with (
         TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store,
-        Learner(folder, config, store, trainee, Ppo(config, settings)) as learner,
+        Learner(folder, config, store, trainee, PpoTrainer(config, settings)) as learner,
     ):
         learner.resume()
         while learner.step < config.trainer.steps:
@@ -62,20 +63,29 @@ def take_part(folder: RunFolder, config: RunConfig, world: World) -> None:
     trainee.dismiss()
 
 
-class Ppo:
-    """Optimizer steps of a policy and its critic on a batch, with advantages over what the critic expected."""
+class PpoTrainer:
+    """Optimizer steps of a policy and its critic on a batch, with advantages over what the critic
+    expected.
+    """
 
     def __init__(self, config: RunConfig, settings: PpoSettings) -> None:
-        self.config, self.settings = config, settings
+        self.config = config
+        self.settings = settings
         self.channels = of_calls("trainer.ppo.channel", settings.channel)
 
     def teaches(self, group: LoadedGroup) -> bool:
-        """Whether anything in it is trained. Where all rewards are equal, the critic learns to expect them."""
+        """Whether anything in it is trained. Where all rewards are equal, the critic learns to expect
+        them.
+        """
         return any(row.mask.any() for rows in group.rows for row in rows)
 
     def teach(self, groups: Iterable[LoadedGroup], learner: Learner) -> tuple[Batch, dict[str, float]]:
-        """Train both on a batch. While the critic warms up the policy is left alone: its advantages are zero."""
-        taken, trainee, chain = self._taken(groups, learner.step), learner.trainee, learner.chain()
+        """Train both on a batch. While the critic warms up the policy is left alone: its advantages are
+        zero.
+        """
+        taken = self._taken(groups, learner.step)
+        trainee = learner.trainee
+        chain = learner.chain()
         rows = [row for group in taken for own in group.rows for row in own]
         values = trainee.values(rows)
         advantages = self._advantages(taken, values)
@@ -85,10 +95,12 @@ class Ppo:
             advantages = [np.zeros_like(advantage) for advantage in advantages]
         elif self.settings.whiten:
             advantages = whitened(rows, advantages)
-        batch, ages = _batch(taken, advantages, learner.version, chain), learner.ages(rows, chain)
+        batch = _batch(taken, advantages, learner.version, chain)
+        ages = learner.ages(rows, chain)
         recompute = bool(batch.rows) and trainee.settings.proximal == "recompute"
         proximal = trainee.recomputed(rows) if recompute else None
-        policy_steps, critic_steps = list[dict[str, float]](), list[dict[str, float]]()
+        policy_steps = list[dict[str, float]]()
+        critic_steps = list[dict[str, float]]()
         for part in self._parts(rows, learner.step):
             mine = [rows[at] for at in part]
             if batch.rows:  # else no token has an advantage
@@ -108,14 +120,17 @@ class Ppo:
 
     def _advantages(self, groups: Sequence[LoadedGroup], values: Sequence[FloatArray]) -> list[FloatArray]:
         """By GAE, float32 [T] per row of all groups."""
-        left, found = iter(values), list[FloatArray]()
+        left = iter(values)
+        found = list[FloatArray]()
         for item in (item for group in groups for item in group.scored):
             own = [next(left) for _ in item.rows]
             found += gae_of_rollout(item, own, self.settings.gamma, self.settings.lam, self.settings.channel)
         return found
 
-    def _parts(self, rows: Sequence[Row], step: int) -> Iterator[list[int]]:
-        """Indices of rows for each update: in every epoch all rollouts in an order of its own, cut into mini-batches."""
+    def _parts(self, rows: Sequence[TrainingRow], step: int) -> Iterator[list[int]]:
+        """Indices of rows for each update: in every epoch all rollouts in an order of its own, cut into
+        mini-batches.
+        """
         of_rollout: dict[str, list[int]] = {}
         for at, row in enumerate(rows):
             of_rollout.setdefault(row.rollout_id, []).append(at)
@@ -127,8 +142,10 @@ class Ppo:
                     yield sorted(at for number in part for at in rollouts[number])
 
 
-def whitened(rows: Sequence[Row], advantages: Sequence[FloatArray]) -> list[FloatArray]:
-    """Advantages, float32 [T] per row, with mean 0 and standard deviation 1 over all trained tokens; 0 for the others."""
+def whitened(rows: Sequence[TrainingRow], advantages: Sequence[FloatArray]) -> list[FloatArray]:
+    """Advantages, float32 [T] per row, with mean 0 and standard deviation 1 over all trained tokens; 0 for
+    the others.
+    """
     found_N = iter(standardised(_trained(rows, advantages), _EPS))
     out = [np.zeros_like(advantage) for advantage in advantages]
     for row, advantage in zip(rows, out, strict=True):
@@ -136,23 +153,34 @@ def whitened(rows: Sequence[Row], advantages: Sequence[FloatArray]) -> list[Floa
     return out
 
 
-def explained_variance(rows: Sequence[Row], values: Sequence[FloatArray], targets: Sequence[FloatArray]) -> float:
-    """1 - Var(R - V) / Var(R) over trained tokens: 1 where the critic is right, 0 where it tells no token from another."""
+def explained_variance(
+    rows: Sequence[TrainingRow], values: Sequence[FloatArray], targets: Sequence[FloatArray]
+) -> float:
+    """1 - Var(R - V) / Var(R) over trained tokens: 1 where the critic is right, 0 where it tells no token
+    from another.
+    """
     values_N, targets_N = _trained(rows, values), _trained(rows, targets)
     spread = float(targets_N.var()) if len(targets_N) else 0.0
     return 1 - float((targets_N - values_N).var()) / spread if spread else 0.0
 
 
-def _trained(rows: Sequence[Row], per_row: Sequence[FloatArray]) -> Float64Array:
+def _trained(rows: Sequence[TrainingRow], per_row: Sequence[FloatArray]) -> Float64Array:
     """What trained tokens have, row after row, float64 [N]."""
     found = [each[row.mask != 0].astype(np.float64) for row, each in zip(rows, per_row, strict=True)]
     return np.concatenate([*found, np.zeros(0)])
 
 
-def _batch(groups: Sequence[LoadedGroup], advantages: Sequence[FloatArray], version: int, chain: VersionChain) -> Batch:
+def _batch(
+    groups: Sequence[LoadedGroup], advantages: Sequence[FloatArray], version: int, chain: VersionChain
+) -> Batch:
     """What the ledger and the metrics say of the batch."""
     left = iter(advantages)
-    return join([share_of(group, [[next(left) for _ in own] for own in group.rows], version, chain) for group in groups])
+    return join(
+        [
+            share_of(group, [[next(left) for _ in own] for own in group.rows], version, chain)
+            for group in groups
+        ]
+    )
 
 
 def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:

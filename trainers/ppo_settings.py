@@ -4,7 +4,7 @@ from pydantic import Field
 
 from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from trainers.update_settings import settings_of
 
 
@@ -14,8 +14,8 @@ class CriticSettings(Config):
     lr: float = Field(1e-3, gt=0)
     """Its learning rate; fits the shipped policy. Critics of pretrained models want about 1e-5."""
     clip: float = Field(0.5, ge=0)
-    """How far a value may move from what it was when the batch was valued, before its loss stops to pull; 0: any far. Only
-    several updates per batch get there."""
+    """How far a value may move from what it was when the batch was valued, before its loss stops to pull;
+    0: any far. Only several updates per batch get there."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     warmup: int = Field(0, ge=0)
@@ -28,7 +28,8 @@ class PpoSettings(Config):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount of a reward per token that was sampled before it."""
     lam: float = Field(0.95, ge=0, le=1)
-    """GAE's λ: 1 takes returns as they were (no bias), 0 trusts the critic after one token (least variance)."""
+    """GAE's λ: 1 takes returns as they were (no bias), 0 trusts the critic after one token (least
+    variance)."""
     channel: str = "reward"
     """Rewards of calls that count, besides the rollout's."""
     whiten: bool = True
@@ -36,57 +37,70 @@ class PpoSettings(Config):
     epochs: int = Field(1, gt=0)
     """How often each batch is gone through. In the ledger it is trained once."""
     mini_batches: int = Field(1, gt=0)
-    """Parts of a batch, by rollouts drawn anew in each epoch; each is an optimizer step of the policy and of the critic."""
+    """Parts of a batch, by rollouts drawn anew in each epoch; each is an optimizer step of the policy and
+    of the critic."""
     critic: CriticSettings = CriticSettings()
     """The value function."""
 
 
 def ppo_settings_of(config: RunConfig, where: str = "[trainer.update]") -> PpoSettings:
-    """PPO as a run asks for it. Raises `ConfigError` for what does not go with it, or with its update, with the reason."""
+    """PPO as a run asks for it. Raises `ConfigError` for what does not go with it, or with its update,
+    with the reason.
+    """
     trainer = config.trainer
     found = validate(PpoSettings, dict(trainer.ppo), "[trainer.ppo]")
     if trainer.advantage != "grpo" or trainer.advantage_settings:
         raise ConfigError(
-            f"algorithm = 'ppo' has its advantages by GAE from its critic, and trainer.advantage = {trainer.advantage!r} would "
-            "not be used: leave trainer.advantage and trainer.advantage_settings out, or choose algorithm = 'grpo'."
+            "algorithm = 'ppo' has its advantages by GAE from its critic, and trainer.advantage = "
+            f"{trainer.advantage!r} would "
+            "not be used: leave trainer.advantage and trainer.advantage_settings out, or choose algorithm = "
+            "'grpo'."
         )
     if trainer.stream:
         raise ConfigError(
-            "PPO's advantages are whitened over the batch, and its critic values all of it before anything is trained on: set "
+            "PPO's advantages are whitened over the batch, and its critic values all of it before anything "
+            "is trained on: set "
             "trainer.stream = false, and leave trainer.periodic out."
         )
     if config.filter.zero_signal == "refill":
         raise ConfigError(
-            "With algorithm = 'ppo' groups of equal rewards teach: the critic, and the policy by what the critic had not "
+            "With algorithm = 'ppo' groups of equal rewards teach: the critic, and the policy by what the "
+            "critic had not "
             "expected. Set filter.zero_signal = 'leave_out', which leaves none out here."
         )
     if config.filter.steps_kept < 1 or config.replay.success_pool:
         raise ConfigError(
-            "filter.steps_kept and replay.success_pool are about groups whose rollouts are compared, and PPO compares each "
+            "filter.steps_kept and replay.success_pool are about groups whose rollouts are compared, and PPO "
+            "compares each "
             "with its critic: leave both out, or choose algorithm = 'grpo'."
         )
     if trainer.update.get("baseline", "none") != "none":
         raise ConfigError(
-            "trainer.update.baseline chooses what is subtracted from rewards, and PPO subtracts what its critic expects: leave "
+            "trainer.update.baseline chooses what is subtracted from rewards, and PPO subtracts what its "
+            "critic expects: leave "
             "one of them out."
         )
     if found.critic.warmup >= trainer.steps:
         raise ConfigError(
-            f"[trainer.ppo]: with critic.warmup = {found.critic.warmup} the critic learns alone to the end of the run, whose "
+            f"[trainer.ppo]: with critic.warmup = {found.critic.warmup} the critic learns alone to the end "
+            "of the run, whose "
             f"trainer.steps are {trainer.steps}: lower it, or raise trainer.steps."
         )
     proximal = settings_of(config, where).proximal
     several = found.epochs * found.mini_batches > 1
     if proximal == "recompute" and not several:
         raise ConfigError(
-            "[trainer.ppo]: with one update on a batch proximal = 'recompute' is 'current': name that, or raise epochs or "
+            "[trainer.ppo]: with one update on a batch proximal = 'recompute' is 'current': name that, or "
+            "raise epochs or "
             "mini_batches."
         )
     if several and proximal not in ("behaviour", "recompute", "snapshot"):
         name = proximal if isinstance(proximal, str) else proximal.name
         raise ConfigError(
-            f"[trainer.ppo]: several updates on a batch are held near the policy that sampled it by the ratio to that policy, "
-            f"and proximal = {name!r} moves along with each of them: set trainer.update.proximal = 'behaviour', 'recompute' or "
+            "[trainer.ppo]: several updates on a batch are held near the policy that sampled it by the "
+            "ratio to that policy, "
+            f"and proximal = {name!r} moves along with each of them: set trainer.update.proximal = "
+            "'behaviour', 'recompute' or "
             "'snapshot'."
         )
     return found

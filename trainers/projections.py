@@ -1,4 +1,6 @@
-"""Linear layers of the policy: several of one input in one product, or each a module of its own, which can have adapters."""
+"""Linear layers of the policy: several of one input in one product, or each a module of its own, which can
+have adapters.
+"""
 
 from collections.abc import Mapping
 
@@ -24,5 +26,7 @@ class Separate(nn.Module):
 
 
 def projected(layer: nn.Module, x: Tensor) -> Tensor:
-    """`layer(x)`, but of a plain linear layer without what calling a module costs: engines do this for every token."""
+    """`layer(x)`, but of a plain linear layer without what calling a module costs: engines do this for
+    every token.
+    """
     return F.linear(x, layer.weight) if type(layer) is nn.Linear else layer(x)

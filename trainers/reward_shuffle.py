@@ -1,4 +1,6 @@
-"""The control experiment: rewards permuted, so that they are as before and say nothing of what they are given for."""
+"""The control experiment: rewards permuted, so that they are as before and say nothing of what they are
+given for.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,19 +8,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harnessgym.traces.trajectories import Credit, Row
+from harnessgym.traces.trajectories import Credit, TrainingRow
 
 if TYPE_CHECKING:
     from trainers.batch import LoadedGroup
 
 
 def shuffled(groups: "Sequence[LoadedGroup]", random: np.random.Generator) -> "list[LoadedGroup]":
-    """The groups with rollouts' rewards, all channels together, permuted over all rollouts; so those of calls and of agents."""
+    """The groups with rollouts' rewards, all channels together, permuted over all rollouts; so those of
+    calls and of agents.
+    """
     pairs = [pair for group in groups for pair in zip(group.group.members, _credit(group), strict=True)]
     members = [(member.reward, member.verdict, credit.rewards) for member, credit in pairs]
     whole = iter([members[at] for at in random.permutation(len(members))])
-    turns = {turn.call_id: turn.rewards for group in groups for rows in group.rows for row in rows for turn in row.turns}
-    by_call = dict(zip(turns, [list(turns.values())[at] for at in random.permutation(len(turns))], strict=True))
+    turns = {
+        turn.call_id: turn.rewards
+        for group in groups
+        for rows in group.rows
+        for row in rows
+        for turn in row.turns
+    }
+    by_call = dict(
+        zip(turns, [list(turns.values())[at] for at in random.permutation(len(turns))], strict=True)
+    )
     agents = [own for group in groups for credit in _credit(group) for own in credit.agents.values()]
     by_agent = iter([agents[at] for at in random.permutation(len(agents))])
     out = []
@@ -41,5 +53,5 @@ def _credit(group: "LoadedGroup") -> tuple[Credit, ...]:
     return group.credit or (Credit(),) * len(group.rows)
 
 
-def _with_rewards(row: Row, by_call: dict[str, dict[str, float]]) -> Row:
+def _with_rewards(row: TrainingRow, by_call: dict[str, dict[str, float]]) -> TrainingRow:
     return replace(row, turns=tuple(replace(turn, rewards=by_call[turn.call_id]) for turn in row.turns))

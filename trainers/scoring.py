@@ -12,8 +12,11 @@ from trainers.update_settings import UpdateSettings
 
 
 @torch.no_grad()
-def mean_logprobs(policy: Policy, texts: Sequence[IdArray], tails: Sequence[int], settings: UpdateSettings) -> list[float]:
-    """The mean logprob of the last `tails[i]` tokens of `texts[i]`, at the sampling temperature; 0 for none of them.
+def mean_logprobs(
+    policy: Policy, texts: Sequence[IdArray], tails: Sequence[int], settings: UpdateSettings
+) -> list[float]:
+    """The mean logprob of the last `tails[i]` tokens of `texts[i]`, at the sampling temperature; 0 for none
+    of them.
 
     Of a text that is longer than the policy can read the beginning is left out.
     """
@@ -25,7 +28,9 @@ def mean_logprobs(policy: Policy, texts: Sequence[IdArray], tails: Sequence[int]
         packed = pack([texts[index] for index in part], policy.cos.device)
         masks = [_tail(len(texts[index]), tails[index]) for index in part]
         logprobs_M = policy.logprobs(packed, *packed.trained(masks), settings.temperature).cpu()
-        for index, own in zip(part, torch.split(logprobs_M, [int(mask.sum()) for mask in masks]), strict=True):
+        for index, own in zip(
+            part, torch.split(logprobs_M, [int(mask.sum()) for mask in masks]), strict=True
+        ):
             out[index] = float(own.double().mean())
     return out
 

@@ -1,10 +1,11 @@
 """One optimizer step on a batch of rows: the arithmetic that every trainer here shares.
 
-Each trained token has a loss against a proximal policy, weighted by corrections for what another policy sampled; both are named
-in `UpdateSettings`. By default it is the clipped surrogate. Given equal inputs, the step is deterministic.
+Each trained token has a loss against a proximal policy, weighted by corrections for what another policy
+sampled; both are named in `UpdateSettings`. By default it is the clipped surrogate. Given equal inputs, the
+step is deterministic.
 
-With a `World` of several processes, each of them calls the same functions with the same rows, computes its part of them, and
-gets the metrics of all.
+With a `World` of several processes, each of them calls the same functions with the same rows, computes its
+part of them, and gets the metrics of all.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from harnessgym.errors import TrainerError
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.corrections.baseline import MinimumVariance, reward_of
 from trainers.corrections.importance_sampling import effective_sample_size
 from trainers.corrections.learning_rate import step_size
-from trainers.gradients import Item, Seen, backward_all
+from trainers.gradients import Item, TokenStats, backward_all
 from trainers.losses.normalisation import denominator, token_weights
 from trainers.losses.tokens import TimeArray, sampling_times
 from trainers.policy import Policy
@@ -50,7 +51,8 @@ class UpdateMetrics:
     masked: float
     """Share of tokens that corrections masked. They count in every denominator."""
     entropy: float
-    """Mean of -log pi over the sampled tokens: the policy's entropy, estimated on what mu sampled, nats per token."""
+    """Mean of -log pi over the sampled tokens: the policy's entropy, estimated on what mu sampled, nats
+    per token."""
     lr: float
     """Learning rate that the step was taken with."""
     baseline: float
@@ -64,7 +66,9 @@ class UpdateMetrics:
 
 
 def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.optim.Optimizer:
-    """AdamW of what is trained, without weight decay, with the short second-moment memory that few, noisy steps want."""
+    """AdamW of what is trained, without weight decay, with the short second-moment memory that few, noisy
+    steps want.
+    """
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     return torch.optim.AdamW(trained, lr=settings.lr, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -72,7 +76,7 @@ def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.o
 def policy_update(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     advantages: Sequence[float | FloatArray],
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None = None,
@@ -81,10 +85,10 @@ def policy_update(
 ) -> UpdateMetrics:
     """Take one optimizer step on `rows`, with one advantage per row (a number, or float [T]).
 
-    `proximal` holds the logprobs [T] per row of a policy to clip ratios against, where `settings.proximal` is not one that the
-    pass itself gives (or instead of that); `ages` the staleness [T] per row of each token, which "loglinear" needs. Raises
-    `TrainerError` for lengths that do not match, a batch without trained tokens, or a gradient that is not finite (the weights
-    are then unchanged).
+    `proximal` holds the logprobs [T] per row of a policy to clip ratios against, where `settings.proximal` is
+    not one that the pass itself gives (or instead of that); `ages` the staleness [T] per row of each token,
+    which "loglinear" needs. Raises `TrainerError` for lengths that do not match, a batch without trained
+    tokens, or a gradient that is not finite (the weights are then unchanged).
     """
     batch = _checked(rows, advantages, settings, proximal, ages)
     optimizer.zero_grad(set_to_none=True)
@@ -94,17 +98,22 @@ def policy_update(
 
 
 class GradientAccumulation:
-    """One optimizer step whose batch arrives in parts; the same as `policy_update` on all of them, up to rounding.
+    """One optimizer step whose batch arrives in parts; the same as `policy_update` on all of them, up to
+    rounding.
 
-    Sums of gradients are divided by the batch's denominator once it is known. Equal parts in an equal order give equal bits,
-    whenever each of them came. Until `step` nothing else may touch the gradients; begun again, it starts from none.
+    Sums of gradients are divided by the batch's denominator once it is known. Equal parts in an equal order
+    give equal bits, whenever each of them came. Until `step` nothing else may touch the gradients; begun
+    again, it starts from none.
     """
 
     def __init__(
         self, policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, world: World = ALONE
     ) -> None:
-        self.policy, self.optimizer, self.settings, self.world = policy, optimizer, settings, world
-        self._seen: list[Seen] = []
+        self.policy = policy
+        self.optimizer = optimizer
+        self.settings = settings
+        self.world = world
+        self._seen: list[TokenStats] = []
         self._rollouts: set[str] = set()
         self._denominator = 0
         self._baseline = _baseline(policy, settings, world)
@@ -112,18 +121,21 @@ class GradientAccumulation:
 
     def add(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TrainingRow],
         advantages: Sequence[float | FloatArray],
         proximal: Sequence[FloatArray] | None = None,
         ages: Sequence[IdArray] | None = None,
     ) -> None:
-        """Add the gradients of some rollouts, all rows of each; without trained tokens they count in denominators alone.
+        """Add the gradients of some rollouts, all rows of each; without trained tokens they count in
+        denominators alone.
 
         Raises `TrainerError` as `policy_update` does, and for rows of a rollout that was added before.
         """
         again = self._rollouts & {row.rollout_id for row in rows}
         if again:
-            raise TrainerError(f"Rollout {min(again)} is in two parts of a batch: its rows must be added together.")
+            raise TrainerError(
+                f"Rollout {min(again)} is in two parts of a batch: its rows must be added together."
+            )
         if any(row.mask.any() for row in rows):
             part = _checked(rows, advantages, self.settings, proximal, ages, total=1)
             self._seen += _add(self.policy, part, self.settings, self.world, self._baseline)
@@ -134,12 +146,13 @@ class GradientAccumulation:
         """Step on what was added. Raises `TrainerError` if that is nothing, or its gradient is not finite."""
         if not self._seen:
             raise TrainerError("The batch has no trained token: there is no step to take.")
-        rollouts, whole = len(self._rollouts), self._denominator
+        rollouts = len(self._rollouts)
+        whole = self._denominator
         return _step(self.policy, self.optimizer, self.settings, self._seen, self._baseline, rollouts, whole)
 
 
 def _checked(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingRow],
     advantages: Sequence[float | FloatArray],
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None,
@@ -148,30 +161,45 @@ def _checked(
 ) -> list[Item]:
     if {len(each) for each in (advantages, proximal, ages) if each is not None} != {len(rows)}:
         raise TrainerError(
-            f"{len(rows)} rows need as many advantages (and proximal logprobs and ages, if given); got {len(advantages)}."
+            f"{len(rows)} rows need as many advantages (and proximal logprobs and ages, if given); got "
+            f"{len(advantages)}."
         )
     if not any(row.mask.any() for row in rows):
-        raise TrainerError("The batch has no trained token; drop groups of equal reward only while others remain.")
+        raise TrainerError(
+            "The batch has no trained token; drop groups of equal reward only while others remain."
+        )
     if proximal is None and (settings.proximal not in ("behaviour", "current", "loglinear")):
-        raise TrainerError(f"Logprobs of the proximal policy are needed with proximal = {settings.proximal!r}.")
+        raise TrainerError(
+            f"Logprobs of the proximal policy are needed with proximal = {settings.proximal!r}."
+        )
     if proximal is None and ages is None and settings.proximal == "loglinear":
         raise TrainerError("The staleness of each token (ages) is needed with proximal = 'loglinear'.")
-    items, times = [], _times(rows) if settings.whole_rollouts else [np.zeros(len(row.ids), np.int64) for row in rows]
-    for index, (row, weights) in enumerate(zip(rows, token_weights(rows, settings.normalisation, total), strict=True)):
+    items = []
+    times = _times(rows) if settings.whole_rollouts else [np.zeros(len(row.ids), np.int64) for row in rows]
+    for index, (row, weights) in enumerate(
+        zip(rows, token_weights(rows, settings.normalisation, total), strict=True)
+    ):
         advantage = np.asarray(advantages[index], dtype=np.float32)
         old = None if proximal is None else np.asarray(proximal[index], dtype=np.float32)
         age = None if ages is None else ages[index]
         given = [each for each in (old, age) if each is not None]
         if advantage.shape not in ((), row.ids.shape) or any(each.shape != row.ids.shape for each in given):
-            raise TrainerError(f"Rollout {row.rollout_id}: advantages, proximal logprobs or ages do not have the row's length.")
+            raise TrainerError(
+                f"Rollout {row.rollout_id}: advantages, proximal logprobs or ages do not have the row's "
+                "length."
+            )
         if row.mask[:1].any():
-            raise TrainerError(f"Rollout {row.rollout_id}: the first token of a row has no context and cannot be trained.")
+            raise TrainerError(
+                f"Rollout {row.rollout_id}: the first token of a row has no context and cannot be trained."
+            )
         if row.mask.any() or not settings.whole_rollouts:
-            items.append(Item(row, np.broadcast_to(advantage, row.ids.shape), weights, times[index], old, age))
+            items.append(
+                Item(row, np.broadcast_to(advantage, row.ids.shape), weights, times[index], old, age)
+            )
     return items
 
 
-def _times(rows: Sequence[Row]) -> list[TimeArray]:
+def _times(rows: Sequence[TrainingRow]) -> list[TimeArray]:
     """When each token was sampled, among those of its rollout; see `sampling_times`."""
     own: dict[str, list[int]] = {}
     for index, row in enumerate(rows):
@@ -189,15 +217,22 @@ def _baseline(policy: Policy, settings: UpdateSettings, world: World) -> Minimum
         return None
     if world.size > 1:
         raise TrainerError(
-            "The gradient of each rollout alone is not to be had where several processes add up those of theirs."
+            "The gradient of each rollout alone is not to be had where several processes add up those of "
+            "theirs."
         )
     return MinimumVariance(policy)
 
 
 def _add(
-    policy: Policy, items: Sequence[Item], settings: UpdateSettings, world: World, baseline: MinimumVariance | None
-) -> list[Seen]:
-    """Add the gradients of all items: to the parameters, or rollout by rollout to what a baseline is found from."""
+    policy: Policy,
+    items: Sequence[Item],
+    settings: UpdateSettings,
+    world: World,
+    baseline: MinimumVariance | None,
+) -> list[TokenStats]:
+    """Add the gradients of all items: to the parameters, or rollout by rollout to what a baseline is found
+    from.
+    """
     if baseline is None:
         return backward_all(policy, items, settings, world)
     seen = []
@@ -220,12 +255,14 @@ def _step(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
     settings: UpdateSettings,
-    seen: Sequence[Seen],
+    seen: Sequence[TokenStats],
     baseline: MinimumVariance | None,
     rollouts: int,
     whole: int | None = None,
 ) -> UpdateMetrics:
-    """Step along the gradients that are there, divided by `whole`. Raises `TrainerError` if they are not finite."""
+    """Step along the gradients that are there, divided by `whole`. Raises `TrainerError` if they are not
+    finite.
+    """
     if baseline is not None:
         baseline.give()
     if whole is not None:
@@ -255,7 +292,7 @@ def _step(
     )
 
 
-def _log_weights(seen: Sequence[Seen]) -> Tensor:
+def _log_weights(seen: Sequence[TokenStats]) -> Tensor:
     """Sum of log(pi / mu) over the trained tokens of each rollout, float64 [R], by its id."""
     found: dict[str, float] = {}
     for part in seen:
@@ -266,7 +303,9 @@ def _log_weights(seen: Sequence[Seen]) -> Tensor:
     return torch.tensor([found[rollout_id] for rollout_id in sorted(found)], dtype=torch.float64)
 
 
-def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, lr: float) -> float:
+def _clip_and_step(
+    policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, lr: float
+) -> float:
     """`clip_and_step`, at the rate of this step alone."""
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -278,11 +317,15 @@ def _clip_and_step(policy: Policy, optimizer: torch.optim.Optimizer, settings: U
 
 
 def clip_and_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float) -> float:
-    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is not finite."""
+    """Step along the gradients that are there; their norm before clipping. Raises `TrainerError` if it is
+    not finite.
+    """
     length = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     norm = float(length.full_tensor() if hasattr(length, "full_tensor") else length)
     if not np.isfinite(norm):
         optimizer.zero_grad(set_to_none=True)
-        raise TrainerError(f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs.")
+        raise TrainerError(
+            f"The gradient is not finite (norm {norm}); the step was not taken. Check rewards and logprobs."
+        )
     optimizer.step()
     return norm

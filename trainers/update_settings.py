@@ -1,4 +1,6 @@
-"""Settings of one optimizer step, apart from the step itself: whoever only checks a configuration needs no torch."""
+"""Settings of one optimizer step, apart from the step itself: whoever only checks a configuration needs no
+torch.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, field_validat
 from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError
 from harnessgym.registry import Kind, load, names
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from trainers.corrections.settings import CorrectionSettings, Tis
 from trainers.losses.normalisation import Normalisation
-from trainers.losses.settings import Dapo, LossSettings, Part
+from trainers.losses.settings import Dapo, LossSettings, NamedPart
 from trainers.proximal.settings import Ewma
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=NamedPart)
 
 
 class EssRule(Config):
@@ -24,7 +26,8 @@ class EssRule(Config):
 
     name: Literal["ess"] = "ess"
     target: float = Field(1.0, gt=0, le=1)
-    """rho_0: the effective share of the rollouts that deserves the whole rate. VCPO's script for many turns has 0.55."""
+    """rho_0: the effective share of the rollouts that deserves the whole rate. VCPO's script for many
+    turns has 0.55."""
     power: float = Field(0.5, gt=0)
     """lr (min(1, rho / rho_0))^power: 0.5 is the square root rule, 1 the linear one."""
 
@@ -39,20 +42,21 @@ class UpdateSettings(BaseModel):
     loss: SerializeAsAny[LossSettings] = Dapo(name="dapo")
     """Registered loss, `module:Class`, or a table of that `name` and its settings."""
     proximal: Literal["behaviour", "current", "recompute", "snapshot", "loglinear"] | Ewma = "behaviour"
-    """The policy that ratios are clipped against, and whose ratio to the one that sampled is what corrections correct.
-    behaviour: the one that sampled (PPO, which leaves no importance weight). current: the one the step starts from (which never
-    clips; staleness is weighted instead). recompute: the one that the first of several steps on a batch starts from, of
-    algorithm = "ppo" (AReaL). snapshot: for each token the version that sampled it, scored again by the trainer.
-    ewma: a moving average of past versions, or a table with its settings. loglinear: between the one that sampled and the
-    current one, by staleness, without a forward pass."""
+    """The policy that ratios are clipped against, and whose ratio to the one that sampled is what
+    corrections correct. behaviour: the one that sampled (PPO, which leaves no importance weight). current:
+    the one the step starts from (which never clips; staleness is weighted instead). recompute: the one
+    that the first of several steps on a batch starts from, of algorithm = "ppo" (AReaL). snapshot: for
+    each token the version that sampled it, scored again by the trainer. ewma: a moving average of past
+    versions, or a table with its settings. loglinear: between the one that sampled and the current one, by
+    staleness, without a forward pass."""
     corrections: tuple[SerializeAsAny[CorrectionSettings], ...] | None = None
-    """Registered corrections, `module:Class`, or tables of a `name` and settings. If not given, tis, unless the proximal policy
-    is the one that sampled: that leaves nothing to correct."""
+    """Registered corrections, `module:Class`, or tables of a `name` and settings. If not given, tis,
+    unless the proximal policy is the one that sampled: that leaves nothing to correct."""
     lr_rule: Literal["constant"] | EssRule = "constant"
     """ess: less where few rollouts carry the weights of the batch; or a table with its settings."""
     baseline: Literal["none", "minimum_variance"] = "none"
-    """minimum_variance: what is subtracted from rewards is chosen, batch by batch, for the least variance of the weighted
-    gradient. It costs a backward pass per rollout and two more copies of the gradient."""
+    """minimum_variance: what is subtracted from rewards is chosen, batch by batch, for the least variance
+    of the weighted gradient. It costs a backward pass per rollout and two more copies of the gradient."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients longer than this are scaled down to it."""
     normalisation: Normalisation = "token"
@@ -85,19 +89,27 @@ class UpdateSettings(BaseModel):
     def _corrections(cls, given: Any) -> Any:
         if isinstance(given, str | Mapping):
             raise ConfigError('Corrections are a list: ["tis"], or tables [{ name = "icepop", low = 0.5 }].')
-        return given if given is None else tuple(_named("correction", CorrectionSettings, each) for each in given)
+        return (
+            given
+            if given is None
+            else tuple(_named("correction", CorrectionSettings, each) for each in given)
+        )
 
     @field_validator("normalisation", mode="before")
     @classmethod
     def _mean(cls, given: Any) -> Any:
         if given in ("constant", {"name": "constant"}):
-            raise ConfigError('normalisation = "constant" needs a length: { name = "constant", length = 4096 }.')
+            raise ConfigError(
+                'normalisation = "constant" needs a length: { name = "constant", length = 4096 }.'
+            )
         return given["name"] if given in ({"name": "token"}, {"name": "rollout"}) else given
 
     @field_validator("proximal", "lr_rule", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:
-        """A name that has settings stands for the table of its defaults, and a table of no more than a name for the name."""
+        """A name that has settings stands for the table of its defaults, and a table of no more than a
+        name for the name.
+        """
         if given in ("ewma", "ess"):
             return {"name": given}
         if isinstance(given, Mapping) and set(given) == {"name"} and given["name"] not in ("ewma", "ess"):
@@ -108,7 +120,10 @@ class UpdateSettings(BaseModel):
     def _sensible(self) -> Self:
         ratios = [each.name for each in self.weights if each.weighs]
         if len(ratios) > 1:
-            raise ValueError(f"{' and '.join(ratios)} both weigh by pi_prox/mu, and together by its square: keep one of them")
+            raise ValueError(
+                f"{' and '.join(ratios)} both weigh by pi_prox/mu, and together by its square: keep one of "
+                "them"
+            )
         for name, times in Counter(each.name for each in self.weights).items():
             if times > 1:
                 raise ValueError(f"corrections has {name} {times} times: keep one of them")
@@ -117,16 +132,23 @@ class UpdateSettings(BaseModel):
                 raise ValueError(reason)
         if self.lr_rule != "constant" and self.proximal != "behaviour" and not ratios:
             raise ValueError(
-                "lr_rule = 'ess' goes by the importance weights in the gradient, and there are none: add tis, mis or icepop"
+                "lr_rule = 'ess' goes by the importance weights in the gradient, and there are none: add "
+                "tis, mis or icepop"
             )
         if self.baseline == "minimum_variance" and self.loss.name != "reinforce":
             raise ValueError(
-                f"baseline = 'minimum_variance' is that of the gradient sum w (R - b) grad log pi, and {self.loss.name} "
+                "baseline = 'minimum_variance' is that of the gradient sum w (R - b) grad log pi, and "
+                f"{self.loss.name} "
                 "bends it by the sign and size of R - b: set loss = 'reinforce'"
             )
-        if isinstance(self.proximal, Ewma) and self.proximal.reset_below and not any(each.masks for each in self.weights):
+        if (
+            isinstance(self.proximal, Ewma)
+            and self.proximal.reset_below
+            and not any(each.masks for each in self.weights)
+        ):
             raise ValueError(
-                "proximal = 'ewma' begins again when corrections mask too many tokens, and none of them masks: add mis or "
+                "proximal = 'ewma' begins again when corrections mask too many tokens, and none of them "
+                "masks: add mis or "
                 "icepop, or set reset_below = 0"
             )
         return self
@@ -141,7 +163,9 @@ def _named(kind: Kind, base: type[P], given: Any) -> P:
         raise ConfigError(f"A {kind} is a name, or a table with a name; got {given!r}.")
     found = load(kind, table["name"])
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{table['name']!r} is not a {kind}: it must be a subclass of {base.__module__}:{base.__name__}.")
+        raise ConfigError(
+            f"{table['name']!r} is not a {kind}: it must be a subclass of {base.__module__}:{base.__name__}."
+        )
     return validate(found, table, f"{kind} {table['name']!r}")
 
 
@@ -150,56 +174,69 @@ def _fits_run(named: str, config: RunConfig, where: str) -> None:
     trainer = config.trainer
     if named in ("snapshot", "ewma", "loglinear") and trainer.max_staleness == 0:
         raise ConfigError(
-            f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts from, so proximal = "
+            f"{where}: with max_staleness = 0 every token was sampled by the policy that the step starts "
+            "from, so proximal = "
             f"{named!r} is 'current': name that, or raise max_staleness."
         )
     if named == "recompute" and trainer.algorithm == "grpo":
         raise ConfigError(
-            f"{where}: algorithm = 'grpo' takes one step on a batch, so proximal = 'recompute' is 'current': name that, or set "
+            f"{where}: algorithm = 'grpo' takes one step on a batch, so proximal = 'recompute' is 'current': "
+            "name that, or set "
             "algorithm = 'ppo' with several epochs or mini_batches."
         )
     if trainer.lora.on and named == "ewma":
         raise ConfigError(
-            f"{where}: proximal = 'ewma' averages weights, and averages of A and of B do not make the average of B A: choose "
+            f"{where}: proximal = 'ewma' averages weights, and averages of A and of B do not make the "
+            "average of B A: choose "
             "another proximal policy, or leave trainer.lora out."
         )
     kept = config.trainer.publish.keep
     if named == "snapshot" and kept and kept <= trainer.max_staleness:
         raise ConfigError(
-            f"{where}: proximal = 'snapshot' reads versions up to max_staleness = {trainer.max_staleness} old, and the newest "
+            f"{where}: proximal = 'snapshot' reads versions up to max_staleness = {trainer.max_staleness} "
+            "old, and the newest "
             f"{kept} stay on disk: set trainer.publish.keep to {trainer.max_staleness + 1} at least, or 0."
         )
 
 
 def settings_of(config: RunConfig, where: str = "[trainer.update]") -> UpdateSettings:
-    """The update of a run's (first) policy, with what other sections say about it. Raises `ConfigError`, with the reason."""
+    """The update of a run's (first) policy, with what other sections say about it. Raises `ConfigError`,
+    with the reason.
+    """
     trainer = config.trainer
     found = validate(UpdateSettings, dict(trainer.update), where)
     named = found.proximal if isinstance(found.proximal, str) else found.proximal.name
     _fits_run(named, config, where)
     if trainer.lora.on and find_spec("peft") is None:
-        raise ConfigError("trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'.")
+        raise ConfigError(
+            "trainer.lora needs peft, which is not installed: pip install 'harnessgym-rl[lora]'."
+        )
     if found.baseline == "minimum_variance":
         if trainer.advantage in names("advantage") and trainer.advantage != "reward":
             raise ConfigError(
-                f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and trainer.advantage = "
+                f"{where}: baseline = 'minimum_variance' chooses what is subtracted from rewards, and "
+                "trainer.advantage = "
                 f"{trainer.advantage!r} has subtracted something already: set trainer.advantage = 'reward'."
             )
         if config.filter.steps_kept < 1:
             raise ConfigError(
-                f"{where}: baseline = 'minimum_variance' takes one reward for all tokens of a rollout, and filter.steps_kept = "
+                f"{where}: baseline = 'minimum_variance' takes one reward for all tokens of a rollout, and "
+                "filter.steps_kept = "
                 f"{config.filter.steps_kept} gives those of some turns none: set filter.steps_kept = 1."
             )
         if trainer.processes > 1:
             raise ConfigError(
-                f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout alone, and {trainer.processes} "
+                f"{where}: baseline = 'minimum_variance' needs the gradient of each rollout alone, and "
+                f"{trainer.processes} "
                 "processes add up those of theirs: set trainer.processes = 1."
             )
     sampled_at = config.sampling.temperature
     if trainer.update.get("temperature", sampled_at) != sampled_at:
         raise ConfigError(
-            f"{where}: temperature = {found.temperature} is not the one that rollouts are sampled at, and at which "
-            f"log-probabilities are compared: leave it out, or set sampling.temperature, which is {sampled_at}."
+            f"{where}: temperature = {found.temperature} is not the one that rollouts are sampled at, and at "
+            "which "
+            "log-probabilities are compared: leave it out, or set sampling.temperature, which is "
+            f"{sampled_at}."
         )
     filled: dict[str, Any] = {"temperature": sampled_at}
     if isinstance(found.proximal, Ewma) and found.proximal.window is None:

@@ -1,4 +1,6 @@
-"""One process's part of the critic and its optimizer. All processes call each of these together (`trainers.trainee`)."""
+"""One process's part of the critic and its optimizer. All processes call each of these together
+(`trainers.trained_policy`).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.checkpoint_writer import staged
 from trainers.critic import Critic
 from trainers.gradients import per_token
@@ -43,9 +45,15 @@ class ValueMetrics:
 class ValueFunction:
     """The critic under training."""
 
-    def __init__(self, start: Policy, settings: CriticSettings, update: UpdateSettings, world: World = ALONE) -> None:
-        """`start` is whole, in no shards. Of `update` micro-batches and normalisation are the critic's, too."""
-        self.settings, self.update_settings, self.world = settings, update, world
+    def __init__(
+        self, start: Policy, settings: CriticSettings, update: UpdateSettings, world: World = ALONE
+    ) -> None:
+        """`start` is whole, in no shards. Of `update` micro-batches and normalisation are the critic's,
+        too.
+        """
+        self.settings = settings
+        self.update_settings = update
+        self.world = world
         self.critic = Critic(start)
         if world.size > 1:
             from trainers.shards import shard
@@ -55,26 +63,35 @@ class ValueFunction:
             self.critic.to(world.device)
         self.optimizer = make_optimizer(self.critic, update.model_copy(update={"lr": settings.lr}))
 
-    def values(self, rows: Sequence[Row]) -> list[FloatArray]:
-        """V of what stands before each token, float32 [T] per row; 0 for the first token of a row, before which nothing is."""
+    def values(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+        """V of what stands before each token, float32 [T] per row; 0 for the first token of a row, before
+        which nothing is.
+        """
 
         @torch.no_grad()
         def compute(ids: Sequence[IdArray], masks: Sequence[IdArray]) -> Tensor:
             return self._values(ids, masks)
 
-        return per_token(rows, compute, self._idle_without_gradient, self.update_settings.micro_batch_tokens, self.world)
+        return per_token(
+            rows, compute, self._idle_without_gradient, self.update_settings.micro_batch_tokens, self.world
+        )
 
-    def update(self, rows: Sequence[Row], targets: Sequence[FloatArray], old: Sequence[FloatArray]) -> ValueMetrics:
-        """One optimizer step towards `targets`, from the values `old` that the batch had, float32 [T] per row both.
+    def update(
+        self, rows: Sequence[TrainingRow], targets: Sequence[FloatArray], old: Sequence[FloatArray]
+    ) -> ValueMetrics:
+        """One optimizer step towards `targets`, from the values `old` that the batch had, float32 [T] per row
+        both.
 
-        Some token must be trained. Raises `TrainerError` if the gradient is not finite (the weights are then unchanged).
+        Some token must be trained. Raises `TrainerError` if the gradient is not finite (the weights are then
+        unchanged).
         """
         self.optimizer.zero_grad(set_to_none=True)
         weights = token_weights(rows, self.update_settings.normalisation)
         parts = self.world.parts([len(row.ids) for row in rows])
         limit = self.update_settings.micro_batch_tokens
         plans = [micro_batches([[rows[index].ids] for index in part], limit) for part in parts]
-        mine, seen = parts[self.world.rank], []
+        mine = parts[self.world.rank]
+        seen = []
         for batch in plans[self.world.rank]:
             indices = [mine[place] for place in batch]
             masks = [rows[index].mask for index in indices]
@@ -83,7 +100,9 @@ class ValueFunction:
                 continue
             values_N = self._values([rows[index].ids for index in indices], masks)
             targets_N, old_N, weights_N = (
-                torch.from_numpy(np.concatenate([of[index][rows[index].mask != 0] for index in indices])).to(values_N)
+                torch.from_numpy(np.concatenate([of[index][rows[index].mask != 0] for index in indices])).to(
+                    values_N
+                )
                 for of in (targets, old, weights)
             )
             leaf_N = values_N.detach().requires_grad_()
@@ -95,14 +114,17 @@ class ValueFunction:
             seen.append((float(loss.detach()), float((errors_N**2).sum()), cut, len(errors_N)))
         for _ in range(max(map(len, plans)) - len(plans[self.world.rank])):
             self._idle()
-        loss_sum, squares, clipped, tokens = np.sum([part for own in self.world.everyones(seen) for part in own], axis=0)
+        loss_sum, squares, clipped, tokens = np.sum(
+            [part for own in self.world.everyones(seen) for part in own], axis=0
+        )
         norm = clip_and_step(self.critic, self.optimizer, self.settings.max_grad_norm)
         return ValueMetrics(float(loss_sum), float(np.sqrt(squares / tokens)), float(clipped / tokens), norm)
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint must hold, in the leader, as copies."""
         if self.world.size == 1:
-            weights, optimizer = self.critic.state_dict(), self.optimizer.state_dict()
+            weights = self.critic.state_dict()
+            optimizer = self.optimizer.state_dict()
         else:
             from trainers.shards import gather
 
@@ -117,7 +139,9 @@ class ValueFunction:
         weights, optimizer = (state["weights"], state["optimizer"]) if state is not None else ({}, {})
         if self.world.size == 1:
             self.critic.load_state_dict(weights)
-            self.optimizer.load_state_dict(staged(optimizer))  # it would go on with the tensors that it is given
+            self.optimizer.load_state_dict(
+                staged(optimizer)
+            )  # it would go on with the tensors that it is given
             return
         from trainers.shards import scatter
 

@@ -1,7 +1,8 @@
 """The processes that train one policy together, on one machine: how they start, speak to each other, and end.
 
-Rank 0 leads: it alone knows the store, and its orders are done by all (`trainers.trainee`). `launch` starts the processes and
-watches them. One that dies ends all others, because none can go on without it; they die with whoever started them.
+Rank 0 leads: it alone knows the store, and its orders are done by all (`trainers.trained_policy`). `launch`
+starts the processes and watches them. One that dies ends all others, because none can go on without it; they
+die with whoever started them.
 """
 
 import multiprocessing
@@ -26,9 +27,11 @@ T = TypeVar("T")
 Device = Literal["cpu", "cuda"]
 _LOOPBACK = "127.0.0.1"
 _QUIET_S = 5.0
-"""Once one process has not beaten for so long, the trainer does not beat any more: its supervisor then ends all of them."""
+"""Once one process has not beaten for so long, the trainer does not beat any more: its supervisor then
+ends all of them."""
 _PATIENCE = timedelta(days=365)
-"""Followers wait for an order as long as the leader waits for groups. Who has died is seen by `launch`, not by a timeout."""
+"""Followers wait for an order as long as the leader waits for groups. Who has died is seen by `launch`,
+not by a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,10 @@ class World:
         if self.device == "cuda":
             if torch.cuda.device_count() <= self.rank:
                 raise TrainerError(
-                    f"trainer.device is cuda, but of the {self.size} GPUs that the trainer needs, one for each of its "
-                    f'processes, there are {torch.cuda.device_count()}. Set fewer trainer.processes, or trainer.device = "cpu".'
+                    f"trainer.device is cuda, but of the {self.size} GPUs that the trainer needs, one for "
+                    "each of its "
+                    f"processes, there are {torch.cuda.device_count()}. Set fewer trainer.processes, or "
+                    'trainer.device = "cpu".'
                 )
             torch.cuda.set_device(self.rank)
 
@@ -76,7 +81,9 @@ class World:
         return found
 
     def parts(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Indices of rows for each process, so that all have about as many tokens: the longest first, to whoever has least."""
+        """Indices of rows for each process, so that all have about as many tokens: the longest first, to
+        whoever has least.
+        """
         parts: list[list[int]] = [[] for _ in range(self.size)]
         tokens = [0] * self.size
         for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -91,17 +98,21 @@ ALONE = World()
 
 
 def launch(size: int, device: Device, work: Callable[[World], None]) -> None:
-    """Run `work` in `size` processes that can reach each other, forked from this one, and wait until all have ended.
+    """Run `work` in `size` processes that can reach each other, forked from this one, and wait until all have
+    ended.
 
-    Raises `TrainerError` with the message of an error of ours in any of them, and `SystemExit` if one ends otherwise before its
-    work is done; the others are then killed.
+    Raises `TrainerError` with the message of an error of ours in any of them, and `SystemExit` if one ends
+    otherwise before its work is done; the others are then killed.
     """
     fork = multiprocessing.get_context("fork")
     told: SimpleQueue[str] = fork.SimpleQueue()
     listeners = [heartbeat.Listener() for _ in range(size)]
     with socket.create_server((_LOOPBACK, 0)) as listener:
         members = [
-            fork.Process(target=_take_part, args=(World(rank, size, device), work, listener, listeners, told, os.getpid()))
+            fork.Process(
+                target=_take_part,
+                args=(World(rank, size, device), work, listener, listeners, told, os.getpid()),
+            )
             for rank in range(size)
         ]
         for member in members:
@@ -121,7 +132,9 @@ def launch(size: int, device: Device, work: Callable[[World], None]) -> None:
     if not told.empty():
         raise TrainerError(told.get())
     if failed:
-        raise SystemExit(f"Of the {size} processes of the trainer {'; '.join(failed)}. The others were ended with it.")
+        raise SystemExit(
+            f"Of the {size} processes of the trainer {'; '.join(failed)}. The others were ended with it."
+        )
 
 
 def _take_part(
@@ -138,15 +151,22 @@ def _take_part(
     for each in listeners:
         each.close()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    address, descriptor = listener.getsockname(), listener.detach()
+    address = listener.getsockname()
+    descriptor = listener.detach()
     if world.rank:
         os.close(descriptor)
     try:
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-            address[0], address[1], world.size, world.rank == 0, master_listen_fd=None if world.rank else descriptor
+            address[0],
+            address[1],
+            world.size,
+            world.rank == 0,
+            master_listen_fd=None if world.rank else descriptor,
         )
         backend = "cpu:gloo,cuda:nccl" if world.device == "cuda" else "gloo"
-        torch.distributed.init_process_group(backend, store=store, rank=world.rank, world_size=world.size, timeout=_PATIENCE)
+        torch.distributed.init_process_group(
+            backend, store=store, rank=world.rank, world_size=world.size, timeout=_PATIENCE
+        )
         work(world)
         torch.distributed.destroy_process_group()
     except HarnessGymError as error:
@@ -161,11 +181,19 @@ def _first_failure(members: Sequence[BaseProcess]) -> list[str]:
         ended = [running.pop(sentinel) for sentinel in wait(list(running)) if isinstance(sentinel, int)]
         for _, member in ended:
             member.join()
-        if failed := [f"rank {rank} (pid {member.pid}) {_end(member.exitcode)}" for rank, member in ended if member.exitcode]:
+        if failed := [
+            f"rank {rank} (pid {member.pid}) {_end(member.exitcode)}"
+            for rank, member in ended
+            if member.exitcode
+        ]:
             return failed
     return []
 
 
 def _end(code: int | None) -> str:
     """How a process ended, for people."""
-    return f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+    return (
+        f"was killed by {signal.Signals(-code).name}"
+        if code is not None and code < 0
+        else f"ended with status {code}"
+    )

@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks.asynchrony.seeds import Run, runs
 from harnessgym.config import validate
-from trainers.simulation.arms import arm
-from trainers.simulation.report import figures
-from trainers.simulation.settings import SimulationConfig
+from harnessgym.simulation.report import figures
+from harnessgym.simulation.settings import SimulationConfig
+from harnessgym.simulation.variants import arm
 
 Rows = Iterator[tuple[str, dict[str, Any]]]
 
@@ -43,7 +43,9 @@ def updates(seeds: int, *, quick: bool) -> Rows:
 
 
 def switches(seeds: int, *, quick: bool) -> Rows:
-    """DART's steps (arXiv 2509.23866) one at a time: what environments wait for, and how engines are updated."""
+    """DART's steps (arXiv 2509.23866) one at a time: what environments wait for, and how engines are
+    updated.
+    """
     base = arm(_base(4, quick), "eta-4")
     for row, sampling, mode in (
         ("batch-wise, global pause", "batch", "global"),
@@ -55,7 +57,9 @@ def switches(seeds: int, *, quick: bool) -> Rows:
 
 
 def stale(seeds: int, *, quick: bool) -> Rows:
-    """η = 2: in order of submission, or whatever is complete, with what is too stale dropped or submitted again."""
+    """η = 2: in order of submission, or whatever is complete, with what is too stale dropped or submitted
+    again.
+    """
     base = arm(_base(2, quick), "eta-2")
     for row, trainer in (
         ("wait", {"consumption": "wait"}),
@@ -68,7 +72,9 @@ def stale(seeds: int, *, quick: bool) -> Rows:
 
 
 def replays(seeds: int, *, quick: bool) -> Rows:
-    """η = 4: groups that are trained again while they are within it. Throughput counts them whenever they are trained."""
+    """η = 4: groups that are trained again while they are within it. Throughput counts them whenever they
+    are trained.
+    """
     base = arm(_base(4, quick), "eta-4")
     for row, trainer in (
         ("each once", {}),
@@ -88,16 +94,29 @@ def same_batch(seeds: int, *, quick: bool) -> Rows:
 
 
 def larger_batch(seeds: int, *, quick: bool) -> Rows:
-    """More workers, each with 16 environments, and as many more rollouts in a batch: 16 a worker. 1,000: 240,000 rollouts."""
+    """More workers, each with 16 environments, and as many more rollouts in a batch: 16 a worker. 1,000:
+    240,000 rollouts.
+    """
     for workers in WORKERS[: 4 if quick else None]:
-        steps = {"steps": 10, "warmup": 4} if quick else {"steps": 15 if workers > 100 else 40, "warmup": _warmup(4)}
+        steps = (
+            {"steps": 10, "warmup": 4}
+            if quick
+            else {"steps": 15 if workers > 100 else 40, "warmup": _warmup(4)}
+        )
         trainer = {"groups_per_step": 2 * workers, **steps}
-        config = _with(SimulationConfig(), engines={"workers": workers}, work=_places(16 * workers), trainer=trainer)
-        yield f"eta-4, {workers} workers", _figures(runs(arm(config, "eta-4"), 1 if workers == WORKERS[-1] else min(seeds, 3)))
+        config = _with(
+            SimulationConfig(), engines={"workers": workers}, work=_places(16 * workers), trainer=trainer
+        )
+        yield (
+            f"eta-4, {workers} workers",
+            _figures(runs(arm(config, "eta-4"), 1 if workers == WORKERS[-1] else min(seeds, 3))),
+        )
 
 
 def unlucky(seeds: int, *, quick: bool) -> Rows:
-    """η = 4 while workers and the trainer are killed, checkpoints are lost and rollouts fail: what must hold all the same."""
+    """η = 4 while workers and the trainer are killed, checkpoints are lost and rollouts fail: what must
+    hold all the same.
+    """
     failures = {"worker_s": 60, "trainer_s": 400, "versions_lost": 1, "rollout": 0.05}
     config = _with(arm(_base(4, quick), "eta-4"), failures=failures)
     yield "eta-4, kills", _figures(runs(config, seeds))
@@ -119,12 +138,18 @@ PARTS: dict[str, Callable[..., Rows]] = {
 def _figures(found: list[Run]) -> dict[str, Any]:
     """What a table shows, what the processor did for it, and how many tokens the books do not explain."""
     trained = sum(run.outcome.counts["rollouts trained"] for run in found)
-    sums = {"cpu_s": sum(run.cpu_s for run in found), "rollouts": trained, "unaccounted": sum(run.unaccounted for run in found)}
+    sums = {
+        "cpu_s": sum(run.cpu_s for run in found),
+        "rollouts": trained,
+        "unaccounted": sum(run.unaccounted for run in found),
+    }
     return figures([run.outcome for run in found]) | sums
 
 
 def _warmup(eta: int) -> int:
-    """Steps until what is in flight no longer tells of the start, when η + 1 batches are begun at once: twice as many."""
+    """Steps until what is in flight no longer tells of the start, when η + 1 batches are begun at once:
+    twice as many.
+    """
     return max(8, 2 * (eta + 1))
 
 

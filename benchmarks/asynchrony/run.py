@@ -1,9 +1,10 @@
-"""Ways to train, simulated: `make bench NAME=async`, or `python -m benchmarks.async [--quick] [--resume] [--only PART]`.
+"""Ways to train, simulated: `make bench NAME=async`, or `python -m benchmarks.async [--quick] [--resume]
+[--only PART]`.
 
-Synchronous, one-step, asynchronous with η of 1 to 8, periodic, recycling and over-launching training on the same draws,
-each against its bound; rolling updates against a pause of all engines; DART's switches one at a time; what is done with
-stale groups; replays; and curves over 1 to 1,000 workers. Every figure is simulated: real decisions, drawn durations,
-virtual time. Prints tables, writes benchmarks/out/async.json.
+Synchronous, one-step, asynchronous with η of 1 to 8, periodic, recycling and over-launching training on the
+same draws, each against its bound; rolling updates against a pause of all engines; DART's switches one at a
+time; what is done with stale groups; replays; and curves over 1 to 1,000 workers. Every figure is simulated:
+real decisions, drawn durations, virtual time. Prints tables, writes benchmarks/out/async.json.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from rich.table import Table
 
 from benchmarks.asynchrony import parts, targets
 from harnessgym.run_folder import write_json
-from trainers.simulation.outcome import LEAST_SEEDS
-from trainers.simulation.report import most_stale
+from harnessgym.simulation.outcome import LEAST_SEEDS
+from harnessgym.simulation.report import most_stale
 
 _OUT = Path("benchmarks/out/async.json")
 _ALL_SEEDS = ("arms", "updates", "switches")
@@ -34,14 +35,27 @@ _COLUMNS = (
 
 
 def main() -> None:
-    """Simulate, print, write. Exits with 1 when a target is missed; with `--quick`, only those that hold for any seed count."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.async", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("--quick", action="store_true", help="two seeds, few steps, up to 30 workers")
-    parser.add_argument("--only", choices=sorted(parts.PARTS), action="append", metavar="PART", help="repeatable")
-    parser.add_argument(
-        "--seeds", type=int, default=10, help="of arms, updates and switches; other parts have at most 6, curves over workers 3"
+    """Simulate, print, write. Exits with 1 when a target is missed; with `--quick`, only those that hold
+    for any seed count.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.async", description=(__doc__ or "").split("\n\n")[1]
     )
-    parser.add_argument("--resume", action="store_true", help="keep the parts that an interrupted run of this kind has written")
+    parser.add_argument("--quick", action="store_true", help="two seeds, few steps, up to 30 workers")
+    parser.add_argument(
+        "--only", choices=sorted(parts.PARTS), action="append", metavar="PART", help="repeatable"
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=10,
+        help="of arms, updates and switches; other parts have at most 6, curves over workers 3",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the parts that an interrupted run of this kind has written",
+    )
     parser.add_argument("--plot", type=Path, help="also draw the figures, as PNG")
     options = parser.parse_args()
     console, kind = Console(width=max(180, Console().width)), {"quick": options.quick, "seeds": options.seeds}
@@ -55,7 +69,13 @@ def main() -> None:
         began = time.perf_counter()
         with console.status(f"{name} (simulated) ...") as status:
             rows = {}
-            seeds = 2 if options.quick else options.seeds if name in _ALL_SEEDS else min(options.seeds, LEAST_SEEDS)
+            seeds = (
+                2
+                if options.quick
+                else options.seeds
+                if name in _ALL_SEEDS
+                else min(options.seeds, LEAST_SEEDS)
+            )
             for row, figures in parts.PARTS[name](seeds, quick=options.quick):
                 rows[row] = figures
                 status.update(f"{name} (simulated): {row}")
@@ -83,11 +103,16 @@ def _written(path: Path, kind: dict[str, Any]) -> dict[str, Any]:
 
 def _table(name: str, rows: dict[str, dict[str, Any]], cpu_s: float) -> Table:
     table = Table(
-        name, *(title for _, title, _ in _COLUMNS), "limit", "seeds", title=f"{name}: simulated, {cpu_s:.0f} s of processor"
+        name,
+        *(title for _, title, _ in _COLUMNS),
+        "limit",
+        "seeds",
+        title=f"{name}: simulated, {cpu_s:.0f} s of processor",
     )
     for row, figures in rows.items():
         cells = (
-            str(most_stale(figures[key])) if key == "staleness" else _shown(figures[key], digits) for key, _, digits in _COLUMNS
+            str(most_stale(figures[key])) if key == "staleness" else _shown(figures[key], digits)
+            for key, _, digits in _COLUMNS
         )
         table.add_row(row, *cells, figures["limit"], str(figures["seeds"]))
     return table
@@ -95,7 +120,11 @@ def _table(name: str, rows: dict[str, dict[str, Any]], cpu_s: float) -> Table:
 
 def _shown(spread: dict[str, float], digits: int) -> str:
     middle = f"{spread['median']:.{digits}f}"
-    return middle if spread["low"] == spread["high"] else f"{middle} [{spread['low']:.{digits}f}, {spread['high']:.{digits}f}]"
+    return (
+        middle
+        if spread["low"] == spread["high"]
+        else f"{middle} [{spread['low']:.{digits}f}, {spread['high']:.{digits}f}]"
+    )
 
 
 if __name__ == "__main__":

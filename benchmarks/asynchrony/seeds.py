@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import get_context
 
-from trainers.simulation.outcome import Outcome
-from trainers.simulation.settings import SimulationConfig
-from trainers.simulation.simulation import Simulation
+from harnessgym.simulation.outcome import SimulationOutcome
+from harnessgym.simulation.settings import SimulationConfig
+from harnessgym.simulation.simulation import Simulation
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One simulated run."""
 
-    outcome: Outcome
+    outcome: SimulationOutcome
     unaccounted: int
     """Sampled tokens that are neither trained nor given up nor there."""
     cpu_s: float

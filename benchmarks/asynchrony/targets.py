@@ -5,10 +5,11 @@ from typing import Any
 
 from rich.table import Table
 
-from trainers.simulation.report import most_stale
+from harnessgym.simulation.report import most_stale
 
 _NEAR, _OVER = 0.95, 1.03
-"""How near a bound is to be reached, and by how much what was sampled before the window that counts may exceed it."""
+"""How near a bound is to be reached, and by how much what was sampled before the window that counts may
+exceed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,19 @@ def judge(parts: dict[str, Any]) -> list[Verdict]:
         ]
         most_of_bound = max(row["of_bound"]["median"] for row in rows.values())
         found.append(Verdict("any arm, throughput over its bound", _OVER, most_of_bound))
-        found.append(Verdict("η = 4 over synchronous, times", 2.0, rate["eta-4"] / rate["sync"], at_least=True))
+        found.append(
+            Verdict("η = 4 over synchronous, times", 2.0, rate["eta-4"] / rate["sync"], at_least=True)
+        )
         for eta in (1, 2, 4, 8):
             most = most_stale(rows[f"eta-{eta}"]["staleness"])
             found.append(Verdict(f"η = {eta}, largest staleness", eta, most, always=True))
     if "updates" in parts:
         rows = parts["updates"]["rows"]
         share = {name: row["out_of_service"]["median"] for name, row in rows.items()}
-        lost = max(row["unaccounted"] + row["tokens_failed"]["high"] + row["tokens_dropped"]["high"] for row in rows.values())
+        lost = max(
+            row["unaccounted"] + row["tokens_failed"]["high"] + row["tokens_dropped"]["high"]
+            for row in rows.values()
+        )
         rolling = share["rolling, 2 of 8 at a time"] / share["global pause"]
         found += [
             Verdict("tokens lost in updates", 0.0, lost, always=True),
@@ -59,7 +65,11 @@ def judge(parts: dict[str, Any]) -> list[Verdict]:
         ]
     if "switches" in parts:
         busy = [1 - row["idle_environments"]["median"] for row in parts["switches"]["rows"].values()]
-        found.append(Verdict("environments busy, all switches over none, times", 1.5, busy[-1] / busy[0], at_least=True))
+        found.append(
+            Verdict(
+                "environments busy, all switches over none, times", 1.5, busy[-1] / busy[0], at_least=True
+            )
+        )
     if "unlucky" in parts:
         row = parts["unlucky"]["rows"]["eta-4, kills"]
         found += [

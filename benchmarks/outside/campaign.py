@@ -1,8 +1,10 @@
-"""Kills of the weight agent of an engine outside: a run of the quickstart with an embedded engine and a stand-in for vLLM.
+"""Kills of the weight agent of an engine outside: a run of the quickstart with an embedded engine and a
+stand-in for vLLM.
 
-The agent is `harnessgym weights-agent`, a process that nobody but this campaign starts again: at once, or after the lease by
-which the run counts on its engine may be over. The engine goes on serving what it has. At the end the calls that the engine
-answered are held against its own ledger: they must have been sampled by the weights of the recorded version.
+The agent is `harnessgym weights-agent`, a process that nobody but this campaign starts again: at once, or
+after the lease by which the run counts on its engine may be over. The engine goes on serving what it has. At
+the end the calls that the engine answered are held against its own ledger: they must have been sampled by the
+weights of the recorded version.
 """
 
 import json
@@ -34,7 +36,8 @@ _LEASE_S = 2.0
 _LONGEST_PAUSE_S = 5.0
 """How long an agent is away at most: beyond twice its lease."""
 _LONGEST_S = 4.0
-"""A kill comes at most so long after the last one is over; twice that for one that is to come amid an update."""
+"""A kill comes at most so long after the last one is over; twice that for one that is to come amid an
+update."""
 Completion = tuple[str, bytes, bytes]
 """Hash of a prompt, and the ids and log-probabilities that were sampled for it."""
 
@@ -59,7 +62,14 @@ class AgentCampaign(Campaign):
         super()._start()
         self._wait(self._known, "the run's policy")
         model = RunFolder(self.folder).config().policy.path
-        command = [sys.executable, "-m", "benchmarks.outside.engine", model, str(self._ledger), str(os.getpid())]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.outside.engine",
+            model,
+            str(self._ledger),
+            str(os.getpid()),
+        ]
         with self._log("engine") as log:
             self._engine = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._engine.stdout is not None
@@ -95,7 +105,14 @@ class AgentCampaign(Campaign):
         write_json(self._beside("agent.json"), settings, mode=0o600)
 
     def _start_agent(self) -> None:
-        command = [sys.executable, "-m", "harnessgym", "weights-agent", "--config", str(self._beside("agent.json"))]
+        command = [
+            sys.executable,
+            "-m",
+            "harnessgym",
+            "weights-agent",
+            "--config",
+            str(self._beside("agent.json")),
+        ]
         with self._log("agent") as log:
             self._agent = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -148,7 +165,9 @@ class AgentCampaign(Campaign):
         report.noted |= {"serves_again_s": statistics.median(self._back_s or [0.0])}
         report.noted["amid_updates"] = self._amid
         if wrong:
-            report.findings.append(f"{wrong} of {total} calls were not sampled by the version that is recorded")
+            report.findings.append(
+                f"{wrong} of {total} calls were not sampled by the version that is recorded"
+            )
         if not total:
             report.findings.append("the engine outside sampled nothing: nothing was tested")
 
@@ -173,7 +192,10 @@ def _policy(conn: Connection | None) -> tuple[str, str] | None:
 
 def _newest(conn: Connection | None) -> int:
     assert conn is not None
-    return int(conn.execute(select(func.max(policy_versions.c.version)).where(~policy_versions.c.orphaned)).scalar() or 0)
+    return int(
+        conn.execute(select(func.max(policy_versions.c.version)).where(~policy_versions.c.orphaned)).scalar()
+        or 0
+    )
 
 
 def _serves(conn: Connection | None, version: int) -> bool:
@@ -206,14 +228,17 @@ def _sampled(ledger: Path) -> dict[Completion, set[str]]:
 
 
 def _compare(conn: Connection | None, sampled: dict[Completion, set[str]]) -> tuple[int, int]:
-    """Calls that are recorded under another version than that of the weights that sampled them, and all that are compared.
+    """Calls that are recorded under another version than that of the weights that sampled them, and all that
+    are compared.
 
     Those are the calls that ended at the engine and were sampled there from their first token on.
     """
     assert conn is not None
     wrong = total = 0
     columns = (calls.c.session_id, calls.c.prompt_hash, calls.c.completion_segment, calls.c.version_spans)
-    for session, prompt, name, spans in conn.execute(select(*columns).where(calls.c.upstream == WORKER)).all():
+    for session, prompt, name, spans in conn.execute(
+        select(*columns).where(calls.c.upstream == WORKER)
+    ).all():
         segment = recorded.segments_of(conn, [session]).get(name)
         if segment is None or segment.logprobs is None:
             continue

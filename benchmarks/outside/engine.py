@@ -2,10 +2,10 @@
 
     python -m benchmarks.outside.engine MODEL_DIR LEDGER PARENT_PID
 
-It speaks what the weight agent and the proxy ask of vLLM 0.32 in its development mode: completions that say nothing of
-versions, a "weight version", pausing by abortion, the calls of the worker extension. Like vLLM it knows weights, not versions.
-It writes into a ledger which weights sampled each completion, and what they were called: what the record says can be held
-against that. The first line it prints is its address.
+It speaks what the weight agent and the proxy ask of vLLM 0.32 in its development mode: completions that say
+nothing of versions, a "weight version", pausing by abortion, the calls of the worker extension. Like vLLM it
+knows weights, not versions. It writes into a ledger which weights sampled each completion, and what they were
+called: what the record says can be held against that. The first line it prints is its address.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from harnessgym.process import die_with_parent
 from harnessgym.tokens import hash_ids
 from trainers.engine import EngineSettings
 from trainers.engine.protocol import CompletionRequest, RefusalError, parse_request
-from trainers.engine.reply import Reply
+from trainers.engine.reply import EngineReply
+from trainers.engine.router import read_eos
 from trainers.engine.sequence import Chunk, Sequence
 from trainers.engine.server import listen, load_engine
-from trainers.engine.switchboard import read_eos
 from trainers.policy_weights import published_weights
 from trainers.weights.installers.staging import digests
 
@@ -40,7 +40,7 @@ _CHECK = "check:"
 """How the cache salt of an agent's own question begins."""
 
 
-class PlainReply(Reply):
+class PlainReply(EngineReply):
     """Without the labels that only the embedded engine gives."""
 
     def _choice(self, chunks: Any, text: str, *, first: bool) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """What the proxy costs: `make bench NAME=proxy`, or `python -m benchmarks.proxy [--quick] [--without-peers]`.
 
-The same load, conversations that grow turn by turn, goes through the direct path to a scripted engine, through LiteLLM's proxy,
-through Agent Lightning's, and through ours, which alone commits every call to a database before it answers. Then what one
-session waits for the proxy, a session of a thousand turns, 256 paced streams, and where the proxy's time goes. Everything runs
-on this machine at the same time, so compare figures of one run only. Prints tables, writes benchmarks/out/proxy.json.
+The same load, conversations that grow turn by turn, goes through the direct path to a scripted engine,
+through LiteLLM's proxy, through Agent Lightning's, and through ours, which alone commits every call to a
+database before it answers. Then what one session waits for the proxy, a session of a thousand turns, 256
+paced streams, and where the proxy's time goes. Everything runs on this machine at the same time, so compare
+figures of one run only. Prints tables, writes benchmarks/out/proxy.json.
 """
 
 import argparse
@@ -38,7 +39,9 @@ _PACKAGES = ("httptools", "orjson", "sqlalchemy", "starlette", "tokenizers", "uv
 def main() -> None:
     """Measure, print, write. Exits with 1 when a target is missed, unless `--quick`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.proxy", description=__doc__.split("\n\n")[1])
-    parser.add_argument("--quick", action="store_true", help="a few seconds: only the direct path and ours, small loads")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few seconds: only the direct path and ours, small loads"
+    )
     parser.add_argument("--without-peers", action="store_true", help="leave out LiteLLM and Agent Lightning")
     parser.add_argument("--sessions", type=int, default=32)
     parser.add_argument("--turns", type=int, default=50, help="per session")
@@ -52,7 +55,11 @@ def main() -> None:
         out = Benchmark(folder, options).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    out["machine"] = {"cpus": os.cpu_count(), "python": platform.python_version(), "machine": platform.machine()}
+    out["machine"] = {
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
     out["versions"] = {name: version(name) for name in _PACKAGES}
     console = Console()
     missed = report.show(console, out)
@@ -80,7 +87,9 @@ class Benchmark:
                     with self._started(partial(make, engine, self._folder)) as peer:
                         self._load(peer, engine)
                         alone += [
-                            asdict(self._alone(peer, engine, stream)) for stream in (False, True) if peer.streams or not stream
+                            asdict(self._alone(peer, engine, stream))
+                            for stream in (False, True)
+                            if peer.streams or not stream
                         ]
             out = self._ours(engine, alone)
             if not options.quick:
@@ -103,7 +112,9 @@ class Benchmark:
                 out["curve"] = curve(ours, self._options.long)
                 out["curve_direct"] = curve(engine, self._options.long)
                 out["curve_tokens"] = token_curve(engine, prompt_lengths(ours))
-                out["memory_mb"].append((f"after a session of {self._options.long} turns", round(ours.child.rss_mb(), 1)))
+                out["memory_mb"].append(
+                    (f"after a session of {self._options.long} turns", round(ours.child.rss_mb(), 1))
+                )
             ours.close_sessions()
             out["store"] = stored(ours)
         return out
@@ -119,7 +130,9 @@ class Benchmark:
             if stream and not target.streams:
                 continue
             print(f"{target.name}, {'streaming' if stream else 'plain'} ...", flush=True)
-            row = load_row(target, engine, sessions=self._options.sessions, turns=self._options.turns, stream=stream)
+            row = load_row(
+                target, engine, sessions=self._options.sessions, turns=self._options.turns, stream=stream
+            )
             if keep:
                 self._rows.append(row)
 
@@ -132,10 +145,14 @@ class Benchmark:
         path = self._folder / "profile.json"
         with self._started(lambda: Ours(engine, self._folder, sampled=path)) as ours:
             before = ours.child.threads_cpu_s()
-            load = Load("127.0.0.1", ours.port, ours.open(self._options.sessions), self._options.turns, stream=False)
+            load = Load(
+                "127.0.0.1", ours.port, ours.open(self._options.sessions), self._options.turns, stream=False
+            )
             done = len(run_client(load).latencies)
             after = ours.child.threads_cpu_s()
-        threads = {name: round(1e3 * (spent - before.get(name, 0.0)) / done, 2) for name, spent in after.items()}
+        threads = {
+            name: round(1e3 * (spent - before.get(name, 0.0)) / done, 2) for name, spent in after.items()
+        }
         return {"cpu_ms_per_turn_by_thread": threads, **json.loads(path.read_text())}
 
     def _streams(self) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""What the scripted engine says, as token ids and as text, so that every process of the benchmark knows it without asking."""
+"""What the scripted engine says, as token ids and as text, so that every process of the benchmark knows it
+without asking.
+"""
 
 import random
 import re

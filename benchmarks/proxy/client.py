@@ -1,8 +1,10 @@
-"""Many harnesses in one process: conversations that grow turn by turn, over raw sockets. Cheap, so that it is not the limit.
+"""Many harnesses in one process: conversations that grow turn by turn, over raw sockets. Cheap, so that it is
+not the limit.
 
     python -m benchmarks.proxy.client < load.json > result.json
 
-Every answer is checked against the scripts. What a session says next contains what it was answered, word for word.
+Every answer is checked against the scripts. What a session says next contains what it was answered, word for
+word.
 """
 
 import asyncio
@@ -39,7 +41,8 @@ class Load:
     paced: bool = False
     """One turn whose answer is the long script; when each of its tokens arrived is reported."""
     prompts: tuple[int, ...] = ()
-    """Ask the engine itself, for completions of prompts of so many token ids, as a proxy has to; nothing else is done."""
+    """Ask the engine itself, for completions of prompts of so many token ids, as a proxy has to; nothing
+    else is done."""
 
 
 @dataclass(slots=True)
@@ -135,9 +138,7 @@ class Session:
 
     def __init__(self, load: Load, path: str, result: Result, known: frozenset[str]) -> None:
         self._load, self._result, self._known = load, result, known
-        self._head = (
-            f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {load.key}\r\ncontent-type: application/json\r\n"
-        )
+        self._head = f"POST {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {load.key}\r\ncontent-type: application/json\r\n"
         self._messages = [json.dumps({"role": "system", "content": _SYSTEM}), self._user(-1)]
 
     async def run(self) -> None:

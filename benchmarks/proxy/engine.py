@@ -1,10 +1,11 @@
-"""An engine that answers at once, or at a fixed pace: a process of its own, so that its cost is not the proxy's.
+"""An engine that answers at once, or at a fixed pace: a process of its own, so that its cost is not the
+proxy's.
 
     python -m benchmarks.proxy.engine --port 0 [--rate 20]
 
-`/v1/completions` speaks vLLM's wire with token ids and logprobs, one event a token; `/v1/chat/completions` speaks OpenAI's,
-for the peers, which pass chat through. The answer is chosen by the length of the prompt. Nothing of a request is parsed that
-can be counted instead.
+`/v1/completions` speaks vLLM's wire with token ids and logprobs, one event a token; `/v1/chat/completions`
+speaks OpenAI's, for the peers, which pass chat through. The answer is chosen by the length of the prompt.
+Nothing of a request is parsed that can be counted instead.
 """
 
 import argparse
@@ -44,7 +45,10 @@ HOLE = b'"prompt_token_ids":"hole"'
 def write(script: Script) -> Written:
     """Render an answer."""
     completion = [_event(_completion(script, index)) for index in range(len(script.ids))]
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}, *({"content": piece} for piece in script.pieces[:-1])]
+    deltas: list[dict[str, Any]] = [
+        {"role": "assistant", "content": ""},
+        *({"content": piece} for piece in script.pieces[:-1]),
+    ]
     chat = [_event(_chunk(delta, None)) for delta in deltas]
     return Written(script, tuple(completion), (*chat, _event(_chunk({}, "stop"))))
 
@@ -52,7 +56,12 @@ def write(script: Script) -> Written:
 def _completion(script: Script, index: int) -> dict[str, Any]:
     last = index == len(script.ids) - 1
     piece = script.pieces[index]
-    logprobs = {"text_offset": [0], "token_logprobs": [_LOGPROB], "tokens": [piece], "top_logprobs": [{piece: _LOGPROB}]}
+    logprobs = {
+        "text_offset": [0],
+        "token_logprobs": [_LOGPROB],
+        "tokens": [piece],
+        "top_logprobs": [{piece: _LOGPROB}],
+    }
     choice = {
         "index": 0,
         "text": piece,
@@ -62,12 +71,24 @@ def _completion(script: Script, index: int) -> dict[str, Any]:
         "token_ids": [script.ids[index]],
         "prompt_token_ids": None if index else "hole",
     }
-    return {"id": "cmpl-0", "object": "text_completion", "created": _CREATED, "model": "policy", "choices": [choice]}
+    return {
+        "id": "cmpl-0",
+        "object": "text_completion",
+        "created": _CREATED,
+        "model": "policy",
+        "choices": [choice],
+    }
 
 
 def _chunk(delta: dict[str, Any], finish: str | None) -> dict[str, Any]:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return {"id": "chatcmpl-0", "object": "chat.completion.chunk", "created": _CREATED, "model": "policy", "choices": [choice]}
+    return {
+        "id": "chatcmpl-0",
+        "object": "chat.completion.chunk",
+        "created": _CREATED,
+        "model": "policy",
+        "choices": [choice],
+    }
 
 
 def _usage(prompt: int, completion: int) -> dict[str, int]:
@@ -134,13 +155,26 @@ class Exchange(asyncio.Protocol):
             self._stream(list(written.chat), [b"data: [DONE]\n\n"])
             return
         script = written.script
-        choice: dict[str, Any] = {"index": 0, "message": {"role": "assistant", "content": script.text}, "finish_reason": "stop"}
-        out: dict[str, Any] = {"id": "chatcmpl-0", "object": "chat.completion", "created": _CREATED, "model": "policy"}
+        choice: dict[str, Any] = {
+            "index": 0,
+            "message": {"role": "assistant", "content": script.text},
+            "finish_reason": "stop",
+        }
+        out: dict[str, Any] = {
+            "id": "chatcmpl-0",
+            "object": "chat.completion",
+            "created": _CREATED,
+            "model": "policy",
+        }
         if b'"return_token_ids"' in body:
             choice["token_ids"] = script.ids
-            choice["logprobs"] = {"content": [{"token": piece, "logprob": _LOGPROB} for piece in script.pieces]}
+            choice["logprobs"] = {
+                "content": [{"token": piece, "logprob": _LOGPROB} for piece in script.pieces]
+            }
             out["prompt_token_ids"] = [1] * count
-        self._whole(json.dumps({**out, "choices": [choice], "usage": _usage(count, len(script.ids))}).encode())
+        self._whole(
+            json.dumps({**out, "choices": [choice], "usage": _usage(count, len(script.ids))}).encode()
+        )
 
     def _pick(self, length: int) -> Written:
         return self._written[length % len(self._written)]

@@ -1,4 +1,6 @@
-"""One measurement each: a load on a target, a long session, many paced streams, what is in the store afterwards."""
+"""One measurement each: a load on a target, a long session, many paced streams, what is in the store
+afterwards.
+"""
 
 import itertools
 import statistics
@@ -15,7 +17,7 @@ from benchmarks.proxy.targets import Engine, Ours, Target
 from harnessgym.store import TraceStore
 from harnessgym.store.tables import calls, segments
 from harnessgym.tokens import widen_ids
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 
 _BUCKETS = 10
 
@@ -48,7 +50,9 @@ def load_row(target: Target, engine: Engine, *, sessions: int, turns: int, strea
     result = run_client(Load("127.0.0.1", target.port, paths, turns, stream, target.key))
     cpu, engine_cpu = target.child.cpu_s() - cpu, engine.child.cpu_s() - engine_cpu
     if result.wrong:
-        raise RuntimeError(f"{target.name} gave {len(result.wrong)} wrong answers, the first: {result.wrong[0]}")
+        raise RuntimeError(
+            f"{target.name} gave {len(result.wrong)} wrong answers, the first: {result.wrong[0]}"
+        )
     done, latencies = len(result.latencies), sorted(result.latencies)
     return Row(
         target=target.name,
@@ -68,7 +72,9 @@ def load_row(target: Target, engine: Engine, *, sessions: int, turns: int, strea
 
 
 def curve(target: Target, turns: int) -> list[dict[str, float]]:
-    """One session of many turns, in buckets: per-turn time beside the body's size and what it takes merely to parse it."""
+    """One session of many turns, in buckets: per-turn time beside the body's size and what it takes merely
+    to parse it.
+    """
     cpu = target.child.cpu_s()
     result = run_client(Load("127.0.0.1", target.port, target.open(1), turns, stream=False, curve=True))
     if result.wrong:
@@ -88,8 +94,14 @@ def curve(target: Target, turns: int) -> list[dict[str, float]]:
 
 
 def token_curve(engine: Engine, prompts: list[int]) -> list[dict[str, float]]:
-    """What it takes to give the engine such prompts as token ids and to get its answers: no proxy does with less."""
-    result = run_client(Load("127.0.0.1", engine.port, ("/v1/completions",), len(prompts), stream=True, prompts=tuple(prompts)))
+    """What it takes to give the engine such prompts as token ids and to get its answers: no proxy does
+    with less.
+    """
+    result = run_client(
+        Load(
+            "127.0.0.1", engine.port, ("/v1/completions",), len(prompts), stream=True, prompts=tuple(prompts)
+        )
+    )
     size = max(1, len(prompts) // _BUCKETS)
     return [
         {
@@ -105,7 +117,9 @@ def prompt_lengths(ours: Ours) -> list[int]:
     """Prompt tokens of every turn of the longest session."""
     with TraceStore.open(ours.store_url) as store:
         rows = store.read(
-            lambda conn: conn.execute(select(calls.c.session_id, calls.c.prompt_len).order_by(calls.c.ordinal)).all()
+            lambda conn: conn.execute(
+                select(calls.c.session_id, calls.c.prompt_len).order_by(calls.c.ordinal)
+            ).all()
         )
     sessions: dict[str, list[int]] = {}
     for session, length in rows:
@@ -114,11 +128,15 @@ def prompt_lengths(ours: Ours) -> list[int]:
 
 
 def streams(target: Target, number: int, rate: float) -> dict[str, Any]:
-    """Many paced streams at once: how late every token arrived, against the pace that the stream's most punctual token sets."""
+    """Many paced streams at once: how late every token arrived, against the pace that the stream's most
+    punctual token sets.
+    """
     cpu = target.child.cpu_s()
     result = run_client(Load("127.0.0.1", target.port, target.open(number), 1, stream=True, paced=True))
     if result.wrong:
-        raise RuntimeError(f"{target.name} gave {len(result.wrong)} wrong streams, the first: {result.wrong[0]}")
+        raise RuntimeError(
+            f"{target.name} gave {len(result.wrong)} wrong streams, the first: {result.wrong[0]}"
+        )
     late = sorted(itertools.chain.from_iterable(_lateness(arrivals, rate) for arrivals in result.arrivals))
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
     return {

@@ -31,10 +31,18 @@ class Peer:
             print(f"Installing {self.requirement} into {self.folder} (once) ...", flush=True)
             shutil.rmtree(self.folder, ignore_errors=True)
             self.folder.parent.mkdir(parents=True, exist_ok=True)
-            pip = [str(self.folder / "bin/pip"), "install", "--quiet", "--disable-pip-version-check", self.requirement]
+            pip = [
+                str(self.folder / "bin/pip"),
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                self.requirement,
+            ]
             for argv in ([_python(), "-m", "venv", str(self.folder)], pip):
                 if subprocess.run(argv, check=False, stderr=subprocess.DEVNULL).returncode:
-                    raise RuntimeError(f"{' '.join(argv)} failed. Run it by hand to see why, or pass --without-peers.")
+                    raise RuntimeError(
+                        f"{' '.join(argv)} failed. Run it by hand to see why, or pass --without-peers."
+                    )
             marker.write_text(self.requirement)
         return self.folder / "bin" / self.command
 
@@ -56,12 +64,16 @@ def find_python(search_path: str, home: Path) -> Path:
     pyenv = sorted((home / ".pyenv/versions").glob("3.12.*/bin/python"), reverse=True)
     python = next((path for path in (*folders, *pyenv) if _runs(path)), None)
     if python is None:
-        raise RuntimeError("The peers need Python 3.12. Install it (`pyenv install 3.12`), or pass --without-peers.")
+        raise RuntimeError(
+            "The peers need Python 3.12. Install it (`pyenv install 3.12`), or pass --without-peers."
+        )
     return python
 
 
 def _runs(python: Path) -> bool:
-    """Whether it can be started and is what it is named. pyenv's shims also stand for versions that are not activated."""
+    """Whether it can be started and is what it is named. pyenv's shims also stand for versions that are
+    not activated.
+    """
     try:
         done = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
     except OSError:

@@ -25,7 +25,11 @@ class Child:
         self._log = log
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                argv, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})}, start_new_session=True
+                argv,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
             )
 
     def line(self, pattern: str) -> re.Match[str]:
@@ -74,7 +78,9 @@ class Child:
 
     def rss_mb(self) -> float:
         """Resident memory of it and its descendants, in MB (10^6 bytes)."""
-        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in _family(self.process.pid))
+        pages = sum(
+            int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in _family(self.process.pid)
+        )
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 

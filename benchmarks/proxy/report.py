@@ -15,7 +15,9 @@ def show(console: Console, out: dict[str, Any]) -> list[str]:
     console.print(_alone(out["alone"]))
     for name, note in out["targets"].items():
         console.print(f"[bold]{name}[/]: {escape(note)}")
-    console.print("Resident memory of ours, MB:", ", ".join(f"{what} {value}" for what, value in out["memory_mb"]))
+    console.print(
+        "Resident memory of ours, MB:", ", ".join(f"{what} {value}" for what, value in out["memory_mb"])
+    )
     if "curve" in out:
         console.print(_curve(out["curve"], out["curve_direct"], out["curve_tokens"]))
     for row in out.get("streams", ()):
@@ -30,7 +32,18 @@ def show(console: Console, out: dict[str, Any]) -> list[str]:
 
 
 def _loads(rows: list[dict[str, Any]], title: str) -> Table:
-    columns = ("target", "answers", "turns", "turns/s", "p50 ms", "p99 ms", "CPU ms/turn", "engine CPU", "client CPU", "RSS MB")
+    columns = (
+        "target",
+        "answers",
+        "turns",
+        "turns/s",
+        "p50 ms",
+        "p99 ms",
+        "CPU ms/turn",
+        "engine CPU",
+        "client CPU",
+        "RSS MB",
+    )
     table = Table(*columns, title=title)
     for row in rows:
         numbers = (row["turns"], row["turns_per_s"], row["p50_ms"], row["p99_ms"], row["cpu_ms_per_turn"])
@@ -40,7 +53,9 @@ def _loads(rows: list[dict[str, Any]], title: str) -> Table:
 
 
 def _alone(rows: list[dict[str, Any]]) -> Table:
-    table = Table("target", "answers", "p50 ms", "added p50 ms", "p99 ms", "CPU ms/turn", title="One session alone")
+    table = Table(
+        "target", "answers", "p50 ms", "added p50 ms", "p99 ms", "CPU ms/turn", title="One session alone"
+    )
     direct = {row["stream"]: row["p50_ms"] for row in rows if row["target"] == "direct"}
     for row in rows:
         added = f"{row['p50_ms'] - direct[row['stream']]:.2f}"
@@ -49,9 +64,20 @@ def _alone(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _curve(rows: list[dict[str, float]], direct: list[dict[str, float]], tokens: list[dict[str, float]]) -> Table:
+def _curve(
+    rows: list[dict[str, float]], direct: list[dict[str, float]], tokens: list[dict[str, float]]
+) -> Table:
     """The last column is what the proxy itself takes: all but what the bytes of both hops cost without it."""
-    columns = ("from turn", "body KB", "prompt tokens", "ms a turn", "direct", "engine, as tokens", "JSON parse", "rest")
+    columns = (
+        "from turn",
+        "body KB",
+        "prompt tokens",
+        "ms a turn",
+        "direct",
+        "engine, as tokens",
+        "JSON parse",
+        "rest",
+    )
     table = Table(*columns, title="One long session")
     for row, other, ids in zip(rows, direct, tokens, strict=True):
         parts = (row["turn_ms"], other["turn_ms"], ids["turn_ms"], row["json_parse_ms"])
@@ -65,7 +91,9 @@ def _growth(rows: list[dict[str, float]], name: str) -> float:
 
 
 def _profile(profile: dict[str, Any]) -> Table:
-    table = Table("where (a function and all it calls)", "% of samples", title="What the event loop's time is spent on")
+    table = Table(
+        "where (a function and all it calls)", "% of samples", title="What the event loop's time is spent on"
+    )
     for name, share in list(profile["inclusive_percent"].items())[:40]:
         table.add_row(name, str(share))
     return table
@@ -79,7 +107,9 @@ def _checks(out: dict[str, Any]) -> list[dict[str, Any]]:
 
     def check(what: str, figure: float, wanted: float, *, at_least: bool = False) -> None:
         met = figure >= wanted if at_least else figure <= wanted
-        checks.append({"what": what, "figure": round(figure, 2), "wanted": wanted, "at_least": at_least, "met": met})
+        checks.append(
+            {"what": what, "figure": round(figure, 2), "wanted": wanted, "at_least": at_least, "met": met}
+        )
 
     check("turns/s, plain", rate[OURS, False], 450, at_least=True)
     check("turns/s, streamed", rate[OURS, True], 300, at_least=True)
@@ -87,7 +117,12 @@ def _checks(out: dict[str, Any]) -> list[dict[str, Any]]:
         check("times LiteLLM, plain", rate[OURS, False] / rate[LITELLM, False], 6, at_least=True)
         check("times LiteLLM, streamed", rate[OURS, True] / rate[LITELLM, True], 10, at_least=True)
     if (AGENT_LIGHTNING, False) in rate:
-        check("times Agent Lightning, plain", rate[OURS, False] / rate[AGENT_LIGHTNING, False], 1.75, at_least=True)
+        check(
+            "times Agent Lightning, plain",
+            rate[OURS, False] / rate[AGENT_LIGHTNING, False],
+            1.75,
+            at_least=True,
+        )
     for stream, name in ((False, "plain"), (True, "streamed")):
         check(f"added p50 ms of one session, {name}", p50[OURS, stream] - p50["direct", stream], 2.0)
         check(

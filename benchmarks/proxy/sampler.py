@@ -1,10 +1,11 @@
-"""A proxy that looks at itself while it works: `harnessgym proxy` with a timer that notes what its event loop is doing.
+"""A proxy that looks at itself while it works: `harnessgym proxy` with a timer that notes what its event loop
+is doing.
 
     python -m benchmarks.proxy.sampler PROFILE.json --store ... (settings of the proxy)
 
-The timer runs on the process's own processor time, and its signal is handled in the thread of the event loop. A thread of its
-own could look only when another gives up the interpreter's lock, and would find everybody at the places where they do. What
-the store's writer uses is not in here: see the processor time by thread.
+The timer runs on the process's own processor time, and its signal is handled in the thread of the event loop.
+A thread of its own could look only when another gives up the interpreter's lock, and would find everybody at
+the places where they do. What the store's writer uses is not in here: see the processor time by thread.
 """
 
 import json
@@ -57,8 +58,12 @@ def main() -> None:
     profile = {
         "cpu_s": round(time.process_time() - began, 2),
         "samples": sampler.samples,
-        "inclusive_percent": {name: round(100 * count / total, 1) for name, count in sampler.inclusive.most_common(60)},
-        "own_percent_by_module": {name: round(100 * count / total, 1) for name, count in sampler.own.most_common(30)},
+        "inclusive_percent": {
+            name: round(100 * count / total, 1) for name, count in sampler.inclusive.most_common(60)
+        },
+        "own_percent_by_module": {
+            name: round(100 * count / total, 1) for name, count in sampler.own.most_common(30)
+        },
     }
     path.write_text(json.dumps(profile, indent=2))
 

@@ -12,7 +12,7 @@ from typing import Protocol
 from benchmarks.proxy.answers import POLICY
 from benchmarks.proxy.peers import AGENT_LIGHTNING, LITELLM
 from benchmarks.proxy.process import Child, free_port
-from harnessgym.rollout.control import ControlClient, OpenedSession
+from harnessgym.proxy_client import ControlClient, OpenedSession
 from harnessgym.store import policies, rollouts, runs
 from harnessgym.store.trace_store import TraceStore
 from harnessgym.store.workers import WorkerRow, upsert
@@ -82,9 +82,24 @@ class LiteLlm:
         }
         path = folder / "litellm.yaml"
         path.write_text(json.dumps(config))  # JSON is YAML
-        argv = [str(command), "--config", str(path), "--host", "127.0.0.1", "--port", str(self.port), "--num_workers", "1"]
+        argv = [
+            str(command),
+            "--config",
+            str(path),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--num_workers",
+            "1",
+        ]
         argv += ["--telemetry", "False"]
-        env = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MASTER_KEY": self.key, "NO_PROXY": "*"}
+        env = {
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+            "LITELLM_LOG": "ERROR",
+            "LITELLM_MASTER_KEY": self.key,
+            "NO_PROXY": "*",
+        }
         self.child = Child(argv, env=env, log=folder / "litellm.log")
         self.child.await_port(self.port)
 
@@ -103,7 +118,11 @@ class LiteLlm:
 class AgentLightning:
     """Agent Lightning's server: captures chat completions in memory, refuses streams."""
 
-    name, note, key = "Agent Lightning", f"{AGENT_LIGHTNING.requirement}, captures in memory, refuses streams", "none"
+    name, note, key = (
+        "Agent Lightning",
+        f"{AGENT_LIGHTNING.requirement}, captures in memory, refuses streams",
+        "none",
+    )
     streams = False
 
     def __init__(self, engine: Engine, folder: Path) -> None:
@@ -118,7 +137,10 @@ class AgentLightning:
         """One rollout a session."""
         wanted = [{"data_id": str(index), "is_train": True, "input": {}} for index in range(number)]
         made = self._post("/api/rollouts", wanted)
-        return tuple(f"/proxy/rollout/{row['rollout_id']}/attempt/0/mode/train/openai/v1/chat/completions" for row in made)
+        return tuple(
+            f"/proxy/rollout/{row['rollout_id']}/attempt/0/mode/train/openai/v1/chat/completions"
+            for row in made
+        )
 
     def close_sessions(self) -> None:
         """What it captured stays in its memory."""
@@ -129,7 +151,9 @@ class AgentLightning:
 
     def _post(self, path: str, value: object) -> list[dict[str, str]]:
         headers = {"content-type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(value).encode(), headers)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(value).encode(), headers
+        )
         with urllib.request.urlopen(request) as response:
             return list(json.load(response))
 
@@ -148,8 +172,16 @@ class Ours:
             "store": self.store_url, "run_id": self.run_id, "policy": POLICY, "port": 0, "control_key": _KEY,
             "control_uds": folder / "control/c.sock", "max_length": 1_000_000,
         }  # fmt: skip
-        start = ["-m", "harnessgym", "proxy"] if sampled is None else ["-m", "benchmarks.proxy.sampler", str(sampled)]
-        argv = [sys.executable, *start, *(part for name, value in settings.items() for part in (f"--{name}", str(value)))]
+        start = (
+            ["-m", "harnessgym", "proxy"]
+            if sampled is None
+            else ["-m", "benchmarks.proxy.sampler", str(sampled)]
+        )
+        argv = [
+            sys.executable,
+            *start,
+            *(part for name, value in settings.items() for part in (f"--{name}", str(value))),
+        ]
         self.child = Child(argv, env={"OMP_NUM_THREADS": "1"}, log=folder / "proxy.log")
         self.port = int(self.child.line(r"at http://127.0.0.1:(\d+)")[1])
         self._opened: list[OpenedSession] = []
@@ -172,7 +204,10 @@ class Ours:
     async def _open(self, number: int) -> list[OpenedSession]:
         async with ControlClient(self._control, _KEY) as control:
             options = {"max_tokens": 10_000}
-            return [await control.open_session(self._rollouts[index % 64], sampling=options) for index in range(number)]
+            return [
+                await control.open_session(self._rollouts[index % 64], sampling=options)
+                for index in range(number)
+            ]
 
     async def _seal(self) -> None:
         async with ControlClient(self._control, _KEY) as control:
@@ -185,11 +220,15 @@ def _seed(url: str, engine: str) -> tuple[str, list[str]]:
     with TraceStore.create(url) as store:
         run_id = store.write(lambda conn: runs.add(conn, "bench", {}, "bench", "training"))
         policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
-        version = policies.PolicyVersion(0, None, "full", str(POLICY), 0, "bench", 0, committed=True, orphaned=False)
+        version = policies.PolicyVersion(
+            0, None, "full", str(POLICY), 0, "bench", 0, committed=True, orphaned=False
+        )
         store.write(lambda conn: policies.publish(conn, policy_id, version))
         task_id = store.write(lambda conn: runs.add_task(conn, "bench", Task(id="0", instruction="")))
         seeds = tuple(range(64))
-        spec = rollouts.GroupSpec(run_id, task_id, policy_id, "train", 0, 0, {}, ("bench",) * 64, "none", seeds)
+        spec = rollouts.GroupSpec(
+            run_id, task_id, policy_id, "train", 0, 0, {}, ("bench",) * 64, "none", seeds
+        )
         store.write(lambda conn: rollouts.submit(conn, spec))
         claimed = store.write(lambda conn: rollouts.claim(conn, run_id, "bench", 3_600.0, 64))
         store.write(lambda conn: upsert(conn, WorkerRow("w0", run_id, "vllm", engine, 0, "ready")))

@@ -1,8 +1,9 @@
-"""Kills of a machine of a Ray cluster: a run of the quickstart's task over two raylets on this machine, with PostgreSQL.
+"""Kills of a machine of a Ray cluster: a run of the quickstart's task over two raylets on this machine, with
+PostgreSQL.
 
-The machine that is killed has an engine and a node; the other one has the proxy, the trainer, and an engine and a node too. Its
-raylet gets SIGKILL, and what it ran dies with it: `tests.support.raylets`. A new machine with the same resources joins at
-once, as one that was started again.
+The machine that is killed has an engine and a node; the other one has the proxy, the trainer, and an engine
+and a node too. Its raylet gets SIGKILL, and what it ran dies with it: `tests.support.raylets`. A new machine
+with the same resources joins at once, as one that was started again.
 """
 
 import json

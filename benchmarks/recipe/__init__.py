@@ -1,1 +1,3 @@
-"""The quickstart's recipe, all in one process: the warm start that makes the shipped policy, and GRPO on it."""
+"""The quickstart's recipe, all in one process: the warm start that makes the shipped policy, and GRPO on
+it.
+"""

@@ -24,9 +24,13 @@ class Chat:
     @classmethod
     def from_folder(cls, folder: Path) -> "Chat":
         """The chat of a Hugging Face model folder."""
-        return cls((folder / "chat_template.jinja").read_text(), Tokenizer.from_file(str(folder / "tokenizer.json")))
+        return cls(
+            (folder / "chat_template.jinja").read_text(), Tokenizer.from_file(str(folder / "tokenizer.json"))
+        )
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Message] = (), *, generate: bool = False) -> str:
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[Message] = (), *, generate: bool = False
+    ) -> str:
         """The prompt text; `generate` opens an assistant turn."""
         return self.template.render(messages=messages, tools=tools, add_generation_prompt=generate)
 

@@ -1,4 +1,6 @@
-"""Lookup episodes played in process, many at once through one KV cache: what a harness, the proxy and an engine do together."""
+"""Lookup episodes played in process, many at once through one KV cache: what a harness, the proxy and an
+engine do together.
+"""
 
 import json
 from collections.abc import Sequence
@@ -47,11 +49,16 @@ class Episode:
         self.logprobs.append(logprob)
 
 
-def play(policy: Policy, chat: Chat, tasks: Sequence[Task], temperature: float, generator: torch.Generator) -> list[Episode]:
+def play(
+    policy: Policy, chat: Chat, tasks: Sequence[Task], temperature: float, generator: torch.Generator
+) -> list[Episode]:
     """Play every task once; temperature 0 is greedy (logprobs are then those at temperature 1)."""
     episodes = []
     for task in tasks:
-        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task.instruction}]
+        messages = [
+            {"role": "system", "content": SYSTEM_PROMPT},
+            {"role": "user", "content": task.instruction},
+        ]
         episodes.append(Episode(task, [], [], []))
         episodes[-1].show(chat.encode(chat.text(messages, TOOLS, generate=True)))
     cache, held = KVCache(policy.config, len(tasks), _MAX_LENGTH), [0] * len(tasks)
@@ -78,7 +85,9 @@ def _sample_turn(
     temperature: float,
     generator: torch.Generator,
 ) -> None:
-    """Extend each active episode until it samples the end token or has `_MAX_NEW` new ones; `held` counts cached tokens."""
+    """Extend each active episode until it samples the end token or has `_MAX_NEW` new ones; `held` counts
+    cached tokens.
+    """
     speaking, spoken = list(active), 0
     while speaking:
         pending = [episodes[row].ids[held[row] :] for row in speaking]
@@ -89,7 +98,9 @@ def _sample_turn(
         last = hidden[torch.arange(len(speaking)), torch.tensor([len(ids) - 1 for ids in pending])]
         tokens, logprobs = sample(policy.logits(last), temperature, generator)
         spoken += 1
-        for row, ids, token, logprob in zip(speaking, pending, tokens.tolist(), logprobs.tolist(), strict=True):
+        for row, ids, token, logprob in zip(
+            speaking, pending, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
             held[row] += len(ids)
             episodes[row].say(token, logprob)
         speaking = [row for row in speaking if episodes[row].ids[-1] != chat.end] if spoken < _MAX_NEW else []
@@ -97,7 +108,9 @@ def _sample_turn(
 
 @torch.inference_mode()
 def sample(logits_BV: Tensor, temperature: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A token per row and its logprob, [B] each, from the untruncated distribution (Gumbel-max; greedy at temperature 0)."""
+    """A token per row and its logprob, [B] each, from the untruncated distribution (Gumbel-max; greedy at
+    temperature 0).
+    """
     logprobs = torch.log_softmax(logits_BV.float() / (temperature or 1.0), dim=-1)
     noise = torch.rand(logprobs.shape, generator=generator).log().neg().log().neg() if temperature else 0.0
     tokens = (logprobs + noise).argmax(dim=-1)
@@ -105,7 +118,9 @@ def sample(logits_BV: Tensor, temperature: float, generator: torch.Generator) ->
 
 
 def _answer_turn(chat: Chat, episode: Episode, *, last: bool) -> None:
-    """Run the tool calls of the turn just sampled and show their results, or close the episode with its text."""
+    """Run the tool calls of the turn just sampled and show their results, or close the episode with its
+    text.
+    """
     sampled = episode.ids[episode.turn_starts[-1] :]
     content, calls = parse_turn(chat.decode(sampled[:-1] if sampled[-1] == chat.end else sampled))
     if last or not calls or sampled[-1] != chat.end or len(episode.ids) > _MAX_LENGTH - 100:

@@ -1,9 +1,9 @@
 """GRPO on the shipped policy, in one process: `python -m benchmarks.recipe.run`.
 
-What the asynchronous line does with proxies, sandboxes and engines happens here in plain calls, so that the recipe can be
-measured by itself. Rollouts are as old as they are there: of each batch one half was sampled one version ago, the other two.
-Held-out tasks (other items, other wordings) are played before and after. The control shuffles each batch's rewards over its
-rollouts; what it gains is not learnt from the reward.
+What the asynchronous line does with proxies, sandboxes and engines happens here in plain calls, so that the
+recipe can be measured by itself. Rollouts are as old as they are there: of each batch one half was sampled
+one version ago, the other two. Held-out tasks (other items, other wordings) are played before and after. The
+control shuffles each batch's rewards over its rollouts; what it gains is not learnt from the reward.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.recipe.chat import Chat
 from benchmarks.recipe.episodes import Episode, play
 from environments.lookup import LookupTasks
 from harnessgym.task import Task
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.advantages.group_relative import grpo
 from trainers.policy import Policy
 from trainers.policy_weights import load_policy, load_weights, published_weights
@@ -115,8 +115,10 @@ class Actor:
 
     def batch(
         self, tasks: Sequence[Task], group_size: int, versions: Sequence[dict[str, Tensor]]
-    ) -> tuple[list[Row], list[float]]:
-        """Rows and rewards of `group_size` plays of each task, group by group. `versions` ends with the newest weights."""
+    ) -> tuple[list[TrainingRow], list[float]]:
+        """Rows and rewards of `group_size` plays of each task, group by group. `versions` ends with the
+        newest weights.
+        """
         rows, rewards, half = [], [], len(tasks) // 2
         for age, part in ((1, tasks[:half]), (2, tasks[half:])):
             version = max(len(versions) - 1 - age, 0)
@@ -139,10 +141,10 @@ def evaluate(policy: Policy, chat: Chat, rollouts: int, most: int | None = None)
     return Score(rollouts, greedy, sampled)
 
 
-def row_of(episode: Episode, rollout_id: str, version: int) -> Row:
+def row_of(episode: Episode, rollout_id: str, version: int) -> TrainingRow:
     """The training row of an episode."""
     mask = np.array(episode.mask, dtype=np.int32)
-    return Row(
+    return TrainingRow(
         rollout_id=rollout_id,
         group_id=episode.task.id,
         ids=np.array(episode.ids, dtype=np.int32),
@@ -168,7 +170,9 @@ def _print_table(results: list[Result]) -> None:
         name = f"seed {result.recipe.seed}" + (", shuffled rewards" if result.recipe.shuffled else "")
         curve = " ".join(f"{score.sampled:.2f} ({score.greedy:.2f})" for score in result.scores[1:])
         numbers = f"{first.greedy:.2f} | {last.greedy:.2f} | {first.sampled:.2f} | {last.sampled:.2f}"
-        print(f"| {name} | {result.recipe.rollouts} | {numbers} | {curve} | {result.seconds:.0f} |", flush=True)
+        print(
+            f"| {name} | {result.recipe.rollouts} | {numbers} | {curve} | {result.seconds:.0f} |", flush=True
+        )
 
 
 def main() -> None:
@@ -190,7 +194,12 @@ def main() -> None:
     recipes += [] if options.no_control else [replace(base, seed=options.seeds[0], shuffled=True)]
     results = [run_recipe(recipe, options.folder) for recipe in recipes]
     _print_table(results)
-    machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "torch": torch.__version__, "threads": 1}
+    machine = {
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "torch": torch.__version__,
+        "threads": 1,
+    }
     report = json.dumps({"machine": machine, "runs": [asdict(result) for result in results]}, indent=1) + "\n"
     for path in (options.out, *([COMMITTED] if options.commit else [])):
         path.parent.mkdir(parents=True, exist_ok=True)

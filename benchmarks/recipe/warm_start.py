@@ -1,9 +1,10 @@
 """Makes the policy the quickstart starts from: `python -m benchmarks.recipe.warm_start`.
 
-Builds a byte-level BPE tokenizer and trains a two-layer policy by supervised learning on imperfect demonstrations: in 70 % of
-them the wrong attribute tool is called, always the same wrong one for a kind of question. The policy learns the protocol and to
-copy names, ids and values, and its most likely action is wrong: greedy decoding fails, one sample in four or so succeeds, and
-reinforcement learning has to change the argmax, not sharpen it. Only item names and wordings of the training split are used.
+Builds a byte-level BPE tokenizer and trains a two-layer policy by supervised learning on imperfect
+demonstrations: in 70 % of them the wrong attribute tool is called, always the same wrong one for a kind of
+question. The policy learns the protocol and to copy names, ids and values, and its most likely action is
+wrong: greedy decoding fails, one sample in four or so succeeds, and reinforcement learning has to change the
+argmax, not sharpen it. Only item names and wordings of the training split are used.
 """
 
 import argparse
@@ -19,14 +20,15 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from benchmarks.recipe.chat import Chat, Message
 from environments.lookup.protocol import KINDS, SYSTEM_PROMPT, TOOLS
-from environments.lookup.tasks import TEMPLATES, Question, draw_question, item_names
+from environments.lookup.tasks import TEMPLATES, LookupQuestion, draw_question, item_names
 from trainers.policy import Policy, PolicyConfig
 from trainers.policy_weights import save_policy
 
 FOLDER = Path("environments/lookup/policy")
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PIECES = r" ?[A-Za-z]+|[0-9]|\n|[^A-Za-z0-9\n]+"
-"""Words with their leading space, single digits, newlines alone (so that a generation prompt ends on a token), the rest."""
+"""Words with their leading space, single digits, newlines alone (so that a generation prompt ends on a
+token), the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class WarmStart:
     wrong: float = 0.7
     """Share of demonstrations that call the wrong tool."""
     init_std: float = 0.1
-    """About 1 / sqrt(hidden size). At the usual 0.02 a net this narrow takes five times as long to learn to copy."""
+    """About 1 / sqrt(hidden size). At the usual 0.02 a net this narrow takes five times as long to learn
+    to copy."""
 
 
 def wrong_kind(kind: str) -> str:
@@ -48,13 +51,13 @@ def wrong_kind(kind: str) -> str:
     return KINDS[(KINDS.index(kind) + 1) % len(KINDS)]
 
 
-def draw_training_question(random: Random) -> Question:
+def draw_training_question(random: Random) -> LookupQuestion:
     """A fresh question in the training split's names and wordings."""
     name, *others = random.sample(item_names("train"), 4)
     return draw_question(random, random.choice(KINDS), random.choice(TEMPLATES["train"]), name, others)
 
 
-def demonstration(question: Question, tool: str) -> list[Message]:
+def demonstration(question: LookupQuestion, tool: str) -> list[Message]:
     """The messages of an episode in which `tool` reads the attribute."""
     catalog = question.catalog
     id_ = catalog.ids[question.name]
@@ -115,13 +118,17 @@ def encode_demonstration(chat: Chat, messages: list[Message]) -> tuple[list[int]
 
 
 def supervise(policy: Policy, chat: Chat, settings: WarmStart) -> float:
-    """Train from scratch on fresh demonstrations; returns the last batch's loss (nats per assistant token)."""
+    """Train from scratch on fresh demonstrations; returns the last batch's loss (nats per assistant
+    token).
+    """
     for module in policy.modules():
         if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
             torch.nn.init.normal_(module.weight, std=settings.init_std)
     random = Random(f"warm start {settings.seed}")
     optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.lr, total_steps=settings.steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, settings.lr, total_steps=settings.steps, pct_start=0.1
+    )
     loss = torch.zeros(())
     for step in range(settings.steps):
         batch = []
@@ -161,7 +168,9 @@ def main() -> None:
     template, random = (FOLDER / "chat_template.jinja").read_text(), Random("tokenizer corpus")
     blank = Chat(template, Tokenizer(models.BPE()))
     drawn = [draw_training_question(random) for _ in range(2_000)]
-    tokenizer = build_tokenizer([blank.text(demonstration(question, question.kind), TOOLS) for question in drawn])
+    tokenizer = build_tokenizer(
+        [blank.text(demonstration(question, question.kind), TOOLS) for question in drawn]
+    )
     config = PolicyConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=64,

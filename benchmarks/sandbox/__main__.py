@@ -1,8 +1,10 @@
-"""What sandboxes cost: `make bench NAME=sandbox`, or `python -m benchmarks.sandbox [--quick] [--only bubblewrap|docker]`.
+"""What sandboxes cost: `make bench NAME=sandbox`, or `python -m benchmarks.sandbox [--quick] [--only
+bubblewrap|docker]`.
 
-Starts, warm claims, commands, diffs and graded rollouts, beside the plain docker command line on the same engine; then how busy
-environments are when rollouts are pipelined, beside batches that wait for their last rollout (simulated latencies). Without an
-engine at DOCKER_HOST a private one is started. Prints tables, writes benchmarks/out/sandbox.json.
+Starts, warm claims, commands, diffs and graded rollouts, beside the plain docker command line on the same
+engine; then how busy environments are when rollouts are pipelined, beside batches that wait for their last
+rollout (simulated latencies). Without an engine at DOCKER_HOST a private one is started. Prints tables,
+writes benchmarks/out/sandbox.json.
 """
 
 import argparse
@@ -33,7 +35,14 @@ _TARGETS = (
     ("bubblewrap: open and `true`, p95 ms", "bubblewrap", "open and `true`", "p95_ms", 15.0, False),
     ("docker: warm claim, p50 ms", "docker", "warm claim", "p50_ms", 30.0, False),
     ("docker: command, p50 ms", "docker", "command", "p50_ms", 3.0, False),
-    ("docker: warm claim and a diff of 10 MiB, p50 ms", "docker", "warm claim and a diff of 10 MiB", "p50_ms", 100.0, False),
+    (
+        "docker: warm claim and a diff of 10 MiB, p50 ms",
+        "docker",
+        "warm claim and a diff of 10 MiB",
+        "p50_ms",
+        100.0,
+        False,
+    ),
     ("bubblewrap: graded rollouts/s", "bubblewrap", "graded rollouts", "rollouts_per_s", 25.0, True),
     ("docker: graded rollouts/s", "docker", "graded rollouts", "rollouts_per_s", 3.0, True),
 )
@@ -41,11 +50,15 @@ _TARGETS = (
 
 def main() -> None:
     """Measure, print, write. Exits with 1 when a target is missed, unless `--quick`."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox", description=__doc__.split("\n\n")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sandbox", description=__doc__.split("\n\n")[1]
+    )
     parser.add_argument("--quick", action="store_true", help="few repetitions, no verdict")
     parser.add_argument("--only", choices=("bubblewrap", "docker", "utilisation"))
     options = parser.parse_args()
-    out: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}}
+    out: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+    }
     if options.only in (None, "bubblewrap"):
         out["bubblewrap"] = asyncio.run(_bubblewrap(options.quick))
     if options.only in (None, "docker"):
@@ -112,7 +125,12 @@ async def _utilisation(seeds: int) -> dict[str, Figures]:
     load, out = utilisation.Load(), {}
     for name, way in (("batch-synchronous", utilisation.synchronous), ("pipelined", utilisation.pipelined)):
         found = [(await way(load, seed))["utilisation"] for seed in range(seeds)]
-        out[name] = {"mean": statistics.fmean(found), "least": min(found), "most": max(found), "seeds": float(seeds)}
+        out[name] = {
+            "mean": statistics.fmean(found),
+            "least": min(found),
+            "most": max(found),
+            "seeds": float(seeds),
+        }
     ratio = out["pipelined"]["mean"] / out["batch-synchronous"]["mean"]
     return {**out, "pipelined / batch-synchronous": {"ratio": ratio}}
 
@@ -125,7 +143,9 @@ def _table(name: str, figures: dict[str, Figures]) -> Table:
     return table
 
 
-def _check(out: dict[str, Any], what: str, part: str, row: str, figure: str, wanted: float, at_least: bool) -> dict[str, Any]:
+def _check(
+    out: dict[str, Any], what: str, part: str, row: str, figure: str, wanted: float, at_least: bool
+) -> dict[str, Any]:
     found = out[part][row][figure]
     return {
         "what": what,

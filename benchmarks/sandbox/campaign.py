@@ -1,7 +1,9 @@
-"""One run of `harnessgym rollout` under kills of its node and cuts of its connection to the engine, and what is wrong after it.
+"""One run of `harnessgym rollout` under kills of its node and cuts of its connection to the engine, and what
+is wrong after it.
 
-The node is the process of the command. It gets SIGKILL at seeded moments while its rollouts are prepared, run and graded, and
-the same command is given again, until all have finished. Whatever the dead node had must be gone when the next one works.
+The node is the process of the command. It gets SIGKILL at seeded moments while its rollouts are prepared, run
+and graded, and the same command is given again, until all have finished. Whatever the dead node had must be
+gone when the next one works.
 """
 
 import os
@@ -29,12 +31,13 @@ from benchmarks.sandbox.workload import TURNS, write_agent, write_tasks
 from harnessgym.errors import StoreError
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.support.cable import Cable
 
 STARTING, CUT = "starting", "cut"
 MOMENTS = (STARTING, *PHASES)
-"""At which a node is killed: starting is anything before it works, the reaping of what the last one left included."""
+"""At which a node is killed: starting is anything before it works, the reaping of what the last one left
+included."""
 _TASKS = 8
 _AT_ONCE = 8
 _STARTING_S = 3.0
@@ -89,7 +92,9 @@ class Report:
 
 
 class Campaign:
-    """One run in a folder of its own, which is removed when nothing was wrong; containers that leaked are, in any case."""
+    """One run in a folder of its own, which is removed when nothing was wrong; containers that leaked are,
+    in any case.
+    """
 
     def __init__(self, sandbox: str, seed: int, *, rollouts: int = 32, tasks: int = _TASKS) -> None:
         """`rollouts` in all, of `tasks` tasks."""
@@ -106,7 +111,9 @@ class Campaign:
         """What dead nodes had, and no living one is known to have removed."""
 
     def run(self, events: Sequence[str]) -> Report:
-        """Kill at each moment in turn, cut where an event says so, and go on to the end. Raises RuntimeError if it stops."""
+        """Kill at each moment in turn, cut where an event says so, and go on to the end. Raises
+        RuntimeError if it stops.
+        """
         began = time.monotonic()
         expected = write_tasks(self.folder / "tasks", self._tasks)
         write_agent(self.folder / "agent.py")
@@ -129,7 +136,10 @@ class Campaign:
         if self.sandbox != "docker":
             yield None, None
             return
-        with Witness(self.place.run.workspaces) as witness, Cable(self.folder / "engine.sock", witness.socket) as cable:
+        with (
+            Witness(self.place.run.workspaces) as witness,
+            Cable(self.folder / "engine.sock", witness.socket) as cable,
+        ):
             self._host = f"unix://{cable.path}"
             try:
                 yield witness, cable
@@ -208,14 +218,34 @@ class Campaign:
             report.lost_calls = sum(now.get(call_id) != digest for call_id, digest in self._committed.items())
             report.wrong = store.read(lambda conn: wrong(conn, results, expected, self.samples, TURNS))
             report.causes = store.read(causes)
-            report.findings = [f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings]
+            report.findings = [
+                f"{item.kind}: {item.where}: {item.message}" for item in verify(store, None).findings
+            ]
 
     def _start(self) -> None:
         """The same command every time."""
         command = [sys.executable, "-m", "harnessgym", "rollout", "--tasks", str(self.folder / "tasks")]
-        command += ["--set", f'argv=["python", "{self.folder / "agent.py"}"]', "--sandbox", self.sandbox, "-n", str(_AT_ONCE)]
-        command += ["--samples", str(self.samples), "--upstream", "scripted", "--folder", str(self.place.run.root)]
-        env = {**os.environ, "TMPDIR": str(self.place.temporary), **({"DOCKER_HOST": self._host} if self._host else {})}
+        command += [
+            "--set",
+            f'argv=["python", "{self.folder / "agent.py"}"]',
+            "--sandbox",
+            self.sandbox,
+            "-n",
+            str(_AT_ONCE),
+        ]
+        command += [
+            "--samples",
+            str(self.samples),
+            "--upstream",
+            "scripted",
+            "--folder",
+            str(self.place.run.root),
+        ]
+        env = {
+            **os.environ,
+            "TMPDIR": str(self.place.temporary),
+            **({"DOCKER_HOST": self._host} if self._host else {}),
+        }
         with (self.folder / "log").open("ab") as log:
             self._node = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
 
@@ -227,7 +257,9 @@ class Campaign:
             self._store.close()
 
     def _wait(self, condition: Callable[[], bool], what: str) -> bool:
-        """Until the condition holds; False if the run ended before. A node that ended with an error is started again."""
+        """Until the condition holds; False if the run ended before. A node that ended with an error is
+        started again.
+        """
         deadline, tries = time.monotonic() + _PATIENCE_S, 0
         while not condition():
             code = self._process.poll()
@@ -235,10 +267,14 @@ class Campaign:
                 return False
             if code is not None:
                 tries += 1
-                self.report.gave_up.append((self.folder / "log").read_bytes()[-400:].decode(errors="replace").strip())
+                self.report.gave_up.append(
+                    (self.folder / "log").read_bytes()[-400:].decode(errors="replace").strip()
+                )
                 self._start()
             if tries > _TRIES or time.monotonic() > deadline:
-                raise RuntimeError(f"Waited {_PATIENCE_S:.0f} s, or {_TRIES} starts, for {what}; see {self.folder}/log.")
+                raise RuntimeError(
+                    f"Waited {_PATIENCE_S:.0f} s, or {_TRIES} starts, for {what}; see {self.folder}/log."
+                )
             time.sleep(_LOOK_S)
         return True
 

@@ -1,4 +1,5 @@
-"""A private Docker engine: its own socket, data and log in a folder, ended when it is closed. Images stay for the next one.
+"""A private Docker engine: its own socket, data and log in a folder, ended when it is closed. Images stay for
+the next one.
 
 python -m benchmarks.sandbox.dockerd --folder ~/.cache/harnessgym/dockerd            # in the foreground
 eval "$(python -m benchmarks.sandbox.dockerd --folder ... --detach)"                 # sets DOCKER_HOST
@@ -30,7 +31,11 @@ def dockerd_available() -> str | None:
     if os.geteuid() != 0:
         return "A private Docker engine needs root. Run as root, or point DOCKER_HOST at an engine that is there."
     missing = [name for name in _PROGRAMS if _program(name) is None]
-    return f"Not installed: {', '.join(missing)}. On Debian: apt-get install docker.io iproute2." if missing else None
+    return (
+        f"Not installed: {', '.join(missing)}. On Debian: apt-get install docker.io iproute2."
+        if missing
+        else None
+    )
 
 
 class Dockerd:
@@ -45,8 +50,9 @@ class Dockerd:
     def __init__(self, folder: Path | None = None, *, network: bool = True) -> None:
         """Starts it, or ends the one that an earlier process left in `folder` and starts anew.
 
-        Its bridge is its own. Without `network` it makes no packet rules, so containers reach nothing through that bridge; with
-        them, it takes over the rules of another engine on this machine. Raises RuntimeError if it cannot be started.
+        Its bridge is its own. Without `network` it makes no packet rules, so containers reach nothing through
+        that bridge; with them, it takes over the rules of another engine on this machine. Raises RuntimeError
+        if it cannot be started.
         """
         if (problem := dockerd_available()) is not None:
             raise RuntimeError(problem)
@@ -75,13 +81,25 @@ class Dockerd:
         """Start the engine and wait until it answers."""
         self.stop()
         command = [str(_program("dockerd")), f"--host={self.host}", f"--data-root={self.folder / 'data'}"]
-        command += [f"--exec-root={self._run}", f"--pidfile={_pidfile(self.folder)}", "--storage-driver=overlay2"]
-        command += [f"--bridge={self.bridge}", *([] if self._network else ["--iptables=false", "--ip-masq=false"])]
+        command += [
+            f"--exec-root={self._run}",
+            f"--pidfile={_pidfile(self.folder)}",
+            "--storage-driver=overlay2",
+        ]
+        command += [
+            f"--bridge={self.bridge}",
+            *([] if self._network else ["--iptables=false", "--ip-masq=false"]),
+        ]
         self._ip("link", "add", self.bridge, "type", "bridge")
         with (self.folder / "log").open("ab") as log:
             began = log.tell()
             server = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
             )
         self._server = server
         deadline = time.monotonic() + _START_S
@@ -93,7 +111,9 @@ class Dockerd:
             time.sleep(0.05)
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the engine and its containers; SIGKILL ends it as a crash does, and leaves the containers' processes."""
+        """End the engine and its containers; SIGKILL ends it as a crash does, and leaves the containers'
+        processes.
+        """
         pid = self.pid
         if pid is not None:
             os.kill(pid, how)
@@ -118,7 +138,9 @@ class Dockerd:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        for mount in sorted((mount for mount in mounts if mount.startswith(str(self.folder) + "/")), reverse=True):
+        for mount in sorted(
+            (mount for mount in mounts if mount.startswith(str(self.folder) + "/")), reverse=True
+        ):
             subprocess.run(["umount", "--lazy", mount], capture_output=True, check=False)
         self._ip("link", "delete", self.bridge)
         shutil.rmtree(self._run, ignore_errors=True)
@@ -141,7 +163,9 @@ class Dockerd:
 
 
 def _program(name: str) -> str | None:
-    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin")
+    return shutil.which(
+        name, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin"
+    )
 
 
 def _pidfile(folder: Path) -> Path:
@@ -166,7 +190,9 @@ def _alive(pid: int) -> bool:
 
 
 def _processes(folder: Path) -> list[int]:
-    """Of containerd and shims whose command line names the folder of an engine, and the processes of its containers."""
+    """Of containerd and shims whose command line names the folder of an engine, and the processes of its
+    containers.
+    """
     marks = (str(folder / "run"), str(folder / "data"))
     containers = [path.name for path in (folder / "data" / "containers").glob("*")]
     found = []
@@ -196,12 +222,22 @@ def _answers(path: Path) -> bool:
 
 def main() -> None:
     """Run one in the foreground until it is told to end, or leave it running."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox.dockerd", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--folder", type=Path, default=CACHE, help=f"where it keeps everything; default {CACHE}")
-    parser.add_argument("--detach", action="store_true", help="leave it running, and print the shell command that names it")
-    parser.add_argument("--reuse", action="store_true", help="with --detach: if one runs in the folder, leave it and name it")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sandbox.dockerd", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=CACHE, help=f"where it keeps everything; default {CACHE}"
+    )
+    parser.add_argument(
+        "--detach", action="store_true", help="leave it running, and print the shell command that names it"
+    )
+    parser.add_argument(
+        "--reuse", action="store_true", help="with --detach: if one runs in the folder, leave it and name it"
+    )
     parser.add_argument("--stop", action="store_true", help="end the one that runs in the folder")
-    parser.add_argument("--no-network", action="store_true", help="make no packet rules: leave those of another engine alone")
+    parser.add_argument(
+        "--no-network", action="store_true", help="make no packet rules: leave those of another engine alone"
+    )
     told = parser.parse_args()
     folder = told.folder.expanduser().resolve()
     if told.reuse and _ours(folder) is not None and _answers(folder / "docker.sock"):

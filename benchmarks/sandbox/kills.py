@@ -1,8 +1,10 @@
-"""Kills of a node and cuts of its engine: `python -m benchmarks.sandbox.kills [--kills 50] [--cuts 50] [--sandbox docker]`.
+"""Kills of a node and cuts of its engine: `python -m benchmarks.sandbox.kills [--kills 50] [--cuts 50]
+[--sandbox docker]`.
 
-Runs of 32 rollouts follow each other until the node has got SIGKILL, and its connection to the Docker engine was cut, often
-enough; what must hold is in `benchmarks/sandbox/campaign.py`. Finished runs are remembered in `runs/sandbox-kills`, so that an
-interrupted soak goes on where it was. Prints a table, writes benchmarks/out/sandbox-kills.json.
+Runs of 32 rollouts follow each other until the node has got SIGKILL, and its connection to the Docker engine
+was cut, often enough; what must hold is in `benchmarks/sandbox/campaign.py`. Finished runs are remembered in
+`runs/sandbox-kills`, so that an interrupted soak goes on where it was. Prints a table, writes
+benchmarks/out/sandbox-kills.json.
 """
 
 import argparse
@@ -32,7 +34,9 @@ _PER_RUN = 8
 
 
 def schedule(draw: random.Random, kills: int, cuts: int) -> list[str]:
-    """So many kills at random moments, mixed with cuts. One kill in four hits a node that an earlier kill made start."""
+    """So many kills at random moments, mixed with cuts. One kill in four hits a node that an earlier kill
+    made start.
+    """
     rounds = [[draw.choice(PHASES)] for _ in range(kills - kills // 4)]
     for chosen in draw.sample(rounds, kills // 4):
         chosen.append(STARTING)
@@ -43,9 +47,13 @@ def schedule(draw: random.Random, kills: int, cuts: int) -> list[str]:
 
 def main() -> None:
     """Run what is left, then report. Exits with 1 if anything was lost, doubled or leaked."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sandbox.kills", description=(__doc__ or "").split("\n\n")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sandbox.kills", description=(__doc__ or "").split("\n\n")[1]
+    )
     parser.add_argument("--kills", type=int, default=50, help="of the node")
-    parser.add_argument("--cuts", type=int, help="of the connection to the engine; as many as kills, where there is an engine")
+    parser.add_argument(
+        "--cuts", type=int, help="of the connection to the engine; as many as kills, where there is an engine"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sandbox", choices=("docker", "bubblewrap"), default="docker")
     parser.add_argument("--rollouts", type=int, default=32, help="of one run; 8 tasks")
@@ -99,7 +107,10 @@ def _report(done: list[dict[str, Any]], sandbox: str, seed: int) -> int:
         "nodes_that_gave_up": sum(len(each["gave_up"]) for each in done),
         "calls_committed": sum(each["calls"] for each in done),
         "calls_lost": sum(each["lost_calls"] for each in done),
-        **{f"rollouts_{what}": sum(len(each["wrong"][what]) for each in done) for what in ("lost", "doubled", "unearned")},
+        **{
+            f"rollouts_{what}": sum(len(each["wrong"][what]) for each in done)
+            for what in ("lost", "doubled", "unearned")
+        },
         "leaks": sum(len(each["leaks"]) for each in done),
         "left_for_the_next_start": sum(len(each["for_next"]) for each in done),
         "findings_of_verify": sum(len(each["findings"]) for each in done),

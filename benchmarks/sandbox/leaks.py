@@ -1,7 +1,7 @@
 """What a machine holds of one run at one moment, and what is left of it later.
 
-Containers, networks, volumes, mounts, control groups, processes, temporary folders and files, sockets. Everything has a key
-that is never used again, so that what two inventories share is the very same thing.
+Containers, networks, volumes, mounts, control groups, processes, temporary folders and files, sockets.
+Everything has a key that is never used again, so that what two inventories share is the very same thing.
 """
 
 import os
@@ -36,7 +36,9 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a run keeps its things: a run folder, and a folder that its processes have as `TMPDIR`, which is theirs alone."""
+    """Where a run keeps its things: a run folder, and a folder that its processes have as `TMPDIR`, which
+    is theirs alone.
+    """
 
     run: RunFolder
     temporary: Path
@@ -55,8 +57,15 @@ class Inventory:
 
     @classmethod
     def take(cls, place: Place, engine: Witness | None) -> "Inventory":
-        """Looks now. `engine` is None where none is used. Needs root where other users' processes are to be seen."""
-        sources: list[Iterator[Item]] = [_folders(place), _sockets(place), _processes(place, engine), _mounts(place, engine)]
+        """Looks now. `engine` is None where none is used. Needs root where other users' processes are to
+        be seen.
+        """
+        sources: list[Iterator[Item]] = [
+            _folders(place),
+            _sockets(place),
+            _processes(place, engine),
+            _mounts(place, engine),
+        ]
         if engine is not None:
             sources += [_containers(engine), _networks(engine), _volumes(engine), _cgroups(engine)]
         return cls(frozenset(item for source in sources for item in source))
@@ -105,7 +114,12 @@ def _volumes(engine: Witness) -> Iterator[Item]:
 def _cgroups(engine: Witness) -> Iterator[Item]:
     found = {
         path.name.removeprefix("docker-").removesuffix(".scope")
-        for pattern in ("docker/*", "*/docker/*", "system.slice/docker-*.scope", "*/system.slice/docker-*.scope")
+        for pattern in (
+            "docker/*",
+            "*/docker/*",
+            "system.slice/docker-*.scope",
+            "*/system.slice/docker-*.scope",
+        )
         for path in _CGROUPS.glob(pattern)
     }
     yield from (Item("cgroup", each) for each in found & engine.containers)
@@ -116,7 +130,9 @@ def _mounts(place: Place, engine: Witness | None) -> Iterator[Item]:
         if point.startswith(tuple(f"{mark}/" for mark in place.marks)):
             yield Item("mount", point)
     for point in _mounted(str(engine.pid)) if engine is not None else ():
-        owned = engine is not None and (point in engine.mounts or not engine.containers.isdisjoint(Path(point).parts))
+        owned = engine is not None and (
+            point in engine.mounts or not engine.containers.isdisjoint(Path(point).parts)
+        )
         if owned:
             yield Item("mount", point)
 
@@ -141,7 +157,11 @@ def _processes(place: Place, engine: Witness | None) -> Iterator[Item]:
         if _namespace(entry.name) != here:
             told += _read(entry / "mountinfo")
         if ours.search(told):
-            yield Item("process", f"{found.pid}@{found.started}", command.replace(b"\0", b" ").decode(errors="replace")[:160])
+            yield Item(
+                "process",
+                f"{found.pid}@{found.started}",
+                command.replace(b"\0", b" ").decode(errors="replace")[:160],
+            )
 
 
 def _ancestors() -> set[int]:

@@ -1,4 +1,6 @@
-"""What a sandbox costs: opening it, a command in it, a diff laid into it, a whole graded rollout without a model."""
+"""What a sandbox costs: opening it, a command in it, a diff laid into it, a whole graded rollout without a
+model.
+"""
 
 import asyncio
 import os
@@ -8,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from benchmarks.sandbox.timing import Clock, Figures, repeat, spread
-from harnessgym.grading.judging import judge
+from harnessgym.grading.grade import judge
 from harnessgym.sandbox import Equipment, Sandbox, SandboxBackend
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
@@ -34,7 +36,9 @@ async def backend(name: str, folder: Path, *, spares: int) -> AsyncIterator[Sand
 
 
 async def starts(opened: SandboxBackend, count: int, pause_s: float) -> Figures:
-    """Opening a sandbox, up to the end of a first command that does nothing. `pause_s` lies between two openings."""
+    """Opening a sandbox, up to the end of a first command that does nothing. `pause_s` lies between two
+    openings.
+    """
 
     async def once() -> float:
         await asyncio.sleep(pause_s)
@@ -47,7 +51,9 @@ async def starts(opened: SandboxBackend, count: int, pause_s: float) -> Figures:
 
 
 async def claims(opened: SandboxBackend, count: int, pause_s: float) -> Figures:
-    """Opening alone. With spares and a pause long enough to make one, that is a warm claim; `warm` says how many were."""
+    """Opening alone. With spares and a pause long enough to make one, that is a warm claim; `warm` says
+    how many were.
+    """
 
     async def once() -> float:
         await asyncio.sleep(pause_s)
@@ -89,7 +95,9 @@ async def diffs(opened: SandboxBackend, count: int, pause_s: float) -> Figures:
 
 
 async def graded(opened: SandboxBackend, count: int, width: int) -> Figures:
-    """Trivial graded rollouts per second, `width` at a time: open, one command, judged in a fresh sandbox by one `io` test."""
+    """Trivial graded rollouts per second, `width` at a time: open, one command, judged in a fresh sandbox
+    by one `io` test.
+    """
     task = Task("answer", "Write 42.", limits=_LIMITS, grader="checks", metadata={"tests": [_CHECK]})
     gate = asyncio.Semaphore(width)
 

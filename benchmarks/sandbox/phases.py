@@ -1,4 +1,6 @@
-"""Where the rollouts of a run are, and what came of them, read from its store by somebody else than their node."""
+"""Where the rollouts of a run are, and what came of them, read from its store by somebody else than their
+node.
+"""
 
 import json
 from collections import Counter
@@ -59,10 +61,14 @@ def _under_way(conn: Connection) -> dict[str, int]:
 
 
 def wrong(conn: Connection, results: Path, expected: Mapping[str, float], samples: int, turns: int) -> Wrong:
-    """Compares store and `results.jsonl` with `expected` rewards by task, each sampled so often with so many model calls."""
+    """Compares store and `results.jsonl` with `expected` rewards by task, each sampled so often with so
+    many model calls.
+    """
     found = Wrong()
     wanted = {(task, slot) for task in expected for slot in range(samples)}
-    lines = Counter((line["task"], line["slot"]) for line in map(json.loads, results.read_text().splitlines()))
+    lines = Counter(
+        (line["task"], line["slot"]) for line in map(json.loads, results.read_text().splitlines())
+    )
     ended = _finished(conn)
     seen = Counter((task, slot) for task, slot, _ in ended.values())
     for which in sorted(wanted | set(seen) | set(lines)):
@@ -72,7 +78,9 @@ def wrong(conn: Connection, results: Path, expected: Mapping[str, float], sample
         if seen[which] > 1 or lines[which] > 1 or which not in wanted:
             found.doubled.append(f"{name}: finished {seen[which]} times, {lines[which]} lines")
     given: dict[str, list[float]] = {}
-    for rollout_id, channel, value in conn.execute(select(rewards.c.rollout_id, rewards.c.channel, rewards.c.value)):
+    for rollout_id, channel, value in conn.execute(
+        select(rewards.c.rollout_id, rewards.c.channel, rewards.c.value)
+    ):
         if channel != "reward" or rollout_id not in ended:
             found.unearned.append(f"rollout {rollout_id}: {channel} {value}")
         else:
@@ -88,13 +96,23 @@ def wrong(conn: Connection, results: Path, expected: Mapping[str, float], sample
 
 def _finished(conn: Connection) -> dict[str, tuple[str, int, int]]:
     """Task, slot and number of calls of every rollout with a verdict."""
-    number = select(func.count()).where(calls.c.rollout_id == rollouts.c.id, calls.c.status.in_(FINISHED)).scalar_subquery()
-    joined = rollouts.join(groups, groups.c.id == rollouts.c.group_id).join(tasks, tasks.c.id == rollouts.c.task_id)
+    number = (
+        select(func.count())
+        .where(calls.c.rollout_id == rollouts.c.id, calls.c.status.in_(FINISHED))
+        .scalar_subquery()
+    )
+    joined = rollouts.join(groups, groups.c.id == rollouts.c.group_id).join(
+        tasks, tasks.c.id == rollouts.c.task_id
+    )
     query = select(rollouts.c.id, tasks.c.key, rollouts.c.slot, number).select_from(joined)
-    return {row[0]: (row[1], row[2], row[3]) for row in conn.execute(query.where(rollouts.c.status == "finished"))}
+    return {
+        row[0]: (row[1], row[2], row[3]) for row in conn.execute(query.where(rollouts.c.status == "finished"))
+    }
 
 
 def causes(conn: Connection) -> dict[str, int]:
     """How many attempts came to nothing, by what went wrong."""
-    query = select(rollouts.c.cause, func.count()).where(rollouts.c.status == "failed").group_by(rollouts.c.cause)
+    query = (
+        select(rollouts.c.cause, func.count()).where(rollouts.c.status == "failed").group_by(rollouts.c.cause)
+    )
     return {str(cause): count for cause, count in conn.execute(query)}

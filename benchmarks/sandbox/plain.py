@@ -5,13 +5,25 @@ import subprocess
 
 from benchmarks.sandbox.timing import Clock, Figures, repeat
 
-_HARDENED = ("--network", "none", "--cap-drop", "ALL", "--pids-limit", "256", "--memory", "256m", "--read-only")
+_HARDENED = (
+    "--network",
+    "none",
+    "--cap-drop",
+    "ALL",
+    "--pids-limit",
+    "256",
+    "--memory",
+    "256m",
+    "--read-only",
+)
 
 
 async def measure(image: str, count: int) -> dict[str, Figures]:
     """`docker run --rm` of a hardened container, and `docker exec` in one that runs."""
     out = {
-        "docker run --rm (cold start, plain CLI)": await repeat(count, lambda: _timed("run", "--rm", *_HARDENED, image, "true"))
+        "docker run --rm (cold start, plain CLI)": await repeat(
+            count, lambda: _timed("run", "--rm", *_HARDENED, image, "true")
+        )
     }
     name = _docker("run", "-d", *_HARDENED, image, "sleep", "600")
     try:

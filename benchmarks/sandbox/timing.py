@@ -11,7 +11,12 @@ def spread(seconds: Sequence[float]) -> Figures:
     """Milliseconds: median, 95th percentile and largest, and how many there were."""
     ordered = sorted(1e3 * value for value in seconds)
     p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
-    return {"p50_ms": statistics.median(ordered), "p95_ms": p95, "max_ms": ordered[-1], "n": float(len(ordered))}
+    return {
+        "p50_ms": statistics.median(ordered),
+        "p95_ms": p95,
+        "max_ms": ordered[-1],
+        "n": float(len(ordered)),
+    }
 
 
 async def repeat(count: int, once: Callable[[], Awaitable[float]]) -> Figures:

@@ -1,8 +1,9 @@
 """How busy environments are: pipelined against batch-synchronous, on the same latency draws.
 
-Simulated: the draws come from a seed, and what takes that long is a sleep. An environment is busy while a rollout runs in it,
-and idle while it waits for others, for graders or for the trainer. Utilisation is busy / (busy + idle), which is DART's
-measure (arXiv 2509.23866 publishes a factor of 5.5 between the two on its own load).
+Simulated: the draws come from a seed, and what takes that long is a sleep. An environment is busy while a
+rollout runs in it, and idle while it waits for others, for graders or for the trainer. Utilisation is busy /
+(busy + idle), which is DART's measure (arXiv 2509.23866 publishes a factor of 5.5 between the two on its own
+load).
 """
 
 import asyncio
@@ -38,7 +39,10 @@ class Load:
         draw = random.Random(seed)
 
         def one() -> Draw:
-            return Draw(self.run_s * draw.lognormvariate(0, self.run_sigma), self.grade_s * draw.lognormvariate(0, 0.5))
+            return Draw(
+                self.run_s * draw.lognormvariate(0, self.run_sigma),
+                self.grade_s * draw.lognormvariate(0, 0.5),
+            )
 
         return [[one() for _ in range(self.size)] for _ in range(self.batches)]
 

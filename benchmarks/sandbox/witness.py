@@ -1,7 +1,8 @@
-"""Whom things of the engine belong to: it is followed, so that what it has forgotten, or never had a label, still has an owner.
+"""Whom things of the engine belong to: it is followed, so that what it has forgotten, or never had a label,
+still has an owner.
 
-The engine tells of each container that it makes; those of one workspace root are looked at at once: their ids name shims,
-cgroups and folders, and they say which volumes, mounts and network namespaces are theirs.
+The engine tells of each container that it makes; those of one workspace root are looked at at once: their ids
+name shims, cgroups and folders, and they say which volumes, mounts and network namespaces are theirs.
 """
 
 import contextlib
@@ -17,7 +18,9 @@ from harnessgym.sandboxes.engine import address, sdk
 
 
 class Witness:
-    """Follows the engine at `host` from the moment it is entered. `label` is the workspace root's, on all that is ours."""
+    """Follows the engine at `host` from the moment it is entered. `label` is the workspace root's, on all
+    that is ours.
+    """
 
     def __init__(self, workspaces: Path, host: str = "") -> None:
         self.host = address(host)

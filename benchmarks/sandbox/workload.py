@@ -1,7 +1,8 @@
-"""Rollouts whose right rewards are known: small tasks, and an agent that solves even ones and gets odd ones wrong.
+"""Rollouts whose right rewards are known: small tasks, and an agent that solves even ones and gets odd ones
+wrong.
 
-It writes its answer after its last model call alone: a rollout whose calls, sandbox or grader failed, and that got a reward all
-the same, is told by the reward.
+It writes its answer after its last model call alone: a rollout whose calls, sandbox or grader failed, and
+that got a reward all the same, is told by the reward.
 """
 
 from pathlib import Path

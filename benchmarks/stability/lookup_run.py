@@ -32,20 +32,32 @@ class Lookup:
 
 
 def play(lookup: Lookup, method: Method, lag: int, seed: int, folder: Path = FOLDER) -> dict[str, Any]:
-    """Train the shipped policy; `outcome` of its success on held-out tasks at temperature 1, and `greedy`, the same at 0."""
+    """Train the shipped policy; `outcome` of its success on held-out tasks at temperature 1, and `greedy`,
+    the same at 0.
+    """
     chat, tasks = Chat.from_folder(folder), task_stream(Random(f"stability {seed}"))
-    student, generator = Student(load_policy(folder), method, lookup.lr, lag), torch.Generator().manual_seed(seed)
+    student, generator = (
+        Student(load_policy(folder), method, lookup.lr, lag),
+        torch.Generator().manual_seed(seed),
+    )
     first = evaluate(student.policy, chat, 0, lookup.eval_tasks)
     curve, greedy, seen, failed = [first.sampled], [first.greedy], list[UpdateMetrics](), None
     for step in range(lookup.steps):
         drawn = [next(tasks) for _ in range(lookup.groups)]
         with student.sampling() as policy:
-            played = play_episodes(policy, chat, [task for task in drawn for _ in range(lookup.group_size)], 1.0, generator)
-        rows = [row_of(episode, f"{step}/{at:04d}", student.sampling_version) for at, episode in enumerate(played)]
+            played = play_episodes(
+                policy, chat, [task for task in drawn for _ in range(lookup.group_size)], 1.0, generator
+            )
+        rows = [
+            row_of(episode, f"{step}/{at:04d}", student.sampling_version) for at, episode in enumerate(played)
+        ]
         rewards, cuts = [episode.reward for episode in played], range(0, len(rows), lookup.group_size)
         try:
             metrics = student.learn(
-                [Group(rows[at : at + lookup.group_size], rewards[at : at + lookup.group_size]) for at in cuts]
+                [
+                    Group(rows[at : at + lookup.group_size], rewards[at : at + lookup.group_size])
+                    for at in cuts
+                ]
             )
         except TrainerError as error:
             failed = str(error)

@@ -47,11 +47,12 @@ METHODS = (
         {**_weighed({"name": "tis", "level": "sequence", "cap": 8.0}), "lr_rule": "ess", "baseline": "minimum_variance"},
     ),
 )  # fmt: skip
-"""none: the plain policy gradient, as if every rollout were fresh. TIS: each token weighted by min(pi / mu, 2). PPO: the ratio
-to the policy that sampled, clipped at 0.2. decoupled: clipped against A-3PO's proximal policy, and weighted by its ratio to
-the one that sampled, masked above 5 (with one step per batch AReaL's own proximal policy, the one that a batch's steps
-start from, never clips). EWMA: the same against a moving average, masked outside [0.2, 5]. VCPO: rollouts weighted by
-min(pi / mu, 8), the learning rate by their effective sample size (rho_0 = 1), and the baseline of least variance."""
+"""none: the plain policy gradient, as if every rollout were fresh. TIS: each token weighted by min(pi /
+mu, 2). PPO: the ratio to the policy that sampled, clipped at 0.2. decoupled: clipped against A-3PO's
+proximal policy, and weighted by its ratio to the one that sampled, masked above 5 (with one step per batch
+AReaL's own proximal policy, the one that a batch's steps start from, never clips). EWMA: the same against
+a moving average, masked outside [0.2, 5]. VCPO: rollouts weighted by min(pi / mu, 8), the learning rate by
+their effective sample size (rho_0 = 1), and the baseline of least variance."""
 
 
 def method(name: str) -> Method:

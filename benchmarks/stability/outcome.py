@@ -1,9 +1,10 @@
 """How a run is judged, fixed before any was looked at.
 
-final: the mean of the last tenth of the curve of expected rewards (at least its last point). collapsed: the final reward is
-below the reward at the start, or below half of the best that the curve reached, or the gradient ceased to be finite. ess:
-the mean over updates of the effective sample size (sum w)^2 / (B sum w^2) of the B rollouts of a batch, w = pi / mu of the
-whole rollout, before any truncation (as VCPO has it; of one-token rollouts it is that of the tokens).
+final: the mean of the last tenth of the curve of expected rewards (at least its last point). collapsed: the
+final reward is below the reward at the start, or below half of the best that the curve reached, or the
+gradient ceased to be finite. ess: the mean over updates of the effective sample size (sum w)^2 / (B sum w^2)
+of the B rollouts of a batch, w = pi / mu of the whole rollout, before any truncation (as VCPO has it; of
+one-token rollouts it is that of the tokens).
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from typing import Any
 from trainers.update import UpdateMetrics
 
 
-def outcome(curve: Sequence[float], seen: Sequence[UpdateMetrics], steps: int, failed: str | None) -> dict[str, Any]:
+def outcome(
+    curve: Sequence[float], seen: Sequence[UpdateMetrics], steps: int, failed: str | None
+) -> dict[str, Any]:
     """A run's figures. `curve` begins before the first step; `seen` leaves out steps without a signal."""
     final = mean(curve[-max(len(curve) // 10, 1) :])
     fell = final < curve[0] or final < max(curve) / 2

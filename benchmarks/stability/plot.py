@@ -23,7 +23,16 @@ def draw(parts: Sequence[dict[str, Any]], path: Path) -> None:
                         [0.0 if each[end] is None else abs(each[end] - each["mean"]) for each in found]
                         for end in ("low", "high")
                     ]
-                    axis.errorbar(places, means, yerr=ends, marker="o", markersize=4, capsize=2, linewidth=1, label=method)
+                    axis.errorbar(
+                        places,
+                        means,
+                        yerr=ends,
+                        marker="o",
+                        markersize=4,
+                        capsize=2,
+                        linewidth=1,
+                        label=method,
+                    )
             seeds = part["rows"][0]["seeds"]
             column[0].set(title=f"{part['name']}, {seeds} seeds", ylabel="final reward")
             column[1].set(xlabel="lag, updates", ylabel="share of runs that collapsed", ylim=(-0.03, 1.03))

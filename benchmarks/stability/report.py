@@ -14,7 +14,9 @@ Runs = Mapping[tuple[int, str], Sequence[dict[str, Any]]]
 
 
 def figures(runs: Runs) -> list[dict[str, Any]]:
-    """A row for each lag and method. `over_none` is the difference from the method none at the same lag, seed by seed."""
+    """A row for each lag and method. `over_none` is the difference from the method none at the same lag,
+    seed by seed.
+    """
     rows = []
     for (lag, method), own in runs.items():
         finals, plain = [run["final"] for run in own], [run["final"] for run in runs[lag, "none"]]
@@ -26,7 +28,9 @@ def figures(runs: Runs) -> list[dict[str, Any]]:
                 "final": _over_seeds(finals),
                 "over_none": _over_seeds([own - other for own, other in zip(finals, plain, strict=True)]),
                 "collapsed": sum(run["collapsed"] for run in own),
-                "collapse_rate": share_with_interval(sum(run["collapsed"] for run in own), len(own)).as_json(),
+                "collapse_rate": share_with_interval(
+                    sum(run["collapsed"] for run in own), len(own)
+                ).as_json(),
                 "not_finite": sum(run["failed"] is not None for run in own),
                 **{name: _over_seeds([run[name] for run in own]) for name in _MEANS},
                 "finals": [round(value, 4) for value in finals],
@@ -41,12 +45,25 @@ _MEANS = ("start", "best", "ess", "least_ess", "clipped", "masked", "updates")
 def _over_seeds(values: Sequence[float]) -> dict[str, float | None]:
     """Mean and t-interval, which a single seed has not."""
     mean, low, high = t_interval(values)
-    return {"mean": mean, "low": low, "high": high} if len(values) > 1 else {"mean": mean, "low": None, "high": None}
+    return (
+        {"mean": mean, "low": low, "high": high}
+        if len(values) > 1
+        else {"mean": mean, "low": None, "high": None}
+    )
 
 
 def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """The rows as a table, lag by lag."""
-    heads = ("method", "final reward [95 %]", "over none [95 %]", "best", "collapsed [95 %]", "ESS [95 %]", "least ESS", "cut")
+    heads = (
+        "method",
+        "final reward [95 %]",
+        "over none [95 %]",
+        "best",
+        "collapsed [95 %]",
+        "ESS [95 %]",
+        "least ESS",
+        "cut",
+    )
     found = Table("lag", *heads, title=title, title_justify="left")
     for lag, own in groupby(rows, key=lambda row: row["lag"]):
         for row in own:
@@ -56,7 +73,9 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as tables over the lag, for people: final rewards, how many runs collapsed, effective sample sizes."""
+    """The rows as tables over the lag, for people: final rewards, how many runs collapsed, effective
+    sample sizes.
+    """
     seeds = rows[0]["seeds"]
     return "\n".join(
         (
@@ -71,7 +90,12 @@ def _over_lags(head: str, rows: Sequence[Mapping[str, Any]], cell: Callable[[Map
     lags, methods = dict.fromkeys(row["lag"] for row in rows), dict.fromkeys(row["method"] for row in rows)
     found = {(row["lag"], row["method"]): cell(row) for row in rows}
     lines = [f"| {head} | {' | '.join(f'k = {lag}' for lag in lags)} |", "|---" * (len(lags) + 1) + "|"]
-    return "\n".join([*lines, *(f"| {own} | {' | '.join(found[lag, own] for lag in lags)} |" for own in methods)]) + "\n"
+    return (
+        "\n".join(
+            [*lines, *(f"| {own} | {' | '.join(found[lag, own] for lag in lags)} |" for own in methods)]
+        )
+        + "\n"
+    )
 
 
 def _collapsed(row: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.stability.methods import Method
 from harnessgym.registry import load
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.policy import Policy
 from trainers.proximal.average import MovingAverage
 from trainers.proximal.settings import Ewma
@@ -22,15 +22,16 @@ from trainers.world import ALONE
 class Group:
     """Rollouts of one task, a row each, and their rewards."""
 
-    rows: Sequence[Row]
+    rows: Sequence[TrainingRow]
     rewards: Sequence[float]
 
 
 class Student:
-    """The trainer's update on what the policy sampled `lag` updates ago, or with its first weights, as long as it had fewer.
+    """The trainer's update on what the policy sampled `lag` updates ago, or with its first weights, as long
+    as it had fewer.
 
-    Groups whose advantages are all 0 are left out. A batch of only such groups changes nothing and counts as an update: a
-    trainer makes a version of it too.
+    Groups whose advantages are all 0 are left out. A batch of only such groups changes nothing and counts as
+    an update: a trainer makes a version of it too.
     """
 
     def __init__(self, policy: Policy, method: Method, lr: float, lag: int) -> None:
@@ -39,7 +40,9 @@ class Student:
         self._advantages = load("advantage", method.advantage)
         self._optimizer = make_optimizer(policy, self.settings)
         named = self.settings.proximal
-        self._average = MovingAverage(policy, self.settings, named, ALONE) if isinstance(named, Ewma) else None
+        self._average = (
+            MovingAverage(policy, self.settings, named, ALONE) if isinstance(named, Ewma) else None
+        )
         self._past = deque([copies(policy)], lag + 1)
 
     @property
@@ -54,8 +57,10 @@ class Student:
             yield self.policy
 
     def learn(self, groups: Sequence[Group]) -> UpdateMetrics | None:
-        """Update on a batch of groups; None without a signal. Raises `TrainerError` if the gradient is not finite."""
-        rows: list[Row] = []
+        """Update on a batch of groups; None without a signal. Raises `TrainerError` if the gradient is not
+        finite.
+        """
+        rows: list[TrainingRow] = []
         advantages: list[float] = []
         for group in groups:
             found = self._advantages(np.array(group.rewards))
@@ -67,10 +72,12 @@ class Student:
         self._past.append(copies(self.policy))
         return metrics
 
-    def _update(self, rows: Sequence[Row], advantages: Sequence[float]) -> UpdateMetrics:
+    def _update(self, rows: Sequence[TrainingRow], advantages: Sequence[float]) -> UpdateMetrics:
         proximal = None if self._average is None else self._average.logprobs(rows)
         ages = [np.where(row.mask != 0, self.version - row.versions, 0).astype(np.int32) for row in rows]
-        metrics = policy_update(self.policy, self._optimizer, rows, advantages, self.settings, proximal, ages=ages)
+        metrics = policy_update(
+            self.policy, self._optimizer, rows, advantages, self.settings, proximal, ages=ages
+        )
         if self._average is not None:
             self._average.stepped(metrics)
         return metrics

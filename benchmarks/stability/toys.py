@@ -1,12 +1,12 @@
 """Toys: tasks small enough for hundreds of runs, for the trainers' own policy without any layer.
 
-Such a policy is a table: the next token depends on the last one alone. So expected rewards are computed, not sampled. A prompt
-is one token, and a rollout `length` sampled ones.
+Such a policy is a table: the next token depends on the last one alone. So expected rewards are computed, not
+sampled. A prompt is one token, and a rollout `length` sampled ones.
 
-bandit: the prompt is a context, the one sampled token an arm, and the reward 1 with the arm's probability in that context. One
-arm of each context succeeds in 0.9 of cases, the others in 0 to 0.6.
-chain: each token has one right successor; the reward is the share of tokens before the first wrong one. So what a token earns
-hangs on those before it, and a rollout's ratio is a product of many.
+bandit: the prompt is a context, the one sampled token an arm, and the reward 1 with the arm's probability in
+that context. One arm of each context succeeds in 0.9 of cases, the others in 0 to 0.6. chain: each token has
+one right successor; the reward is the share of tokens before the first wrong one. So what a token earns hangs
+on those before it, and a rollout's ratio is a product of many.
 """
 
 from dataclasses import dataclass, replace
@@ -41,15 +41,19 @@ class Toy:
     def policy(self, seed: int) -> Policy:
         """A table, near uniform at first."""
         torch.manual_seed(seed)
-        return Policy(PolicyConfig(self.tokens, 16, 16, 0, 1, 1, 2, tie_word_embeddings=False, max_position_embeddings=8))
+        return Policy(
+            PolicyConfig(
+                self.tokens, 16, 16, 0, 1, 1, 2, tie_word_embeddings=False, max_position_embeddings=8
+            )
+        )
 
 
 BANDIT = Toy("bandit", tokens=8, length=1, lr=0.01)
 CHAIN = Toy("chain", tokens=6, length=6, lr=0.01)
 FAST_CHAIN = replace(CHAIN, name="chain-fast", lr=0.04)
 TOYS = (BANDIT, CHAIN, FAST_CHAIN)
-"""The learning rates of the first two were chosen among 0.005, 0.01 and 0.02 at a lag of 0, on seeds that the benchmark does
-not use; the third has four times as much, where learning is less sure."""
+"""The learning rates of the first two were chosen among 0.005, 0.01 and 0.02 at a lag of 0, on seeds that
+the benchmark does not use; the third has four times as much, where learning is less sure."""
 
 
 class Bandit:
@@ -99,18 +103,24 @@ def make_world(toy: Toy, seed: int) -> Bandit | Chain:
 @torch.no_grad()
 def table(policy: Policy) -> Float64Array:
     """Probabilities of the next token after each token, float64 [V, V]."""
-    out: Float64Array = policy(torch.arange(policy.config.vocab_size)[:, None])[:, 0].double().softmax(-1).numpy()
+    out: Float64Array = (
+        policy(torch.arange(policy.config.vocab_size)[:, None])[:, 0].double().softmax(-1).numpy()
+    )
     return out
 
 
 @torch.no_grad()
-def rollouts(policy: Policy, prompts_B: Ids, length: int, random: np.random.Generator) -> tuple[Ids, npt.NDArray[np.float32]]:
+def rollouts(
+    policy: Policy, prompts_B: Ids, length: int, random: np.random.Generator
+) -> tuple[Ids, npt.NDArray[np.float32]]:
     """Tokens [B, length] sampled by the engine's sampler at temperature 1, and their logprobs."""
     count, last_B = len(prompts_B), torch.from_numpy(prompts_B).long()
     ones_B, zeros_B = np.ones(count, np.float32), np.zeros(count, np.int64)
     tokens, logprobs = [], []
     for _ in range(length):
-        found = sample(policy(last_B[:, None])[:, 0], ones_B, zeros_B, ones_B, random.random(count, dtype=np.float32))
+        found = sample(
+            policy(last_B[:, None])[:, 0], ones_B, zeros_B, ones_B, random.random(count, dtype=np.float32)
+        )
         last_B = found.tokens
         tokens.append(found.tokens.numpy().astype(np.int32))
         logprobs.append(found.logprobs.numpy())

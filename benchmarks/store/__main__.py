@@ -1,8 +1,10 @@
-"""What the store costs: `make bench NAME=store`, or `python -m benchmarks.store [--quick] [--only sqlite|postgresql]`.
+"""What the store costs: `make bench NAME=store`, or `python -m benchmarks.store [--quick] [--only
+sqlite|postgresql]`.
 
-Calls of 600 tokens (400 read, 200 sampled) with the bodies that a harness sends, stored as the proxy stores them, beside the
-same calls as naive rows of JSON; then what reading them back costs. SQLite commits survive any kill (synchronous=NORMAL);
-PostgreSQL's survive power loss too (fsync on). Prints tables, writes benchmarks/out/store.json.
+Calls of 600 tokens (400 read, 200 sampled) with the bodies that a harness sends, stored as the proxy stores
+them, beside the same calls as naive rows of JSON; then what reading them back costs. SQLite commits survive
+any kill (synchronous=NORMAL); PostgreSQL's survive power loss too (fsync on). Prints tables, writes
+benchmarks/out/store.json.
 """
 
 import argparse
@@ -31,7 +33,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small loads, no verdict")
     parser.add_argument("--only", choices=("sqlite", "postgresql"))
     options = parser.parse_args()
-    out: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}}
+    out: dict[str, Any] = {
+        "machine": {"cpus": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+    }
     if options.only != "postgresql":
         out["sqlite"] = _on_sqlite(options.quick)
     if options.only != "sqlite":
@@ -88,7 +92,9 @@ def _checks(out: dict[str, Any]) -> list[dict[str, Any]]:
 
     def check(what: str, figure: float, wanted: float, *, at_least: bool = False) -> None:
         met = figure >= wanted if at_least else figure <= wanted
-        checks.append({"what": what, "figure": round(figure, 2), "wanted": wanted, "at_least": at_least, "met": met})
+        checks.append(
+            {"what": what, "figure": round(figure, 2), "wanted": wanted, "at_least": at_least, "met": met}
+        )
 
     for name in ("sqlite", "postgresql"):
         if name not in out:
@@ -96,14 +102,24 @@ def _checks(out: dict[str, Any]) -> list[dict[str, Any]]:
         found = out[name]
         ours = found["ours, 1 x 32 tasks"]
         if name == "sqlite":
-            check("sqlite: committed calls/s, 32 tasks in one process", ours["calls_per_s"], 1_500, at_least=True)
+            check(
+                "sqlite: committed calls/s, 32 tasks in one process",
+                ours["calls_per_s"],
+                1_500,
+                at_least=True,
+            )
         long = next(values for what, values in found.items() if what.startswith("one session"))
         check(f"{name}: bytes a token, 50 turns", ours["bytes_per_token"], 12)
         check(f"{name}: bytes a token, 1,000 turns", long["bytes_per_token"], 12)
         check(f"{name}: forest of one rollout of 1M tokens, s", found["forest of 1M tokens"]["forest_s"], 1)
         many = found["rollouts of 30 turns"]
         check(f"{name}: tokens/s, forests of 1,000 rollouts", many["forest_tokens_per_s"], 5e6, at_least=True)
-        check(f"{name}: tokens/s, training rows of 1,000 rollouts", many["rows_tokens_per_s"], 5e6, at_least=True)
+        check(
+            f"{name}: tokens/s, training rows of 1,000 rollouts",
+            many["rows_tokens_per_s"],
+            5e6,
+            at_least=True,
+        )
         filtered = {what: value for what, value in found["listing, ms"].items() if what != "all of them"}
         check(f"{name}: listing with filters over 10,000 rollouts, ms", max(filtered.values()), 300)
     return checks

@@ -1,4 +1,6 @@
-"""Conversations as a proxy stores them: calls of 600 tokens, of which 200 are sampled, with the bodies that harnesses send."""
+"""Conversations as a proxy stores them: calls of 600 tokens, of which 200 are sampled, with the bodies
+that harnesses send.
+"""
 
 import json
 import random
@@ -40,7 +42,10 @@ _WORDS = [
     "line",
 ]
 _TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "Does one thing well. " * 8, "parameters": {}}}
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Does one thing well. " * 8, "parameters": {}},
+    }
     for name in ("read_file", "write_file", "run", "search")
 ]
 
@@ -71,7 +76,9 @@ class Conversation:
     _ordinal: int = 0
 
     def turn(self) -> Turn:
-        """The next call. Its prompt's hash is that of what it adds: hashing whole prompts is the upstream client's work."""
+        """The next call. Its prompt's hash is that of what it adds: hashing whole prompts is the upstream
+        client's work.
+        """
         body = self._body()
         read = self._reader.read(body)
         assert isinstance(read, ReadBody)
@@ -84,14 +91,21 @@ class Conversation:
             hash_ids(prompt.ids), prompt.id, "engine-0", {"temperature": 1.0, "max_tokens": 512},
             {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "max_tokens": 512}, None, self._last, evidence,
         )  # fmt: skip
-        completion = Segment(new_id(), self.session_id, "completion", prompt.id, self._draw(SAMPLED), self._logprobs())
+        completion = Segment(
+            new_id(), self.session_id, "completion", prompt.id, self._draw(SAMPLED), self._logprobs()
+        )
         usage = {"prompt_tokens": self._length, "completion_tokens": SAMPLED}
         outcome = CallOutcome(
             call_id, completion, (VersionSpan(0, SAMPLED, 3),), digest, "stop", 151_645, "engine-0", usage,
             {"queued_s": 0.0012, "first_s": 0.0345, "total_s": 0.8123},
         )  # fmt: skip
         self._messages.append(_message("assistant", self._text(SAMPLED)))
-        self._length, self._end, self._last, self._ordinal = self._length + SAMPLED, completion.id, call_id, self._ordinal + 1
+        self._length, self._end, self._last, self._ordinal = (
+            self._length + SAMPLED,
+            completion.id,
+            call_id,
+            self._ordinal + 1,
+        )
         return Turn(intent, prompt, body, outcome, read)
 
     def _body(self) -> bytes:
@@ -119,10 +133,17 @@ def begin(store: TraceStore, count: int, seed: int = 0) -> list[Conversation]:
     def work(conn: Any) -> list[Conversation]:
         run = runs.add(conn, "bench", {}, "bench", "training")
         policy, task = policies.register(conn, run, "policy"), runs.add_task(conn, "set", Task("t", "Do it."))
-        rollouts.submit(conn, GroupSpec(run, task, policy, "train", 0, 0, {}, ("h",) * count, "process", tuple(range(count))))
+        rollouts.submit(
+            conn,
+            GroupSpec(run, task, policy, "train", 0, 0, {}, ("h",) * count, "process", tuple(range(count))),
+        )
         rows = rollouts.claim(conn, run, "bench", 3600.0, count)
         return [
-            Conversation(sessions.add(conn, row.id, new_id(), sampling={}).id, row.id, random.Random(seed * 1000 + slot))
+            Conversation(
+                sessions.add(conn, row.id, new_id(), sampling={}).id,
+                row.id,
+                random.Random(seed * 1000 + slot),
+            )
             for slot, row in enumerate(rows)
         ]
 

@@ -1,10 +1,11 @@
-"""Kills of a proxy that writes, and of its database: `python -m benchmarks.store.kills [--kills 50] [--seed 0]`.
+"""Kills of a proxy that writes, and of its database: `python -m benchmarks.store.kills [--kills 50] [--seed
+0]`.
 
-A real proxy process stores the calls of eight conversations. At seeded moments it gets SIGKILL, or the PostgreSQL server gets
-SIGQUIT, which ends it as a crash does. After each kill the store is read: every call that a client was answered must be there
-with its exact tokens, every other one with its whole outcome or none; the file must be sound and `traces verify` without
-findings. Then the conversations go on, and a call that was torn must be taken up, not made twice. Prints tables, writes
-benchmarks/out/kills.json.
+A real proxy process stores the calls of eight conversations. At seeded moments it gets SIGKILL, or the
+PostgreSQL server gets SIGQUIT, which ends it as a crash does. After each kill the store is read: every call
+that a client was answered must be there with its exact tokens, every other one with its whole outcome or
+none; the file must be sound and `traces verify` without findings. Then the conversations go on, and a call
+that was torn must be taken up, not made twice. Prints tables, writes benchmarks/out/kills.json.
 """
 
 import argparse
@@ -27,7 +28,7 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from harnessgym.rollout.control import ControlClient
+from harnessgym.proxy_client import ControlClient
 from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore
 from harnessgym.store.calls import FINISHED
@@ -87,7 +88,9 @@ class Campaign:
 
     def __post_init__(self) -> None:
         found = self.report
-        self.conversations = Conversations(self.url, lost=found.lost, half=found.half, findings=found.findings)
+        self.conversations = Conversations(
+            self.url, lost=found.lost, half=found.half, findings=found.findings
+        )
 
     async def run(self, victims: Sequence[str]) -> Report:
         """Kill `proxy` or `server` in turn. Raises `RuntimeError` if the conversations stop."""
@@ -101,7 +104,13 @@ class Campaign:
         return self.report
 
     async def _round(
-        self, store: TraceStore, proxy: ProxyProcess, http: httpx.AsyncClient, rollout_id: str, victim: str, draw: random.Random
+        self,
+        store: TraceStore,
+        proxy: ProxyProcess,
+        http: httpx.AsyncClient,
+        rollout_id: str,
+        victim: str,
+        draw: random.Random,
     ) -> None:
         """Talk, kill, look, go on, seal, look again."""
         async with ControlClient(proxy.control_url, KEY, retry_s=_PATIENCE_S) as control:
@@ -180,7 +189,9 @@ def schedule(kills: int, seed: int, *victims: str) -> list[str]:
 def _on_sqlite(kills: int, seed: int) -> Report:
     folder = Path(tempfile.mkdtemp(prefix="harnessgym-kills-"))
     try:
-        return asyncio.run(Campaign(f"sqlite:///{folder}/traces.db", seed).run(schedule(kills, seed, "proxy")))
+        return asyncio.run(
+            Campaign(f"sqlite:///{folder}/traces.db", seed).run(schedule(kills, seed, "proxy"))
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -193,7 +204,9 @@ def _on_postgresql(kills: int, seed: int) -> Report:
 
 def main() -> None:
     """Kill, print, write. Exits with 1 if anything was lost."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store.kills", description=__doc__.split("\n\n")[1])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.store.kills", description=__doc__.split("\n\n")[1]
+    )
     parser.add_argument("--kills", type=int, default=50, help="of each victim, on each database")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("sqlite", "postgresql"))
@@ -203,7 +216,11 @@ def main() -> None:
         sys.exit(problem)
     machine = f"{platform.machine()}, {os.cpu_count()} cores"
     campaigns = {"sqlite": _on_sqlite, "postgresql": _on_postgresql}
-    reports = {name: run(options.kills, options.seed) for name, run in campaigns.items() if options.only in (None, name)}
+    reports = {
+        name: run(options.kills, options.seed)
+        for name, run in campaigns.items()
+        if options.only in (None, name)
+    }
     console = Console()
     console.print(_recoveries(reports, f"Kills, seed {options.seed}, {machine}"))
     console.print(_totals(reports))
@@ -224,7 +241,9 @@ def _recoveries(reports: dict[str, Report], title: str) -> Table:
 
 
 def _totals(reports: dict[str, Report]) -> Table:
-    table = Table("database", "answered", "lost", "torn", "left", "half", "doubled", "findings", "told to come back")
+    table = Table(
+        "database", "answered", "lost", "torn", "left", "half", "doubled", "findings", "told to come back"
+    )
     for name, report in reports.items():
         told = ", ".join(f"{what}: {count}" for what, count in sorted(report.refused.items()))
         lost, half, findings = len(report.lost), len(report.half), len(report.findings)

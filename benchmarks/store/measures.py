@@ -15,7 +15,7 @@ from benchmarks.store.conversations import READ, SAMPLED, begin
 from benchmarks.store.writer import NAIVE, naive_row, write_one
 from harnessgym.store import TraceStore, calls, listing, new_id, policies, rollouts, runs, sessions
 from harnessgym.store.backend import open_backend
-from harnessgym.store.listing import Wanted
+from harnessgym.store.listing import RolloutFilter
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.tables import rewards
 from harnessgym.store.tables import rollouts as rollout_rows
@@ -91,12 +91,14 @@ def listed(new: NewDatabase, count: int) -> dict[str, float]:
         chosen = random.Random(0)
         rows = [_reward(rollout_id, chosen.random()) for rollout_id, _ in made]
         store.write(lambda conn: conn.execute(insert(rewards), rows))
-        store.write(lambda conn: conn.execute(rollout_rows.update().values(verdict="valid", status="finished")))
+        store.write(
+            lambda conn: conn.execute(rollout_rows.update().values(verdict="valid", status="finished"))
+        )
         filters = {
-            "no filter": Wanted(),
-            "harness, status, verdict": Wanted(harness="h1", status="finished", verdict="valid"),
-            "task, reward at least 0.9": Wanted(task="t", min_reward=0.9),
-            "nothing matches": Wanted(stop_reason="none such", max_reward=0.5),
+            "no filter": RolloutFilter(),
+            "harness, status, verdict": RolloutFilter(harness="h1", status="finished", verdict="valid"),
+            "task, reward at least 0.9": RolloutFilter(task="t", min_reward=0.9),
+            "nothing matches": RolloutFilter(stop_reason="none such", max_reward=0.5),
         }
         times = {}
         for name, wanted in filters.items():
@@ -155,14 +157,18 @@ def _prepared(url: str) -> TraceStore:
 
 
 def _rollouts(store: TraceStore, count: int, turns: int, tokens: int) -> list[tuple[str, str]]:
-    """Rollouts of one agent without bodies, each call adding so many tokens, a third of them sampled. (rollout, group) ids."""
+    """Rollouts of one agent without bodies, each call adding so many tokens, a third of them sampled.
+    (rollout, group) ids.
+    """
     from tests.support.stored_rollouts import write_rollout
 
     def prepare(conn: Connection) -> list[tuple[str, str]]:
         run = runs.add(conn, "bench", {}, "bench", "training")
         policy, task = policies.register(conn, run, "policy"), runs.add_task(conn, "set", Task("t", "Do it."))
         names = tuple(f"h{slot % 3}" for slot in range(count))
-        rollouts.submit(conn, GroupSpec(run, task, policy, "train", 0, 0, {}, names, "process", tuple(range(count))))
+        rollouts.submit(
+            conn, GroupSpec(run, task, policy, "train", 0, 0, {}, names, "process", tuple(range(count)))
+        )
         return [(row.id, row.group_id) for row in rollouts.claim(conn, run, "bench", 3600.0, count)]
 
     made = store.write(prepare)
@@ -181,7 +187,9 @@ def _rollouts(store: TraceStore, count: int, turns: int, tokens: int) -> list[tu
 
 def _forest(conn: Connection, rollout_id: str) -> Forest:
     session_ids = sessions.of_rollout(conn, rollout_id)
-    return Forest.load(session_ids[0], calls.segments_of(conn, session_ids).values(), calls.of_sessions(conn, session_ids))
+    return Forest.load(
+        session_ids[0], calls.segments_of(conn, session_ids).values(), calls.of_sessions(conn, session_ids)
+    )
 
 
 def _reward(rollout_id: str, value: float) -> dict[str, Any]:

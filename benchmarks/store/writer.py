@@ -1,6 +1,7 @@
 """One process that writes calls: `python -m benchmarks.store.writer URL TASKS TURNS SEED ours|naive`.
 
-Says `ready` when its conversations are made, starts at a line, and prints seconds, calls, CPU seconds and stored tokens.
+Says `ready` when its conversations are made, starts at a line, and prints seconds, calls, CPU seconds and
+stored tokens.
 """
 
 import asyncio
@@ -16,7 +17,9 @@ from benchmarks.store.conversations import READ, SAMPLED, Conversation, Turn, be
 from harnessgym.store import TraceStore, calls
 from proxies.reading import BodyReader, ReadBody, split_of
 
-NAIVE = Table("naive_calls", MetaData(), Column("id", String(24), primary_key=True), Column("row", Text, nullable=False))
+NAIVE = Table(
+    "naive_calls", MetaData(), Column("id", String(24), primary_key=True), Column("row", Text, nullable=False)
+)
 """What people write first: a row of JSON per call, with everything in it."""
 
 
@@ -65,7 +68,9 @@ def write_one(store: TraceStore, conversation: Conversation, count: int) -> None
     """A long conversation, turn by turn, none of it kept in memory."""
     for _ in range(count):
         turn = conversation.turn()
-        intended = store.submit(partial(calls.intend, intent=turn.intent, segment=turn.prompt, body=split(turn)))
+        intended = store.submit(
+            partial(calls.intend, intent=turn.intent, segment=turn.prompt, body=split(turn))
+        )
         store.write(partial(calls.finish, outcome=turn.outcome))
         turn.read.stored(turn.intent.id, intended)
 
@@ -74,12 +79,18 @@ def main() -> None:
     """Make, wait, write, report."""
     url, tasks, count, seed, way = sys.argv[1:]
     with TraceStore.open(url) as store:
-        made = [[conversation.turn() for _ in range(int(count))] for conversation in begin(store, int(tasks), int(seed))]
+        made = [
+            [conversation.turn() for _ in range(int(count))]
+            for conversation in begin(store, int(tasks), int(seed))
+        ]
         print("ready", flush=True)
         sys.stdin.readline()
         began, spent = time.perf_counter(), time.process_time()
         asyncio.run({"ours": ours, "naive": naive}[way](store, made))
-        figures: dict[str, Any] = {"seconds": time.perf_counter() - began, "cpu_s": time.process_time() - spent}
+        figures: dict[str, Any] = {
+            "seconds": time.perf_counter() - began,
+            "cpu_s": time.process_time() - spent,
+        }
     written = int(tasks) * int(count)
     print(json.dumps({**figures, "calls": written, "tokens": written * (READ + SAMPLED)}))
 

@@ -1,8 +1,10 @@
-"""What deltas of policy versions save: `make bench NAME=sync`, or `python -m benchmarks.sync [--quick] [--plot FILE]`.
+"""What deltas of policy versions save: `make bench NAME=sync`, or `python -m benchmarks.sync [--quick]
+[--plot FILE]`.
 
-Real AdamW steps on real weights, cast to bfloat16 and published after each: the share rho of elements that changed, bytes in
-full, raw and coded beside the entropy bound, what encoding and installing cost, and how long a version takes over a throttled
-loopback. Every delta is installed and compared bit by bit. Prints tables, writes benchmarks/out/sync.json.
+Real AdamW steps on real weights, cast to bfloat16 and published after each: the share rho of elements that
+changed, bytes in full, raw and coded beside the entropy bound, what encoding and installing cost, and how
+long a version takes over a throttled loopback. Every delta is installed and compared bit by bit. Prints
+tables, writes benchmarks/out/sync.json.
 """
 
 import argparse
@@ -30,9 +32,15 @@ _RATES = (1e-6, 3e-6, 1e-5)
 
 
 def main() -> None:
-    """Measure, print, write. Ends with an error if any delta does not make the very bits that were published."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sync", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("--quick", action="store_true", help="the shipped policy only, few steps; times are no verdict")
+    """Measure, print, write. Ends with an error if any delta does not make the very bits that were
+    published.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.sync", description=(__doc__ or "").split("\n\n")[1]
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="the shipped policy only, few steps; times are no verdict"
+    )
     parser.add_argument("--steps", type=int, default=8, help="steps of each run")
     parser.add_argument("--plot", type=Path, help="also draw what deltas save, as PNG")
     options = parser.parse_args()
@@ -42,7 +50,9 @@ def main() -> None:
     for model in models(quick=options.quick):
         for lr in _RATES:
             with tempfile.TemporaryDirectory() as folder:
-                found = _train(model, lr, min(options.steps, 3) if options.quick else options.steps, Path(folder))
+                found = _train(
+                    model, lr, min(options.steps, 3) if options.quick else options.steps, Path(folder)
+                )
             out.append(found | {"load": os.getloadavg()[0]})
             write_json(_OUT, {"machine": machine, "quick": options.quick, "runs": out})
             console.print(_table(found))
@@ -56,7 +66,9 @@ def main() -> None:
 
 
 def _train(model: Model, lr: float, count: int, root: Path) -> dict[str, Any]:
-    """Figures of each step of one run; of its last step also those of transfers, at the middle learning rate."""
+    """Figures of each step of one run; of its last step also those of transfers, at the middle learning
+    rate.
+    """
     found, old, coded = list[Step](), None, {}
     moved: list[dict[str, Any]] = []
     for number, weights in enumerate(steps(model, lr, count)):
@@ -84,7 +96,8 @@ def _train(model: Model, lr: float, count: int, root: Path) -> dict[str, Any]:
 def _table(found: dict[str, Any]) -> Table:
     table = Table(
         "step", "rho", "full MB", "raw MB", "coded MB", "bound MB", "full / coded", "encode ms", "decode ms", "scanned GB/s",
-        "publish ms", "(full)", "install ms", "(full)", title=f"{found['model']}, lr {found['lr']:g}, bfloat16",
+        "publish ms", "(full)", "install ms", "(full)", title=f"{found['model']}, lr {found['lr']:g}, "
+                                                              "bfloat16",
     )  # fmt: skip
     rows = found["steps"]
     last = {key: median(row[key] for row in rows) for key in rows[0]} | {"step": "median"}
@@ -96,7 +109,10 @@ def _table(found: dict[str, Any]) -> Table:
             f"{row['bytes_full'] / max(row['bytes_coded'], 1):.1f}x",
             *(f"{1e3 * row[key]:.1f}" for key in ("encode_s", "decode_s")),
             f"{row['scanned_gb_s']:.2f}",
-            *(f"{1e3 * row[key]:.0f}" for key in ("publish_s", "publish_full_s", "install_s", "install_full_s")),
+            *(
+                f"{1e3 * row[key]:.0f}"
+                for key in ("publish_s", "publish_full_s", "install_s", "install_full_s")
+            ),
         )
     return table
 
@@ -104,16 +120,16 @@ def _table(found: dict[str, Any]) -> Table:
 def _transfers(found: dict[str, Any]) -> Table:
     rho = found["steps"][-1]["rho"]
     title = f"{found['model']}, lr {found['lr']:g}, rho {rho:.3%}: trainer to verified weights over a throttled loopback"
-    table = Table("Mbit/s", "kind", "MB", "publish s", "fetch s", "install s", "total s", "full / delta", title=title)
+    table = Table(
+        "Mbit/s", "kind", "MB", "publish s", "fetch s", "install s", "total s", "full / delta", title=title
+    )
     for full, delta in zip(found["transfer"][::2], found["transfer"][1::2], strict=True):
         for row in (full, delta):
             gain = f"{full['total_s'] / delta['total_s']:.1f}x" if row is delta else ""
             times = (f"{row[key]:.2f}" for key in ("publish_s", "fetch_s", "install_s", "total_s"))
             table.add_row(f"{row['mbit_s']:,}", row["kind"], f"{row['bytes'] / 1e6:.2f}", *times, gain)
     rates = ("none" if rate is None else f"{rate:,.0f} Mbit/s" for rate in found["break_even_mbit_s"])
-    table.caption = (
-        f"Break-even of each pair, from publishing and installing (none: a delta is sooner at any rate): {', '.join(rates)}"
-    )
+    table.caption = f"Break-even of each pair, from publishing and installing (none: a delta is sooner at any rate): {', '.join(rates)}"
     return table
 
 

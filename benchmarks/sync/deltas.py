@@ -1,4 +1,6 @@
-"""One published step: how many weights changed, how many bytes that takes, and what it costs. Verified bit by bit."""
+"""One published step: how many weights changed, how many bytes that takes, and what it costs. Verified bit
+by bit.
+"""
 
 import math
 import time
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from trainers.weights.chain import read_from, read_version
 from trainers.weights.delta import Delta, apply, encode, flat_bytes
-from trainers.weights.publish import Base, publish, publish_full
+from trainers.weights.publish import BaseVersion, publish, publish_full
 
 Weights = Mapping[str, Tensor]
 T = TypeVar("T")
@@ -49,7 +51,9 @@ class Step:
 
 
 def measure(step: int, old: dict[str, Tensor], new: dict[str, Tensor], root: Path) -> Step:
-    """Publish `new` on `old` (version `step - 1` of `root`), install it, and compare every bit. Raises `AssertionError`."""
+    """Publish `new` on `old` (version `step - 1` of `root`), install it, and compare every bit. Raises
+    `AssertionError`.
+    """
     began = time.process_time()
     coded = {name: encode(old[name], new[name]) for name in new}
     encode_s = time.process_time() - began
@@ -61,7 +65,9 @@ def measure(step: int, old: dict[str, Tensor], new: dict[str, Tensor], root: Pat
     _same(target, new)
     full, publish_full_s = _timed(lambda: publish_full(root / "full", step, None, new, step, "bench"))
     made, publish_s = _timed(
-        lambda: publish(root, step, step - 1, new, step, "bench", base=Base(step - 1, old), full_every=1 << 30)
+        lambda: publish(
+            root, step, step - 1, new, step, "bench", base=BaseVersion(step - 1, old), full_every=1 << 30
+        )
     )
     assert made.checksum == full.checksum
     (_, installed), install_s = _timed(lambda: read_from(step - 1, old, made.path))

@@ -47,23 +47,32 @@ def models(*, quick: bool) -> list[Model]:
     middle = Model("19M, random", _SHIPPED, PolicyConfig(49152, 256, 768, 8, 4, 2, 64, qk_norm=False))
     if (_SMOL / "model.safetensors").is_file():
         return [Model("SmolLM2-135M, pretrained", _SMOL), middle, small]
-    shape = PolicyConfig(49152, 576, 1536, 30, 9, 3, 64, rope_theta=100_000.0, rms_norm_eps=1e-5, qk_norm=False)
+    shape = PolicyConfig(
+        49152, 576, 1536, 30, 9, 3, 64, rope_theta=100_000.0, rms_norm_eps=1e-5, qk_norm=False
+    )
     return [Model("135M of SmolLM2's shape, random", _SHIPPED, shape), middle, small]
 
 
 def steps(model: Model, lr: float, count: int) -> Iterator[dict[str, Tensor]]:
-    """Published bfloat16 weights before training and after each AdamW step (the trainers' optimizer, float32 masters).
+    """Published bfloat16 weights before training and after each AdamW step (the trainers' optimizer, float32
+    masters).
 
-    The loss is a policy gradient: -A log pi over windows of the README, with an advantage of +1 or -1 per row.
+    The loss is a policy gradient: -A log pi over windows of the README, with an advantage of +1 or -1 per
+    row.
     """
     policy = model.load()
     optimizer = make_optimizer(policy, UpdateSettings(lr=lr))
-    ids = torch.tensor(Tokenizer.from_file(str(model.folder / "tokenizer.json")).encode(_TEXT.read_text()).ids)
+    ids = torch.tensor(
+        Tokenizer.from_file(str(model.folder / "tokenizer.json")).encode(_TEXT.read_text()).ids
+    )
     draw = torch.Generator().manual_seed(1)
     yield _rounded(policy)
     for _ in range(count):
         starts = torch.randint(0, len(ids) - _WINDOW, (2,), generator=draw)
-        batch_BT = torch.stack([ids[start : start + _WINDOW] for start in starts.tolist()]) % policy.config.vocab_size
+        batch_BT = (
+            torch.stack([ids[start : start + _WINDOW] for start in starts.tolist()])
+            % policy.config.vocab_size
+        )
         advantage_B1 = torch.tensor([[1.0], [-1.0]])
         optimizer.zero_grad(set_to_none=True)
         loss = -(advantage_B1 * token_logprobs(policy(batch_BT), batch_BT)).mean()

@@ -12,7 +12,8 @@ from benchmarks.picture import picture
 def draw(runs: list[dict[str, Any]], path: Path) -> None:
     """How much smaller a coded delta is than a full version, over the share of changed elements, as PNG.
 
-    Of each run the median step; beside it what int32 indices with raw bfloat16 values give, 1 / (3 rho), and the entropy bound.
+    Of each run the median step; beside it what int32 indices with raw bfloat16 values give, 1 / (3 rho), and
+    the entropy bound.
     """
     with picture(path, size=(7, 4.5)) as (_, ((axes,),)):
         for number, model in enumerate(dict.fromkeys(run["model"] for run in runs)):
@@ -22,12 +23,23 @@ def draw(runs: list[dict[str, Any]], path: Path) -> None:
             axes.plot(rho, gain, "o-", color=color, label=model)
             axes.plot(rho, [_gain(run, "bytes_bound") for run in found], "_", color=color, markersize=14)
             for run, place, height in zip(found, rho, gain, strict=True):
-                axes.annotate(f"lr {run['lr']:g}", (place, height), (6, 4), textcoords="offset points", fontsize=7)
+                axes.annotate(
+                    f"lr {run['lr']:g}", (place, height), (6, 4), textcoords="offset points", fontsize=7
+                )
         everywhere = np.geomspace(3e-3, 1e-1)
-        axes.plot(everywhere, 1 / (3 * everywhere), ":", color="gray", label="int32 + bfloat16 as they are: 1 / (3 rho)")
+        axes.plot(
+            everywhere,
+            1 / (3 * everywhere),
+            ":",
+            color="gray",
+            label="int32 + bfloat16 as they are: 1 / (3 rho)",
+        )
         axes.plot([], [], "_", color="black", markersize=14, label="entropy bound of the run")
         axes.set(
-            xscale="log", yscale="log", xlabel="rho: share of elements whose bits changed", ylabel="full bytes / delta bytes"
+            xscale="log",
+            yscale="log",
+            xlabel="rho: share of elements whose bits changed",
+            ylabel="full bytes / delta bytes",
         )
         axes.xaxis.set_minor_formatter("")
         axes.set_title("A published step, smaller as a delta by")

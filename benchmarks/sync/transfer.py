@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trainers.weights.chain import read_from, read_version
 from trainers.weights.mirror import Mirror
-from trainers.weights.publish import Base, publish, publish_full
+from trainers.weights.publish import BaseVersion, publish, publish_full
 from trainers.weights.settings import MirrorSettings
 from trainers.weights.version_server import build_app
 
@@ -20,14 +20,24 @@ _KEY = "benchmark-of-sync"
 MBIT_S = (100, 1_000, 10_000)
 
 
-def measure(old: dict[str, Tensor], new: dict[str, Tensor], root: Path, rates: tuple[int, ...]) -> Iterator[dict[str, float]]:
-    """For each rate in Mbit/s: wall seconds from weights in the trainer to verified weights beside an engine, both ways."""
+def measure(
+    old: dict[str, Tensor], new: dict[str, Tensor], root: Path, rates: tuple[int, ...]
+) -> Iterator[dict[str, float]]:
+    """For each rate in Mbit/s: wall seconds from weights in the trainer to verified weights beside an
+    engine, both ways.
+    """
     for number, rate in enumerate(rates):
         for kind in ("full", "delta"):
-            yield {"mbit_s": rate, "kind": kind, **_one(old, new, root / f"{number}-{kind}", rate, delta=kind == "delta")}
+            yield {
+                "mbit_s": rate,
+                "kind": kind,
+                **_one(old, new, root / f"{number}-{kind}", rate, delta=kind == "delta"),
+            }
 
 
-def _one(old: dict[str, Tensor], new: dict[str, Tensor], root: Path, rate: int, *, delta: bool) -> dict[str, float]:
+def _one(
+    old: dict[str, Tensor], new: dict[str, Tensor], root: Path, rate: int, *, delta: bool
+) -> dict[str, float]:
     there, here = root / "there", root / "here"
     publish_full(there, 0, None, old, 0, "bench")
     if delta:
@@ -36,7 +46,7 @@ def _one(old: dict[str, Tensor], new: dict[str, Tensor], root: Path, rate: int, 
         mirror = Mirror(MirrorSettings(url=url, folder=here, key=_KEY, bytes_per_s=rate * 1e6 / 8))
         began = time.perf_counter()
         if delta:
-            publish(there, 1, 0, new, 1, "bench", base=Base(0, old))
+            publish(there, 1, 0, new, 1, "bench", base=BaseVersion(0, old))
         else:
             publish_full(there, 1, 0, new, 1, "bench")
         published = time.perf_counter()
@@ -58,7 +68,8 @@ def _one(old: dict[str, Tensor], new: dict[str, Tensor], root: Path, rate: int, 
 
 
 def break_even_mbit_s(full: dict[str, float], delta: dict[str, float]) -> float | None:
-    """The rate above which the full version is there sooner; None if a delta costs no more time than it saves at any rate.
+    """The rate above which the full version is there sooner; None if a delta costs no more time than it saves
+    at any rate.
 
     From publishing and installing as measured: sizes over the rate make up for the difference.
     """

@@ -1,7 +1,8 @@
 """What tasks cost: `make bench NAME=tasks`, or `python -m benchmarks.tasks [--quick] [--only PART]`.
 
-Reading SWE-bench rows, checking what ships, and playing the gymnasium environments: how long, and what they leave behind.
-Prints tables, writes benchmarks/out/tasks.json. A part that cannot be run is a failure, and is not passed over.
+Reading SWE-bench rows, checking what ships, and playing the gymnasium environments: how long, and what they
+leave behind. Prints tables, writes benchmarks/out/tasks.json. A part that cannot be run is a failure, and is
+not passed over.
 """
 
 import argparse
@@ -31,8 +32,12 @@ _PARTS = {
 
 
 def main() -> None:
-    """Measure, print, write. Exits with 1 when a part failed or a target is missed; with `--quick`, times do not count."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tasks", description=(__doc__ or "").split("\n\n")[1])
+    """Measure, print, write. Exits with 1 when a part failed or a target is missed; with `--quick`, times
+    do not count.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tasks", description=(__doc__ or "").split("\n\n")[1]
+    )
     parser.add_argument("--quick", action="store_true", help="few repetitions; times are no verdict")
     parser.add_argument("--only", choices=sorted(_PARTS), action="append", metavar="PART", help="repeatable")
     options = parser.parse_args()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from benchmarks.sandbox.timing import Clock, Figures
 from harnessgym.registry import load
-from harnessgym.tasks.baseline import Baseline
-from harnessgym.tasks.checking import Check, Checked, Wanted
 from harnessgym.tasks.choosing import all_tasks
 from harnessgym.tasks.source import task_set
+from harnessgym.validation.baseline import Baseline
+from harnessgym.validation.task_check import CheckedTask, CheckPlan, TaskSetCheck
 
 SETS = ("shell", "setup", "swe")
 _JOBS = 2
@@ -31,7 +31,7 @@ def _checked(name: str, limit: int | None) -> Figures:
         book = Baseline(Path(folder) / "baseline.json")
         backend = factory(factory.settings(workspace_root=Path(folder) / "w"))
         clock = Clock()
-        found = asyncio.run(Check(backend, book, Wanted("bubblewrap", repeats=1)).run(tasks, _JOBS))
+        found = asyncio.run(TaskSetCheck(backend, book, CheckPlan("bubblewrap", repeats=1)).run(tasks, _JOBS))
         took = clock()
     return {
         "seconds": took,
@@ -41,5 +41,5 @@ def _checked(name: str, limit: int | None) -> Figures:
     }
 
 
-def _wanting(checked: Checked) -> bool:
+def _wanting(checked: CheckedTask) -> bool:
     return checked.state != "passed"

@@ -2,7 +2,8 @@
 
     python -m benchmarks.tasks.envs --tasks swe --sandbox bubblewrap --sandbox docker
 
-A step's overhead is its time less the 50 ms that its command sleeps; the same command started by `subprocess` stands beside it.
+A step's overhead is its time less the 50 ms that its command sleeps; the same command started by `subprocess`
+stands beside it.
 """
 
 import argparse
@@ -33,7 +34,9 @@ class Row:
 
 
 def resets(tasks: str, sandbox: str, count: int, pause_s: float = 0.0) -> Row:
-    """Resets to the tasks of a set in turn, each task seen before once. `pause_s` between them is what an episode leaves."""
+    """Resets to the tasks of a set in turn, each task seen before once. `pause_s` between them is what an
+    episode leaves.
+    """
     env = gymnasium.make(_ID, tasks=tasks, sandbox=sandbox)
     try:
         ids = _ids(env)
@@ -69,7 +72,9 @@ def plain(count: int) -> Row:
     times = []
     for _ in range(count):
         began = time.perf_counter()
-        subprocess.run(["sh", "-c", f"sleep {SLEEP_S}"], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        subprocess.run(
+            ["sh", "-c", f"sleep {SLEEP_S}"], check=True, stdin=subprocess.DEVNULL, capture_output=True
+        )
         times.append(time.perf_counter() - began - SLEEP_S)
     return Row("subprocess beyond its command", "none", spread(times))
 
@@ -86,8 +91,14 @@ def measure(tasks: str, sandboxes: Sequence[str], count: int) -> list[Row]:
     """All of it."""
     rows = [plain(count)]
     for sandbox in sandboxes:
-        pause_s = 0.5 if sandbox == "docker" else 0.0  # an episode's time, in which the next container is made
-        rows += [resets(tasks, sandbox, count, pause_s), steps(tasks, sandbox, count), speed_up(tasks, sandbox, count)]
+        pause_s = (
+            0.5 if sandbox == "docker" else 0.0
+        )  # an episode's time, in which the next container is made
+        rows += [
+            resets(tasks, sandbox, count, pause_s),
+            steps(tasks, sandbox, count),
+            speed_up(tasks, sandbox, count),
+        ]
     return rows
 
 

@@ -56,7 +56,10 @@ def write_rows(path: Path, count: int) -> int:
 def _row(number: int, draw: random.Random) -> dict[str, Any]:
     """About 9 kB: texts, two patches, tests to be fixed and kept as JSON in a string."""
     module = draw.choice(_WORDS)
-    tests = [f"tests/test_{module}.py::test_{draw.choice(_WORDS)}_{place}" for place in range(draw.randrange(20, 60))]
+    tests = [
+        f"tests/test_{module}.py::test_{draw.choice(_WORDS)}_{place}"
+        for place in range(draw.randrange(20, 60))
+    ]
     return {
         "repo": f"owner/{module}",
         "instance_id": f"owner__{module}-{number}",

@@ -1,4 +1,6 @@
-"""The gymnasium environments: what a reset, a step and eight at once cost, and what a thousand steps leave behind."""
+"""The gymnasium environments: what a reset, a step and eight at once cost, and what a thousand steps leave
+behind.
+"""
 
 from collections.abc import Iterator
 
@@ -14,7 +16,8 @@ _PLAYED = (
     ("bubblewrap", "harnessgym/Harness-v0", ""),
     ("docker", "harnessgym/SWE-v0", "shell"),
 )
-"""Sandbox, id, and other tasks than the id's own: an episode of `swe` is mostly its tests, and takes ten times as long."""
+"""Sandbox, id, and other tasks than the id's own: an episode of `swe` is mostly its tests, and takes ten
+times as long."""
 
 
 def costs(*, quick: bool) -> Iterator[tuple[str, Figures]]:

@@ -66,7 +66,11 @@ def judge(parts: Parts) -> list[Verdict]:
         if target.part not in parts:
             continue
         rows = parts[target.part].items()
-        found = [figures[target.figure] for row, figures in rows if row.startswith(target.row) and target.figure in figures]
+        found = [
+            figures[target.figure]
+            for row, figures in rows
+            if row.startswith(target.row) and target.figure in figures
+        ]
         worst = None if not found else min(found) if target.at_least else max(found)
         verdicts.append(Verdict(target.what, target.wanted, target.at_least, target.always, worst))
     return verdicts
@@ -78,5 +82,10 @@ def table(verdicts: list[Verdict]) -> Table:
     for verdict in verdicts:
         shown = "not measured" if verdict.figure is None else f"{verdict.figure:,.2f}"
         sign = "≥" if verdict.at_least else "≤"
-        out.add_row(verdict.what, f"{sign} {verdict.wanted:,g}", shown, "[green]met[/]" if verdict.met else "[red]missed[/]")
+        out.add_row(
+            verdict.what,
+            f"{sign} {verdict.wanted:,g}",
+            shown,
+            "[green]met[/]" if verdict.met else "[red]missed[/]",
+        )
     return out

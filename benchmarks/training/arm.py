@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.training.cases import ROLLOUTS, rows
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 
 _LR = 1e-7
 """So small that steps hardly differ; its size costs nothing."""
@@ -35,7 +35,7 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def _ours(found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int) -> dict[str, Any]:
+def _ours(found: Sequence[TrainingRow], advantages: FloatArray, folder: Path, steps: int) -> dict[str, Any]:
     from trainers.policy_weights import load_policy
     from trainers.update import UpdateSettings, make_optimizer, policy_update
 
@@ -45,14 +45,20 @@ def _ours(found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int
     norms: list[float] = []
 
     def step() -> None:
-        norms.append(policy_update(policy, optimizer, found, [float(value) for value in advantages], settings).grad_norm)
+        norms.append(
+            policy_update(
+                policy, optimizer, found, [float(value) for value in advantages], settings
+            ).grad_norm
+        )
         optimizer.zero_grad(set_to_none=True)
 
     times, peaks = _repeated(step, steps)
     return {"step_s": statistics.median(times), "peak_mib": max(peaks), "grad_norm": norms[0]}
 
 
-def _trl(found: Sequence[Row], rewards: FloatArray, folder: Path, steps: int, *, checkpointing: bool) -> dict[str, Any]:
+def _trl(
+    found: Sequence[TrainingRow], rewards: FloatArray, folder: Path, steps: int, *, checkpointing: bool
+) -> dict[str, Any]:
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -96,10 +102,19 @@ def _trl(found: Sequence[Row], rewards: FloatArray, folder: Path, steps: int, *,
         )  # fmt: skip
         data = Dataset.from_dict({"prompt": ["rows that were recorded"] * ROLLOUTS})
         trainer = GRPOTrainer(
-            model=str(folder), args=args, train_dataset=data, reward_funcs=reward, rollout_func=rollouts, callbacks=[Watching()]
+            model=str(folder),
+            args=args,
+            train_dataset=data,
+            reward_funcs=reward,
+            rollout_func=rollouts,
+            callbacks=[Watching()],
         )
         trainer.train()
-    return {"step_s": statistics.median(watch.times[1:]), "peak_mib": max(watch.peaks[1:]), "grad_norm": norms[0]}
+    return {
+        "step_s": statistics.median(watch.times[1:]),
+        "peak_mib": max(watch.peaks[1:]),
+        "grad_norm": norms[0],
+    }
 
 
 class _Watch:
@@ -132,7 +147,9 @@ def _repeated(step: Callable[[], None], count: int) -> tuple[list[float], list[f
 
 def _memory(field: str) -> int:
     """Bytes, as the kernel counts them for this process."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:"))
+    line = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:")
+    )
     return int(line.split()[1]) * 1024
 
 

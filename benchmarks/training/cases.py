@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.policy import Policy, PolicyConfig, token_logprobs
 from trainers.policy_weights import load_policy, save_policy
 
@@ -25,11 +25,16 @@ def _plan(case: str, draw: np.random.Generator) -> list[tuple[int, int, int]]:
         return [(0 if case == "shared" else number, 512, 64) for number in range(ROLLOUTS)]
     prompts = np.clip(draw.lognormal(np.log(256), 0.6, ROLLOUTS), 32, 1024).astype(int)
     answers = np.clip(draw.lognormal(np.log(64), 0.8, ROLLOUTS), 8, 384).astype(int)
-    return [(number, int(prompt), int(answer)) for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))]
+    return [
+        (number, int(prompt), int(answer))
+        for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
+    ]
 
 
 def model_folder(root: Path) -> Path:
-    """SmolLM2-135M-Instruct, or one of its shape with 6 of its 30 layers at random, which is made at `root`."""
+    """SmolLM2-135M-Instruct, or one of its shape with 6 of its 30 layers at random, which is made at
+    `root`.
+    """
     if (_SMOL / "model.safetensors").is_file():
         return _SMOL
     folder = root / "random-model"
@@ -43,7 +48,7 @@ def model_folder(root: Path) -> Path:
     return folder
 
 
-def rows(case: str, seed: int, folder: Path) -> tuple[list[Row], FloatArray]:
+def rows(case: str, seed: int, folder: Path) -> tuple[list[TrainingRow], FloatArray]:
     """Rows of real text with the logprobs that the model itself gives, and their rewards, float64 [8]."""
     draw = np.random.default_rng([seed, 17])
     ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(_text()).ids, dtype=np.int32)
@@ -68,8 +73,15 @@ def _text() -> str:
 
 
 @torch.no_grad()
-def _row(policy: Policy, number: int, ids: IdArray, prompt: int) -> Row:
+def _row(policy: Policy, number: int, ids: IdArray, prompt: int) -> TrainingRow:
     tensor = torch.from_numpy(ids[None]).long()
     mask = (np.arange(len(ids)) >= prompt).astype(np.int32)
     logprobs = token_logprobs(policy(tensor), tensor)[0].numpy() * mask
-    return Row(f"rollout-{number}", "group", ids, mask, logprobs.astype(np.float32), np.where(mask, 0, -1).astype(np.int32))
+    return TrainingRow(
+        f"rollout-{number}",
+        "group",
+        ids,
+        mask,
+        logprobs.astype(np.float32),
+        np.where(mask, 0, -1).astype(np.int32),
+    )

@@ -1,1 +1,3 @@
-"""Code and reasoning: task sets made of what installed packages carry. None of those packages is imported into this process."""
+"""Code and reasoning: task sets made of what installed packages carry. None of those packages is imported
+into this process.
+"""

@@ -1,7 +1,9 @@
-"""Asks reasoning-gym for items, and for scores of answers. Run as a process of its own, never imported: see `reasoning`.
+"""Asks reasoning-gym for items, and for scores of answers. Run as a process of its own, never imported: see
+`reasoning`.
 
-The job is on stdin: `{"ask": {family: [seed]}}` or `{"score": {"family", "seed", "question", "answer"}}`. The reply is the last
-line on the descriptor that was standard output; what the package prints goes to standard error.
+The job is on stdin: `{"ask": {family: [seed]}}` or `{"score": {"family", "seed", "question", "answer"}}`. The
+reply is the last line on the descriptor that was standard output; what the package prints goes to standard
+error.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ def main() -> None:
     job = json.loads(sys.stdin.buffer.read())
     gym = importlib.import_module("reasoning_gym")
     if "ask" in job:
-        reply: Any = {family: [_item(gym, family, seed) for seed in seeds] for family, seeds in job["ask"].items()}
+        reply: Any = {
+            family: [_item(gym, family, seed) for seed in seeds] for family, seeds in job["ask"].items()
+        }
     else:
         reply = _score(gym, **job["score"])
     out.write("\n" + json.dumps(reply) + "\n")
@@ -38,7 +42,12 @@ def _item(gym: Any, family: str, seed: int) -> dict[str, Any]:
     items = gym.create_dataset(family, seed=seed, size=1)
     item = items[0]
     answer = item["answer"].strip()
-    return {"seed": seed, "question": item["question"], "answer": answer, "score": float(items.score_answer(answer, item))}
+    return {
+        "seed": seed,
+        "question": item["question"],
+        "answer": answer,
+        "score": float(items.score_answer(answer, item)),
+    }
 
 
 def _score(gym: Any, family: str, seed: int, question: str, answer: str) -> dict[str, Any]:

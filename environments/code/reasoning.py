@@ -1,13 +1,14 @@
-"""Reasoning: questions from seeded generators of the package `reasoning-gym` (Stojanovski et al., 2025, arXiv:2505.24760).
+"""Reasoning: questions from seeded generators of the package `reasoning-gym` (Stojanovski et al., 2025,
+arXiv:2505.24760).
 
-The agent writes `answer.txt`; the family's own `score_answer` judges it. The reward is 1 if that gives full marks, else 0: in
-many families part of the marks can be had without knowing anything (any number, the answer among others). What it gave is the
-channel `score`.
+The agent writes `answer.txt`; the family's own `score_answer` judges it. The reward is 1 if that gives full
+marks, else 0: in many families part of the marks can be had without knowing anything (any number, the answer
+among others). What it gave is the channel `score`.
 
-The package runs in a process of its own, here for questions and for scores: it is large, uses `random` and prints. An answer
-that it cannot score, or not in time, is an error and no reward. Families whose score would evaluate an answer as an expression
-are not among those used: an answer is data. Each family's items are compared with a digest, so the same id is the same task on
-every machine, or there is none.
+The package runs in a process of its own, here for questions and for scores: it is large, uses `random` and
+prints. An answer that it cannot score, or not in time, is an error and no reward. Families whose score would
+evaluate an answer as an expression are not among those used: an answer is data. Each family's items are
+compared with a digest, so the same id is the same task on every machine, or there is none.
 """
 
 import functools
@@ -61,7 +62,9 @@ Write the answer, and nothing else, into the file answer.txt in the current fold
 
 
 class ReasoningTasks:
-    """The items of all families; `reasoning/lcm-3` is the fourth of `lcm`. Raises ConfigError if the package is not there."""
+    """The items of all families; `reasoning/lcm-3` is the fourth of `lcm`. Raises ConfigError if the
+    package is not there.
+    """
 
     name = "reasoning"
 
@@ -87,13 +90,18 @@ def grade(task: Task, workspace: Path) -> Grade:
     job = {key: task.metadata[key] for key in ("family", "seed", "question")}
     reply = _ask({"score": {**job, "answer": answer}}, f"Task {task.id!r}")
     if "other" in reply:
-        raise TaskError(f"Task {task.id!r}: the generator asks something else here. Install reasoning-gym 0.1.25.")
+        raise TaskError(
+            f"Task {task.id!r}: the generator asks something else here. Install reasoning-gym 0.1.25."
+        )
     if "raised" in reply:
-        raise TaskError(f"Task {task.id!r}: the family {job['family']!r} cannot score the answer: {reply['raised']}.")
+        raise TaskError(
+            f"Task {task.id!r}: the family {job['family']!r} cannot score the answer: {reply['raised']}."
+        )
     score = reply.get("score")
     if not is_number(score) or not 0 <= score <= 1:
         raise TaskError(
-            f"Task {task.id!r}: the family {job['family']!r} gave the score {score!r}, which is no number from 0 to 1."
+            f"Task {task.id!r}: the family {job['family']!r} gave the score {score!r}, which is no number "
+            "from 0 to 1."
         )
     return Grade({"reward": float(score >= 1), "score": float(score)})
 
@@ -107,7 +115,8 @@ def digest_of(items: Sequence[Mapping[str, Any]]) -> str:
 def generated(families: Sequence[str]) -> Mapping[str, Sequence[Mapping[str, Any]]]:
     """The items of families, from the generators."""
     found: Mapping[str, Sequence[Mapping[str, Any]]] = _ask(
-        {"ask": {family: [_seed(family, number) for number in range(_SEEDS)] for family in families}}, "The set 'reasoning'"
+        {"ask": {family: [_seed(family, number) for number in range(_SEEDS)] for family in families}},
+        "The set 'reasoning'",
     )
     return found
 
@@ -118,7 +127,9 @@ def _made() -> tuple[tuple[Task, ...], tuple[str, ...]]:
     problems = []
     for family, items in generated(list(DIGESTS)).items():
         if digest_of(items) != DIGESTS[family]:
-            problems.append(f"The family {family!r} gives other items here. Install what constraints.txt names.")
+            problems.append(
+                f"The family {family!r} gives other items here. Install what constraints.txt names."
+            )
             continue
         questions: set[str] = set()
         for number, item in enumerate(items):
@@ -129,7 +140,12 @@ def _made() -> tuple[tuple[Task, ...], tuple[str, ...]]:
 
 
 def _task(family: str, number: int, item: Mapping[str, Any]) -> Task:
-    metadata = {"family": family, "seed": _seed(family, number), "question": item["question"], "answer": item["answer"]}
+    metadata = {
+        "family": family,
+        "seed": _seed(family, number),
+        "question": item["question"],
+        "answer": item["answer"],
+    }
     return Task(
         id=f"reasoning/{family}-{number}",
         instruction=_INSTRUCTION.format(question=item["question"].strip()),
@@ -159,10 +175,13 @@ def _answer(path: Path) -> str:
 
 
 def _ask(job: Mapping[str, Any], whose: str) -> Any:
-    """What the other process replies. Raises TaskError when it gives no reply, ConfigError when the package is not there."""
+    """What the other process replies. Raises TaskError when it gives no reply, ConfigError when the
+    package is not there.
+    """
     if find_spec("reasoning_gym") is None:
         raise ConfigError(
-            "These questions come from the package reasoning-gym. Install it: pip install 'harnessgym-rl[reasoning]'. "
+            "These questions come from the package reasoning-gym. Install it: pip install "
+            "'harnessgym-rl[reasoning]'. "
             "A C compiler must be there."
         )
     program = (files("environments.code") / "generator.py").read_text(encoding="utf-8")
@@ -171,7 +190,12 @@ def _ask(job: Mapping[str, Any], whose: str) -> Any:
     command = [sys.executable, "-s", "-P", "-W", "ignore", "-c", program]
     try:
         done = subprocess.run(
-            command, input=json.dumps(job).encode(), capture_output=True, timeout=_TIMEOUT_S, env=env, check=False
+            command,
+            input=json.dumps(job).encode(),
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            env=env,
+            check=False,
         )
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:

@@ -2,7 +2,8 @@
 
     OPENAI_BASE_URL=... OPENAI_API_KEY=... python agent.py
 
-It reads `instruction.txt` in the working directory, and ends when the model calls no tool, or asks for no answer any more.
+It reads `instruction.txt` in the working directory, and ends when the model calls no tool, or asks for no
+answer any more.
 """
 
 import json
@@ -22,7 +23,11 @@ _SHELL: dict[str, Any] = {
     "function": {
         "name": "shell",
         "description": "Run a command in the working directory.",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
     },
 }
 
@@ -42,7 +47,9 @@ def shell(arguments: str) -> str:
     """What a command says."""
     try:
         command = json.loads(arguments)["command"]
-        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=_COMMAND_S, errors="replace")  # noqa: PLW1510
+        done = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, timeout=_COMMAND_S, errors="replace"
+        )  # noqa: PLW1510
     except (ValueError, KeyError, TypeError, OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
     return f"{done.stdout}{done.stderr}"[-_SHOWN:] + f"\n[exit code {done.returncode}]"

@@ -1,7 +1,9 @@
-"""Lookup: the quickstart's task. Three assistant turns, two tools, a shipped policy that starts out calling the wrong one.
+"""Lookup: the quickstart's task. Three assistant turns, two tools, a shipped policy that starts out calling
+the wrong one.
 
-`protocol` is what a harness must reproduce, `tasks` the task set, `grader` the judge, and the folder `policy/` (a Hugging Face
-folder, made by `benchmarks/recipe/warm_start.py`) the policy to train. Nothing here imports torch.
+`protocol` is what a harness must reproduce, `tasks` the task set, `grader` the judge, and the folder
+`policy/` (a Hugging Face folder, made by `benchmarks/recipe/warm_start.py`) the policy to train. Nothing here
+imports torch.
 """
 
 from environments.lookup.grader import grade

@@ -13,6 +13,8 @@ _MAX_BYTES = 256
 
 
 def grade(task: Task, workspace: Path) -> Grade:
-    """Reward 1.0 if `answer.txt` holds exactly the task's answer, whitespace around it aside, else 0.0, whatever it is."""
+    """Reward 1.0 if `answer.txt` holds exactly the task's answer, whitespace around it aside, else 0.0,
+    whatever it is.
+    """
     found = read_small_text(workspace / ANSWER_FILE, _MAX_BYTES)
     return Grade({"reward": float(found is not None and found.strip() == task.metadata["answer"])})

@@ -1,17 +1,21 @@
-"""What a harness and the lookup task agree on: system prompt, tools, catalog file and answer file, to the character.
+"""What a harness and the lookup task agree on: system prompt, tools, catalog file and answer file, to the
+character.
 
 A harness for this task imports nothing of this package; it repeats these strings and follows this loop:
 
 1. Read the instruction. `SYSTEM_PROMPT` is the system prompt, the instruction the user message. Offer `TOOLS`
    (OpenAI chat form; the Anthropic form has the same names, descriptions and schemas, in the same order).
-2. Ask the model. If it calls tools, append its message as it came and a tool result per call (`Catalog.call`); repeat.
-3. If it calls none, or after `MAX_TURNS` model calls, write the text of its last message, stripped, to `ANSWER_FILE`.
+2. Ask the model. If it calls tools, append its message as it came and a tool result per call
+   (`Catalog.call`); repeat.
+3. If it calls none, or after `MAX_TURNS` model calls, write the text of its last message, stripped, to
+   `ANSWER_FILE`.
 
-Tool results are bare text, no newline: `find` gives the id ("Q7"), `price`, `stock` and `weight` the value ("47"). A tool,
-item or id that does not exist, and missing, extra or non-string arguments, give "unknown". There is no other result.
+Tool results are bare text, no newline: `find` gives the id ("Q7"), `price`, `stock` and `weight` the value
+("47"). A tool, item or id that does not exist, and missing, extra or non-string arguments, give "unknown".
+There is no other result.
 
-`CATALOG_FILE` in the working directory is JSON, {"ids": {item name: id}, "attributes": {id: {"price": "47", "stock": "31",
-"weight": "88"}}}; all values are strings.
+`CATALOG_FILE` in the working directory is JSON, {"ids": {item name: id}, "attributes": {id: {"price": "47",
+"stock": "31", "weight": "88"}}}; all values are strings.
 """
 
 import json
@@ -30,7 +34,10 @@ ANSWER_FILE = "answer.txt"
 
 def _tool(name: str, description: str, argument: str) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
 
 
 TOOLS: list[dict[str, Any]] = [
@@ -61,7 +68,11 @@ class Catalog:
     def call(self, tool: str, arguments: object) -> str:
         """The result of a tool call: an id, a value, or "unknown" for whatever is not a proper call."""
         argument = "name" if tool == "find" else "id"
-        if not isinstance(arguments, Mapping) or set(arguments) != {argument} or not isinstance(arguments[argument], str):
+        if (
+            not isinstance(arguments, Mapping)
+            or set(arguments) != {argument}
+            or not isinstance(arguments[argument], str)
+        ):
             return UNKNOWN
         if tool == "find":
             return self.ids.get(arguments["name"], UNKNOWN)

@@ -1,8 +1,10 @@
-"""Lookup tasks: find an item's id with one tool, read the right attribute of it with another, answer with the value.
+"""Lookup tasks: find an item's id with one tool, read the right attribute of it with another, answer with the
+value.
 
-The splits share no item and no wording. Item names are pairs of syllables that both splits draw on ("zor-min"), so a policy
-that has learnt to copy can copy a name it never met; the words "price", "stock" and "weight" occur in both. Ids and values are
-random per task and all values of a task differ: only the right tool on the right item gives the answer.
+The splits share no item and no wording. Item names are pairs of syllables that both splits draw on
+("zor-min"), so a policy that has learnt to copy can copy a name it never met; the words "price", "stock" and
+"weight" occur in both. Ids and values are random per task and all values of a task differ: only the right
+tool on the right item gives the answer.
 """
 
 from collections.abc import Sequence
@@ -58,7 +60,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LookupQuestion:
     """One drawn task, before it is wrapped: what is asked, about what, and what the tools will say."""
 
     text: str
@@ -90,18 +92,24 @@ def item_names(split: Split) -> tuple[str, ...]:
     return tuple(names[:_TEST_NAMES] if split == "test" else names[_TEST_NAMES:])
 
 
-def draw_question(random: Random, kind: str, template: str, name: str, others: Sequence[str]) -> Question:
-    """A question about `name` with random ids and values; `others` are the names its catalog lists besides."""
+def draw_question(
+    random: Random, kind: str, template: str, name: str, others: Sequence[str]
+) -> LookupQuestion:
+    """A question about `name` with random ids and values; `others` are the names its catalog lists
+    besides.
+    """
     names = random.sample([name, *others], 1 + len(others))
     ids = random.sample([letter + digit for letter in _LETTERS for digit in "0123456789"], len(names))
     values = [str(value) for value in random.sample(range(10, 100), len(names) * len(KINDS))]
     attributes = {id_: dict(zip(KINDS, values[len(KINDS) * i :], strict=False)) for i, id_ in enumerate(ids)}
     catalog = Catalog(dict(zip(names, ids, strict=True)), attributes)
-    return Question(template.format(kind=kind, name=name), kind, name, catalog)
+    return LookupQuestion(template.format(kind=kind, name=name), kind, name, catalog)
 
 
 def _task(split: Split, index: int) -> Task:
-    random, names, templates = Random(f"lookup {split} {index}"), item_names(split), TEMPLATES[split]
+    random = Random(f"lookup {split} {index}")
+    names = item_names(split)
+    templates = TEMPLATES[split]
     others = random.sample([name for name in names if name != names[index]], _ITEMS_PER_CATALOG - 1)
     kind = KINDS[index % len(KINDS)]
     question = draw_question(random, kind, random.choice(templates), names[index], others)

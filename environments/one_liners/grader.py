@@ -16,10 +16,15 @@ _MAX_BYTES = 4096
 def grade(task: Task, workspace: Path) -> Grade:
     """Reward 1.0 if every path is as `task.metadata["expect"]` says, else 0.0.
 
-    A path's text is compared without the blanks around its lines; None: it is gone; a path that ends with "/" is a folder.
+    A path's text is compared without the blanks around its lines; None: it is gone; a path that ends with "/"
+    is a folder.
     """
     expect: Mapping[str, str | None] = task.metadata["expect"]
-    wrong = [name for name, text in expect.items() if not _is_as_expected(workspace / name, text, folder=name.endswith("/"))]
+    wrong = [
+        name
+        for name, text in expect.items()
+        if not _is_as_expected(workspace / name, text, folder=name.endswith("/"))
+    ]
     return Grade({"reward": float(not wrong)}, evidence={"wrong": wrong})
 
 

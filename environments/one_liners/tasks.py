@@ -25,7 +25,7 @@ _SIZES: dict[Split, int] = {"train": 1600, "test": 400}
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class TaskDraw:
     """What a task is made of: names that differ from each other, and the lines of a file."""
 
     one: str
@@ -39,7 +39,9 @@ class Draw:
         return "".join(f"{line}\n" for line in self.lines)
 
     def fill(self, template: str) -> str:
-        """A wording or command with the names in its places: `{one}`, `{other}` (files) and `{word}` (a folder)."""
+        """A wording or command with the names in its places: `{one}`, `{other}` (files) and `{word}` (a
+        folder).
+        """
         return template.format(one=self.one, other=self.other, word=self.word)
 
 
@@ -48,12 +50,12 @@ class Kind:
     """One sort of task."""
 
     wordings: Mapping[Split, tuple[str, ...]]
-    """With places, see `Draw.fill`."""
+    """With places, see `TaskDraw.fill`."""
     command: str
     """A solution, with the same places."""
-    files: Callable[[Draw], dict[str, str]]
+    files: Callable[[TaskDraw], dict[str, str]]
     """What is there before: path to text."""
-    expect: Callable[[Draw], dict[str, str | None]]
+    expect: Callable[[TaskDraw], dict[str, str | None]]
     """What must be there after, as `grade` reads it."""
 
 
@@ -80,11 +82,18 @@ KINDS: dict[str, Kind] = {
                 "Move {one} to the folder {word}.",
                 "The file {one} belongs into the folder {word}. Move it.",
             ),
-            "test": ("Please move {one} into the directory {word}.", "Bring the file {one} into the folder {word}."),
+            "test": (
+                "Please move {one} into the directory {word}.",
+                "Bring the file {one} into the folder {word}.",
+            ),
         },
         "mv {one} {word}",
         lambda draw: {draw.one: draw.text, f"{draw.word}/{draw.other}": draw.text},
-        lambda draw: {draw.one: None, f"{draw.word}/{draw.one}": draw.text, f"{draw.word}/{draw.other}": draw.text},
+        lambda draw: {
+            draw.one: None,
+            f"{draw.word}/{draw.one}": draw.text,
+            f"{draw.word}/{draw.other}": draw.text,
+        },
     ),
     "delete": Kind(
         {
@@ -115,7 +124,8 @@ KINDS: dict[str, Kind] = {
         lambda draw: {f"{draw.word}/": "", draw.other: draw.text},
     ),
 }
-"""By name. What was measured of SmolLM2 before training chose these, on wordings of the training split alone."""
+"""By name. What was measured of SmolLM2 before training chose these, on wordings of the training split
+alone."""
 
 
 class OneLiners:
@@ -141,7 +151,7 @@ def _task(split: Split, index: int) -> Task:
     name = list(KINDS)[index % len(KINDS)]
     kind = KINDS[name]
     one, other, word, *lines = random.sample(words(split), random.randint(5, 9))
-    draw = Draw(f"{one}.txt", f"{other}.txt", word, tuple(lines))
+    draw = TaskDraw(f"{one}.txt", f"{other}.txt", word, tuple(lines))
     return Task(
         id=f"one_liners/{split}/{index:04d}",
         instruction=draw.fill(random.choice(kind.wordings[split])),

@@ -1,7 +1,8 @@
 """Setup: eight small repositories that do not work where they lie, and no network. EnvBench's kind of task.
 
-The agent makes the repository's imports resolve and its tests collectable, from what is in the workspace. Each task is a folder
-beside this file, as `harnessgym.tasks.native` describes it; what is measured is said in `environments.setup_tasks.works`.
+The agent makes the repository's imports resolve and its tests collectable, from what is in the workspace.
+Each task is a folder beside this file, as `harnessgym.tasks.native` describes it; what is measured is said in
+`environments.setup_tasks.setup_check`.
 """
 
 from collections.abc import Sequence
@@ -25,4 +26,6 @@ class SetupTasks(NativeTasks):
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """The same, graded on the channels `imports` and `collected` too."""
-        return [replace(task, grader="environments.setup_tasks.grader:verifier") for task in super().tasks(split)]
+        return [
+            replace(task, grader="environments.setup_tasks.grader:verifier") for task in super().tasks(split)
+        ]

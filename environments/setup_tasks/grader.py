@@ -1,9 +1,11 @@
-"""The grade of a repository that was made to work: `imports`, `collected`, and their product as the reward."""
+"""The grade of a repository that was made to work: `imports`, `collected`, and their product as the
+reward.
+"""
 
 from pathlib import Path
 
-from environments.setup_tasks.works import Works
-from harnessgym.grading.check import Bench, read_checks
+from environments.setup_tasks.setup_check import Works
+from harnessgym.grading.check import CheckContext, read_checks
 from harnessgym.grading.verifier import Opener
 from harnessgym.task import Grade, Task
 
@@ -16,8 +18,9 @@ class SetupVerifier:
         where = f"Task {task.id!r}"
         (check,) = read_checks(task.metadata["tests"], task.metadata["test_files"], where)
         assert isinstance(check, Works)
-        outcome = await check.run(Bench(workspace, place, task.files, where))
-        imports, collected = outcome.facts["imports"], outcome.facts["collected"]
+        outcome = await check.run(CheckContext(workspace, place, task.files, where))
+        imports = outcome.facts["imports"]
+        collected = outcome.facts["collected"]
         channels = {"reward": imports * collected, "imports": imports, "collected": collected}
         return Grade(channels, outcome.tampered, {"works": {"detail": outcome.detail, **outcome.facts}})
 

@@ -1,9 +1,9 @@
 """Imports modules and collects tests of a workspace, and says what came of it.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>` in the repository, with the job on stdin: `{"nonce", "roots",
-"modules", "files"}`. The roots come last on `sys.path`; each import has a process of its own. The test files are laid into a
-new folder, and collected without any configuration of the workspace. Answers leave on a private descriptor, a line each: the
-nonce, then JSON in hexadecimal.
+Runs in a fresh sandbox as `python3 -I -B -c <this text>` in the repository, with the job on stdin: `{"nonce",
+"roots", "modules", "files"}`. The roots come last on `sys.path`; each import has a process of its own. The
+test files are laid into a new folder, and collected without any configuration of the workspace. Answers leave
+on a private descriptor, a line each: the nonce, then JSON in hexadecimal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,16 @@ def main() -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with open(target, "w", encoding="utf-8", newline="") as file:
             file.write(text)
-    options = ["--collect-only", "-c", os.devnull, "--noconftest", "--rootdir", folder, "-p", "no:cacheprovider"]
+    options = [
+        "--collect-only",
+        "-c",
+        os.devnull,
+        "--noconftest",
+        "--rootdir",
+        folder,
+        "-p",
+        "no:cacheprovider",
+    ]
     options += ["--import-mode=importlib", "--continue-on-collection-errors", "-q", "--color=no"]
     pytest.main([*options, folder], plugins=[Collector(say)])
     say(ended=True)

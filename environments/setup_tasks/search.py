@@ -30,8 +30,11 @@ class Search:
     """By dotted name."""
 
     def problem(self, source: str) -> str:
-        """Empty if everything that a program imports, however far, is what came with the task; else the first that is not."""
-        waiting, seen = list(imported(source, "")), set[str]()
+        """Empty if everything that a program imports, however far, is what came with the task; else the
+        first that is not.
+        """
+        waiting = list(imported(source, ""))
+        seen = set[str]()
         while waiting:
             module = waiting.pop()
             if module in seen or module.partition(".")[0] in sys.stdlib_module_names:
@@ -47,13 +50,18 @@ class Search:
         return ""
 
     def _wrong(self, module: str) -> str:
-        found, wanted = self._find(module), self.shipped.get(module)
+        found = self._find(module)
+        wanted = self.shipped.get(module)
         if wanted is None:
             return "" if found is None else f"{module} did not come with the task"
         if found is None:
             return f"{module} is not found"
         same = found.stat().st_size <= _LONGEST and found.read_bytes() == wanted.text.encode()
-        return "" if same and (found.name == "__init__.py") == wanted.package else f"{module} is not what came with the task"
+        return (
+            ""
+            if same and (found.name == "__init__.py") == wanted.package
+            else f"{module} is not what came with the task"
+        )
 
     def _find(self, module: str) -> Path | None:
         """The source file that would be imported."""
@@ -62,7 +70,9 @@ class Search:
         for package in packages:
             inner = [folder / package for folder in folders if (folder / package).is_dir()]
             folders = [folder for folder in inner if (folder / "__init__.py").is_file()][:1] or inner
-        files = [path for folder in folders for path in (folder / name / "__init__.py", folder / f"{name}.py")]
+        files = [
+            path for folder in folders for path in (folder / name / "__init__.py", folder / f"{name}.py")
+        ]
         return next((path for path in files if path.is_file()), None)
 
 

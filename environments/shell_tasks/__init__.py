@@ -1,6 +1,8 @@
-"""Shell: twelve small chores for an agent with a shell and an editor, and no network. Each is a folder beside this file.
+"""Shell: twelve small chores for an agent with a shell and an editor, and no network. Each is a folder beside
+this file.
 
-They need python3, git, sh and coreutils, and nothing else; how such a folder is written is said in `harnessgym.tasks.native`.
+They need python3, git, sh and coreutils, and nothing else; how such a folder is written is said in
+`harnessgym.tasks.native`.
 """
 
 from pathlib import Path

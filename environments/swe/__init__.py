@@ -1,7 +1,9 @@
-"""SWE: repair real Python packages. Each task is a package with a fault that makes some of its own tests fail.
+"""SWE: repair real Python packages. Each task is a package with a fault that makes some of its own tests
+fail.
 
-The packages are downloaded from their index when the tasks are first asked for; what is wrong with each, and which tests
-say so, is in the manifest. They need python3 with pytest, and nothing else. `python -m environments.swe.generate` makes more.
+The packages are downloaded from their index when the tasks are first asked for; what is wrong with each, and
+which tests say so, is in the manifest. They need python3 with pytest, and nothing else. `python -m
+environments.swe.generate` makes more.
 """
 
 from collections.abc import Sequence

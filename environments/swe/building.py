@@ -1,4 +1,6 @@
-"""From a manifest to tasks: the faulty package as the workspace, the tests of the pristine one as the judge."""
+"""From a manifest to tasks: the faulty package as the workspace, the tests of the pristine one as the
+judge.
+"""
 
 import hashlib
 import os
@@ -6,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from environments.swe.edit import edited, patch
-from environments.swe.manifest import Entry, Manifest, read
-from environments.swe.package import Package
+from environments.swe.manifest import ManifestTask, PackageManifest, read
+from environments.swe.package import SourcePackage
 from environments.swe.tree import Tree, tree
 from harnessgym.task import Limits, Setup, Solution, Task
 
@@ -18,7 +20,8 @@ _SETUP = """command -v git >/dev/null || exit 0
 git init -q -b main . && git config user.name agent && git config user.email agent@localhost && git add -A -f
 export GIT_AUTHOR_DATE=2000-01-01T00:00:00Z GIT_COMMITTER_DATE=2000-01-01T00:00:00Z
 git commit -q -m "The package as it is" && rm -rf .git/logs .git/hooks"""
-"""One commit, so that `git diff` says what was done, and of a fixed date, the same each time; without git, none."""
+"""One commit, so that `git diff` says what was done, and of a fixed date, the same each time; without git,
+none."""
 _FRAME = """{statement}
 
 The source of `{package}` {version} is in the current folder. Find what causes this and repair it there, so that the package \
@@ -26,8 +29,10 @@ does what is expected and goes on doing what it did right. Change the package it
 you do to them. Run them with `{command}`."""
 
 
-def tasks_of(package: Package) -> Sequence[Task]:
-    """The tasks of a package, in the manifest's order. Raises TaskError when its source distribution cannot be had."""
+def tasks_of(package: SourcePackage) -> Sequence[Task]:
+    """The tasks of a package, in the manifest's order. Raises TaskError when its source distribution
+    cannot be had.
+    """
     manifest = read(package)
     if not manifest.entries:
         return ()
@@ -35,7 +40,7 @@ def tasks_of(package: Package) -> Sequence[Task]:
     return [task_of(manifest, entry, found) for entry in manifest.entries]
 
 
-def task_of(manifest: Manifest, entry: Entry, tree: Tree) -> Task:
+def task_of(manifest: PackageManifest, entry: ManifestTask, tree: Tree) -> Task:
     """The task of one entry."""
     faulty = edited(tree.files, entry.edits)
     files = {**tree.files, **faulty}
@@ -59,7 +64,9 @@ def task_of(manifest: Manifest, entry: Entry, tree: Tree) -> Task:
     )
 
 
-def _metadata(manifest: Manifest, entry: Entry, tree: Tree, files: Mapping[str, str], gold_patch: str) -> dict[str, Any]:
+def _metadata(
+    manifest: PackageManifest, entry: ManifestTask, tree: Tree, files: Mapping[str, str], gold_patch: str
+) -> dict[str, Any]:
     failing = set(entry.failing)
     check = {
         "kind": "pytest",

@@ -5,11 +5,15 @@ import re
 
 from environments.swe.tree import Tree
 
-_WORDS = re.compile(r"\b(sleep|now|utcnow|today|perf_counter|monotonic|threading|Thread|timeout|time\.time|timeit)\b")
+_WORDS = re.compile(
+    r"\b(sleep|now|utcnow|today|perf_counter|monotonic|threading|Thread|timeout|time\.time|timeit)\b"
+)
 
 
 def clocked(tree: Tree) -> frozenset[str]:
-    """The ids of such test functions, without parameters. A class whose set-up does so gives all of its tests."""
+    """The ids of such test functions, without parameters. A class whose set-up does so gives all of its
+    tests.
+    """
     found: set[str] = set()
     for path in tree.graded:
         text = tree.tests[path]
@@ -18,7 +22,9 @@ def clocked(tree: Tree) -> frozenset[str]:
 
 
 def _collect(node: ast.AST, text: str, above: str, found: set[str]) -> None:
-    children = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.FunctionDef | ast.ClassDef)]
+    children = [
+        child for child in ast.iter_child_nodes(node) if isinstance(child, ast.FunctionDef | ast.ClassDef)
+    ]
     for child in children:
         where = f"{above}::{child.name}"
         if isinstance(child, ast.ClassDef):

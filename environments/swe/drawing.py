@@ -1,4 +1,6 @@
-"""Which faults are tried, in which order: by a seed, every kind in turn, so that common kinds do not crowd out the others."""
+"""Which faults are tried, in which order: by a seed, every kind in turn, so that common kinds do not crowd
+out the others.
+"""
 
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -10,7 +12,9 @@ from environments.swe.tree import Tree
 
 
 def drawn(tree: Tree, seed: int) -> Iterator[Fault]:
-    """Every fault of a package that leaves its file Python and means something else, each once, in the seed's order."""
+    """Every fault of a package that leaves its file Python and means something else, each once, in the
+    seed's order.
+    """
     random = Random(f"swe {tree.package.name} {tree.package.version} {seed}")
     kinds: dict[str, list[Fault]] = {}
     for path in tree.code:

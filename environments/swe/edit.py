@@ -1,4 +1,6 @@
-"""Edits of texts by byte offsets, which keep everything else of a file as it is: apply, undo, and show as a patch."""
+"""Edits of texts by byte offsets, which keep everything else of a file as it is: apply, undo, and show as
+a patch.
+"""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,7 @@ from harnessgym.errors import TaskError
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Edit:
+class SourceEdit:
     """One replacement."""
 
     path: str
@@ -25,7 +27,7 @@ class Edit:
         return self.start + len(self.old.encode())
 
 
-def edited(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:
+def edited(files: Mapping[str, str], edits: Sequence[SourceEdit]) -> dict[str, str]:
     """The texts that change, changed; of several insertions at one place, the first given stands first.
 
     Raises `TaskError` when an edit does not fit its text, or two overlap.
@@ -35,28 +37,33 @@ def edited(files: Mapping[str, str], edits: Sequence[Edit]) -> dict[str, str]:
     for edit in reversed(_in_order(edits)):
         data = changed[edit.path] if edit.path in changed else files.get(edit.path, "").encode()
         if data[edit.start : edit.end] != edit.old.encode() or edit.end > later.get(edit.path, len(data)):
-            raise TaskError(f"{edit.path} does not hold {edit.old!r} at byte {edit.start}, or two edits of it overlap.")
+            raise TaskError(
+                f"{edit.path} does not hold {edit.old!r} at byte {edit.start}, or two edits of it overlap."
+            )
         changed[edit.path] = data[: edit.start] + edit.new.encode() + data[edit.end :]
         later[edit.path] = edit.start
     return {path: data.decode() for path, data in changed.items()}
 
 
-def undone(edits: Sequence[Edit]) -> tuple[Edit, ...]:
+def undone(edits: Sequence[SourceEdit]) -> tuple[SourceEdit, ...]:
     """The edits that make of the changed texts what they were."""
-    found, shift = [], dict.fromkeys((edit.path for edit in edits), 0)
+    found = []
+    shift = dict.fromkeys((edit.path for edit in edits), 0)
     for edit in _in_order(edits):
-        found.append(Edit(edit.path, edit.start + shift[edit.path], edit.new, edit.old))
+        found.append(SourceEdit(edit.path, edit.start + shift[edit.path], edit.new, edit.old))
         shift[edit.path] += len(edit.new.encode()) - len(edit.old.encode())
     return tuple(found)
 
 
-def _in_order(edits: Sequence[Edit]) -> list[Edit]:
+def _in_order(edits: Sequence[SourceEdit]) -> list[SourceEdit]:
     return sorted(edits, key=lambda edit: (edit.path, edit.start, edit.end))
 
 
 def patch(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """A unified diff that `git apply` takes, of texts that are on both sides."""
-    return "".join(_file_patch(path, before[path], after[path]) for path in sorted(after) if before[path] != after[path])
+    return "".join(
+        _file_patch(path, before[path], after[path]) for path in sorted(after) if before[path] != after[path]
+    )
 
 
 def _file_patch(path: str, before: str, after: str) -> str:

@@ -1,7 +1,9 @@
-"""Where a Python file can be made faulty, and how: every place is an edit that leaves the file's formatting as it is.
+"""Where a Python file can be made faulty, and how: every place is an edit that leaves the file's formatting
+as it is.
 
-Faults are the mistakes people make: a comparison turned round, a condition forgotten, an off-by-one, a guard removed, two
-arguments swapped. Only bodies of functions are touched; annotations, decorators, messages of errors and the like are not.
+Faults are the mistakes people make: a comparison turned round, a condition forgotten, an off-by-one, a guard
+removed, two arguments swapped. Only bodies of functions are touched; annotations, decorators, messages of
+errors and the like are not.
 """
 
 import ast
@@ -9,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from environments.swe.edit import Edit
+from environments.swe.edit import SourceEdit
 from environments.swe.source import Source
 
 _COMPARED: dict[type[ast.cmpop], tuple[str, str]] = {
@@ -45,8 +47,17 @@ _NAMES = {
     "find": "rfind", "strip": "lstrip", "split": "rsplit", "partition": "rpartition", "keys": "values", "append": "extend",
     "start": "end", "left": "right", "add": "discard", "ljust": "rjust", "index": "rindex", "prev": "next",
 }  # fmt: skip
-_TWINS = {**_NAMES, **{other: name for name, other in _NAMES.items() if other not in ("extend", "lstrip", "discard", "values")}}
-_DROPPED_CALLS = frozenset({"strip", "lower", "upper", "copy", "lstrip", "rstrip", "title", "items", "reverse", "sort"})
+_TWINS = {
+    **_NAMES,
+    **{
+        other: name
+        for name, other in _NAMES.items()
+        if other not in ("extend", "lstrip", "discard", "values")
+    },
+}
+_DROPPED_CALLS = frozenset(
+    {"strip", "lower", "upper", "copy", "lstrip", "rstrip", "title", "items", "reverse", "sort"}
+)
 _QUIET = frozenset({"__repr__", "__dir__", "__del__", "__reduce__", "__init_subclass__", "__sizeof__"})
 """Functions whose faults few tests tell."""
 
@@ -58,11 +69,12 @@ class Fault:
     kind: str
     function: str
     """Qualified name of the function that it is in."""
-    edit: Edit
+    edit: SourceEdit
 
 
 def faults(path: str, text: str) -> list[Fault]:
-    """Every place of a file and what could be done there, in the order of the text. A file that is no Python has none.
+    """Every place of a file and what could be done there, in the order of the text. A file that is no Python
+    has none.
 
     Whether what comes out is Python, and means something else, is for `Source.parses_with` to say.
     """
@@ -73,7 +85,7 @@ def faults(path: str, text: str) -> list[Fault]:
     source = Source(path, text)
     found = []
     for name, function in _functions(module, ""):
-        seen: set[Edit] = set()
+        seen: set[SourceEdit] = set()
         for kind, edit in _in_function(source, function):
             if edit is not None and edit not in seen:
                 seen.add(edit)
@@ -92,7 +104,9 @@ def _functions(node: ast.AST, above: str) -> Iterator[tuple[str, Function]]:
     """Functions and methods. What is nested in a function belongs to that."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Function):
-            if child.name not in _QUIET and not any("overload" in ast.dump(mark) for mark in child.decorator_list):
+            if child.name not in _QUIET and not any(
+                "overload" in ast.dump(mark) for mark in child.decorator_list
+            ):
                 yield f"{above}{child.name}", child
         elif isinstance(child, ast.ClassDef):
             yield from _functions(child, f"{above}{child.name}.")
@@ -100,8 +114,11 @@ def _functions(node: ast.AST, above: str) -> Iterator[tuple[str, Function]]:
             yield from _functions(child, above)
 
 
-def _in_function(source: Source, function: Function) -> Iterator[tuple[str, Edit | None]]:
-    for default in [*function.args.defaults, *(each for each in function.args.kw_defaults if each is not None)]:
+def _in_function(source: Source, function: Function) -> Iterator[tuple[str, SourceEdit | None]]:
+    for default in [
+        *function.args.defaults,
+        *(each for each in function.args.kw_defaults if each is not None),
+    ]:
         if isinstance(default, ast.Constant):
             yield "default", _other_constant(source, default)
     for block in _blocks(function):
@@ -114,10 +131,14 @@ def _in_function(source: Source, function: Function) -> Iterator[tuple[str, Edit
 def _expressions(node: ast.AST) -> Iterator[ast.AST]:
     """What is evaluated when the function runs, without what errors say."""
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "args") and isinstance(node, Function | ast.AnnAssign | ast.arg):
+        if name in ("annotation", "returns", "decorator_list", "args") and isinstance(
+            node, Function | ast.AnnAssign | ast.arg
+        ):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if isinstance(child, ast.AST) and not isinstance(child, ast.Raise | ast.Assert | ast.JoinedStr | ast.MatchValue):
+            if isinstance(child, ast.AST) and not isinstance(
+                child, ast.Raise | ast.Assert | ast.JoinedStr | ast.MatchValue
+            ):
                 yield child
                 yield from _expressions(child)
 
@@ -131,7 +152,9 @@ def _blocks(node: ast.AST) -> Iterator[Sequence[ast.stmt]]:
                 yield from _blocks(child)
 
 
-def _of_statement(source: Source, statement: ast.stmt, block: Sequence[ast.stmt]) -> Iterator[tuple[str, Edit | None]]:
+def _of_statement(
+    source: Source, statement: ast.stmt, block: Sequence[ast.stmt]
+) -> Iterator[tuple[str, SourceEdit | None]]:
     match statement:
         case ast.If(test=test) | ast.While(test=test):
             yield "negate", _negated(source, test)
@@ -141,7 +164,10 @@ def _of_statement(source: Source, statement: ast.stmt, block: Sequence[ast.stmt]
             old, new = _COMPUTED[type(op)]
             yield "arithmetic", source.between(target, value, f"{old}=", f"{new}=")
         case ast.Break() | ast.Continue():
-            yield "loop", source.replaced(statement, "continue" if isinstance(statement, ast.Break) else "break")
+            yield (
+                "loop",
+                source.replaced(statement, "continue" if isinstance(statement, ast.Break) else "break"),
+            )
         case _:
             pass
     if len(block) > 1:
@@ -160,7 +186,7 @@ def _is_guard(statement: ast.stmt) -> bool:
             return False
 
 
-def _other_result(source: Source, value: ast.expr) -> Edit | None:
+def _other_result(source: Source, value: ast.expr) -> SourceEdit | None:
     match value:
         case ast.Constant(value=bool()):
             return _other_constant(source, value)
@@ -183,7 +209,7 @@ def _can_go(statement: ast.stmt) -> bool:
             return False
 
 
-def _of_expression(source: Source, node: ast.AST) -> Iterator[tuple[str, Edit | None]]:
+def _of_expression(source: Source, node: ast.AST) -> Iterator[tuple[str, SourceEdit | None]]:
     match node:
         case ast.Compare() | ast.BoolOp() | ast.IfExp():
             yield from _of_condition(source, node)
@@ -192,7 +218,9 @@ def _of_expression(source: Source, node: ast.AST) -> Iterator[tuple[str, Edit | 
         case ast.UnaryOp(op=ast.Not() | ast.USub() as op, operand=operand):
             yield "negate" if isinstance(op, ast.Not) else "sign", source.replaced(node, source.text(operand))
         case ast.Slice(lower=lower, upper=upper):
-            yield from (("slice", source.replaced(bound, "")) for bound in (lower, upper) if bound is not None)
+            yield from (
+                ("slice", source.replaced(bound, "")) for bound in (lower, upper) if bound is not None
+            )
         case ast.Constant(value=value):
             yield from _of_constant(source, node, value)
         case ast.Call():
@@ -201,7 +229,9 @@ def _of_expression(source: Source, node: ast.AST) -> Iterator[tuple[str, Edit | 
             pass
 
 
-def _of_condition(source: Source, node: ast.Compare | ast.BoolOp | ast.IfExp) -> Iterator[tuple[str, Edit | None]]:
+def _of_condition(
+    source: Source, node: ast.Compare | ast.BoolOp | ast.IfExp
+) -> Iterator[tuple[str, SourceEdit | None]]:
     match node:
         case ast.Compare(left=left, ops=[op], comparators=[right]):
             for turned in (_COMPARED, _REVERSED):
@@ -220,7 +250,9 @@ def _of_condition(source: Source, node: ast.Compare | ast.BoolOp | ast.IfExp) ->
             pass
 
 
-def _of_constant(source: Source, node: ast.Constant, value: object) -> Iterator[tuple[str, Edit | None]]:
+def _of_constant(
+    source: Source, node: ast.Constant, value: object
+) -> Iterator[tuple[str, SourceEdit | None]]:
     if isinstance(value, bool):
         yield "flag", _other_constant(source, node)
     elif isinstance(value, int) and abs(value) < 1_000:
@@ -228,7 +260,7 @@ def _of_constant(source: Source, node: ast.Constant, value: object) -> Iterator[
         yield "off-by-one", source.replaced(node, str(value - 1)) if value > 0 else None
 
 
-def _of_call(source: Source, node: ast.Call) -> Iterator[tuple[str, Edit | None]]:
+def _of_call(source: Source, node: ast.Call) -> Iterator[tuple[str, SourceEdit | None]]:
     for first, second in pairwise(node.args):
         if not isinstance(first, ast.Starred) and not isinstance(second, ast.Starred):
             yield "arguments", source.swapped(first, second)
@@ -236,7 +268,9 @@ def _of_call(source: Source, node: ast.Call) -> Iterator[tuple[str, Edit | None]
         if keyword.arg is not None:
             yield "keyword", source.without_argument(node, keyword)
     match node.func:
-        case ast.Attribute(value=value, attr=name) if name in _DROPPED_CALLS and not node.args and not node.keywords:
+        case ast.Attribute(value=value, attr=name) if (
+            name in _DROPPED_CALLS and not node.args and not node.keywords
+        ):
             yield "call", source.replaced(node, source.text(value))
         case _:
             pass
@@ -247,7 +281,7 @@ def _of_call(source: Source, node: ast.Call) -> Iterator[tuple[str, Edit | None]
             pass
 
 
-def _negated(source: Source, test: ast.expr) -> Edit | None:
+def _negated(source: Source, test: ast.expr) -> SourceEdit | None:
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         return source.replaced(test, source.text(test.operand))
     if isinstance(test, ast.Compare):
@@ -256,7 +290,7 @@ def _negated(source: Source, test: ast.expr) -> Edit | None:
     return source.replaced(test, f"not {source.text(test)}" if plain else f"not ({source.text(test)})")
 
 
-def _other_constant(source: Source, node: ast.Constant) -> Edit | None:
+def _other_constant(source: Source, node: ast.Constant) -> SourceEdit | None:
     value = node.value
     if isinstance(value, bool):
         return source.replaced(node, str(not value))
@@ -267,4 +301,6 @@ def _other_constant(source: Source, node: ast.Constant) -> Edit | None:
 
 def _is_text(node: ast.expr) -> bool:
     """Whether it is a string: `+` and `%` mean something else there."""
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str | bytes))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str | bytes)
+    )

@@ -23,7 +23,9 @@ from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 
 
 def command(
-    package: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this package. Repeatable.")] = None,
+    package: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this package. Repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Which faults are drawn.")] = 0,
     per_package: Annotated[int, typer.Option(min=1, help="Tasks wanted of each.")] = 40,
     jobs: Annotated[int, typer.Option(min=1, help="Sandboxes that prove at once.")] = 2,
@@ -42,22 +44,41 @@ async def _generate(names: list[str], seed: int, wanted: int, jobs: int, out: Pa
     problem = Bubblewrap.unavailable()
     if problem is not None:
         raise SandboxError(problem)
-    columns = TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn()
-    with tempfile.TemporaryDirectory(prefix="harnessgym-swe-") as folder, Progress(*columns, console=console) as shown:
+    columns = (
+        TextColumn("{task.description:14}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tasks"),
+        TimeElapsedColumn(),
+    )
+    with (
+        tempfile.TemporaryDirectory(prefix="harnessgym-swe-") as folder,
+        Progress(*columns, console=console) as shown,
+    ):
         async with Bubblewrap(BubblewrapSettings(workspace_root=Path(folder))) as backend:
             for name in names:
-                chosen, bar, began = package(name), shown.add_task(name, total=wanted), time.monotonic()
+                chosen = package(name)
+                bar = shown.add_task(name, total=wanted)
+                began = time.monotonic()
 
                 def tell(tasks: int, tried: int, *, bar: int = bar, name: str = name) -> None:
                     shown.update(bar, completed=tasks, description=f"{name} ({tried})")  # type: ignore[arg-type]
 
                 made = await generate(
-                    backend, tree(chosen.name), seed=seed, wanted=wanted, jobs=jobs, folder=cache() / "proofs", progress=tell
+                    backend,
+                    tree(chosen.name),
+                    seed=seed,
+                    wanted=wanted,
+                    jobs=jobs,
+                    folder=cache() / "proofs",
+                    progress=tell,
                 )
                 write(made, out)
                 shown.update(bar, completed=len(made.entries))
                 took = time.monotonic() - began
-                console.print(f"{name}: {len(made.entries)} tasks, {len(made.tests)} tests, {took:.0f} s", markup=False)
+                console.print(
+                    f"{name}: {len(made.entries)} tasks, {len(made.tests)} tests, {took:.0f} s", markup=False
+                )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """From a package to its manifest: draw faults, prove them, keep the good ones, tell what is wrong.
 
-The same seed gives the same manifest, however many sandboxes prove at once: faults are taken in the order they were drawn.
-Fewer tasks of the same seed are the first ones of more.
+The same seed gives the same manifest, however many sandboxes prove at once: faults are taken in the order
+they were drawn. Fewer tasks of the same seed are the first ones of more.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from random import Random
 
 from environments.swe.drawing import drawn
 from environments.swe.faults import Fault
-from environments.swe.manifest import Entry, Manifest
+from environments.swe.manifest import ManifestTask, PackageManifest
+from environments.swe.problem_statement import Fact, statement
 from environments.swe.proof import Proof, Proofs, stable_of
-from environments.swe.proving import LIMITS, Bench
-from environments.swe.telling import Fact, statement
+from environments.swe.test_validation import LIMITS, FaultBench
 from environments.swe.tree import Tree
 from harnessgym.sandbox import Equipment, SandboxBackend
 
@@ -61,14 +61,24 @@ class Chosen:
 
 
 async def generate(
-    backend: SandboxBackend, tree: Tree, *, seed: int, wanted: int, jobs: int, folder: Path, progress: Progress
-) -> Manifest:
-    """The manifest of a package, of as many tasks as are wanted or can be had. Proofs are kept in `folder`."""
+    backend: SandboxBackend,
+    tree: Tree,
+    *,
+    seed: int,
+    wanted: int,
+    jobs: int,
+    folder: Path,
+    progress: Progress,
+) -> PackageManifest:
+    """The manifest of a package, of as many tasks as are wanted or can be had. Proofs are kept in
+    `folder`.
+    """
     async with AsyncExitStack() as stack:
         benches = [await _bench(stack, backend, tree) for _ in range(jobs)]
         stable = await stable_of(benches[0], folder)
-        proofs, chosen = Proofs(benches, stable, folder), Chosen()
-        entries: list[Entry] = []
+        proofs = Proofs(benches, stable, folder)
+        chosen = Chosen()
+        entries: list[ManifestTask] = []
         held: Proved | None = None
         tried = 0
         stream = await stack.enter_async_context(aclosing(_proved(proofs, jobs, chosen, drawn(tree, seed))))
@@ -89,23 +99,29 @@ async def generate(
                     entries.append(_entry(tree, len(entries), (held[0], one[0]), both))
                 held = one if both is None else None
     made = tree.package
-    return Manifest(made.name, made.version, made.sha256, seed, stable.tests, stable.without, tuple(entries))
+    return PackageManifest(
+        made.name, made.version, made.sha256, seed, stable.tests, stable.without, tuple(entries)
+    )
 
 
-async def _bench(stack: AsyncExitStack, backend: SandboxBackend, tree: Tree) -> Bench:
+async def _bench(stack: AsyncExitStack, backend: SandboxBackend, tree: Tree) -> FaultBench:
     sandbox = await stack.enter_async_context(backend.open(LIMITS, Equipment(proxy=False)))
-    bench = Bench(tree, sandbox)
+    bench = FaultBench(tree, sandbox)
     with tempfile.TemporaryDirectory(prefix="harnessgym-swe-") as folder:
         await bench.furnish(Path(folder))
     return bench
 
 
-async def _proved(proofs: Proofs, jobs: int, chosen: Chosen, faults: Iterator[Fault]) -> AsyncGenerator[Proved, None]:
+async def _proved(
+    proofs: Proofs, jobs: int, chosen: Chosen, faults: Iterator[Fault]
+) -> AsyncGenerator[Proved, None]:
     """Faults with their proofs, in the order they were drawn; `jobs` are proved at once."""
     ahead: deque[tuple[Fault, asyncio.Task[Proof]]] = deque()
     try:
         while True:
-            while len(ahead) < jobs and (fault := next((each for each in faults if not chosen.is_full(each)), None)):
+            while len(ahead) < jobs and (
+                fault := next((each for each in faults if not chosen.is_full(each)), None)
+            ):
                 ahead.append((fault, asyncio.create_task(proofs.of([fault.edit]))))
             if not ahead:
                 return
@@ -129,10 +145,10 @@ async def _pair(proofs: Proofs, first: Proved, second: Proved) -> Mapping[str, F
     return None if proof.refused or not {*alone.facts, *also.facts} <= {*proof.facts} else proof.facts
 
 
-def _entry(tree: Tree, number: int, faults: tuple[Fault, ...], facts: Mapping[str, Fact]) -> Entry:
+def _entry(tree: Tree, number: int, faults: tuple[Fault, ...], facts: Mapping[str, Fact]) -> ManifestTask:
     told = statement(tree, facts, Random(f"{tree.package.name} {number}"))
     assert told is not None, "a fault that cannot be told was not taken"
-    return Entry(
+    return ManifestTask(
         number=number,
         kinds=tuple(fault.kind for fault in faults),
         functions=tuple(fault.function for fault in faults),

@@ -1,9 +1,11 @@
-"""Runs the grader's own pytest runner and says more: of every failed test, what was called, what came, and what was wanted.
+"""Runs the grader's own pytest runner and says more: of every failed test, what was called, what came, and
+what was wanted.
 
-Runs in a sandbox as `python3 -c <this text> <text of the runner>`, with the runner's job on stdin. Each failure is one more
-line of the runner's: `fact`, the test's id, and JSON: `error` (type's name), `message`, `statement` (of the test, the one that
-failed), `code` (its function's body up to there, if that is short), `wanted` (the exception that the statement should raise),
-`locals`, `names` (locals to the representation of plain values), and for a comparison `op`, `left` and `right`.
+Runs in a sandbox as `python3 -c <this text> <text of the runner>`, with the runner's job on stdin. Each
+failure is one more line of the runner's: `fact`, the test's id, and JSON: `error` (type's name), `message`,
+`statement` (of the test, the one that failed), `code` (its function's body up to there, if that is short),
+`wanted` (the exception that the statement should raise), `locals`, `names` (locals to the representation of
+plain values), and for a comparison `op`, `left` and `right`.
 """
 
 from __future__ import annotations
@@ -32,7 +34,11 @@ def _statement(function: ast.AST, line: int) -> ast.stmt | None:
     """The innermost statement on a line; one with a body only if the line is of its head."""
     found = None
     for node in ast.walk(function):
-        if isinstance(node, ast.stmt) and node is not function and node.lineno <= line <= (node.end_lineno or 0):
+        if (
+            isinstance(node, ast.stmt)
+            and node is not function
+            and node.lineno <= line <= (node.end_lineno or 0)
+        ):
             body = getattr(node, "body", None)
             if found is None or node.lineno >= found.lineno:
                 found = node if body is None or line < body[0].lineno or isinstance(node, ast.With) else found
@@ -44,7 +50,9 @@ def _function(path: str, line: int) -> tuple[list[str], ast.FunctionDef | ast.As
         text = file.read()
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     around = [
-        node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, kinds) and node.lineno <= line <= (node.end_lineno or 0)
     ]
     return text.splitlines(), min(around, key=lambda node: (node.end_lineno or 0) - node.lineno, default=None)
 
@@ -54,7 +62,11 @@ def _wanted(function: ast.AST, line: int) -> str:
     for node in ast.walk(function):
         if isinstance(node, ast.With) and node.lineno <= line <= (node.end_lineno or 0):
             call = node.items[0].context_expr
-            if isinstance(call, ast.Call) and call.args and ast.unparse(call.func).lower().split(".")[-1].endswith("raises"):
+            if (
+                isinstance(call, ast.Call)
+                and call.args
+                and ast.unparse(call.func).lower().split(".")[-1].endswith("raises")
+            ):
                 return ast.unparse(call.args[0])
     return ""
 
@@ -65,7 +77,11 @@ def _code(path: str, line: int) -> dict[str, str]:
     statement = None if function is None else _statement(function, line)
     if statement is None or function is None:
         return {"statement": "", "code": "", "wanted": ""}
-    body = [node for node in function.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    body = [
+        node
+        for node in function.body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
     first = body[0].lineno if body else statement.lineno
     until = statement.end_lineno or statement.lineno
     before = lines[first - 1 : until]
@@ -74,11 +90,12 @@ def _code(path: str, line: int) -> dict[str, str]:
     return {"statement": shown, "code": said, "wanted": _wanted(function, line)}
 
 
-class Observer:
+class PytestObserver:
     """The pytest plugin."""
 
     def __init__(self, reporter: Any, folder: str) -> None:
-        self._reporter, self._folder = reporter, folder
+        self._reporter = reporter
+        self._folder = folder
         self._compared: tuple[str, Any, Any] | None = None
 
     def pytest_runtest_setup(self) -> None:
@@ -104,7 +121,10 @@ class Observer:
             fact |= _code(str(entry.path), entry.lineno + 1)
             local = {name: value for name, value in entry.frame.f_locals.items() if name[0] != "@"}
             plain = {name: _repr(value) for name, value in local.items() if type(value) in _PLAIN}
-            fact["locals"], fact["names"] = sorted(local), {name: said for name, said in plain.items() if said is not None}
+            fact["locals"], fact["names"] = (
+                sorted(local),
+                {name: said for name, said in plain.items() if said is not None},
+            )
         if compared is None and info.typename == "AssertionError":
             compared = self._unittest(info)
         if compared is not None:
@@ -127,7 +147,8 @@ def main() -> None:
     import pytest
 
     kept: dict[str, Any] = {}
-    plain, lay = pytest.main, runner.__dict__["_lay"]
+    plain = pytest.main
+    lay = runner.__dict__["_lay"]
 
     class Reporter(runner.Reporter):  # type: ignore[name-defined, misc]
         """Remembers itself."""
@@ -141,7 +162,7 @@ def main() -> None:
         return str(kept["folder"])
 
     def run(options: list[str], plugins: list[Any]) -> Any:
-        return plain(options, plugins=[*plugins, Observer(kept["reporter"], str(kept["folder"]))])
+        return plain(options, plugins=[*plugins, PytestObserver(kept["reporter"], str(kept["folder"]))])
 
     runner.__dict__.update(Reporter=Reporter, _lay=laid)
     pytest.main = run  # type: ignore[assignment]

@@ -1,4 +1,6 @@
-"""The packages that tasks are made of: pinned source distributions, and which of their files are code and which are tests."""
+"""The packages that tasks are made of: pinned source distributions, and which of their files are code and
+which are tests.
+"""
 
 import functools
 import tomllib
@@ -16,7 +18,7 @@ _TABLE = Path(__file__).with_name("packages.toml")
 Licence = Literal["MIT", "BSD-3-Clause"]
 
 
-class Package(Config):
+class SourcePackage(Config):
     """One table of `packages.toml`; what its keys mean is said there."""
 
     name: str
@@ -32,13 +34,16 @@ class Package(Config):
 
 
 @functools.cache
-def packages() -> Mapping[str, Package]:
+def packages() -> Mapping[str, SourcePackage]:
     """Every package, by its name."""
     tables = tomllib.loads(_TABLE.read_text(encoding="utf-8"))
-    return {name: validate(Package, {"name": name, **table}, f"{_TABLE}: {name}") for name, table in sorted(tables.items())}
+    return {
+        name: validate(SourcePackage, {"name": name, **table}, f"{_TABLE}: {name}")
+        for name, table in sorted(tables.items())
+    }
 
 
-def package(name: str) -> Package:
+def package(name: str) -> SourcePackage:
     """The package of a name. Raises ConfigError with the known names."""
     found = packages().get(name)
     if found is None:

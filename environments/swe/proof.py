@@ -1,4 +1,6 @@
-"""What a fault was proved to do, kept on this machine so that a generation that was stopped goes on where it was."""
+"""What a fault was proved to do, kept on this machine so that a generation that was stopped goes on where
+it was.
+"""
 
 import asyncio
 import hashlib
@@ -10,13 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from environments.swe.clock import clocked
-from environments.swe.edit import Edit, edited, undone
-from environments.swe.proving import Bench, Stable, version
+from environments.swe.edit import SourceEdit, edited, undone
+from environments.swe.test_validation import FaultBench, Stable, version
 
 MOST = 0.4
 """Part of the tests that may fail: beyond it a package is broken and not faulty."""
 _CRUDE = frozenset(
-    {"NameError", "UnboundLocalError", "SyntaxError", "ImportError", "ModuleNotFoundError", "RecursionError", "MemoryError"}
+    {
+        "NameError",
+        "UnboundLocalError",
+        "SyntaxError",
+        "ImportError",
+        "ModuleNotFoundError",
+        "RecursionError",
+        "MemoryError",
+    }
 )
 """Errors that say where a fault is, or that nobody would have let pass."""
 
@@ -31,7 +41,7 @@ class Proof:
     """Test that fails to what made it fail."""
 
 
-async def stable_of(bench: Bench, folder: Path) -> Stable:
+async def stable_of(bench: FaultBench, folder: Path) -> Stable:
     """What can be relied on before any fault: as it is kept in a folder, or found out, and then kept."""
     tree = bench.tree
     about = [tree.package.model_dump(mode="json"), version(), sorted(clocked(tree))]
@@ -46,16 +56,19 @@ async def stable_of(bench: Bench, folder: Path) -> Stable:
 class Proofs:
     """The proofs of one package, as files; new ones are made in whichever of some sandboxes is free."""
 
-    def __init__(self, benches: Sequence[Bench], stable: Stable, folder: Path) -> None:
-        self._free: asyncio.Queue[Bench] = asyncio.Queue()
+    def __init__(self, benches: Sequence[FaultBench], stable: Stable, folder: Path) -> None:
+        self._free: asyncio.Queue[FaultBench] = asyncio.Queue()
         for bench in benches:
             self._free.put_nowait(bench)
-        self._stable, self._folder = stable, folder
+        self._stable = stable
+        self._folder = folder
         self._about = json.dumps([benches[0].tree.package.sha256, version(), stable.tests, stable.without])
 
-    async def of(self, edits: Sequence[Edit]) -> Proof:
+    async def of(self, edits: Sequence[SourceEdit]) -> Proof:
         """The proof that is kept, or a new one, which is then kept."""
-        kept = _file(self._folder, [self._about, [[edit.path, edit.start, edit.old, edit.new] for edit in edits]])
+        kept = _file(
+            self._folder, [self._about, [[edit.path, edit.start, edit.old, edit.new] for edit in edits]]
+        )
         if not kept.is_file():
             bench = await self._free.get()
             try:
@@ -77,11 +90,13 @@ def _keep(path: Path, told: Mapping[str, Any]) -> None:
     os.replace(new, path)
 
 
-async def prove(bench: Bench, stable: Stable, edits: Sequence[Edit]) -> Proof:
+async def prove(bench: FaultBench, stable: Stable, edits: Sequence[SourceEdit]) -> Proof:
     """Runs the tests with the edits made, and again as grading runs them: the same tests must fail."""
     before = bench.tree.files
     after = edited(before, edits)
-    assert edited(after, undone(edits)) == {path: before[path] for path in after}, "the gold patch restores every byte"
+    assert edited(after, undone(edits)) == {path: before[path] for path in after}, (
+        "the gold patch restores every byte"
+    )
     await bench.change(after)
     run = await bench.run(stable.without, stable.limit_s)
     failing = frozenset(stable.tests) - run.passed

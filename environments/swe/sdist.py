@@ -1,7 +1,8 @@
 """Source distributions: downloaded once with pip, checked by their hash, and read as text.
 
-pip builds a source distribution's metadata before it hands the file out, which would run the package's build and download
-what that needs. It is given stand-ins for the build backends, which copy the metadata that the file carries.
+pip builds a source distribution's metadata before it hands the file out, which would run the package's build
+and download what that needs. It is given stand-ins for the build backends, which copy the metadata that the
+file carries.
 """
 
 import fcntl
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from environments.swe.package import Package
+from environments.swe.package import SourcePackage
 from harnessgym.errors import TaskError
 
 _TIMEOUT_S = 600.0
@@ -46,8 +47,10 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "harnessgym" / "swe"
 
 
-def texts(package: Package) -> Mapping[str, str]:
-    """Relative path to text of everything in a distribution that is UTF-8. Raises TaskError when it cannot be had."""
+def texts(package: SourcePackage) -> Mapping[str, str]:
+    """Relative path to text of everything in a distribution that is UTF-8. Raises TaskError when it cannot
+    be had.
+    """
     found: dict[str, str] = {}
     size = 0
     with tarfile.open(fileobj=io.BytesIO(archive(package).read_bytes())) as members:
@@ -57,7 +60,9 @@ def texts(package: Package) -> Mapping[str, str]:
                 continue
             size += member.size
             if size > _MAX_BYTES:
-                raise TaskError(f"{package.name} {package.version} unpacks to more than {_MAX_BYTES >> 20} MiB.")
+                raise TaskError(
+                    f"{package.name} {package.version} unpacks to more than {_MAX_BYTES >> 20} MiB."
+                )
             file = members.extractfile(member)
             assert file is not None
             try:
@@ -67,7 +72,7 @@ def texts(package: Package) -> Mapping[str, str]:
     return found
 
 
-def archive(package: Package) -> Path:
+def archive(package: SourcePackage) -> Path:
     """The file, from the cache or downloaded into it; however many ask at once, one downloads."""
     kept = cache() / f"{package.name}-{package.version}.tar.gz"
     if _is(kept, package):
@@ -78,7 +83,7 @@ def archive(package: Package) -> Path:
     return kept
 
 
-def _is(path: Path, package: Package) -> bool:
+def _is(path: Path, package: SourcePackage) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == package.sha256
 
 
@@ -90,22 +95,45 @@ def _alone(path: Path) -> Iterator[None]:
         yield
 
 
-def _download(package: Package, target: Path) -> None:
+def _download(package: SourcePackage, target: Path) -> None:
     pinned = f"{package.name}=={package.version}"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="download-") as temporary:
         folder = Path(temporary)
         (folder / "wanted.txt").write_text(f"{pinned} --hash=sha256:{package.sha256}\n")
         _stand_ins(folder / "backends")
-        command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
-        command += ["--use-pep517", "--require-hashes", "-d", str(folder / "got"), "-r", str(folder / "wanted.txt")]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--no-build-isolation",
+        ]
+        command += [
+            "--use-pep517",
+            "--require-hashes",
+            "-d",
+            str(folder / "got"),
+            "-r",
+            str(folder / "wanted.txt"),
+        ]
         env = {**os.environ, "PYTHONPATH": str(folder / "backends"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         try:
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
         except subprocess.TimeoutExpired:
-            raise TaskError(f"{pinned} was not downloaded within {_TIMEOUT_S:.0f} s. {_remedy(target)}") from None
+            raise TaskError(
+                f"{pinned} was not downloaded within {_TIMEOUT_S:.0f} s. {_remedy(target)}"
+            ) from None
         got = next(iter(sorted((folder / "got").glob("*.tar.gz"))), None) if done.returncode == 0 else None
         if got is None or not _is(got, package):
-            said = [line for line in done.stderr.splitlines() if "ERROR" in line][-1:] or ["pip gave no source distribution"]
+            said = [line for line in done.stderr.splitlines() if "ERROR" in line][-1:] or [
+                "pip gave no source distribution"
+            ]
             raise TaskError(f"The source distribution {pinned} cannot be had: {said[0]}. {_remedy(target)}")
         os.replace(got, target)
 

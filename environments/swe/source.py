@@ -1,14 +1,14 @@
 """A Python text and its syntax tree's places in it: the edits that a change of one node needs.
 
-`ast` counts columns in bytes of UTF-8, and so does everything here. What cannot be said in a plain edit is None: an operator
-that cannot be found between its sides, a statement that shares its line.
+`ast` counts columns in bytes of UTF-8, and so does everything here. What cannot be said in a plain edit is
+None: an operator that cannot be found between its sides, a statement that shares its line.
 """
 
 import ast
 import re
 import warnings
 
-from environments.swe.edit import Edit
+from environments.swe.edit import SourceEdit
 
 Node = ast.AST
 
@@ -35,7 +35,7 @@ class Source:
         start, end = self.span(node)
         return self._data[start:end].decode()
 
-    def parses_with(self, edit: Edit) -> bool:
+    def parses_with(self, edit: SourceEdit) -> bool:
         """Whether the edited text is Python, and means something else."""
         data = self._data[: edit.start] + edit.new.encode() + self._data[edit.end :]
         try:
@@ -47,11 +47,11 @@ class Source:
         except (SyntaxError, ValueError):
             return False
 
-    def replaced(self, node: Node, new: str) -> Edit | None:
+    def replaced(self, node: Node, new: str) -> SourceEdit | None:
         """Another text for a node."""
         return self._edit(*self.span(node), new)
 
-    def between(self, left: Node, right: Node, old: str, new: str) -> Edit | None:
+    def between(self, left: Node, right: Node, old: str, new: str) -> SourceEdit | None:
         """Another operator between two nodes."""
         start, end = self.span(left)[1], self.span(right)[0]
         gap = self._data[start:end].decode()
@@ -63,21 +63,25 @@ class Source:
         at = start + len(gap[: found[0].start()].encode())
         return self._edit(at, at + len(found[0][0].encode()), new)
 
-    def swapped(self, first: Node, second: Node) -> Edit | None:
+    def swapped(self, first: Node, second: Node) -> SourceEdit | None:
         """Two nodes, each in the other's place."""
         (start, middle), (rest, end) = self.span(first), self.span(second)
         a, b = self._data[start:middle], self._data[rest:end]
-        return None if a == b or middle > rest else self._edit(start, end, (b + self._data[middle:rest] + a).decode())
+        return (
+            None
+            if a == b or middle > rest
+            else self._edit(start, end, (b + self._data[middle:rest] + a).decode())
+        )
 
-    def without_second(self, first: Node, second: Node) -> Edit | None:
+    def without_second(self, first: Node, second: Node) -> SourceEdit | None:
         """Without the second of two operands, and the operator before it."""
         return self._edit(self.span(first)[1], self.span(second)[1], "")
 
-    def without_first(self, first: Node, second: Node) -> Edit | None:
+    def without_first(self, first: Node, second: Node) -> SourceEdit | None:
         """Without the first of two operands, and the operator after it."""
         return self._edit(self.span(first)[0], self.span(second)[0], "")
 
-    def without_argument(self, call: ast.Call, argument: ast.keyword) -> Edit | None:
+    def without_argument(self, call: ast.Call, argument: ast.keyword) -> SourceEdit | None:
         """Without a keyword of a call, and the comma that it had."""
         start, end = self.span(argument)
         before = re.search(rb",\s*$", self._data[self.span(call.func)[1] : start])
@@ -86,20 +90,21 @@ class Source:
         after = re.match(rb"\s*,\s*", self._data[end:])
         return self._edit(start, end + (len(after[0]) if after else 0), "")
 
-    def without_statement(self, statement: ast.stmt) -> Edit | None:
+    def without_statement(self, statement: ast.stmt) -> SourceEdit | None:
         """Without the lines of a statement that has them to itself."""
         start, end = self.span(statement)
         assert statement.end_lineno is not None
-        line, next_line = self._lines[statement.lineno - 1], self._lines[statement.end_lineno]
+        line = self._lines[statement.lineno - 1]
+        next_line = self._lines[statement.end_lineno]
         if self._data[line:start].strip() or self._data[end:next_line].strip():
             return None
         return self._edit(line, next_line, "")
 
-    def renamed(self, function: Node, old: str, new: str) -> Edit | None:
+    def renamed(self, function: Node, old: str, new: str) -> SourceEdit | None:
         """Another name of a function or method that is called."""
         end = self.span(function)[1]
         return self._edit(end - len(old.encode()), end, new)
 
-    def _edit(self, start: int, end: int, new: str) -> Edit | None:
+    def _edit(self, start: int, end: int, new: str) -> SourceEdit | None:
         old = self._data[start:end].decode()
-        return None if old == new else Edit(self._path, start, old, new)
+        return None if old == new else SourceEdit(self._path, start, old, new)

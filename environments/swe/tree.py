@@ -1,11 +1,13 @@
-"""What a package's source distribution becomes: the files that agents work on, and the tests that judge them."""
+"""What a package's source distribution becomes: the files that agents work on, and the tests that judge
+them.
+"""
 
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from environments.swe.package import Package, package
+from environments.swe.package import SourcePackage, package
 from environments.swe.sdist import texts
 
 _LARGEST = 200_000
@@ -17,7 +19,7 @@ _LEFT_OUT = ("PKG-INFO", "uv.lock", "pdm.lock")
 class Tree:
     """A package before any fault."""
 
-    package: Package
+    package: SourcePackage
     files: Mapping[str, str]
     """Relative path to text of the workspace."""
     code: tuple[str, ...]
@@ -39,7 +41,11 @@ def tree(name: str) -> Tree:
     graded = _graded(wanted, laid)
     laid = {path: text for path, text in laid.items() if path in graded or not _is_test(path)}
     shown = {path for path in within if (path if above == "." else path.removeprefix(f"{above}/")) in laid}
-    files = {path: text for path, text in found.items() if path in shown or (path not in within and _kept(path, text, wanted))}
+    files = {
+        path: text
+        for path, text in found.items()
+        if path in shown or (path not in within and _kept(path, text, wanted))
+    }
     code = tuple(sorted(path for path in files if _is_code(path, wanted)))
     return Tree(wanted, files, code, laid, graded)
 
@@ -50,7 +56,7 @@ def _is_test(path: str) -> bool:
     return name == "conftest.py" or (name.endswith(".py") and name.startswith("test_"))
 
 
-def _kept(path: str, text: str, package: Package) -> bool:
+def _kept(path: str, text: str, package: SourcePackage) -> bool:
     if _below(path, (*package.sources, *package.code)) and package.sources != (".",):
         return ".egg-info/" not in path
     if _below(path, package.code):
@@ -58,12 +64,12 @@ def _kept(path: str, text: str, package: Package) -> bool:
     return "/" not in path and len(text) <= _LARGEST and path not in _LEFT_OUT
 
 
-def _is_code(path: str, package: Package) -> bool:
+def _is_code(path: str, package: SourcePackage) -> bool:
     wanted = [f"{package.code[0]}/{name}" for name in package.faulty] or package.code
     return path.endswith(".py") and _below(path, tuple(wanted)) and not _below(path, (package.tests,))
 
 
-def _graded(package: Package, laid: Mapping[str, str]) -> tuple[str, ...]:
+def _graded(package: SourcePackage, laid: Mapping[str, str]) -> tuple[str, ...]:
     root = PurePosixPath(package.tests).name
     if package.graded:
         return tuple(f"{root}/{path}" for path in package.graded)

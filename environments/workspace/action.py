@@ -5,7 +5,8 @@ r"""What an agent can do, as one JSON object:
     {"edit": "src/a.py", "old": "x = 1", "new": "x = 2"}  replaces the one place where `old` stands
     {"submit": true}                                      ends the episode; what is in the workspace is judged
 
-A text that is no such object is an action too, one that does nothing: what is wrong with it is the observation.
+A text that is no such object is an action too, one that does nothing: what is wrong with it is the
+observation.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harnessgym.text_space import ShortText
+from harnessgym.gym.text_space import ShortText
 
 LONGEST = 32_768
 """Characters of an action."""
@@ -31,7 +32,7 @@ _SAMPLED = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunAction:
     """A command for `sh`."""
 
     command: str
@@ -46,7 +47,7 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Edit:
+class EditAction:
     """A replacement of text that stands in a file exactly once."""
 
     path: str
@@ -55,7 +56,7 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
-class Submit:
+class SubmitAction:
     """The end, of the agent's own will."""
 
 
@@ -66,7 +67,7 @@ class Misread:
     why: str
 
 
-Action = Run | Write | Edit | Submit
+Action = RunAction | Write | EditAction | SubmitAction
 _KEYS: Mapping[str, tuple[str, ...]] = {"run": (), "write": ("text",), "edit": ("old", "new"), "submit": ()}
 
 
@@ -82,7 +83,7 @@ def parse(text: str) -> Action | Misread:
     if len(kinds) != 1 or set(found) != {kinds[0], *_KEYS[kinds[0]]}:
         return Misread(f"The keys {sorted(found)} make no action. {_GRAMMAR}")
     if kinds == ["submit"]:
-        return Submit() if found["submit"] is True else Misread(f"`submit` must be true. {_GRAMMAR}")
+        return SubmitAction() if found["submit"] is True else Misread(f"`submit` must be true. {_GRAMMAR}")
     problem = next((why for key, value in found.items() if (why := _unusable(key, value))), None)
     if problem is not None:
         return Misread(f"{problem} {_GRAMMAR}")
@@ -91,10 +92,10 @@ def parse(text: str) -> Action | Misread:
 
 def _made(kind: str, found: Mapping[str, str]) -> Action:
     if kind == "run":
-        return Run(found["run"])
+        return RunAction(found["run"])
     if kind == "write":
         return Write(found["write"], found["text"])
-    return Edit(found["edit"], found["old"], found["new"])
+    return EditAction(found["edit"], found["old"], found["new"])
 
 
 def _unusable(key: str, value: Any) -> str | None:

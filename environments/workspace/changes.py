@@ -1,7 +1,8 @@
 """How a workspace differs from what it was: looked at from outside, without running anything in it.
 
-A look takes one `stat` for each file, and only what changed since the first one is read. What tells a change is what a program
-cannot set at will: the inode and the time of its last change, beside size, mode and modification time.
+A look takes one `stat` for each file, and only what changed since the first one is read. What tells a change
+is what a program cannot set at will: the inode and the time of its last change, beside size, mode and
+modification time.
 """
 
 import difflib
@@ -66,14 +67,17 @@ def _look_into(folder: int, prefix: str, found: dict[str, Print], depth: int) ->
             os.close(below)
 
 
-class Changes:
+class WorkspaceChanges:
     """The difference between a workspace and its beginning, as often as it is asked for.
 
-    `texts` are the files of the beginning that are known; the others are read from `folder`, which is ours, where there is one.
+    `texts` are the files of the beginning that are known; the others are read from `folder`, which is ours,
+    where there is one.
     """
 
     def __init__(self, workspace: Workspace, texts: Mapping[str, str], folder: Path | None) -> None:
-        self._workspace, self._texts, self._folder = workspace, texts, folder
+        self._workspace = workspace
+        self._texts = texts
+        self._folder = folder
         self._first = self._last = look(workspace)
         self._shown = ""
         self._pieces: dict[str, tuple[Print | None, str]] = {}
@@ -93,7 +97,8 @@ class Changes:
             piece = known[1] if known is not None and known[0] == there else self._piece(path, there)
             pieces[path] = there, piece
             size += len(piece)
-        self._last, self._pieces = seen, pieces
+        self._last = seen
+        self._pieces = pieces
         self._shown = "".join(piece for _, piece in pieces.values())
         return self._shown
 
@@ -117,7 +122,9 @@ class Changes:
         if self._folder is None:
             return None
         try:
-            return _text((self._folder / path).read_bytes()) if not (self._folder / path).is_symlink() else None
+            return (
+                _text((self._folder / path).read_bytes()) if not (self._folder / path).is_symlink() else None
+            )
         except OSError:
             return None
 

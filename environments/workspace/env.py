@@ -1,8 +1,9 @@
 """Tasks as a gymnasium environment: `harnessgym/SWE-v0`, `harnessgym/Code-v0`.
 
-An episode is one task in one sandbox. `reset` chooses the task and furnishes the sandbox, `step` runs a command or changes a
-file, and submitting has what is there judged in a fresh sandbox, after everything in this one is dead. Only that gives a
-reward: an episode that is cut off, by a limit or because a machine failed, is truncated, says why, and is never graded.
+An episode is one task in one sandbox. `reset` chooses the task and furnishes the sandbox, `step` runs a
+command or changes a file, and submitting has what is there judged in a fresh sandbox, after everything in
+this one is dead. Only that gives a reward: an episode that is cut off, by a limit or because a machine
+failed, is truncated, says why, and is never graded.
 """
 
 import contextlib
@@ -13,10 +14,10 @@ from typing import Any
 import gymnasium
 from gymnasium.error import ResetNeeded
 
-from environments.workspace.action import LONGEST, ActionSpace, Misread, Submit, parse
-from environments.workspace.episode import Episode, Outcome
-from environments.workspace.observation import Observation, Status, observation, space
-from environments.workspace.station import Station, leave, station
+from environments.workspace.action import LONGEST, ActionSpace, Misread, SubmitAction, parse
+from environments.workspace.backend_pool import BackendPool, leave, station
+from environments.workspace.episode import ActionOutcome, Episode
+from environments.workspace.observation import ActionStatus, Observation, observation, space
 from harnessgym.config import nearest
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
 from harnessgym.outcome.failure import Phase, cause_of_error
@@ -50,37 +51,47 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         wall_s: float = 1_800.0,
         render_mode: str | None = None,
     ) -> None:
-        """`tasks` is what `harnessgym.tasks.source.task_set` takes, `sandbox` and its settings a registered backend.
+        """`tasks` is what `harnessgym.tasks.source.task_set` takes, `sandbox` and its settings a registered
+        backend.
 
-        `max_steps` actions, and `wall_s` seconds from the reset on, truncate an episode. Nothing is opened before the first
-        reset, so an environment can be made in one process and used in another that is forked from it.
+        `max_steps` actions, and `wall_s` seconds from the reset on, truncate an episode. Nothing is opened
+        before the first reset, so an environment can be made in one process and used in another that is
+        forked from it.
         """
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ConfigError(f"There is no render mode {render_mode!r}. {nearest(render_mode, ['ansi'])}")
         if max_steps < 1 or not wall_s > 0:
-            raise ConfigError(f"max_steps={max_steps}, wall_s={wall_s}: an episode needs at least one step, and some time.")
-        self._spec_of_tasks, self._split = tasks, split
-        self._sandbox, self._sandbox_settings = sandbox, dict(sandbox_settings or {})
-        self._max_steps, self._wall_s = max_steps, wall_s
+            raise ConfigError(
+                f"max_steps={max_steps}, wall_s={wall_s}: an episode needs at least one step, and some time."
+            )
+        self._spec_of_tasks = tasks
+        self._split = split
+        self._sandbox = sandbox
+        self._sandbox_settings = dict(sandbox_settings or {})
+        self._max_steps = max_steps
+        self._wall_s = wall_s
         self.render_mode = render_mode
         self.action_space = ActionSpace()
         self.observation_space = space()
         self._tasks: Sequence[Task] | None = None
-        self._station: Station | None = None
+        self._station: BackendPool | None = None
         self._episode: Episode | None = None
         self._failure: tuple[str, str] | None = None
         """Cause and sentence of an episode that could not begin; its first step is its last."""
         self._failures = 0
         self._running = False
-        self._steps, self._deadline = 0, 0.0
+        self._steps = 0
+        self._deadline = 0.0
         self._shown = ""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
         """Begins an episode: the task that the seed chooses, or the one that `options["task_id"]` names.
 
-        Raises ConfigError for a task or an option that is not known, CapabilityError for a task that this backend cannot hold,
-        and what went wrong when no episode can begin several times in a row. A single one that cannot begin is truncated by its
-        first step instead, so that a vectorised training goes on.
+        Raises ConfigError for a task or an option that is not known, CapabilityError for a task that this
+        backend cannot hold, and what went wrong when no episode can begin several times in a row. A single
+        one that cannot begin is truncated by its first step instead, so that a vectorised training goes on.
         """
         super().reset(seed=seed)
         task = self._chosen(options or {})
@@ -95,11 +106,12 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
                 raise
             self._failure = str(cause_of_error(error, "open")), str(error)
         else:
-            self._failures, self._failure = 0, None
+            self._failures = 0
+            self._failure = None
         self._running, self._steps, self._deadline = True, 0, time.monotonic() + self._wall_s
         self._shown = f"--- {task.id}\n{task.instruction}\n"
         info = self._info(task) | {"instruction": task.instruction}
-        return observation(task.instruction, "", Status.READY), info
+        return observation(task.instruction, "", ActionStatus.READY), info
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Carries an action out. Raises ResetNeeded when there is no episode, or it has ended."""
@@ -109,10 +121,14 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         if self._episode is None:
             assert self._failure is not None
             return self._stopped("infrastructure", *self._failure)
-        meant = parse(action) if len(action) <= LONGEST else Misread(f"An action has at most {LONGEST} characters.")
+        meant = (
+            parse(action)
+            if len(action) <= LONGEST
+            else Misread(f"An action has at most {LONGEST} characters.")
+        )
         phase: Phase = "run"
         try:
-            if isinstance(meant, Submit):
+            if isinstance(meant, SubmitAction):
                 phase = "evaluate"
                 return self._submitted(self._call(self._episode.judged))
             outcome = self._carried_out(meant)
@@ -132,8 +148,11 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         return self._shown if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Ends the episode and what no other environment of this process needs. May be called again, and reset after it."""
-        left, self._station = self._station, None
+        """Ends the episode and what no other environment of this process needs. May be called again, and
+        reset after it.
+        """
+        left = self._station
+        self._station = None
         if left is None:
             return
         if left.ours:
@@ -161,18 +180,23 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         if found is None:
             known = [task.id for task in self._tasks]
             raise ConfigError(
-                f"There is no task {wanted!r} in {self._spec_of_tasks!r} ({self._split}). {nearest(wanted, known)}"
+                f"There is no task {wanted!r} in {self._spec_of_tasks!r} ({self._split}). "
+                f"{nearest(wanted, known)}"
             )
         return found
 
     def _begin(self, task: Task) -> None:
         if self._station is None or not self._station.ours:
             self._station = station(self._sandbox, self._sandbox_settings)
-        self._episode = self._station.call(self._station.begin, f"{self._spec_of_tasks} {self._split} {task.id}", task)
+        self._episode = self._station.call(
+            self._station.begin, f"{self._spec_of_tasks} {self._split} {task.id}", task
+        )
 
     def _end_episode(self) -> None:
         """The sandbox is removed while the next thing happens."""
-        episode, self._episode, self._running = self._episode, None, False
+        episode = self._episode
+        self._episode = None
+        self._running = False
         if episode is not None and self._station is not None and self._station.ours:
             self._station.call(self._station.end, episode)
 
@@ -180,12 +204,14 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         assert self._station is not None
         return self._station.call(function, *args)
 
-    def _carried_out(self, meant: Any) -> Outcome:
+    def _carried_out(self, meant: Any) -> ActionOutcome:
         assert self._episode is not None
         left = max(_LEAST_S, self._deadline - time.monotonic())
         if isinstance(meant, Misread):
-            return Outcome(Status.MISREAD, meant.why, self._call(self._episode.diff))
-        outcome: Outcome = self._call(self._episode.act, meant, min(left, self._episode.task.limits.wall_s))
+            return ActionOutcome(ActionStatus.MISREAD, meant.why, self._call(self._episode.diff))
+        outcome: ActionOutcome = self._call(
+            self._episode.act, meant, min(left, self._episode.task.limits.wall_s)
+        )
         return outcome
 
     def _submitted(self, grade: Grade) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -197,14 +223,18 @@ class WorkspaceEnv(gymnasium.Env[Observation, str]):
         said = f"Submitted: {info['verdict']}, reward {reward:g}."
         self._shown += f"{said}\n"
         self._end_episode()
-        return observation(said, "", Status.SUBMITTED), reward, True, False, info
+        return observation(said, "", ActionStatus.SUBMITTED), reward, True, False, info
 
-    def _stopped(self, reason: str, cause: str, detail: str) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """An end that is nobody's merit or fault. The 0.0 is gymnasium's to have; the verdict says that it is no reward."""
+    def _stopped(
+        self, reason: str, cause: str, detail: str
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """An end that is nobody's merit or fault. The 0.0 is gymnasium's to have; the verdict says that it
+        is no reward.
+        """
         info = self._info(self._episode.task if self._episode is not None else None)
         self._end_episode()
         self._shown += f"Stopped: {detail}\n"
-        seen = observation(detail, "", Status.STOPPED)
+        seen = observation(detail, "", ActionStatus.STOPPED)
         return seen, 0.0, False, True, info | {"reason": reason, "cause": cause, "detail": detail}
 
     def _info(self, task: Task | None) -> dict[str, Any]:
@@ -225,6 +255,7 @@ def _playable(spec: str, split: Split) -> Sequence[Task]:
     found = [task for task in task_set(spec).tasks(split) if not task.steps]
     if not found:
         raise ConfigError(
-            f"The tasks {spec!r} have none in the split {split!r} that an environment can play. Give another split."
+            f"The tasks {spec!r} have none in the split {split!r} that an environment can play. Give another "
+            "split."
         )
     return found

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from environments.workspace.action import Action, Edit, Run, Write
-from environments.workspace.changes import Changes
-from environments.workspace.observation import Status
+from environments.workspace.action import Action, EditAction, RunAction, Write
+from environments.workspace.changes import WorkspaceChanges
+from environments.workspace.observation import ActionStatus
 from environments.workspace.shell import Shell
 from harnessgym.errors import SandboxError
-from harnessgym.grading.judging import judge
+from harnessgym.grading.grade import judge
 from harnessgym.grading.verifier import Opener
 from harnessgym.sandbox import Sandbox
 from harnessgym.task import Grade, Task
@@ -24,10 +24,10 @@ WORKSPACE = "/workspace"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ActionOutcome:
     """What came of an action."""
 
-    status: Status
+    status: ActionStatus
     output: str
     diff: str
     missing: int = 0
@@ -40,30 +40,59 @@ class Episode:
     """A furnished sandbox. `close` ends it; it is called once."""
 
     def __init__(
-        self, task: Task, sandbox: Sandbox, shell: Shell, changes: Changes, fresh: Opener, close: Callable[[], Awaitable[None]]
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        shell: Shell,
+        changes: WorkspaceChanges,
+        fresh: Opener,
+        close: Callable[[], Awaitable[None]],
     ) -> None:
-        self.task, self._sandbox, self._shell, self._changes, self._fresh = task, sandbox, shell, changes, fresh
+        self.task = task
+        self._sandbox = sandbox
+        self._shell = shell
+        self._changes = changes
+        self._fresh = fresh
         self._close = close
-        self._roots = tuple(PurePosixPath(path) for path in (WORKSPACE, task.home, str(sandbox.workspace)) if path)
+        self._roots = tuple(
+            PurePosixPath(path) for path in (WORKSPACE, task.home, str(sandbox.workspace)) if path
+        )
 
-    async def act(self, action: Action, timeout_s: float) -> Outcome:
-        """Carries an action out. Raises HarnessGymError or OSError when the sandbox, not the action, failed."""
-        status, output, missing, code = Status.DONE, "", 0, 0
-        if isinstance(action, Run):
+    async def act(self, action: Action, timeout_s: float) -> ActionOutcome:
+        """Carries an action out. Raises HarnessGymError or OSError when the sandbox, not the action,
+        failed.
+        """
+        status = ActionStatus.DONE
+        output = ""
+        missing = 0
+        code = 0
+        if isinstance(action, RunAction):
             said = await self._shell.run(action.command, timeout_s)
-            output, missing, code = said.output, said.missing, said.code
-            status = Status.TIMED_OUT if said.timed_out else Status.DONE if code == 0 else Status.FAILED
-        elif isinstance(action, Write | Edit):
+            output = said.output
+            missing = said.missing
+            code = said.code
+            status = (
+                ActionStatus.TIMED_OUT
+                if said.timed_out
+                else ActionStatus.DONE
+                if code == 0
+                else ActionStatus.FAILED
+            )
+        elif isinstance(action, Write | EditAction):
             problem = await self._put(action)
-            status, output = (Status.DONE, f"Wrote {action.path}.") if problem is None else (Status.FAILED, problem)
-        return Outcome(status, output, await self.diff(), missing, code)
+            status, output = (
+                (ActionStatus.DONE, f"Wrote {action.path}.")
+                if problem is None
+                else (ActionStatus.FAILED, problem)
+            )
+        return ActionOutcome(status, output, await self.diff(), missing, code)
 
     async def diff(self) -> str:
         """How the workspace differs from its beginning."""
         return await asyncio.to_thread(self._changes.diff)
 
     async def judged(self) -> Grade:
-        """The grade of what is there; see `harnessgym.grading.judging.judge`."""
+        """The grade of what is there; see `harnessgym.grading.grade.judge`."""
         await self._shell.aclose()
         return await judge(self.task, self._sandbox, self._fresh)
 
@@ -72,7 +101,7 @@ class Episode:
         await self._shell.aclose()
         await self._close()
 
-    async def _put(self, action: Write | Edit) -> str | None:
+    async def _put(self, action: Write | EditAction) -> str | None:
         """Writes a file, which stays executable if it was. Returns why it cannot, if it cannot."""
         path = self._inside(action.path)
         if path is None:
@@ -80,7 +109,7 @@ class Episode:
         with tempfile.TemporaryDirectory(prefix="harnessgym-edit-") as temporary:
             copy = Path(temporary) / "file"
             try:
-                await self._fetch(path, copy, needed=isinstance(action, Edit))
+                await self._fetch(path, copy, needed=isinstance(action, EditAction))
                 _write(copy, action.text if isinstance(action, Write) else _replaced(copy, action))
                 await self._sandbox.upload(copy, path)
             except (SandboxError, _Refused) as error:
@@ -115,7 +144,7 @@ class _Refused(Exception):
     """What an action asks for cannot be done, and why."""
 
 
-def _replaced(copy: Path, action: Edit) -> str:
+def _replaced(copy: Path, action: EditAction) -> str:
     try:
         text = copy.read_bytes().decode()
     except UnicodeDecodeError:

@@ -1,11 +1,13 @@
-"""What is seen after an action: what was said, how the workspace differs from its beginning, and how the action went."""
+"""What is seen after an action: what was said, how the workspace differs from its beginning, and how the
+action went.
+"""
 
 from enum import IntEnum
 from typing import Any, TypedDict
 
 from gymnasium.spaces import Dict, Discrete, Space
 
-from harnessgym.text_space import ShortText, fit
+from harnessgym.gym.text_space import ShortText, fit
 
 OUTPUT = 8_192
 """Characters of output, at most."""
@@ -13,7 +15,7 @@ DIFF = 8_192
 """Characters of the difference, at most."""
 
 
-class Status(IntEnum):
+class ActionStatus(IntEnum):
     """How the last action went."""
 
     READY = 0
@@ -21,7 +23,8 @@ class Status(IntEnum):
     DONE = 1
     """It did what it should; a command ended with exit code 0."""
     FAILED = 2
-    """A command ended with another code or by a signal; a file could not be written, or the place to edit not found."""
+    """A command ended with another code or by a signal; a file could not be written, or the place to edit
+    not found."""
     TIMED_OUT = 3
     """A command was killed because its time was up."""
     MISREAD = 4
@@ -44,9 +47,9 @@ class Observation(TypedDict):
 
 def space() -> Space[Any]:
     """The space of observations."""
-    return Dict({"output": ShortText(OUTPUT), "diff": ShortText(DIFF), "status": Discrete(len(Status))})
+    return Dict({"output": ShortText(OUTPUT), "diff": ShortText(DIFF), "status": Discrete(len(ActionStatus))})
 
 
-def observation(output: str, diff: str, status: Status, missing: int = 0) -> Observation:
+def observation(output: str, diff: str, status: ActionStatus, missing: int = 0) -> Observation:
     """One that lies in the space, whatever the texts are. `missing` bytes of output were lost before it."""
     return Observation(output=fit(output, OUTPUT, missing), diff=fit(diff, DIFF), status=int(status))

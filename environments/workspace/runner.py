@@ -1,13 +1,15 @@
-"""Runs the commands of an episode one after another: a program that lives in the sandbox as long as the episode does.
+"""Runs the commands of an episode one after another: a program that lives in the sandbox as long as the
+episode does.
 
     python runner.py PORT
 
-It takes orders from a connection to PORT of its loopback, a JSON line each: `{"command": ..., "timeout_s": ..., "most": ...}`.
-It answers with a JSON line, `{"status", "timed_out", "lost", "size"}`, and `size` bytes: the last of standard output and error,
-as they came, of which `lost` bytes before them are not kept. When it answers, everything that the command started is dead.
+It takes orders from a connection to PORT of its loopback, a JSON line each: `{"command": ..., "timeout_s":
+..., "most": ...}`. It answers with a JSON line, `{"status", "timed_out", "lost", "size"}`, and `size` bytes:
+the last of standard output and error, as they came, of which `lost` bytes before them are not kept. When it
+answers, everything that the command started is dead.
 
-It runs as the agent does, so a command can kill it or speak in its place. That deceives nobody but the agent: whoever is at
-the other end takes what comes as output, and nothing that is judged passes here.
+It runs as the agent does, so a command can kill it or speak in its place. That deceives nobody but the agent:
+whoever is at the other end takes what comes as output, and nothing that is judged passes here.
 """
 
 import json
@@ -25,7 +27,9 @@ _DEATH_S = 5.0
 
 def main() -> None:
     """Serve until the other end closes."""
-    assert os.getppid() == 1  # alone in a PID namespace; elsewhere `_end_all` would end everything of this user
+    assert (
+        os.getppid() == 1
+    )  # alone in a PID namespace; elsewhere `_end_all` would end everything of this user
     assert os.getpid() < 16
     with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as line, line.makefile("rb") as orders:
         for order in orders:
@@ -59,7 +63,12 @@ def run(command: str, timeout_s: float, most: int) -> tuple[dict[str, Any], byte
     os.close(reader)
     output = kept.last()
     code = os.waitstatus_to_exitcode(status)
-    return {"status": code, "timed_out": timed_out, "lost": kept.size - len(output), "size": len(output)}, output
+    return {
+        "status": code,
+        "timed_out": timed_out,
+        "lost": kept.size - len(output),
+        "size": len(output),
+    }, output
 
 
 def _follow(pid: int, reader: int, kept: "Kept", deadline: float) -> bool:
@@ -83,7 +92,9 @@ def _follow(pid: int, reader: int, kept: "Kept", deadline: float) -> bool:
 
 
 def _end_all() -> None:
-    """Kills every process of this namespace but its init and this one, until there is none; init collects them."""
+    """Kills every process of this namespace but its init and this one, until there is none; init collects
+    them.
+    """
     deadline = time.monotonic() + _DEATH_S
     while time.monotonic() < deadline:
         try:
@@ -98,7 +109,9 @@ class Kept:
     """The last bytes of a stream."""
 
     def __init__(self, most: int) -> None:
-        self._most, self._bytes, self.size = most, bytearray(), 0
+        self._most = most
+        self._bytes = bytearray()
+        self.size = 0
 
     def add(self, data: bytes) -> None:
         """More of it."""

@@ -1,8 +1,8 @@
 """How an episode runs its commands: each anew through the sandbox, or through a runner that stays in it.
 
-A sandbox that makes namespaces for each command takes milliseconds for that. There, one command is run for the whole episode,
-`runner.py`, and it runs the agent's. Either way a command is a shell of its own that begins in the workspace, with nothing on
-its standard input, and when it ends everything it started is dead.
+A sandbox that makes namespaces for each command takes milliseconds for that. There, one command is run for
+the whole episode, `runner.py`, and it runs the agent's. Either way a command is a shell of its own that
+begins in the workspace, with nothing on its standard input, and when it ends everything it started is dead.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _HEADER = 4_096
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommandOutput:
     """What a command said, and how it ended."""
 
     output: str
@@ -46,7 +46,7 @@ class Said:
 class Shell(Protocol):
     """Runs an episode's commands."""
 
-    async def run(self, command: str, timeout_s: float) -> Said:
+    async def run(self, command: str, timeout_s: float) -> CommandOutput:
         """Runs one to its end. Raises SandboxError when the sandbox, not the command, failed."""
         ...
 
@@ -65,9 +65,10 @@ class CommandShell:
     """Each command anew."""
 
     def __init__(self, sandbox: Sandbox, env: Mapping[str, str]) -> None:
-        self._sandbox, self._env = sandbox, env
+        self._sandbox = sandbox
+        self._env = env
 
-    async def run(self, command: str, timeout_s: float) -> Said:
+    async def run(self, command: str, timeout_s: float) -> CommandOutput:
         """See `Shell.run`."""
         size = 0
 
@@ -76,9 +77,13 @@ class CommandShell:
             size += len(data)
 
         argv = ["sh", "-c", _BOTH, command]
-        done = await self._sandbox.exec(argv, env=self._env, timeout_s=timeout_s, max_output=_KEPT, on_output=count)
+        done = await self._sandbox.exec(
+            argv, env=self._env, timeout_s=timeout_s, max_output=_KEPT, on_output=count
+        )
         output = done.stdout + done.stderr
-        return Said(output.decode(errors="replace"), max(0, size - len(output)), _code(done), done.timed_out)
+        return CommandOutput(
+            output.decode(errors="replace"), max(0, size - len(output)), _code(done), done.timed_out
+        )
 
     async def aclose(self) -> None:
         """Nothing stays."""
@@ -88,7 +93,9 @@ class ResidentShell:
     """Through a runner, which is started with the first command, and again when a command has killed it."""
 
     def __init__(self, sandbox: Sandbox, env: Mapping[str, str], start_s: float = _START_S) -> None:
-        self._sandbox, self._env, self._start_s = sandbox, env, start_s
+        self._sandbox = sandbox
+        self._env = env
+        self._start_s = start_s
         self._running: asyncio.Task[ExecResult] | None = None
         self._line: Line | None = None
 
@@ -110,18 +117,24 @@ class ResidentShell:
             )
         )
         connected = asyncio.create_task(self._line.connected())
-        await asyncio.wait({self._running, connected}, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {self._running, connected}, timeout=self._start_s, return_when=asyncio.FIRST_COMPLETED
+        )
         if connected.done():
             return
         connected.cancel()
         if not self._running.done():
             await self.aclose()
-            raise SandboxError(f"The runner of a sandbox's commands was not heard of within {self._start_s:g} s.")
+            raise SandboxError(
+                f"The runner of a sandbox's commands was not heard of within {self._start_s:g} s."
+            )
         said = self._running.result().stderr.decode(errors="replace").strip()
         raise SandboxError(f"The runner of a sandbox's commands ended at once: {said or 'no word'}.")
 
-    async def run(self, command: str, timeout_s: float) -> Said:
-        """See `Shell.run`. A runner that does not answer as it should was killed or replaced by what it ran."""
+    async def run(self, command: str, timeout_s: float) -> CommandOutput:
+        """See `Shell.run`. A runner that does not answer as it should was killed or replaced by what it
+        ran.
+        """
         await self.start()
         assert self._line is not None
         try:
@@ -129,11 +142,17 @@ class ResidentShell:
                 return await self._line.ask({"command": command, "timeout_s": timeout_s, "most": _KEPT})
         except (TimeoutError, ValueError, KeyError, TypeError, OSError, EOFError, asyncio.LimitOverrunError):
             ended = await self._ended()
-            return Said("The command ended everything in the sandbox, the shell that ran it too.", 0, ended, timed_out=False)
+            return CommandOutput(
+                "The command ended everything in the sandbox, the shell that ran it too.",
+                0,
+                ended,
+                timed_out=False,
+            )
 
     async def aclose(self) -> None:
         """See `Shell.aclose`."""
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         if running is not None:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
@@ -152,7 +171,9 @@ class ResidentShell:
 
 
 class Line:
-    """The node's end of the connection to a runner (`harnessgym.sandbox.Outside`): the first who connects, and nobody else."""
+    """The node's end of the connection to a runner (`harnessgym.sandbox.Outside`): the first who connects,
+    and nobody else.
+    """
 
     port = _PORT
 
@@ -177,7 +198,7 @@ class Line:
         """Waits for the runner."""
         await asyncio.shield(self._streams)
 
-    async def ask(self, order: Mapping[str, Any]) -> Said:
+    async def ask(self, order: Mapping[str, Any]) -> CommandOutput:
         """One order and its answer. What comes is bounded, and believed to be output, no more.
 
         Raises ValueError, KeyError, TypeError, OSError, EOFError or LimitOverrunError for what is no answer.
@@ -186,11 +207,14 @@ class Line:
         writer.write(json.dumps(order).encode() + b"\n")
         await writer.drain()
         answer = json.loads(await reader.readuntil(b"\n"))
-        size, missing = int(answer["size"]), int(answer["lost"])
+        size = int(answer["size"])
+        missing = int(answer["lost"])
         if not 0 <= size <= _KEPT or not 0 <= missing < 1 << 62:
             raise ValueError("A runner says that a command said more than it may.")
         output = await reader.readexactly(size)
-        return Said(output.decode(errors="replace"), missing, int(answer["status"]), answer["timed_out"] is True)
+        return CommandOutput(
+            output.decode(errors="replace"), missing, int(answer["status"]), answer["timed_out"] is True
+        )
 
     def close(self) -> None:
         """Hangs up."""

@@ -64,7 +64,8 @@ def app() -> typer.Typer:
 def main() -> None:
     """Entry point. Exit status 0: done; 1: done, and the answer is no; 2: an error; 130: interrupted.
 
-    Errors of ours, and whatever the system refuses (a file, a disk, a library), are one message without a traceback.
+    Errors of ours, and whatever the system refuses (a file, a disk, a library), are one message without a
+    traceback.
     """
     look_in(".")
     try:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from harnessgym.cheats.cheat import Cheat
-    from harnessgym.cheats.stand_in import Result
+    from harnessgym.grading.cheats.cheat import Cheat
+    from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.task import Task
 
 _EPILOG = """Every cheat runs in the agent's place, and what it leaves is graded as any other result. The gold solution must
@@ -29,7 +29,8 @@ def register(root: typer.Typer) -> None:
         tasks: Annotated[str, typer.Option(metavar="SPEC", help="Task set, `module:Class` or folder.")],
         sandbox: Annotated[str, typer.Option(help="bubblewrap, docker or `module:Class`.")] = "bubblewrap",
         cheat: Annotated[
-            list[str] | None, typer.Option(metavar="NAME", help="Only this one, or a number: this class. Repeatable.")
+            list[str] | None,
+            typer.Option(metavar="NAME", help="Only this one, or a number: this class. Repeatable."),
         ] = None,
         limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
         json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")] = False,
@@ -38,12 +39,13 @@ def register(root: typer.Typer) -> None:
         import asyncio
         import json as encoder
 
-        from harnessgym.cheats import report
-        from harnessgym.cheats.catalogue import named
         from harnessgym.cli.traces.printed import console as stdout
+        from harnessgym.grading.cheats import report
+        from harnessgym.grading.cheats.catalogue import named
         from harnessgym.tasks.source import task_set
 
-        cheats, found = named(cheat or ()), task_set(tasks)
+        cheats = named(cheat or ())
+        found = task_set(tasks)
         chosen = [*found.tasks("train"), *found.tasks("test")][:limit]
         results, skipped = asyncio.run(_run(chosen, cheats, sandbox))
         if json:
@@ -59,25 +61,33 @@ def register(root: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-async def _run(tasks: "list[Task]", cheats: "tuple[Cheat, ...]", sandbox: str) -> "tuple[list[Result], list[tuple[str, str]]]":
+async def _run(
+    tasks: "list[Task]", cheats: "tuple[Cheat, ...]", sandbox: str
+) -> "tuple[list[CheatResult], list[tuple[str, str]]]":
     """The results in order, and the tasks that this backend cannot take."""
     import tempfile
     from pathlib import Path
 
     from rich.console import Console
 
-    from harnessgym.cheats.suite import missing, suite
     from harnessgym.errors import SandboxError
+    from harnessgym.grading.cheats.suite import missing, suite
     from harnessgym.registry import load
 
     factory = load("sandbox", sandbox)
     problem = factory.unavailable()
     if problem is not None:
         raise SandboxError(problem)
-    results: list[Result] = []
+    results: list[CheatResult] = []
     skipped: list[tuple[str, str]] = []
-    with tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as folder, Console(stderr=True).status("") as status:
-        async with factory(factory.settings(workspace_root=Path(folder))) as backend, suite(backend) as running:
+    with (
+        tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as folder,
+        Console(stderr=True).status("") as status,
+    ):
+        async with (
+            factory(factory.settings(workspace_root=Path(folder))) as backend,
+            suite(backend) as running,
+        ):
             for task in tasks:
                 if needed := missing(task, backend):
                     skipped.append((task.id, needed))

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 from harnessgym.cli.service import OVERRIDES, ShowOption
 
 if TYPE_CHECKING:
-    from harnessgym.run_config import RunConfig
+    from harnessgym.run_config.run import RunConfig
     from harnessgym.run_folder import RunFolder
     from harnessgym.supervisor.processes import Processes
 
@@ -47,7 +47,9 @@ app = typer.Typer(cls=_Group, help=_HELP, no_args_is_help=True)
 def run(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="The run's TOML file.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="Folder of the run, shared; runs/NAME if not given.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder of the run, shared; runs/NAME if not given.")
+    ] = None,
     show: ShowOption = False,
 ) -> None:
     """Run to the end, supervised from here, with a live dashboard: the default command."""
@@ -60,10 +62,12 @@ def run(
 def nodes(
     folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
     add: Annotated[int, typer.Option(min=0, help="Nodes that are to join.")] = 0,
-    remove: Annotated[int, typer.Option(min=0, help="Nodes that are to leave, when the rollouts that they have are done.")] = 0,
+    remove: Annotated[
+        int, typer.Option(min=0, help="Nodes that are to leave, when the rollouts that they have are done.")
+    ] = 0,
 ) -> None:
     """Show the processes of a run and where they are; let nodes join or leave."""
-    from harnessgym.cluster.wish import wish, wished
+    from harnessgym.cluster.desired_nodes import wish, wished
     from harnessgym.run_folder import RunFolder
 
     found = RunFolder(folder)
@@ -83,9 +87,11 @@ def _fleet(folder: "RunFolder", config: "RunConfig") -> "Processes":
 
     refuse_unshared(config)
     try:
-        from harnessgym.cluster.ray_ground import RayGround
+        from harnessgym.cluster.ray_backend import RayGround
     except ModuleNotFoundError as error:
-        raise ConfigError(f"Running on a cluster needs {error.name}: pip install 'harnessgym-rl[ray]'.") from error
+        raise ConfigError(
+            f"Running on a cluster needs {error.name}: pip install 'harnessgym-rl[ray]'."
+        ) from error
     namespace = f"harnessgym-{hashlib.blake2b(str(folder.root).encode(), digest_size=8).hexdigest()}"
     ground = RayGround(config.cluster, namespace)
     hear_interruptions()  # Ray has handlers of its own

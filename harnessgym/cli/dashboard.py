@@ -7,7 +7,7 @@ from rich.console import Console
 
 from harnessgym.cli.live_view import LiveView
 from harnessgym.cli.run_panel import line, panel
-from harnessgym.supervisor.progress import Progress
+from harnessgym.supervisor.progress import RunProgress
 
 _LOOK_S = 1.0
 _LINE_S = 10.0
@@ -16,7 +16,7 @@ _LINE_S = 10.0
 class Dashboard(LiveView):
     """Call it as often as you like, it looks and draws as often as is useful."""
 
-    def __init__(self, console: Console, look: Callable[[], Progress]) -> None:
+    def __init__(self, console: Console, look: Callable[[], RunProgress]) -> None:
         super().__init__(console)
         self._look = look
         self._next = self._next_line = 0.0
@@ -32,19 +32,20 @@ class Dashboard(LiveView):
             self._next = time.monotonic() + _LOOK_S
             self.draw(self._look())
 
-    def finish(self) -> Progress:
+    def finish(self) -> RunProgress:
         """Look and draw a last time."""
         progress = self._look()
         self._next_line = 0.0
         self.draw(progress)
         return progress
 
-    def draw(self, progress: Progress) -> None:
+    def draw(self, progress: RunProgress) -> None:
         """Show a look: at once on a terminal; elsewhere now and then, and when another phase begins."""
         if self.live is not None:
             self.redraw(panel(progress, self.console.width, self.console.height))
             return
         if time.monotonic() < self._next_line and progress.status == self._last_status:
             return
-        self._next_line, self._last_status = time.monotonic() + _LINE_S, progress.status
+        self._next_line = time.monotonic() + _LINE_S
+        self._last_status = progress.status
         self.add_line(line(progress))

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from harnessgym.evaluation.comparison import Comparison, Score
+    from harnessgym.evaluation.comparison import Comparison, PolicyScore
     from harnessgym.evaluation.evaluation import Evaluated, Evaluation
     from harnessgym.interval import Interval
 
@@ -50,40 +50,65 @@ def register(root: typer.Typer) -> None:
     @root.command("eval", epilog=_EPILOG)
     def command(
         *,
-        policies: Annotated[list[str], typer.Argument(metavar="POLICY...", help="What is evaluated, the baseline first.")],
+        policies: Annotated[
+            list[str], typer.Argument(metavar="POLICY...", help="What is evaluated, the baseline first.")
+        ],
         folder: Annotated[Path, typer.Option(help="Where results, traces and logs go.")],
         run: Annotated[
-            Path | None, typer.Option(help="Run file that tasks, harness, sandbox and sampling are taken from.")
+            Path | None,
+            typer.Option(help="Run file that tasks, harness, sandbox and sampling are taken from."),
         ] = None,
-        tasks: Annotated[str | None, typer.Option(metavar="SPEC", help="Task set, `module:Class` or folder.")] = None,
+        tasks: Annotated[
+            str | None, typer.Option(metavar="SPEC", help="Task set, `module:Class` or folder.")
+        ] = None,
         split: Annotated[str | None, typer.Option(help="train, test or all.", show_default="test")] = None,
-        task: Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")] = None,
+        task: Annotated[
+            list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")
+        ] = None,
         limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
         unfit: Annotated[
             bool | None, typer.Option("--unfit", help="Also run tasks that failed `harnessgym tasks check`.")
         ] = None,
         harness: Annotated[
             str | None,
-            typer.Option(help="Agent: a registered harness or `module:Class`; with --run, one of the run's, else its first."),
+            typer.Option(
+                help="Agent: a registered harness or `module:Class`; with --run, one of the run's, else its "
+                "first."
+            ),
         ] = None,
         settings: Annotated[
             list[str] | None,
-            typer.Option("--set", metavar="KEY=VALUE", help="Setting of the harness; TOML values. Repeatable."),
+            typer.Option(
+                "--set", metavar="KEY=VALUE", help="Setting of the harness; TOML values. Repeatable."
+            ),
         ] = None,
         sandbox: Annotated[
-            str | None, typer.Option(help="process, bubblewrap, docker or `module:Class`.", show_default="bubblewrap")
+            str | None,
+            typer.Option(help="process, bubblewrap, docker or `module:Class`.", show_default="bubblewrap"),
         ] = None,
         samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task, the k of pass@k.")] = 1,
-        temperature: Annotated[float | None, typer.Option(min=0.0, help="Sampling temperature.", show_default="1.0")] = None,
-        max_tokens: Annotated[int | None, typer.Option(min=1, help="New tokens per call at most.", show_default="4096")] = None,
-        max_length: Annotated[int | None, typer.Option(help="Prompt and completion at most; else the model's limit.")] = None,
+        temperature: Annotated[
+            float | None, typer.Option(min=0.0, help="Sampling temperature.", show_default="1.0")
+        ] = None,
+        max_tokens: Annotated[
+            int | None, typer.Option(min=1, help="New tokens per call at most.", show_default="4096")
+        ] = None,
+        max_length: Annotated[
+            int | None, typer.Option(help="Prompt and completion at most; else the model's limit.")
+        ] = None,
         at_once: Annotated[
-            int | None, typer.Option("-n", "--at-once", min=1, help="Harnesses that run at one time.", show_default="8")
+            int | None,
+            typer.Option("-n", "--at-once", min=1, help="Harnesses that run at one time.", show_default="8"),
         ] = None,
         seed: Annotated[int | None, typer.Option(help="Seeds sampling.", show_default="0")] = None,
-        timeout: Annotated[float | None, typer.Option(help="Seconds a harness may run; else the task's limit.")] = None,
+        timeout: Annotated[
+            float | None, typer.Option(help="Seconds a harness may run; else the task's limit.")
+        ] = None,
         retry: Annotated[
-            int | None, typer.Option(min=0, help="Further attempts when something else than the agent fails.", show_default="2")
+            int | None,
+            typer.Option(
+                min=0, help="Further attempts when something else than the agent fails.", show_default="2"
+            ),
         ] = None,
         first_token_s: Annotated[
             float | None,
@@ -95,16 +120,28 @@ def register(root: typer.Typer) -> None:
             ),
         ] = None,
         idle_s: Annotated[
-            float | None, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.", show_default="60")
+            float | None,
+            typer.Option(
+                "--idle-s", min=0.01, help="Seconds between two pieces of an answer.", show_default="60"
+            ),
         ] = None,
-        tokenizer: Annotated[Path | None, typer.Option(help="Model folder, where an engine does not tell it.")] = None,
+        tokenizer: Annotated[
+            Path | None, typer.Option(help="Model folder, where an engine does not tell it.")
+        ] = None,
         require_gain: Annotated[
-            bool, typer.Option("--require-gain", help="Exit with status 1 unless the last policy is better than the first.")
+            bool,
+            typer.Option(
+                "--require-gain", help="Exit with status 1 unless the last policy is better than the first."
+            ),
         ] = False,
     ) -> None:
-        """Evaluate policies on held-out tasks: pass@k with 95 % intervals, and each compared with the first one."""
+        """Evaluate policies on held-out tasks: pass@k with 95 % intervals, and each compared with the
+        first one.
+        """
         if require_gain and len(policies) < 2:
-            raise typer.BadParameter("--require-gain compares the last policy with the first one: give two policies")
+            raise typer.BadParameter(
+                "--require-gain compares the last policy with the first one: give two policies"
+            )
         given: dict[str, Any] = {
             "tasks": tasks, "split": split, "task": tuple(task) if task else None, "limit": limit, "unfit": unfit,
             "harness": harness, "harness_settings": _settings(settings), "sandbox": sandbox, "samples": samples,
@@ -121,7 +158,9 @@ def _require_gain(done: "Sequence[Evaluated]") -> None:
     """Leave with status 1 unless the last policy is better than the first."""
     last = done[-1].comparison
     if last is None or not last.gained:
-        typer.echo("The 95 % interval of the difference does not lie above 0: no improvement is shown.", err=True)
+        typer.echo(
+            "The 95 % interval of the difference does not lie above 0: no improvement is shown.", err=True
+        )
         raise typer.Exit(1)
 
 
@@ -133,9 +172,9 @@ def _settings(words: list[str] | None) -> dict[str, Any] | None:
 
 def _evaluation(policies: list[str], folder: Path, run: Path | None, given: dict[str, Any]) -> "Evaluation":
     """What is to be run; says what there is to remark on it."""
+    from harnessgym.batch_rollout.settings import CampaignSettings
     from harnessgym.config import validate
     from harnessgym.evaluation.evaluation import Evaluation, EvaluationSettings
-    from harnessgym.rollout.campaign_settings import CampaignSettings
 
     if run is None and "tasks" not in given:
         raise typer.BadParameter("give --tasks SPEC, or --run RUN.toml whose tasks are taken")
@@ -152,7 +191,7 @@ def _with_run(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     from harnessgym.config import load_config
     from harnessgym.evaluation.run_file import as_in_run
     from harnessgym.registry import look_in
-    from harnessgym.run_config import RunConfig
+    from harnessgym.run_config.run import RunConfig
 
     own = dict(given)
     config = load_config(RunConfig, path).beside(path)
@@ -175,9 +214,13 @@ def _run(evaluation: "Evaluation") -> list["Evaluated"]:
     console = Console(stderr=True)
     log = evaluation.folder.logs / "eval.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.basicConfig(
+        filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    done = run_until_told(evaluation.run(lambda line: typer.echo(line, err=True), lambda: RolloutTable(console)))
+    done = run_until_told(
+        evaluation.run(lambda line: typer.echo(line, err=True), lambda: RolloutTable(console))
+    )
     _print(evaluation, done, stdout())
     return done
 
@@ -197,22 +240,28 @@ def _table(evaluation: "Evaluation", done: list["Evaluated"]) -> "Table":
     """A column for each policy, named as its folder is."""
     from rich.table import Table
 
-    title = f"{len(evaluation.tasks)} tasks, {evaluation.samples} rollouts of each [95 % intervals over tasks]"
+    title = (
+        f"{len(evaluation.tasks)} tasks, {evaluation.samples} rollouts of each [95 % intervals over tasks]"
+    )
     table = Table("", *(each.folder.name for each in done), title=title, title_justify="left")
     for k in done[0].score.pass_at:
         table.add_row(f"pass@{k}", *(_interval(each.score.pass_at[k]) for each in done))
     table.add_row("reward", *(_interval(each.score.reward) for each in done))
-    table.add_row("tokens per rollout", *("-" if (n := each.score.tokens) is None else f"{n:.0f}" for each in done))
+    table.add_row(
+        "tokens per rollout", *("-" if (n := each.score.tokens) is None else f"{n:.0f}" for each in done)
+    )
     table.add_row("not graded", *(_not_graded(each.score) for each in done), end_section=True)
     if len(done) > 1:
         compared = [each.comparison for each in done]
-        table.add_row("against the first", *("" if one is None else _interval(one.difference, "+") for one in compared))
+        table.add_row(
+            "against the first", *("" if one is None else _interval(one.difference, "+") for one in compared)
+        )
         table.add_row("better, worse, equal", *("" if one is None else _tasks(one) for one in compared))
         table.add_row("", *("" if one is None else one.verdict for one in compared))
     return table
 
 
-def _not_graded(score: "Score") -> str:
+def _not_graded(score: "PolicyScore") -> str:
     count = score.rollouts - score.graded
     causes = ", ".join(f"{times} {cause}" for cause, times in score.failures.items())
     told = f"{count}: {causes}" if causes else str(count)

@@ -27,7 +27,8 @@ def register(root: typer.Typer) -> None:
         from harnessgym.installation import install, installed
         from harnessgym.registry import load, names
 
-        console, done = Console(stderr=True), Console()
+        console = Console(stderr=True)
+        done = Console()
         for name in harnesses or [name for name in names("harness") if name != "command"]:
             factory = load("harness", name)
             settings = factory.settings
@@ -35,7 +36,8 @@ def register(root: typer.Typer) -> None:
                 console.print(f"{name}: nothing to install")
                 continue
             described = factory(settings())
-            folder, steps = Path(settings().folder), described.install()
+            folder = Path(settings().folder)
+            steps = described.install()
             if not installed(steps, folder):
                 with console.status(f"Installing {name} into {folder} ..."):
                     install(steps, folder)

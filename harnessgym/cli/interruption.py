@@ -1,4 +1,6 @@
-"""Commands that go on in the same folder: the first Ctrl-C or SIGTERM ends them in order, and they say that they go on."""
+"""Commands that go on in the same folder: the first Ctrl-C or SIGTERM ends them in order, and they say
+that they go on.
+"""
 
 import asyncio
 import signal

@@ -10,7 +10,9 @@ def register(root: typer.Typer) -> None:
 
     @root.command("list")
     def command() -> None:
-        """List what can be named in a configuration: task sets, harnesses, sandboxes, algorithms, dialects."""
+        """List what can be named in a configuration: task sets, harnesses, sandboxes, algorithms,
+        dialects.
+        """
         from rich.table import Table
 
         from harnessgym.cli.traces.printed import console

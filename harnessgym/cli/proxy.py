@@ -14,6 +14,10 @@ def register(root: typer.Typer) -> None:
     """Add the command."""
 
     @root.command("proxy", context_settings=OVERRIDES, epilog=_EPILOG)
-    def command(context: typer.Context, config: ConfigOption = None, show_settings: ShowOption = False) -> None:
-        """Serve the LLM API proxy: harnesses on one side, engines on the other, every token into the trace store."""
+    def command(
+        context: typer.Context, config: ConfigOption = None, show_settings: ShowOption = False
+    ) -> None:
+        """Serve the LLM API proxy: harnesses on one side, engines on the other, every token into the trace
+        store.
+        """
         run_service("proxy", config, context.args, show_settings)

@@ -8,8 +8,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from harnessgym.rollout.campaign import Campaign
-    from harnessgym.rollout.campaign_settings import CampaignSettings
+    from harnessgym.batch_rollout.batch_rollout import BatchRollout
+    from harnessgym.batch_rollout.settings import CampaignSettings
 
 _EPILOG = """`--tasks` is a registered task set (`harnessgym tasks list`), `module:Class`, or a file or folder of tasks. Those
 that failed `harnessgym tasks check` are left out.
@@ -55,47 +55,82 @@ def register(root: typer.Typer) -> None:
     def command(
         *,
         folder: Annotated[Path, typer.Option(help="Where results, traces and logs go.")],
-        tasks: Annotated[str | None, typer.Option(metavar="SPEC", help="Task set, `module:Class` or folder.")] = None,
-        harness: Annotated[str, typer.Option(help="Agent: a registered harness or `module:Class`.")] = "command",
+        tasks: Annotated[
+            str | None, typer.Option(metavar="SPEC", help="Task set, `module:Class` or folder.")
+        ] = None,
+        harness: Annotated[
+            str, typer.Option(help="Agent: a registered harness or `module:Class`.")
+        ] = "command",
         settings: Annotated[
             list[str] | None,
-            typer.Option("--set", metavar="KEY=VALUE", help="Setting of the harness; TOML values. Repeatable."),
+            typer.Option(
+                "--set", metavar="KEY=VALUE", help="Setting of the harness; TOML values. Repeatable."
+            ),
         ] = None,
-        sandbox: Annotated[str, typer.Option(help="process, bubblewrap, docker or `module:Class`.")] = "bubblewrap",
+        sandbox: Annotated[
+            str, typer.Option(help="process, bubblewrap, docker or `module:Class`.")
+        ] = "bubblewrap",
         upstream: Annotated[str | None, typer.Option(help="What answers.")] = None,
-        at_once: Annotated[int, typer.Option("-n", "--at-once", min=1, help="Harnesses that run at one time.")] = 8,
+        at_once: Annotated[
+            int, typer.Option("-n", "--at-once", min=1, help="Harnesses that run at one time.")
+        ] = 8,
         samples: Annotated[int, typer.Option(min=1, help="Rollouts of each task.")] = 1,
         split: Annotated[str, typer.Option(help="train, test or all.")] = "all",
-        task: Annotated[list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")] = None,
+        task: Annotated[
+            list[str] | None, typer.Option("--task", metavar="ID", help="Only this task. Repeatable.")
+        ] = None,
         limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many tasks.")] = None,
-        unfit: Annotated[bool, typer.Option("--unfit", help="Also run tasks that failed `harnessgym tasks check`.")] = False,
+        unfit: Annotated[
+            bool, typer.Option("--unfit", help="Also run tasks that failed `harnessgym tasks check`.")
+        ] = False,
         seed: Annotated[int, typer.Option(help="Seeds sampling.")] = 0,
         temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 1.0,
         max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per call at most.")] = 4_096,
-        max_length: Annotated[int | None, typer.Option(help="Prompt and completion at most; else the engine's limit.")] = None,
-        timeout: Annotated[float | None, typer.Option(help="Seconds a harness may run; else the task's limit.")] = None,
-        retry: Annotated[int, typer.Option(min=0, help="Further attempts when something else than the agent fails.")] = 2,
+        max_length: Annotated[
+            int | None, typer.Option(help="Prompt and completion at most; else the engine's limit.")
+        ] = None,
+        timeout: Annotated[
+            float | None, typer.Option(help="Seconds a harness may run; else the task's limit.")
+        ] = None,
+        retry: Annotated[
+            int, typer.Option(min=0, help="Further attempts when something else than the agent fails.")
+        ] = 2,
         first_token_s: Annotated[
             float,
             typer.Option(
-                "--first-token-s", min=0.01, help="Seconds that an engine may take until the first token of an answer."
+                "--first-token-s",
+                min=0.01,
+                help="Seconds that an engine may take until the first token of an answer.",
             ),
         ] = 300.0,
-        idle_s: Annotated[float, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.")] = 60.0,
-        policy: Annotated[Path | None, typer.Option(help="Model folder, where the engine does not tell it.")] = None,
+        idle_s: Annotated[
+            float, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.")
+        ] = 60.0,
+        policy: Annotated[
+            Path | None, typer.Option(help="Model folder, where the engine does not tell it.")
+        ] = None,
         model: Annotated[str, typer.Option(help="Model name that the harness sees.")] = "policy",
-        serve: Annotated[str, typer.Option(metavar="HOST:PORT", help="Also take rollouts over HTTP; go on until told.")] = "",
+        serve: Annotated[
+            str, typer.Option(metavar="HOST:PORT", help="Also take rollouts over HTTP; go on until told.")
+        ] = "",
         second_opinion: Annotated[
-            bool, typer.Option("--second-opinion", help="Also compare what is rewarded with 1 with the task's solution.")
+            bool,
+            typer.Option(
+                "--second-opinion", help="Also compare what is rewarded with 1 with the task's solution."
+            ),
         ] = False,
-        keep_above: Annotated[float | None, typer.Option(help="Export only rollouts with at least this reward.")] = None,
+        keep_above: Annotated[
+            float | None, typer.Option(help="Export only rollouts with at least this reward.")
+        ] = None,
         export: Annotated[
-            tuple[str, Path] | None, typer.Option(metavar="FORMAT FILE", help="When done, write the graded rollouts.")
+            tuple[str, Path] | None,
+            typer.Option(metavar="FORMAT FILE", help="When done, write the graded rollouts."),
         ] = None,
     ) -> None:
         """Run an agent on tasks, many at a time, and record, grade and count what it does.
 
-        Evaluates a policy, collects data from any model, or lets a trainer of yours drive the agents (`--serve`).
+        Evaluates a policy, collects data from any model, or lets a trainer of yours drive the agents
+        (`--serve`).
         """
         if keep_above is not None and export is None:
             raise typer.BadParameter(
@@ -116,13 +151,13 @@ def register(root: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-def _campaign(given: dict[str, Any]) -> "Campaign":
+def _campaign(given: dict[str, Any]) -> "BatchRollout":
     """What is to be run; says what there is to remark on it."""
+    from harnessgym.batch_rollout.batch_rollout import BatchRollout
+    from harnessgym.batch_rollout.settings import CampaignSettings
     from harnessgym.config import validate
-    from harnessgym.rollout.campaign import Campaign
-    from harnessgym.rollout.campaign_settings import CampaignSettings
 
-    campaign = Campaign(validate(CampaignSettings, given, "the command line"))
+    campaign = BatchRollout(validate(CampaignSettings, given, "the command line"))
     for line in campaign.remarks:
         typer.echo(line, err=True)
     return campaign
@@ -136,12 +171,14 @@ def settings_of(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f'--set {word!r}: write KEY=VALUE, e.g. --set \'argv=["python", "agent.py"]\'')
+            raise typer.BadParameter(
+                f'--set {word!r}: write KEY=VALUE, e.g. --set \'argv=["python", "agent.py"]\''
+            )
         out[key] = parse_value(value)
     return out
 
 
-def _run(campaign: "Campaign") -> dict[str, Any]:
+def _run(campaign: "BatchRollout") -> dict[str, Any]:
     """Run to the end, or until told to stop."""
     import logging
 
@@ -154,7 +191,9 @@ def _run(campaign: "Campaign") -> dict[str, Any]:
     campaign.claim()
     campaign.folder.logs.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(
-        filename=campaign.folder.logs / "node.log", level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        filename=campaign.folder.logs / "node.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     with RolloutTable(console) as table:
@@ -166,23 +205,30 @@ def _run(campaign: "Campaign") -> dict[str, Any]:
 def _print(summary: dict[str, Any], settings: "CampaignSettings", console: "Console") -> None:
     from rich.table import Table
 
-    table = Table("", "mean", "95 % interval", title=f"{summary['graded']} of {summary['rollouts']} rollouts graded")
+    table = Table(
+        "", "mean", "95 % interval", title=f"{summary['graded']} of {summary['rollouts']} rollouts graded"
+    )
     for name in ("reward", *(key for key in summary if key.startswith("pass@"))):
         found = summary[name]
         interval = "-" if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"
         table.add_row(name, "-" if found["mean"] is None else f"{found['mean']:.3f}", interval)
     console.print(table)
     if summary["causes"]:
-        console.print("causes: " + ", ".join(f"{count} {name}" for name, count in summary["causes"].items()), highlight=False)
+        console.print(
+            "causes: " + ", ".join(f"{count} {name}" for name, count in summary["causes"].items()),
+            highlight=False,
+        )
     folder = settings.folder
-    console.print(f"{folder}/results.jsonl, {folder}/summary.json, {folder}/traces.db", highlight=False, soft_wrap=True)
+    console.print(
+        f"{folder}/results.jsonl, {folder}/summary.json, {folder}/traces.db", highlight=False, soft_wrap=True
+    )
 
 
-def _export(campaign: "Campaign", format: str, out: Path, at_least: float | None) -> None:  # noqa: A002
-    from harnessgym.rollout.campaign import PURPOSE
+def _export(campaign: "BatchRollout", format: str, out: Path, at_least: float | None) -> None:  # noqa: A002
+    from harnessgym.batch_rollout.batch_rollout import PURPOSE
     from harnessgym.store import TraceStore, runs
     from harnessgym.store.rollout_states import slots
-    from harnessgym.traces.answers import Languages
+    from harnessgym.traces.completions import Languages
     from harnessgym.traces.export import export
 
     with TraceStore.open(campaign.store_url) as store:
@@ -190,6 +236,13 @@ def _export(campaign: "Campaign", format: str, out: Path, at_least: float | None
         assert run is not None
         states = store.read(lambda conn: slots(conn, run.id, PURPOSE))
         graded = [state for state in states if state.status == "finished" and state.verdict == "valid"]
-        kept = [state.id for state in graded if at_least is None or (state.reward is not None and state.reward >= at_least)]
+        kept = [
+            state.id
+            for state in graded
+            if at_least is None or (state.reward is not None and state.reward >= at_least)
+        ]
         made = export(store, kept, format, out, Languages(campaign.upstream.policy))
-    typer.echo(f"{out}: {made.records:,} records of {made.rollouts:,} rollouts; {len(states) - made.rollouts:,} were rejected.")
+    typer.echo(
+        f"{out}: {made.records:,} records of {made.rollouts:,} rollouts; {len(states) - made.rollouts:,} "
+        "were rejected."
+    )

@@ -8,8 +8,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from harnessgym.batch_rollout.batch_rollout import BatchProgress
 from harnessgym.cli.live_view import LiveView
-from harnessgym.rollout.campaign import Progress
 
 
 class RolloutTable(LiveView):
@@ -20,7 +20,7 @@ class RolloutTable(LiveView):
         self._next = 0.0
         self._over = False
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: BatchProgress) -> None:
         """Draw, if it is time."""
         finished = 0 < progress.total <= progress.done
         if self._over or (time.monotonic() < self._next and not finished):
@@ -33,14 +33,19 @@ class RolloutTable(LiveView):
             self.add_line(line_of(progress))
 
 
-def line_of(progress: Progress) -> str:
+def line_of(progress: BatchProgress) -> str:
     """The progress in one line."""
     stages = ", ".join(f"{stage.name} {stage.running}+{stage.waiting}" for stage in progress.stages)
-    parts = [f"{progress.done}/{progress.total} done", f"{progress.not_graded} not graded", *_figures(progress), stages]
+    parts = [
+        f"{progress.done}/{progress.total} done",
+        f"{progress.not_graded} not graded",
+        *_figures(progress),
+        stages,
+    ]
     return "  ".join(parts)
 
 
-def panel(progress: Progress) -> Panel:
+def panel(progress: BatchProgress) -> Panel:
     """The progress as a picture."""
     stages = Table("stage", "running", "of", "waiting", "done", "mean wait", box=None, padding=(0, 2))
     for stage in progress.stages:
@@ -49,10 +54,14 @@ def panel(progress: Progress) -> Panel:
     counts = f"{progress.done}/{progress.total} done   {progress.by_status.get('running', 0)} running   "
     counts += f"{progress.by_status.get('failed', 0)} attempts failed   {progress.not_graded} not graded"
     bar = ProgressBar(total=max(progress.total, 1), completed=progress.done)
-    return Panel(Group(bar, Text(counts), stages, Text("   ".join(_figures(progress)))), title="HarnessGym rollouts", width=78)
+    return Panel(
+        Group(bar, Text(counts), stages, Text("   ".join(_figures(progress)))),
+        title="HarnessGym rollouts",
+        width=78,
+    )
 
 
-def _figures(progress: Progress) -> list[str]:
+def _figures(progress: BatchProgress) -> list[str]:
     reward = "-" if progress.reward is None else f"{progress.reward:.3f}"
     eta = "-" if progress.eta_s is None else f"{progress.eta_s:.0f} s"
     return [f"reward {reward}", f"{progress.tokens_per_s:.0f} tok/s", f"ETA {eta}"]

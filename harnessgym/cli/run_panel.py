@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from harnessgym.supervisor.progress import Progress
+from harnessgym.supervisor.progress import RunProgress
 
 TITLES = {
     "evaluating_before": "evaluating the start",
@@ -29,9 +29,10 @@ _BIAS = 0.01
 """A length bias so far from 1 is shown."""
 
 
-def panel(progress: Progress, width: int, height: int) -> Panel:
+def panel(progress: RunProgress, width: int, height: int) -> Panel:
     """All of it, or where that is too high, what matters most."""
-    wide, room = width >= _WIDE, height - _FRAME - 1
+    wide = width >= _WIDE
+    room = height - _FRAME - 1
     sections = [  # from the most to the least important
         (0, _facts(progress, wide, min(width, _WIDEST) - 2 * _FRAME, room)),
         (2, _processes(progress, wide)),
@@ -49,25 +50,33 @@ def panel(progress: Progress, width: int, height: int) -> Panel:
     if progress.status not in ("done", "failed"):
         title += _nobody(progress)
     return Panel(
-        Group(*(each for _, each in sorted(shown, key=lambda item: item[0]))), title=Text(title), width=min(width, _WIDEST)
+        Group(*(each for _, each in sorted(shown, key=lambda item: item[0]))),
+        title=Text(title),
+        width=min(width, _WIDEST),
     )
 
 
-def _nobody(progress: Progress) -> str:
+def _nobody(progress: RunProgress) -> str:
     """Whether nobody serves the run, as far as this machine or, for a run on several, the store can tell."""
     if progress.recorded:
         return "" if progress.processors else " (no process of it runs here)"
     return "" if progress.nodes else " (no node of it takes rollouts)"
 
 
-def line(progress: Progress) -> str:
+def line(progress: RunProgress) -> str:
     """The same in one line."""
     unit = "groups" if progress.status.startswith("evaluating") else "steps"
     parts = [f"{TITLES.get(progress.status, progress.status)}: {progress.done}/{progress.total} {unit}"]
     if "reward" in progress.metrics:
-        parts.append(f"reward {progress.metrics['reward']:.2f}, staleness {progress.metrics.get('staleness', 0):.0f}")
+        parts.append(
+            f"reward {progress.metrics['reward']:.2f}, staleness {progress.metrics.get('staleness', 0):.0f}"
+        )
     parts.append(f"{progress.rollouts_per_s:.1f} rollouts/s, {progress.tokens_per_s:.0f} tokens/s")
-    idle = [f"trainer {share(progress.trainer.idle)}"] if progress.trainer and progress.status == "training" else []
+    idle = (
+        [f"trainer {share(progress.trainer.idle)}"]
+        if progress.trainer and progress.status == "training"
+        else []
+    )
     if progress.engines:
         busy = sum(use.busy for _, use in progress.engines) / len(progress.engines)
         idle.append(f"engines {share(max(0.0, 1 - busy))}")
@@ -101,7 +110,7 @@ def size(number: float) -> str:
     raise AssertionError
 
 
-def _facts(progress: Progress, wide: bool, width: int, room: int) -> tuple[RenderableType, int]:
+def _facts(progress: RunProgress, wide: bool, width: int, room: int) -> tuple[RenderableType, int]:
     """How far it is, what it learnt, how fast it goes."""
     unit = "groups" if progress.status.startswith("evaluating") else "steps"
     left = "" if progress.left_s is None else f", {clock(progress.left_s)} left"
@@ -125,11 +134,13 @@ def _facts(progress: Progress, wide: bool, width: int, room: int) -> tuple[Rende
     for row in rows:
         table.add_row(*row)
     filled = width * min(progress.done, progress.total) // max(progress.total, 1)
-    bar = Text.assemble(("━" * filled, "bar.complete"), ("─" * (width - filled), "bar.back"), no_wrap=True, overflow="crop")
+    bar = Text.assemble(
+        ("━" * filled, "bar.complete"), ("─" * (width - filled), "bar.back"), no_wrap=True, overflow="crop"
+    )
     return Group(bar, table), 1 + len(rows)
 
 
-def _curve(progress: Progress, width: int) -> tuple[RenderableType, int]:
+def _curve(progress: RunProgress, width: int) -> tuple[RenderableType, int]:
     """Rewards by step, between the lowest and the highest."""
     shown = progress.rewards[-max(10, min(width, _WIDEST) - 40) :]
     if not shown:
@@ -140,7 +151,7 @@ def _curve(progress: Progress, width: int) -> tuple[RenderableType, int]:
     return text, 1
 
 
-def _processes(progress: Progress, wide: bool) -> tuple[RenderableType, int]:
+def _processes(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
     """Who works, who waits."""
     heads = ["process", "idle", "", "cores", ""] if wide else ["process", "idle", "cores", ""]
     table = _table(heads, right=("idle", "cores"))
@@ -155,7 +166,7 @@ def _processes(progress: Progress, wide: bool) -> tuple[RenderableType, int]:
     return table, 1 + len(rows)
 
 
-def _process_rows(progress: Progress) -> Iterable[tuple[str, float | None, str]]:
+def _process_rows(progress: RunProgress) -> Iterable[tuple[str, float | None, str]]:
     """Name, idle share, and what else is known of each."""
     if progress.trainer is not None:
         use = progress.trainer
@@ -168,11 +179,14 @@ def _process_rows(progress: Progress) -> Iterable[tuple[str, float | None, str]]
     for worker, engine in progress.engines[:_ENGINES]:
         served = progress.policies.get(worker.policy_id or "")
         about = f"{served.name} " if served else ""
-        about += f"v{worker.version} {worker.state}, {engine.calls:.1f} calls, {engine.tokens_per_s:,.0f} tokens/s"
+        about += (
+            f"v{worker.version} {worker.state}, {engine.calls:.1f} calls, {engine.tokens_per_s:,.0f} tokens/s"
+        )
         yield worker.id, max(0.0, 1 - engine.busy), about
     if others := progress.engines[_ENGINES:]:
         busy = sum(engine.busy for _, engine in others) / len(others)
-        oldest, ready = min(worker.version for worker, _ in others), sum(worker.state == "ready" for worker, _ in others)
+        oldest = min(worker.version for worker, _ in others)
+        ready = sum(worker.state == "ready" for worker, _ in others)
         yield f"{len(others)} more", max(0.0, 1 - busy), f"v{oldest} or newer, {ready} ready"
     places, run = progress.stages["run"]
     name = "node" if progress.nodes < 2 else f"{progress.nodes} nodes"
@@ -181,22 +195,31 @@ def _process_rows(progress: Progress) -> Iterable[tuple[str, float | None, str]]
         yield "proxy", max(0.0, 1 - cores), ""
 
 
-def _stages(progress: Progress, wide: bool) -> tuple[RenderableType, int]:
+def _stages(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
     """The pipeline: where rollouts are, and where they wait."""
-    heads = ["stage", "running", "of", "", "waiting", "mean"] if wide else ["stage", "running", "of", "waiting", "mean"]
+    heads = (
+        ["stage", "running", "of", "", "waiting", "mean"]
+        if wide
+        else ["stage", "running", "of", "waiting", "mean"]
+    )
     table = _table(heads, right=("running", "of", "waiting", "mean"))
     for name, (places, use) in progress.stages.items():
         bar = [_bar(use.running / places)] if wide else []
-        table.add_row(name, f"{use.running:.1f}", str(places), *bar, f"{use.waiting:.1f}", f"{use.mean_s:.2f} s")
+        table.add_row(
+            name, f"{use.running:.1f}", str(places), *bar, f"{use.waiting:.1f}", f"{use.mean_s:.2f} s"
+        )
     return table, 1 + len(progress.stages)
 
 
-def _staleness(progress: Progress, wide: bool) -> tuple[RenderableType, int]:
+def _staleness(progress: RunProgress, wide: bool) -> tuple[RenderableType, int]:
     """Trained tokens by staleness."""
     total = sum(progress.staleness.values())
     if not total:
         return Text(""), 0
-    table = _table(["staleness", "tokens", "", ""] if wide else ["staleness", "tokens", ""], right=("staleness", "tokens"))
+    table = _table(
+        ["staleness", "tokens", "", ""] if wide else ["staleness", "tokens", ""],
+        right=("staleness", "tokens"),
+    )
     lags = sorted(progress.staleness)
     kept = lags if len(lags) <= 5 else lags[:4]
     rows = [(str(lag), progress.staleness[lag]) for lag in kept]
@@ -207,20 +230,23 @@ def _staleness(progress: Progress, wide: bool) -> tuple[RenderableType, int]:
     return table, 1 + len(rows)
 
 
-def _more(progress: Progress) -> tuple[RenderableType, int]:
+def _more(progress: RunProgress) -> tuple[RenderableType, int]:
     """Counts, publishes, what went wrong: one line each."""
     groups = ", ".join(f"{number} {state}" for state, number in progress.groups.items())
     lines = [f"rollouts: {progress.running} running, {progress.pending} pending   groups: {groups}"]
     if progress.versions:
         newest = progress.versions[-1]
         mean = sum(item.bytes for item in progress.versions) / len(progress.versions)
-        lines.append(f"published: v{newest.version} {newest.kind} {size(newest.bytes)}   mean of the last: {size(mean)}")
+        lines.append(
+            f"published: v{newest.version} {newest.kind} {size(newest.bytes)}   mean of the last: "
+            f"{size(mean)}"
+        )
     trouble = _trouble(progress)
     lines += [trouble] if trouble else []
     return Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), len(lines)
 
 
-def _trouble(progress: Progress) -> str:
+def _trouble(progress: RunProgress) -> str:
     parts = [_silent(progress)] if progress.silent else []
     if progress.failed:
         parts.append(f"attempts failed: {progress.failed}{_list(progress.failures)}")
@@ -229,22 +255,32 @@ def _trouble(progress: Progress) -> str:
     parts += [f"{name.replace('_', ' ')}: {value:,.0f}" for name, value in progress.counters.items() if value]
     if abs(progress.metrics.get("length_bias", 1.0) - 1) >= _BIAS:
         parts.append(f"length bias: {progress.metrics['length_bias']:.2f}")
-    parts += [f"sink {name} failed {each.failures} times" for name, each in progress.sinks.items() if each.failures]
+    parts += [
+        f"sink {name} failed {each.failures} times" for name, each in progress.sinks.items() if each.failures
+    ]
     return "   ".join(parts)
 
 
-def _silent(progress: Progress) -> str:
-    return "silent: " + ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in sorted(progress.silent.items()))
+def _silent(progress: RunProgress) -> str:
+    return "silent: " + ", ".join(
+        f"{name} for {seconds:.0f} s" for name, seconds in sorted(progress.silent.items())
+    )
 
 
 def _list(failures: Mapping[str, int]) -> str:
-    return f" (last minute: {', '.join(f'{number} {cause}' for cause, number in failures.items())})" if failures else ""
+    return (
+        f" (last minute: {', '.join(f'{number} {cause}' for cause, number in failures.items())})"
+        if failures
+        else ""
+    )
 
 
 def _table(heads: Iterable[str], right: Iterable[str]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for head in heads:
-        table.add_column(head, justify="right" if head in right else "left", no_wrap=True, overflow="ellipsis")
+        table.add_column(
+            head, justify="right" if head in right else "left", no_wrap=True, overflow="ellipsis"
+        )
     return table
 
 

@@ -1,4 +1,6 @@
-"""What the commands that run one process have in common: settings from a file and from the command line, shown on request."""
+"""What the commands that run one process have in common: settings from a file and from the command line,
+shown on request.
+"""
 
 import logging
 import os
@@ -19,7 +21,9 @@ OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Typer context settings of a command that takes `--dotted.key value`."""
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="Settings file, TOML or JSON.")]
-ShowOption = Annotated[bool, typer.Option("--show-settings", help="List every setting with its meaning and default, and exit.")]
+ShowOption = Annotated[
+    bool, typer.Option("--show-settings", help="List every setting with its meaning and default, and exit.")
+]
 
 
 def run_service(
@@ -29,7 +33,9 @@ def run_service(
     show: bool,
     choose: Callable[[Any], Callable[[Any], None]] | None = None,
 ) -> None:
-    """Validate the settings of a service and run it, the registered one or what `choose` loads for them, until it ends."""
+    """Validate the settings of a service and run it, the registered one or what `choose` loads for them,
+    until it ends.
+    """
     model: type[BaseModel] = load("settings", name)
     if show:
         show_settings(model, name)
@@ -40,7 +46,8 @@ def run_service(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     serve = choose(settings) if choose else load("service", name)
-    begin_heartbeat()  # once the modules are loaded: a library that takes minutes to load may hold up every thread
+    # once the modules are loaded: a library that takes minutes to load may hold up every thread
+    begin_heartbeat()
     serve(settings)
 
 

@@ -46,14 +46,21 @@ def register(root: typer.Typer) -> None:
         context: typer.Context,
         config: ConfigOption = None,
         arm: Annotated[
-            list[str] | None, typer.Option("--arm", metavar="NAME", help="Way to train that is simulated. Repeatable.")
+            list[str] | None,
+            typer.Option("--arm", metavar="NAME", help="Way to train that is simulated. Repeatable."),
         ] = None,
-        seeds: Annotated[int, typer.Option(min=1, help="Repetitions with other draws; the same for every arm.")] = 1,
-        replay: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Draw from what this run folder recorded.")] = None,
+        seeds: Annotated[
+            int, typer.Option(min=1, help="Repetitions with other draws; the same for every arm.")
+        ] = 1,
+        replay: Annotated[
+            Path | None, typer.Option(metavar="FOLDER", help="Draw from what this run folder recorded.")
+        ] = None,
         json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")] = False,
         show: ShowOption = False,
     ) -> None:
-        """Try ways to train on a virtual clock: throughput, idle shares and staleness, against what is possible at all."""
+        """Try ways to train on a virtual clock: throughput, idle shares and staleness, against what is
+        possible at all.
+        """
         import json as encoder
 
         from rich.console import Console
@@ -78,17 +85,25 @@ def register(root: typer.Typer) -> None:
         console = stdout()
         for table in found.tables():
             console.print(table)
-        console.print("All figures are simulated: see docs/scaling.md for what that cannot show.", highlight=False)
+        console.print(
+            "All figures are simulated: see docs/scaling.md for what that cannot show.", highlight=False
+        )
 
 
-def _compare(config: Any, arms: "list[str] | tuple[()]", seeds: int, replay: Path | None, console: "Console") -> Any:
+def _compare(
+    config: Any, arms: "list[str] | tuple[()]", seeds: int, replay: Path | None, console: "Console"
+) -> Any:
     """Simulate, with a progress bar on a terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     from harnessgym.registry import load
 
     with Progress(
-        TextColumn("simulating {task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True
+        TextColumn("simulating {task.description}"),
+        BarColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
     ) as bar:
         task = bar.add_task("", total=None)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from harnessgym.run_config import RunConfig
+    from harnessgym.run_config.run import RunConfig
     from harnessgym.run_folder import RunFolder
     from harnessgym.supervisor import Supervisor
     from harnessgym.supervisor.processes import Processes
@@ -32,13 +32,19 @@ def register(root: typer.Typer) -> None:
     def command(
         context: typer.Context,
         config: Annotated[Path | None, typer.Argument(help="The run's TOML file.")] = None,
-        folder: Annotated[Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")] = None,
+        folder: Annotated[
+            Path | None, typer.Option(help="Folder of the run; runs/NAME if not given.")
+        ] = None,
         require_gain: Annotated[
-            bool, typer.Option("--require-gain", help="Exit with status 1 unless the gain's 95 % interval lies above 0.")
+            bool,
+            typer.Option(
+                "--require-gain", help="Exit with status 1 unless the gain's 95 % interval lies above 0."
+            ),
         ] = False,
         show: ShowOption = False,
     ) -> None:
-        """Run a training run on this machine: proxy, engines, node and trainer, supervised, with a live dashboard.
+        """Run a training run on this machine: proxy, engines, node and trainer, supervised, with a live
+        dashboard.
 
         Interrupted or killed, the same command goes on where the run stood.
         """
@@ -56,9 +62,11 @@ def run_file(
     *,
     show: bool,
 ) -> dict[str, Any] | None:
-    """A run as a TOML file and the settings after it say. Returns its summary; None if the settings were only shown."""
+    """A run as a TOML file and the settings after it say. Returns its summary; None if the settings were
+    only shown.
+    """
     from harnessgym.config import load_config
-    from harnessgym.run_config import RunConfig
+    from harnessgym.run_config.run import RunConfig
 
     if show:
         show_settings(RunConfig, context.command_path)
@@ -107,12 +115,13 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
     from harnessgym.metrics.feed import feeding
     from harnessgym.metrics.sink import SinkPlace
     from harnessgym.registry import load
-    from harnessgym.supervisor.journal import Journal
+    from harnessgym.supervisor.observed_metrics import Journal
     from harnessgym.supervisor.processes import restarts
-    from harnessgym.supervisor.progress import Observer
+    from harnessgym.supervisor.progress import RunObserver
 
-    folder, config = supervisor.folder, supervisor.config
-    observer = Observer(folder, supervisor.store, partial(restarts, supervisor.children))
+    folder = supervisor.folder
+    config = supervisor.config
+    observer = RunObserver(folder, supervisor.store, partial(restarts, supervisor.children))
     dashboard = Dashboard(console, Journal(folder.observed_path).kept(observer.look))
     place = SinkPlace(folder.root, supervisor.run_id, config.name, config.metrics.project, _told(config))
     sinks = {name: load("sink", name) for name in config.metrics.sinks}
@@ -123,7 +132,9 @@ def _serve(supervisor: "Supervisor", console: "Console") -> None:
 
 
 def _told(config: "RunConfig") -> dict[str, Any]:
-    """The settings that sinks are told, which may send them away: without those that hold keys, passwords and addresses."""
+    """The settings that sinks are told, which may send them away: without those that hold keys, passwords
+    and addresses.
+    """
     secret: Any = {
         "harnesses": {"__all__": {"settings"}},
         "rewards": {"__all__": {"settings"}},
@@ -156,7 +167,11 @@ def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) 
     from rich.table import Table
 
     table = Table(
-        "", "before", "after", title=f"Held-out success ({summary['evaluation']['tasks']} tasks)", title_justify="left"
+        "",
+        "before",
+        "after",
+        title=f"Held-out success ({summary['evaluation']['tasks']} tasks)",
+        title_justify="left",
     )
     table.add_row("temperature 1", _percent(summary["success_before"]), _percent(summary["success_after"]))
     table.add_row("greedy", _percent(summary["greedy_before"]), _percent(summary["greedy_after"]))
@@ -165,11 +180,14 @@ def _print(summary: dict[str, Any], root: Path, console: "Console", store: str) 
         console.print(line, highlight=False, soft_wrap=True)
     low, high = summary["gain_ci95"]
     if low is not None:
-        console.print(f"gain {summary['gain']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]", highlight=False)
+        console.print(
+            f"gain {summary['gain']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}]", highlight=False
+        )
     console.print(
         f"{summary['rollouts']} training rollouts ({summary['rollouts_per_s']}/s), {summary['calls']} calls, "
         f"{summary['tokens_sampled']} tokens sampled = {summary['tokens_trained']} trained + "
-        f"{summary['tokens_excluded']} excluded, staleness at most {summary['max_staleness']} (η = {summary['eta']})",
+        f"{summary['tokens_excluded']} excluded, staleness at most {summary['max_staleness']} (η = "
+        f"{summary['eta']})",
         highlight=False,
     )
     console.print(f"{root}/summary.json, {root}/curve.png, {store}", highlight=False, soft_wrap=True)
@@ -183,9 +201,13 @@ def _failures(evaluation: dict[str, Any]) -> list[str]:
             told = ", ".join(f"{count} {cause}" for cause, count in causes.items())
             left = evaluation["not_graded"][purpose]
             rest = (
-                f"{left} rollouts have no grade and are left out of these numbers" if left else "all were run again and graded"
+                f"{left} rollouts have no grade and are left out of these numbers"
+                if left
+                else "all were run again and graded"
             )
-            lines.append(f"{purpose}: infrastructure failures ended {sum(causes.values())} attempts ({told}); {rest}.")
+            lines.append(
+                f"{purpose}: infrastructure failures ended {sum(causes.values())} attempts ({told}); {rest}."
+            )
     return lines
 
 

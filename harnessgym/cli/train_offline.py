@@ -34,11 +34,14 @@ def register(root: typer.Typer) -> None:
     @root.command("train-offline", epilog=_EPILOG)
     def command(
         source: Source,
-        method: Annotated[Literal["sft", "rejection", "dpo"], typer.Option(help="What to learn from, and how.")],
+        method: Annotated[
+            Literal["sft", "rejection", "dpo"], typer.Option(help="What to learn from, and how.")
+        ],
         policy: Annotated[Path, typer.Option(help="Model folder that training starts from.")],
         out: Annotated[Path, typer.Option(help="Model folder to write.")],
         settings: Annotated[
-            list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Setting of TRL's trainer. Repeatable.")
+            list[str] | None,
+            typer.Option("--set", metavar="KEY=VALUE", help="Setting of TRL's trainer. Repeatable."),
         ] = None,
         run: Run = None,
         purpose: Purpose = None,
@@ -47,31 +50,39 @@ def register(root: typer.Typer) -> None:
         min_reward: MinReward = None,
         as_json: AsJson = False,
     ) -> None:
-        """Train a policy on recorded rollouts: supervised, by rejection sampling, or on preference pairs (DPO)."""
+        """Train a policy on recorded rollouts: supervised, by rejection sampling, or on preference pairs
+        (DPO).
+        """
         from harnessgym.cli.rollout import settings_of
         from harnessgym.cli.traces.filters import selected
         from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import print_json
         from harnessgym.errors import ConfigError
         from harnessgym.registry import load
-        from harnessgym.store.listing import Wanted
+        from harnessgym.store.listing import RolloutFilter
 
         if method == "dpo" and min_reward is not None:
             raise ConfigError(
-                "--min-reward chooses what sft and rejection learn; dpo needs the worst rollouts too. Leave it out."
+                "--min-reward chooses what sft and rejection learn; dpo needs the worst rollouts too. Leave "
+                "it out."
             )
         if not (policy / "config.json").is_file():
-            raise ConfigError(f"No policy at {policy}: config.json is missing. Give a Hugging Face model folder.")
+            raise ConfigError(
+                f"No policy at {policy}: config.json is missing. Give a Hugging Face model folder."
+            )
         given = settings_of(settings or [])
         train = load("service", "train-offline")
         with opened(source) as store, redirect_stdout(sys.stderr):  # TRL prints its progress
-            wanted = Wanted(run, purpose, task, harness, "finished", verdict="valid")
+            wanted = RolloutFilter(run, purpose, task, harness, "finished", verdict="valid")
             made = train(method, store, selected(store, None, wanted), policy, out, given, min_reward)
-        found: dict[str, Any] = {name: getattr(made, name) for name in ("rollouts", "examples", "tokens", "steps", "loss")}
+        found: dict[str, Any] = {
+            name: getattr(made, name) for name in ("rollouts", "examples", "tokens", "steps", "loss")
+        }
         if as_json:
             print_json({"path": str(out), "method": method} | found)
         else:
             typer.echo(
-                f"{out}: {made.examples:,} examples ({method}) of {made.rollouts:,} rollouts, {made.tokens:,} tokens learnt; "
+                f"{out}: {made.examples:,} examples ({method}) of {made.rollouts:,} rollouts, "
+                f"{made.tokens:,} tokens learnt; "
                 f"{made.steps:,} steps, loss {made.loss:.4f}."
             )

@@ -12,9 +12,13 @@ def register(root: typer.Typer) -> None:
     """Add the command."""
 
     @root.command(
-        "train-worker", context_settings=OVERRIDES, epilog="Any setting can be given as `--key value`; see --show-settings."
+        "train-worker",
+        context_settings=OVERRIDES,
+        epilog="Any setting can be given as `--key value`; see --show-settings.",
     )
-    def command(context: typer.Context, config: ConfigOption = None, show_settings: ShowOption = False) -> None:
+    def command(
+        context: typer.Context, config: ConfigOption = None, show_settings: ShowOption = False
+    ) -> None:
         """Train: take complete groups from the store, step, checkpoint, publish policy versions."""
         run_service("train-worker", config, context.args, show_settings, _algorithm)
 

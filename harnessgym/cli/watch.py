@@ -32,7 +32,9 @@ def register(root: typer.Typer) -> None:
         run: Annotated[Path, typer.Argument(help="Folder of the run.")],
         once: Annotated[bool, typer.Option("--once", help="Look once, print, and exit.")] = False,
     ) -> None:
-        """Watch a run that another process serves, or look at one that has ended: the dashboard of `harnessgym train`."""
+        """Watch a run that another process serves, or look at one that has ended: the dashboard of
+        `harnessgym train`.
+        """
         import contextlib
 
         from rich.console import Console
@@ -51,11 +53,11 @@ def _watch(run: Path, console: "Console", *, once: bool) -> None:
     from harnessgym.cli.run_panel import panel
     from harnessgym.run_folder import RunFolder
     from harnessgym.store import TraceStore
-    from harnessgym.supervisor.progress import Observer
+    from harnessgym.supervisor.progress import RunObserver
 
     folder = RunFolder(run.resolve())
     with TraceStore.open(folder.store_url()) as store:
-        observer = Observer(folder, store)
+        observer = RunObserver(folder, store)
         progress = observer.look()
         if once:
             if progress.processors:  # what they take shows between two looks

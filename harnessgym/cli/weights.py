@@ -7,10 +7,14 @@ import typer
 
 from harnessgym.cli.service import OVERRIDES, ConfigOption, ShowOption, run_service
 
-app = typer.Typer(no_args_is_help=True, help="Policy versions elsewhere: on other machines, or as a model folder.")
+app = typer.Typer(
+    no_args_is_help=True, help="Policy versions elsewhere: on other machines, or as a model folder."
+)
 
 _SERVE = "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights serve runs/mine/versions --host 0.0.0.0 --port 8900`"
-_MIRROR = "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights mirror http://trainer:8900 /var/tmp/versions`"
+_MIRROR = (
+    "Example: `HARNESSGYM_WEIGHTS_KEY=... harnessgym weights mirror http://trainer:8900 /var/tmp/versions`"
+)
 _EXPORT = "Example: `harnessgym weights export runs/mine@12 models/mine`, then `vllm serve models/mine`"
 
 
@@ -41,7 +45,9 @@ def mirror(
 
 @app.command("export", epilog=_EXPORT)
 def export(
-    run: Annotated[str, typer.Argument(help="Run folder, for its newest version; `RUN@VERSION` for another.")],
+    run: Annotated[
+        str, typer.Argument(help="Run folder, for its newest version; `RUN@VERSION` for another.")
+    ],
     folder: Annotated[Path, typer.Argument(help="Where the model folder is made.")],
     policy: Annotated[str, typer.Option(help="Which of the run's policies, if it trains several.")] = "",
 ) -> None:

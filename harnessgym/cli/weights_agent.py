@@ -37,7 +37,9 @@ def register(root: typer.Typer) -> None:
             bool, typer.Option("--vllm-path", help="Print the folder for vLLM's PYTHONPATH, and exit.")
         ] = False,
     ) -> None:
-        """Keep a vLLM or SGLang server on the newest policy version: drain it at the proxy, install, check, let calls come."""
+        """Keep a vLLM or SGLang server on the newest policy version: drain it at the proxy, install,
+        check, let calls come.
+        """
         if vllm_path:
             from harnessgym.registry import load
 

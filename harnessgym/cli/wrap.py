@@ -31,29 +31,42 @@ def register(root: typer.Typer) -> None:
     @root.command("wrap", epilog=_EPILOG)
     def command(
         *,
-        argv: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command and its arguments, after `--`.")],
+        argv: Annotated[
+            list[str], typer.Argument(metavar="COMMAND...", help="The command and its arguments, after `--`.")
+        ],
         upstream: Annotated[str | None, typer.Option(help="What answers.")] = None,
-        policy: Annotated[Path | None, typer.Option(help="Model folder, where the engine does not tell it.")] = None,
-        harness: Annotated[str | None, typer.Option(help="Harness; found by the program's name if not given.")] = None,
+        policy: Annotated[
+            Path | None, typer.Option(help="Model folder, where the engine does not tell it.")
+        ] = None,
+        harness: Annotated[
+            str | None, typer.Option(help="Harness; found by the program's name if not given.")
+        ] = None,
         folder: Annotated[Path, typer.Option(help="Where traces.db and logs go.")] = Path("runs/wrap"),
         join: Annotated[Path | None, typer.Option(help="Folder of a live run whose proxy to use.")] = None,
         model: Annotated[str, typer.Option(help="Model name the command sees.")] = "policy",
         turns: Annotated[int | None, typer.Option(help="Model calls at most.")] = None,
         tokens: Annotated[int | None, typer.Option(help="Sampled tokens at most.")] = None,
         max_tokens: Annotated[int, typer.Option(help="New tokens per call at most.")] = 4_096,
-        max_length: Annotated[int | None, typer.Option(help="Prompt and completion at most; else the engine's limit.")] = None,
+        max_length: Annotated[
+            int | None, typer.Option(help="Prompt and completion at most; else the engine's limit.")
+        ] = None,
         first_token_s: Annotated[
             float,
             typer.Option(
-                "--first-token-s", min=0.01, help="Seconds that an engine may take until the first token of an answer."
+                "--first-token-s",
+                min=0.01,
+                help="Seconds that an engine may take until the first token of an answer.",
             ),
         ] = 300.0,
-        idle_s: Annotated[float, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.")] = 60.0,
+        idle_s: Annotated[
+            float, typer.Option("--idle-s", min=0.01, help="Seconds between two pieces of an answer.")
+        ] = 60.0,
     ) -> None:
         """Run any agent with the proxy as its provider, unchanged, and record every token.
 
-        Sets the provider variables and settings files that the command's harness reads. Known harnesses: claude, codex, gemini,
-        mini, opencode, pi, qwen; anything else gets the variables that OpenAI's, Anthropic's and Google's SDKs read.
+        Sets the provider variables and settings files that the command's harness reads. Known harnesses:
+        claude, codex, gemini, mini, opencode, pi, qwen; anything else gets the variables that OpenAI's,
+        Anthropic's and Google's SDKs read.
         """
         from rich.console import Console
 
@@ -87,11 +100,19 @@ def _show(console: "Console", wrapped: "Wrapped") -> None:
 
     with TraceStore.open(wrapped.store_url) as store:
         seen = store.read(lambda conn: overview(conn, wrapped.rollout_id))
-    table = Table(title=f"{wrapped.harness}: exit status {wrapped.status} after {wrapped.seconds:.1f} s", show_header=False)
+    table = Table(
+        title=f"{wrapped.harness}: exit status {wrapped.status} after {wrapped.seconds:.1f} s",
+        show_header=False,
+    )
     for name, value in seen.rows():
         table.add_row(name, value)
     console.print(table)
     source = wrapped.store_url.removeprefix("sqlite:///")
-    console.print(f"Trace: {source}\nLook: harnessgym traces show {source} {wrapped.rollout_id}", soft_wrap=True)
+    console.print(
+        f"Trace: {source}\nLook: harnessgym traces show {source} {wrapped.rollout_id}", soft_wrap=True
+    )
     if not wrapped.calls:
-        console.print("[yellow]The command never called the proxy: does it read its provider from the environment?[/yellow]")
+        console.print(
+            "[yellow]The command never called the proxy: does it read its provider from the "
+            "environment?[/yellow]"
+        )

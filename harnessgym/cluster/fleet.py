@@ -1,10 +1,12 @@
-"""The processes of a run on a cluster, each in a place of its own, behind the same supervisor as on one machine.
+"""The processes of a run on a cluster, each in a place of its own, behind the same supervisor as on one
+machine.
 
-A thread keeps asking every place how its process is, whatever the supervisor is busy with; all decisions are made by the
-supervisor's calls, which wait for nothing but for the first places.
+A thread keeps asking every place how its process is, whatever the supervisor is busy with; all decisions are
+made by the supervisor's calls, which wait for nothing but for the first places.
 
     placing ──► placed ──► starting ──► running ──► ended ──► placed     its process ended, the place is there
-       ▲                                              └──────► placing   the place was lost: another one, elsewhere
+       ▲                                              └──────► placing   the place was lost: another one,
+       elsewhere
 """
 
 import contextlib
@@ -15,15 +17,15 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
-from harnessgym.cluster.berth import KILLED, Berth, Role
-from harnessgym.cluster.ground import Ground, Handle
-from harnessgym.cluster.place import About, Order, release
-from harnessgym.cluster.section import Need
-from harnessgym.cluster.wish import wished
+from harnessgym.cluster.backend import ClusterBackend, Handle
+from harnessgym.cluster.desired_nodes import wished
+from harnessgym.cluster.process_host import HostInfo, StartRequest, release
+from harnessgym.cluster.process_slot import KILLED, ProcessSlot, Role
 from harnessgym.errors import ConfigError, HarnessGymError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.cluster import Need
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.supervisor.orders import Orders, outside_names
+from harnessgym.supervisor.process_settings import Orders, outside_names
 from harnessgym.supervisor.processes import Restarts, last_words
 
 _TICK_S = 0.1
@@ -44,12 +46,14 @@ _TOLD: tuple[Role, ...] = ("engine", "agent", "node")
 class Fleet:
     """See `harnessgym.supervisor.processes.Processes`."""
 
-    def __init__(self, folder: RunFolder, config: RunConfig, ground: Ground) -> None:
+    def __init__(self, folder: RunFolder, config: RunConfig, ground: ClusterBackend) -> None:
         """Raises `ConfigError` for a run that one machine alone could run."""
         refuse_unshared(config)
-        self.folder, self.config, self.ground = folder, config, ground
+        self.folder = folder
+        self.config = config
+        self.ground = ground
         self.orders: Orders | None = None
-        self._berths: dict[str, Berth] = {}
+        self._berths: dict[str, ProcessSlot] = {}
         self._lock = threading.RLock()
         self._over = threading.Event()
         self._pulse = threading.Thread(target=self._ask, name="pulse", daemon=True)
@@ -61,7 +65,7 @@ class Fleet:
         """When nodes came to machines where they cannot work."""
 
     @property
-    def by_name(self) -> Mapping[str, Berth]:
+    def by_name(self) -> Mapping[str, ProcessSlot]:
         """See `Processes`."""
         return self._berths
 
@@ -70,7 +74,9 @@ class Fleet:
         return self.ground.end_leftovers()
 
     def open(self) -> None:
-        """Ask for places for everything but the trainer, and wait for them. Raises `ConfigError` if they cannot be had."""
+        """Ask for places for everything but the trainer, and wait for them. Raises `ConfigError` if they
+        cannot be had.
+        """
         self._pulse.start()
         self._claim("proxy", "proxy")
         for index in range(len(self.config.engine_policies)):
@@ -89,18 +95,20 @@ class Fleet:
                 return f"{berth.where}: {problem}"
         return None
 
-    def _told_by(self, berth: Berth, answer: "Future[Any]") -> Any:
+    def _told_by(self, berth: ProcessSlot, answer: "Future[Any]") -> Any:
         """What a place answers. Raises `ConfigError` if it does not."""
         try:
             error = answer.exception(self.config.cluster.wait_s)
         except TimeoutError:
             raise ConfigError(
-                f"The place of {berth.name} ({berth.where}) has not answered for {self.config.cluster.wait_s:g} s. Is its "
+                f"The place of {berth.name} ({berth.where}) has not answered for "
+                f"{self.config.cluster.wait_s:g} s. Is its "
                 "machine there? The same command starts again; cluster.wait_s says how long it waits."
             ) from None
         if error is not None:
             raise ConfigError(
-                f"The place of {berth.name} ({berth.where}) was lost before the start ({_short(error)}). Is its machine there? "
+                f"The place of {berth.name} ({berth.where}) was lost before the start ({_short(error)}). Is "
+                "its machine there? "
                 "The same command starts again."
             ) from error
         return answer.result()
@@ -114,9 +122,13 @@ class Fleet:
         self._await("started", lambda berth: berth.state in ("running", "ended"))
 
     def tend(self) -> list[str]:
-        """Move every process on, give up silent places, let nodes join and leave. Raises `HarnessGymError` if that is over."""
+        """Move every process on, give up silent places, let nodes join and leave. Raises `HarnessGymError`
+        if that is over.
+        """
         if not self._pulse.is_alive():
-            raise HarnessGymError("The supervisor can ask its places no more. The same command goes on from here.")
+            raise HarnessGymError(
+                "The supervisor can ask its places no more. The same command goes on from here."
+            )
         self.ground.check()
         with self._lock:
             for berth in list(self._berths.values()):
@@ -124,7 +136,8 @@ class Fleet:
             self._follow_wish()
             self._see_off()
             self._record()
-            told, self._told = self._told, []
+            told = self._told
+            self._told = []
         return told
 
     def exited(self) -> list[tuple[str, int]]:
@@ -139,7 +152,9 @@ class Fleet:
             self._berths[name].handle.call("stop")
 
     def restart(self, name: str) -> None:
-        """Start a process again in its place, or in another one if that is lost. Raises `HarnessGymError` if too often."""
+        """Start a process again in its place, or in another one if that is lost. Raises `HarnessGymError`
+        if too often.
+        """
         if self._berths[name].about is None:
             self.ground.check(wait=True)  # while the other places are still asked
         with self._lock:
@@ -181,35 +196,42 @@ class Fleet:
         """See `Processes`."""
         return last_words(self.log_path(name))
 
-    def _of(self, role: Role) -> list[Berth]:
+    def _of(self, role: Role) -> list[ProcessSlot]:
         return [berth for berth in self._berths.values() if berth.role == role]
 
     def _claim(self, name: str, role: Role) -> None:
         need: Need = getattr(self.config.cluster, role)
         need = need.times(self.config.trainer.processes) if role == "trainer" else need
-        handle, again = self.ground.claim(name, need, _sockets(role)), Restarts(self.config.supervisor.max_restarts)
+        handle = self.ground.claim(name, need, _sockets(role))
+        again = Restarts(self.config.supervisor.max_restarts)
         with self._lock:
-            self._berths[name] = Berth(name, role, need, again, handle, self._about(handle, role))
+            self._berths[name] = ProcessSlot(name, role, need, again, handle, self._about(handle, role))
 
-    def _place(self, berth: Berth) -> None:
+    def _place(self, berth: ProcessSlot) -> None:
         """Ask for another place."""
         handle = self.ground.claim(berth.name, berth.need, _sockets(berth.role))
         berth.move(handle, self._about(handle, berth.role))
 
     def _about(self, handle: Handle, role: Role) -> "Future[Any]":
         shared = [str(self.folder.config_path)] if role in ("engine", "agent", "trainer") else []
-        shared += [] if role == "node" else [str(Path(each.path) / "config.json") for each in self.config.all_policies]
+        shared += (
+            []
+            if role == "node"
+            else [str(Path(each.path) / "config.json") for each in self.config.all_policies]
+        )
         backend = self.orders.sandbox if role == "node" and self.orders is not None else None
         return handle.call("about", shared, backend, self.config.code)
 
-    def _await(self, what: str, there: Callable[[Berth], bool]) -> None:
+    def _await(self, what: str, there: Callable[[ProcessSlot], bool]) -> None:
         """Wait for all processes. Raises `ConfigError` that names those that did not come."""
         deadline = time.monotonic() + self.config.cluster.wait_s
         while late := [berth.name for berth in self._berths.values() if not there(berth)]:
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"After {self.config.cluster.wait_s:g} s these processes could not be {what}: {', '.join(late)}. The "
-                    f"cluster has {self.ground.room()}. Add machines, ask for less in [cluster], or raise cluster.wait_s."
+                    f"After {self.config.cluster.wait_s:g} s these processes could not be {what}: "
+                    f"{', '.join(late)}. The "
+                    f"cluster has {self.ground.room()}. Add machines, ask for less in [cluster], or raise "
+                    "cluster.wait_s."
                 )
             self.tend()
             for name in [name for name, _ in self.exited() if self._berths[name].about is None]:
@@ -224,7 +246,7 @@ class Fleet:
                     if berth.about is not None:
                         berth.see(self.log_path(berth.name))
 
-    def _move_on(self, berth: Berth) -> None:
+    def _move_on(self, berth: ProcessSlot) -> None:
         if berth.lost(self.config.cluster.silent_s):
             self._lose(berth, f"has not answered for {self.config.cluster.silent_s:g} s")
         elif berth.leaving and berth.state in ("placing", "placed", "ended"):
@@ -238,37 +260,49 @@ class Fleet:
         elif berth.state == "starting" and berth.answer.done():
             self._started(berth)
         elif berth.state == "placed" and (order := self._order(berth)) is not None:
-            berth.state, berth.starts, berth.told = "starting", berth.starts + 1, self._proxy
+            berth.state = "starting"
+            berth.starts = berth.starts + 1
+            berth.told = self._proxy
             berth.answer, berth.ordered = berth.handle.call("start", order), time.monotonic()
         elif berth.state == "running" and berth.role in _TOLD and berth.told != self._proxy:
             berth.told = self._proxy
             self._told.append(f"The proxy has moved: the {berth.name} process is told where it is.")
             berth.handle.call("stop")
 
-    def _arrive(self, berth: Berth, about: About) -> None:
-        """A place is there. Raises `ConfigError` if the process cannot work there and is no node that others can do without."""
+    def _arrive(self, berth: ProcessSlot, about: HostInfo) -> None:
+        """A place is there. Raises `ConfigError` if the process cannot work there and is no node that
+        others can do without.
+        """
         berth.about, berth.state, berth.heard = about, "placed", time.monotonic()
         problem = _problem(about)
         if problem is None:
             return
         others = [each for each in self._of("node") if each is not berth and not each.leaving]
         if berth.role != "node" or self.orders is None or not others:
-            raise ConfigError(f"The {berth.name} process cannot run on {about.name} ({about.host}): {problem}")
-        self._told.append(f"The {berth.name} process cannot run on {about.name} ({about.host}), and leaves: {problem}")
+            raise ConfigError(
+                f"The {berth.name} process cannot run on {about.name} ({about.host}): {problem}"
+            )
+        self._told.append(
+            f"The {berth.name} process cannot run on {about.name} ({about.host}), and leaves: {problem}"
+        )
         self._unfit.append(time.monotonic())
         berth.leaving = True
 
-    def _started(self, berth: Berth) -> None:
-        """A place has started its process, or refused to, or cannot be reached: then it may have started it all the same."""
+    def _started(self, berth: ProcessSlot) -> None:
+        """A place has started its process, or refused to, or cannot be reached: then it may have started
+        it all the same.
+        """
         error = berth.answer.exception()
         if error is None:
-            berth.pid, berth.state = berth.answer.result(), "running"
+            berth.pid = berth.answer.result()
+            berth.state = "running"
         elif time.monotonic() - berth.ordered > self.config.cluster.silent_s:
             self._lose(berth, f"could not be told to start ({_short(error)})")
 
-    def _order(self, berth: Berth) -> Order | None:
+    def _order(self, berth: ProcessSlot) -> StartRequest | None:
         """What to start in a place; None as long as that cannot be said."""
-        orders, proxy = self.orders, self._proxy
+        orders = self.orders
+        proxy = self._proxy
         if orders is None or (berth.role in _TOLD and not proxy):
             return None
         config: dict[str, Any] | None = None
@@ -279,10 +313,17 @@ class Fleet:
         elif berth.role == "agent":
             settings = orders.weights_agent(berth.name, proxy[1])
         elif berth.role == "node":
-            settings, config = orders.node(berth.name, proxy[1], proxy[0]), self.config.model_dump(mode="json")
+            settings = orders.node(berth.name, proxy[1], proxy[0])
+            config = self.config.model_dump(mode="json")
         else:
             settings = orders.trainer(berth.name)
-        return Order(_COMMANDS[berth.role], settings, _LISTENERS.get(berth.role, ()), config, self.config.supervisor.threads)
+        return StartRequest(
+            _COMMANDS[berth.role],
+            settings,
+            _LISTENERS.get(berth.role, ()),
+            config,
+            self.config.supervisor.threads,
+        )
 
     @property
     def _proxy(self) -> tuple[str, ...]:
@@ -290,15 +331,18 @@ class Fleet:
         berth = self._berths.get("proxy")
         return () if berth is None else berth.urls
 
-    def _lose(self, berth: Berth, why: str) -> None:
+    def _lose(self, berth: ProcessSlot, why: str) -> None:
         self._told.append(f"The place of {berth.name} {why}: {berth.where}. It is looked for elsewhere.")
         berth.handle.kill()
-        berth.about, berth.code, berth.state = None, KILLED, "ended"
+        berth.about = None
+        berth.code = KILLED
+        berth.state = "ended"
 
     def _follow_wish(self) -> None:
         """Let nodes join or leave until there are as many as are wanted.
 
-        For one that could not work where it came no other joins until `cluster.wait_s` is over: the machines may be the same.
+        For one that could not work where it came no other joins until `cluster.wait_s` is over: the machines
+        may be the same.
         """
         if self.orders is None or time.monotonic() - self._looked < 1.0:
             return
@@ -317,7 +361,7 @@ class Fleet:
             if berth.about is not None:
                 berth.handle.call("drain")
 
-    def _leave(self, berth: Berth) -> None:
+    def _leave(self, berth: ProcessSlot) -> None:
         """End a place that is needed no more, without waiting for it."""
         if berth.about is None:
             berth.handle.kill()
@@ -334,13 +378,14 @@ class Fleet:
     def _record(self) -> None:
         """Write down, for people, which process is where."""
         rows = {
-            berth.name: {"state": _state(berth), "where": berth.where, "restarts": berth.restarts} for berth in self._sorted()
+            berth.name: {"state": _state(berth), "where": berth.where, "restarts": berth.restarts}
+            for berth in self._sorted()
         }
         if rows != self._recorded:
             self._recorded = rows
             write_json(self.folder.root / "places.json", rows)
 
-    def _sorted(self) -> Iterable[Berth]:
+    def _sorted(self) -> Iterable[ProcessSlot]:
         return sorted(self._berths.values(), key=lambda berth: berth.name)
 
 
@@ -349,13 +394,14 @@ def _sockets(role: Role) -> int:
     return len(_LISTENERS.get(role, ()))
 
 
-def _problem(about: About) -> str | None:
+def _problem(about: HostInfo) -> str | None:
     """Why processes of the run cannot work on a machine."""
     if about.release != release():
         return f"it has {about.release}, the supervisor {release()}. Install the same on all machines."
     if about.missing:
         return (
-            f"there is no {', '.join(about.missing)}. The run's folder and the policy must be on a disk that all machines "
+            f"there is no {', '.join(about.missing)}. The run's folder and the policy must be on a disk that "
+            "all machines "
             "share, under the same path."
         )
     return about.lacks
@@ -366,7 +412,7 @@ def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def _state(berth: Berth) -> str:
+def _state(berth: ProcessSlot) -> str:
     return "leaving" if berth.leaving else berth.state
 
 
@@ -374,8 +420,11 @@ def refuse_unshared(config: RunConfig) -> None:
     """Raises `ConfigError` for what several machines cannot share."""
     if config.store.url is None or not config.store.url.startswith("postgresql"):
         raise ConfigError(
-            "store.url: several machines cannot share a SQLite file. Give a PostgreSQL database of this run's own, e.g. "
+            "store.url: several machines cannot share a SQLite file. Give a PostgreSQL database of this "
+            "run's own, e.g. "
             '"postgresql+psycopg://USER@HOST/DATABASE".'
         )
     if config.node.serve:
-        raise ConfigError("node.serve: nodes of a cluster come and go, and serve no rollouts. Leave it empty.")
+        raise ConfigError(
+            "node.serve: nodes of a cluster come and go, and serve no rollouts. Leave it empty."
+        )

@@ -1,7 +1,8 @@
-"""Whether Ray's head is there: the process that knows the whole cluster, and without which Ray ends all after a while.
+"""Whether Ray's head is there: the process that knows the whole cluster, and without which Ray ends all after
+a while.
 
-Ray does so in the middle of whatever the supervisor does, with a message of its own. Whoever looks here first can still say
-what happened, and end what runs in good order.
+Ray does so in the middle of whatever the supervisor does, with a message of its own. Whoever looks here first
+can still say what happened, and end what runs in good order.
 """
 
 import os
@@ -10,7 +11,8 @@ import time
 
 from harnessgym.errors import HarnessGymError
 
-_RAY_SETTING, _RAY_S = "RAY_gcs_rpc_server_reconnect_timeout_s", 60.0
+_RAY_SETTING = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_RAY_S = 60.0
 """How long Ray itself waits for its head."""
 _EVERY_S, _CONNECT_S, _PAUSE_S = 1.0, 2.0, 0.2
 
@@ -19,7 +21,9 @@ class RayHead:
     """The head at an address, asked by a connection to its port."""
 
     def __init__(self, address: str, patience_s: float | None = None) -> None:
-        """`patience_s` is how long it may be away; if not given, half of what Ray waits: the rest is for the end of the run."""
+        """`patience_s` is how long it may be away; if not given, half of what Ray waits: the rest is for
+        the end of the run.
+        """
         self.address = address
         host, _, port = address.rpartition(":")
         self._place = host.strip("[]"), int(port)
@@ -30,15 +34,19 @@ class RayHead:
         """Since when it has not answered."""
 
     def check(self, *, now: bool = False) -> bool:
-        """Whether it answers: asked once a second, or `now`. Raises `HarnessGymError` if it has been away for too long."""
+        """Whether it answers: asked once a second, or `now`. Raises `HarnessGymError` if it has been away
+        for too long.
+        """
         began = time.monotonic()
         if now or began - self._asked >= _EVERY_S:
             self._asked = began
             self._gone = None if self._answers() else self._gone or began
         if self._gone is not None and time.monotonic() - self._gone > self.patience_s:
             raise HarnessGymError(
-                f"Ray's head at {self.address} has not answered for {self.patience_s:g} s. Without it no process of the run "
-                "can be placed, and Ray ends all of them. Start the head again (`ray start --head`), and the other machines "
+                f"Ray's head at {self.address} has not answered for {self.patience_s:g} s. Without it no "
+                "process of the run "
+                "can be placed, and Ray ends all of them. Start the head again (`ray start --head`), and the "
+                "other machines "
                 "(`ray start --address HEAD:6379`); then the same command goes on from here."
             )
         return self._gone is None

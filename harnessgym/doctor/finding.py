@@ -7,7 +7,7 @@ State = Literal["ok", "warn", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DoctorFinding:
     """One line of the doctor's report."""
 
     topic: str
@@ -27,8 +27,12 @@ class Finding:
         return self.needed and self.state == "missing"
 
 
-def found(topic: str, name: str, problem: str | None, detail: str, remedy: str = "", *, needed: bool = False) -> Finding:
-    """A finding that is ok unless there is a problem, which is a warning where the default line does not need it."""
+def found(
+    topic: str, name: str, problem: str | None, detail: str, remedy: str = "", *, needed: bool = False
+) -> DoctorFinding:
+    """A finding that is ok unless there is a problem, which is a warning where the default line does not
+    need it.
+    """
     if problem is None:
-        return Finding(topic, name, "ok", detail, needed=needed)
-    return Finding(topic, name, "missing" if needed else "warn", problem, remedy, needed)
+        return DoctorFinding(topic, name, "ok", detail, needed=needed)
+    return DoctorFinding(topic, name, "missing" if needed else "warn", problem, remedy, needed)

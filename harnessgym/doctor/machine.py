@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from harnessgym.doctor.finding import Finding, found
+from harnessgym.doctor.finding import DoctorFinding, found
 
 _MEMORY = 4 << 30
 _DISK = 5 << 30
@@ -17,12 +17,23 @@ _REFUSALS = {"kernel.unprivileged_userns_clone": 0, "kernel.apparmor_restrict_un
 """Kernel settings, and the value with which users who are not root get no namespaces."""
 
 
-def machine() -> Iterator[Finding]:
+def machine() -> Iterator[DoctorFinding]:
     """What rollouts and training take of it."""
-    yield _enough("memory", _available(), _MEMORY, "available", "End what else runs, or run fewer rollouts: node.max_running.")
-    for name, folder in (("disk here", Path.cwd()), ("disk for temporary files", Path(tempfile.gettempdir()))):
+    yield _enough(
+        "memory",
+        _available(),
+        _MEMORY,
+        "available",
+        "End what else runs, or run fewer rollouts: node.max_running.",
+    )
+    for name, folder in (
+        ("disk here", Path.cwd()),
+        ("disk for temporary files", Path(tempfile.gettempdir())),
+    ):
         free = shutil.disk_usage(folder).free
-        yield _enough(name, free, _DISK, f"free on the disk of {folder}", "Free some, or run in another folder.")
+        yield _enough(
+            name, free, _DISK, f"free on the disk of {folder}", "Free some, or run in another folder."
+        )
     yield _limit("open files", resource.RLIMIT_NOFILE, _FILES, "ulimit -n")
     yield _limit("processes", resource.RLIMIT_NPROC, _PROCESSES, "ulimit -u")
     yield _namespaces()
@@ -35,21 +46,22 @@ def _available() -> int:
     return 0
 
 
-def _enough(name: str, there: int, wanted: int, what: str, remedy: str) -> Finding:
+def _enough(name: str, there: int, wanted: int, what: str, remedy: str) -> DoctorFinding:
     detail = f"{there / 2**30:.1f} GiB {what}"
     problem = None if there >= wanted else f"{detail}; {wanted / 2**30:.0f} GiB are wanted"
     return found("machine", name, problem, detail, remedy)
 
 
-def _limit(name: str, kind: int, wanted: int, command: str) -> Finding:
+def _limit(name: str, kind: int, wanted: int, command: str) -> DoctorFinding:
     soft, _ = resource.getrlimit(kind)
     unlimited = soft == resource.RLIM_INFINITY
     problem = None if unlimited or soft >= wanted else f"{soft:,} at most"
     return found("machine", name, problem, "unlimited" if unlimited else f"{soft:,}", f"{command} {wanted}")
 
 
-def _namespaces() -> Finding:
-    name, at_most = "user namespaces", _number("/proc/sys/user/max_user_namespaces")
+def _namespaces() -> DoctorFinding:
+    name = "user namespaces"
+    at_most = _number("/proc/sys/user/max_user_namespaces")
     if at_most == 0:
         return found("machine", name, "this machine makes none", "", "sysctl user.max_user_namespaces=10000")
     for setting, refusing in _REFUSALS.items():

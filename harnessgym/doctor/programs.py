@@ -5,15 +5,21 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from harnessgym.doctor.finding import Finding, found
+from harnessgym.doctor.finding import DoctorFinding, found
 from harnessgym.harnesses.program import ProgramConfig
-from harnessgym.images.bootstrap import debootstrap_available
 from harnessgym.installation import installed
 from harnessgym.registry import load, names
 from harnessgym.sandboxes.agent.binary import compiler
 from harnessgym.sandboxes.bubblewrap import bubblewrap_available
+from harnessgym.sandboxes.images.bootstrap import debootstrap_available
 
-_NEEDED = {"torch": "train", "safetensors": "train", "tokenizers": "proxy", "starlette": "proxy", "uvicorn": "proxy"}
+_NEEDED = {
+    "torch": "train",
+    "safetensors": "train",
+    "tokenizers": "proxy",
+    "starlette": "proxy",
+    "uvicorn": "proxy",
+}
 _FURTHER = {
     "openai": "examples", "anthropic": "examples", "gymnasium": "envs", "docker": "docker", "fastapi": "node", "psutil": "node",
     "psycopg": "postgres", "pyarrow": "export", "litellm": "litellm",
@@ -21,20 +27,32 @@ _FURTHER = {
 """Packages that tell whether an extra is installed."""
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[DoctorFinding]:
     """The Python packages of every extra."""
     for package, extra in {**_NEEDED, **_FURTHER}.items():
         try:
-            problem, there = None, version(package)
+            problem = None
+            there = version(package)
         except PackageNotFoundError:
-            problem, there = f"not installed; the extra `{extra}` brings it", ""
-        yield found("python", package, problem, there, f"pip install 'harnessgym-rl[{extra}]'", needed=package in _NEEDED)
+            problem = f"not installed; the extra `{extra}` brings it"
+            there = ""
+        yield found(
+            "python",
+            package,
+            problem,
+            there,
+            f"pip install 'harnessgym-rl[{extra}]'",
+            needed=package in _NEEDED,
+        )
 
 
-def tools() -> Iterator[Finding]:
+def tools() -> Iterator[DoctorFinding]:
     """What sandboxes and stores use of the system."""
-    yield found("sandboxes", "bubblewrap", bubblewrap_available(), "usable", "apt-get install bubblewrap", needed=True)
-    c, server = compiler(), _postgres()
+    yield found(
+        "sandboxes", "bubblewrap", bubblewrap_available(), "usable", "apt-get install bubblewrap", needed=True
+    )
+    c = compiler()
+    server = _postgres()
     problem = None if c else "none: the program that runs commands in containers cannot be made here"
     yield found("sandboxes", "C compiler", problem, c or "", "apt-get install gcc libc6-dev")
     yield found("images", "debootstrap", debootstrap_available(), "there", "apt-get install debootstrap")
@@ -43,7 +61,7 @@ def tools() -> Iterator[Finding]:
     yield found("store", "PostgreSQL", problem, server or "", remedy)
 
 
-def agents() -> Iterator[Finding]:
+def agents() -> Iterator[DoctorFinding]:
     """Harness programs that are installed on this machine, for sandboxes without images."""
     folder = Path(ProgramConfig().folder)
     for name in names("harness"):
@@ -55,4 +73,7 @@ def agents() -> Iterator[Finding]:
 
 
 def _postgres() -> str | None:
-    return next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True)), shutil.which("postgres"))
+    return next(
+        map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"), reverse=True)),
+        shutil.which("postgres"),
+    )

@@ -1,24 +1,29 @@
-"""What an evaluation found: each policy by itself, and against the first one, paired over the tasks both were graded on."""
+"""What an evaluation found: each policy by itself, and against the first one, paired over the tasks both
+were graded on.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harnessgym.batch_rollout.results import graded_by_task, passes_of
 from harnessgym.interval import Interval, mean_with_interval, paired_difference
-from harnessgym.rollout.results import graded_by_task, passes_of
 from harnessgym.store.rollout_states import RolloutState
 
 PASS_REWARD = 1.0
 """A rollout passes with this reward or more."""
 FEW_TASKS = 20
-"""With fewer, percentile bootstrap intervals are too narrow: they leave the truth out more often than one time in twenty."""
+"""With fewer, percentile bootstrap intervals are too narrow: they leave the truth out more often than one
+time in twenty."""
 _EQUAL = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """One policy on all tasks. Intervals are over tasks, of which each counts alike, however often it was graded."""
+class PolicyScore:
+    """One policy on all tasks. Intervals are over tasks, of which each counts alike, however often it was
+    graded.
+    """
 
     reward: Interval
     """Mean over tasks of the mean reward."""
@@ -41,7 +46,10 @@ class Score:
         """Its part of `eval.json`."""
         return {
             "reward": self.reward.as_json(),
-            **{f"pass@{k}": found.as_json() | {"tasks": self.pass_tasks[k]} for k, found in self.pass_at.items()},
+            **{
+                f"pass@{k}": found.as_json() | {"tasks": self.pass_tasks[k]}
+                for k, found in self.pass_at.items()
+            },
             "rollouts": self.rollouts,
             "graded": self.graded,
             "not_graded": self.rollouts - self.graded,
@@ -86,16 +94,21 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """Its part of `eval.json`."""
         counts = {"tasks": self.tasks, "better": self.better, "worse": self.worse, "equal": self.equal}
-        return {"difference": self.difference.as_json(), **counts, "left_out": self.left_out, "verdict": self.verdict}
+        return {
+            "difference": self.difference.as_json(),
+            **counts,
+            "left_out": self.left_out,
+            "verdict": self.verdict,
+        }
 
 
-def score(states: Sequence[RolloutState], k: int) -> Score:
+def score(states: Sequence[RolloutState], k: int) -> PolicyScore:
     """What rollouts of one policy came to, with pass@1 and pass@k."""
     by_task = graded_by_task(states)
     passes = {each: passes_of(by_task, each, PASS_REWARD) for each in sorted({1, k})}
     failed = [state for state in states if state.status != "finished"]
     graded = [state for state in states if state.status == "finished" and state.reward is not None]
-    return Score(
+    return PolicyScore(
         reward=mean_with_interval(list(_means(by_task).values())),
         pass_at={each: mean_with_interval(found) for each, found in passes.items()},
         pass_tasks={each: len(found) for each, found in passes.items()},
@@ -111,7 +124,9 @@ def score(states: Sequence[RolloutState], k: int) -> Score:
 def compare(before: Sequence[RolloutState], after: Sequence[RolloutState]) -> Comparison:
     """What `after` has more than `before`, on the same tasks."""
     return compare_rewards(
-        _means(graded_by_task(before)), _means(graded_by_task(after)), {state.task for state in (*before, *after)}
+        _means(graded_by_task(before)),
+        _means(graded_by_task(after)),
+        {state.task for state in (*before, *after)},
     )
 
 
@@ -119,7 +134,8 @@ def compare_rewards(before: Mapping[str, float], after: Mapping[str, float], ask
     """The same from mean rewards by task; `asked` are all tasks that were run."""
     common = sorted(before.keys() & after.keys())
     gains = [after[task] - before[task] for task in common]
-    better, worse = sum(gain > _EQUAL for gain in gains), sum(gain < -_EQUAL for gain in gains)
+    better = sum(gain > _EQUAL for gain in gains)
+    worse = sum(gain < -_EQUAL for gain in gains)
     return Comparison(
         difference=paired_difference([before[task] for task in common], [after[task] for task in common]),
         better=better,

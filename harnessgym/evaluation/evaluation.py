@@ -1,7 +1,8 @@
 """An evaluation: several policies, one campaign each, all with the same tasks and seeds.
 
-Its folder holds `evaluation.json` (what was asked, and which versions that was), a folder per policy with all that a campaign
-writes, and in the end `eval.json`. Interrupted or killed, the same evaluation in the same folder goes on where it stood.
+Its folder holds `evaluation.json` (what was asked, and which versions that was), a folder per policy with all
+that a campaign writes, and in the end `eval.json`. Interrupted or killed, the same evaluation in the same
+folder goes on where it stood.
 """
 
 import asyncio
@@ -16,13 +17,20 @@ from typing import Any
 
 from pydantic import Field
 
+from harnessgym.batch_rollout.batch_rollout import (
+    FREE,
+    PURPOSE,
+    BatchProgress,
+    BatchRollout,
+    Observer,
+    harness_of,
+)
+from harnessgym.batch_rollout.settings import CampaignSettings, chosen_tasks, digest_of
 from harnessgym.config import Config
 from harnessgym.errors import ConfigError, HarnessGymError, PolicyError
-from harnessgym.evaluation.comparison import PASS_REWARD, Comparison, Score, compare, score
+from harnessgym.evaluation.comparison import PASS_REWARD, Comparison, PolicyScore, compare, score
 from harnessgym.evaluation.own_engine import own_engine
 from harnessgym.evaluation.policies import NamedPolicy, find_policy
-from harnessgym.rollout.campaign import FREE, PURPOSE, Campaign, Observer, Progress, harness_of
-from harnessgym.rollout.campaign_settings import CampaignSettings, chosen_tasks, digest_of
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, rollout_states, runs
 from harnessgym.store.rollout_states import RolloutState
@@ -49,7 +57,7 @@ class Evaluated:
 
     policy: NamedPolicy
     folder: Path
-    score: Score
+    score: PolicyScore
     comparison: Comparison | None
     """With the first one; None for that one itself."""
 
@@ -74,10 +82,12 @@ class Evaluation:
     async def run(self, say: Callable[[str], None], watch: Watch) -> list[Evaluated]:
         """Run all policies, one after another; what they came to, which is also written.
 
-        `say` is told what happens, `watch` makes what each campaign shows its progress to. Raises `HarnessGymError` if it
-        cannot go on, or no rollout of a policy could be graded.
+        `say` is told what happens, `watch` makes what each campaign shows its progress to. Raises
+        `HarnessGymError` if it cannot go on, or no rollout of a policy could be graded.
         """
-        for number, policy in enumerate(self.policies):  # all first: a run that goes on removes its old versions
+        for number, policy in enumerate(
+            self.policies
+        ):  # all first: a run that goes on removes its old versions
             if policy.kind == "version" and not (self.folder_of(number) / "summary.json").is_file():
                 await _exported(policy, self.folder_of(number) / "model")
         found: list[list[RolloutState]] = []
@@ -89,7 +99,10 @@ class Evaluation:
             found.append(_states(folder))
         done = [
             Evaluated(
-                policy, self.folder_of(number), score(states, self.samples), compare(found[0], states) if number else None
+                policy,
+                self.folder_of(number),
+                score(states, self.samples),
+                compare(found[0], states) if number else None,
             )
             for number, (policy, states) in enumerate(zip(self.policies, found, strict=True))
         ]
@@ -97,7 +110,9 @@ class Evaluation:
         for each in done:
             if not each.score.graded:
                 causes = ", ".join(f"{count} {cause}" for cause, count in each.score.causes.items())
-                raise HarnessGymError(f"No rollout of {each.policy.title} could be graded ({causes}). See {each.folder}.")
+                raise HarnessGymError(
+                    f"No rollout of {each.policy.title} could be graded ({causes}). See {each.folder}."
+                )
         return done
 
     @property
@@ -115,31 +130,38 @@ class Evaluation:
         settings = shared.model_copy(update={"folder": folder, "upstream": policy.title})
         if policy.kind == "upstream":
             with watch() as observe:
-                await Campaign(settings).run(observe)
+                await BatchRollout(settings).run(observe)
             return
         model = Path(policy.where) if policy.kind == "model" else await _exported(policy, folder / "model")
         async with own_engine(self.folder, model, max(_BATCH, shared.at_once), shared.max_length) as engine:
             upstream = await asyncio.to_thread(find_upstream, engine.url, model, shared.max_length)
             with watch() as observe:
 
-                def look(progress: Progress) -> None:
+                def look(progress: BatchProgress) -> None:
                     engine.revive()
                     observe(progress)
 
-                await Campaign(settings, upstream).run(look)
+                await BatchRollout(settings, upstream).run(look)
 
     def _claim(self) -> list[NamedPolicy]:
-        """Make the folder this evaluation's; its policies, which are looked up once: a run's newest version stays the same.
+        """Make the folder this evaluation's; its policies, which are looked up once: a run's newest version
+        stays the same.
 
         Raises `ConfigError` if it holds another evaluation, or one that another process runs.
         """
-        asked = self.settings.campaign.model_dump(mode="json", exclude=set(FREE)) | {"tasks_digest": digest_of(self.tasks)}
+        asked = self.settings.campaign.model_dump(mode="json", exclude=set(FREE)) | {
+            "tasks_digest": digest_of(self.tasks)
+        }
         asked |= {"policies": list(self.settings.policies)}
-        root, path = self.folder.root, self.folder.root / "evaluation.json"
+        root = self.folder.root
+        path = self.folder.root / "evaluation.json"
         if any(root.glob("*/traces.db")) and path.exists():
             recorded = json.loads(path.read_text())
             if told := _differences(recorded, asked):
-                raise ConfigError(f"{root} holds another evaluation: {told}. Give another --folder, or remove that one first.")
+                raise ConfigError(
+                    f"{root} holds another evaluation: {told}. Give another --folder, or remove that one "
+                    "first."
+                )
             claim_folder(self.folder)
             return [_unchanged(each) for each in recorded["found"]]
         if not path.exists() and root.exists() and any(root.iterdir()):
@@ -194,7 +216,12 @@ async def _exported(policy: NamedPolicy, out: Path) -> Path:
         return out
     words = ["weights", "export", f"{policy.where}@{policy.version}", str(out)]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "harnessgym", *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        sys.executable,
+        "-m",
+        "harnessgym",
+        *words,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
     )
     try:
         said, _ = await process.communicate()
@@ -225,7 +252,8 @@ def _unchanged(recorded: dict[str, Any]) -> NamedPolicy:
     policy = NamedPolicy.model_validate({name: value for name, value in recorded.items() if name != "files"})
     if _files(policy) != recorded["files"]:
         raise ConfigError(
-            f"The weights at {policy.where} are not those that this evaluation began with. Give another --folder to begin anew."
+            f"The weights at {policy.where} are not those that this evaluation began with. Give another "
+            "--folder to begin anew."
         )
     return policy
 

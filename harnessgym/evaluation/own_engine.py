@@ -24,15 +24,20 @@ class OwnEngine:
     """The child process, as long as the context of `own_engine` is open."""
 
     def __init__(self, url: str, children: Children) -> None:
-        self.url, self._children = url, children
+        self.url = url
+        self._children = children
 
     def revive(self) -> None:
-        """Start it again if it has ended: connections wait meanwhile. Raises `HarnessGymError` if it ends again and again."""
+        """Start it again if it has ended: connections wait meanwhile. Raises `HarnessGymError` if it ends
+        again and again.
+        """
         for name, _ in self._children.exited():
             self._children.restart(name)
 
     async def ready(self) -> None:
-        """Wait until it serves, however long the model takes to load. Raises `PolicyError` if it ends instead."""
+        """Wait until it serves, however long the model takes to load. Raises `PolicyError` if it ends
+        instead.
+        """
         async with httpx.AsyncClient(timeout=_ANSWER_S, trust_env=False) as http:
             while not self._children.exited():
                 try:
@@ -42,19 +47,27 @@ class OwnEngine:
                     pass
                 await asyncio.sleep(_LOOK_S)
         words = self._children.last_words(_NAME).removeprefix("harnessgym: ")
-        raise PolicyError(f"The engine cannot serve this model: {words}\nIts log: {self._children.log_path(_NAME)}.")
+        raise PolicyError(
+            f"The engine cannot serve this model: {words}\nIts log: {self._children.log_path(_NAME)}."
+        )
 
 
 @asynccontextmanager
-async def own_engine(folder: RunFolder, model: Path, max_batch: int, max_length: int | None) -> AsyncIterator[OwnEngine]:
-    """Serve a model folder; log and settings are in `folder`. It ends with the context, or with this process."""
+async def own_engine(
+    folder: RunFolder, model: Path, max_batch: int, max_length: int | None
+) -> AsyncIterator[OwnEngine]:
+    """Serve a model folder; log and settings are in `folder`. It ends with the context, or with this
+    process.
+    """
     threads = max(1, (os.cpu_count() or 1) // 2)
     children = Children(folder, threads, _RESTARTS)
     children.end_leftovers()
     try:
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     except OSError as error:
-        raise HarnessGymError(f"No free port on 127.0.0.1: {error}. End what holds them and start again.") from error
+        raise HarnessGymError(
+            f"No free port on 127.0.0.1: {error}. End what holds them and start again."
+        ) from error
     with listener:
         settings = {
             "model": str(model),

@@ -58,28 +58,36 @@ def find_policy(named: str, policy: str = "") -> NamedPolicy:
     path = Path(named if asked is None else before).resolve()
     if not path.is_dir():
         raise ConfigError(
-            f"There is no folder {path}. A policy is a Hugging Face model folder, a run folder (RUN, or RUN@VERSION), or the "
+            f"There is no folder {path}. A policy is a Hugging Face model folder, a run folder (RUN, or "
+            "RUN@VERSION), or the "
             "address of an engine that runs (http://HOST:PORT)."
         )
     if (path / "versions").is_dir():
         return _of_run(named, RunFolder(path, policy), asked)
     if asked is not None or (path / "traces.db").exists():
-        raise ConfigError(f"{path} is no run folder that has published a version: it has no folder `versions`.")
+        raise ConfigError(
+            f"{path} is no run folder that has published a version: it has no folder `versions`."
+        )
     if not (path / "config.json").is_file():
         raise ConfigError(
-            f"{path} is neither a model folder (config.json is missing) nor a run folder (`versions` is missing)."
+            f"{path} is neither a model folder (config.json is missing) nor a run folder (`versions` is "
+            "missing)."
         )
     return NamedPolicy(named=named, kind="model", where=str(path))
 
 
 def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
-    """A version of a run. Its first one is the model folder that it started from, once it is no longer kept."""
+    """A version of a run. Its first one is the model folder that it started from, once it is no longer
+    kept.
+    """
     config = folder.config().of_policy(folder.policy)
     if config.policies and not folder.policy:
         known = ", ".join(policy.name for policy in config.all_policies)
         raise ConfigError(
-            f"{folder.root} trains several policies ({known}), each for agents of its own, and an evaluation has one for all. "
-            f"Write the one that is meant as a model folder: `harnessgym weights export {folder.root} FOLDER --policy NAME`."
+            f"{folder.root} trains several policies ({known}), each for agents of its own, and an evaluation "
+            "has one for all. "
+            f"Write the one that is meant as a model folder: `harnessgym weights export {folder.root} FOLDER "
+            "--policy NAME`."
         )
     recorded = _recorded(folder, config.policy.name)
     kept = _kept(folder)
@@ -88,13 +96,21 @@ def _of_run(named: str, folder: RunFolder, asked: int | None) -> NamedPolicy:
     if version is None:
         raise PolicyError(f"The run {folder.root} has published no version yet.")
     if version in kept:
-        return NamedPolicy(named=named, kind="version", where=str(folder.root), version=version, policy=folder.policy)
+        return NamedPolicy(
+            named=named, kind="version", where=str(folder.root), version=version, policy=folder.policy
+        )
     first = next((item.version for item in recorded if item.parent_version is None), None)
     if version == first and config.trainer.publish.dtype is None:
         return NamedPolicy(named=named, kind="model", where=config.policy.path, version=version)
-    had = "has none" if version not in {item.version for item in recorded} else "no longer keeps it (trainer.publish.keep)"
+    had = (
+        "has none"
+        if version not in {item.version for item in recorded}
+        else "no longer keeps it (trainer.publish.keep)"
+    )
     there = ", ".join(str(number) for number in sorted({*kept, *([] if first is None else [first])}))
-    raise PolicyError(f"There is no version {version} of {folder.root}: the run {had}. It has: {there or 'none'}.")
+    raise PolicyError(
+        f"There is no version {version} of {folder.root}: the run {had}. It has: {there or 'none'}."
+    )
 
 
 def _recorded(folder: RunFolder, policy: str) -> list[PolicyVersion]:

@@ -1,4 +1,6 @@
-"""An evaluation as a run's file says: the tasks, one of the harnesses, the sandbox and the sampling that it trains with."""
+"""An evaluation as a run's file says: the tasks, one of the harnesses, the sandbox and the sampling that
+it trains with.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +9,15 @@ from harnessgym.config import nearest
 from harnessgym.engine_timeouts import timeouts_of
 from harnessgym.errors import ConfigError
 from harnessgym.registry import load
-from harnessgym.run_config import HarnessSection, RunConfig
+from harnessgym.run_config.run import HarnessSection, RunConfig
 from harnessgym.supervisor.preparation import choose_sandbox
 
 
 def as_in_run(config: RunConfig, harness: str | None, notify: Callable[[str], None]) -> dict[str, Any]:
     """Settings of a campaign; `harness` is the name of one of the run's, else its first is taken.
 
-    `notify` is told what was chosen. Raises `ConfigError` if the run has no such harness, or its sandbox cannot be used.
+    `notify` is told what was chosen. Raises `ConfigError` if the run has no such harness, or its sandbox
+    cannot be used.
     """
     section = _harness(config, harness)
     if harness is None and len(config.harnesses) > 1:
@@ -43,5 +46,7 @@ def _harness(config: RunConfig, name: str | None) -> HarnessSection:
         return config.harnesses[0]
     found = next((each for each in config.harnesses if each.name == name), None)
     if found is None:
-        raise ConfigError(f"The run has no harness {name!r}. {nearest(name, [each.name for each in config.harnesses])}")
+        raise ConfigError(
+            f"The run has no harness {name!r}. {nearest(name, [each.name for each in config.harnesses])}"
+        )
     return found

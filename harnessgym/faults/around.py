@@ -1,4 +1,6 @@
-"""A sandbox around another: the same but for what is changed on the way in or out. Base of the two that apply faults."""
+"""A sandbox around another: the same but for what is changed on the way in or out. Base of the two that
+apply faults.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +9,17 @@ from typing import Unpack
 from harnessgym.errors import ConfigError
 from harnessgym.faults.connection import PORT, FaultyRelay
 from harnessgym.faults.library import library
-from harnessgym.faults.plan import Plan
-from harnessgym.sandbox import Capability, ExecOptions, ExecResult, Export, Sandbox, Snapshot, Stats, require
+from harnessgym.faults.plan import FaultPlan
+from harnessgym.sandbox import (
+    Capability,
+    ExecOptions,
+    ExecResult,
+    Sandbox,
+    Snapshot,
+    Stats,
+    WorkspaceExport,
+    require,
+)
 
 FOLDER = ".harnessgym/faults"
 """Where the things of faults lie in the workspace."""
@@ -16,10 +27,14 @@ LIBRARY = f"{FOLDER}/fault.so"
 
 
 class Around:
-    """Passes everything on. With faults of connections, the harness finds the proxy behind a relay that breaks them."""
+    """Passes everything on. With faults of connections, the harness finds the proxy behind a relay that
+    breaks them.
+    """
 
-    def __init__(self, sandbox: Sandbox, plan: Plan, proxy_socket: Path | None = None) -> None:
-        """Raises ConfigError when the plan needs the proxy's socket and none is named, CapabilityError without `HOSTS` then."""
+    def __init__(self, sandbox: Sandbox, plan: FaultPlan, proxy_socket: Path | None = None) -> None:
+        """Raises ConfigError when the plan needs the proxy's socket and none is named, CapabilityError
+        without `HOSTS` then.
+        """
         self.sandbox = sandbox
         self.plan = plan
         self.capabilities = sandbox.capabilities
@@ -30,7 +45,10 @@ class Around:
         self._has_library = False
         if plan.breaks_connections:
             if proxy_socket is None:
-                raise ConfigError("Connections can only be dropped where the proxy is reached through a socket that is named.")
+                raise ConfigError(
+                    "Connections can only be dropped where the proxy is reached through a socket that is "
+                    "named."
+                )
             require(sandbox.capabilities, frozenset({Capability.HOSTS}))
             self.proxy_url = f"http://127.0.0.1:{PORT}"
 
@@ -72,7 +90,9 @@ class Around:
         """See `Sandbox.download`."""
         await self.sandbox.download(path, local)
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
+    async def export(
+        self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()
+    ) -> WorkspaceExport:
         """See `Sandbox.export`."""
         return await self.sandbox.export(local, max_bytes=max_bytes, max_files=max_files, collect=collect)
 

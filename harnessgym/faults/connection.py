@@ -1,7 +1,8 @@
 """Connections to the proxy that break off, as a plan says.
 
-This stands in for the relay of a sandbox (`harnessgym.sandboxes.relay`): it accepts what the harness connects, carries bytes to
-the proxy's socket and back unchanged, and resets those connections that the plan names.
+This stands in for the relay of a sandbox (`harnessgym.sandboxes.relay`): it accepts what the harness
+connects, carries bytes to the proxy's socket and back unchanged, and resets those connections that the plan
+names.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harnessgym.faults.plan import Draw, Plan
+from harnessgym.faults.plan import DrawnFault, FaultPlan
 
 PORT = 8078
 """Loopback port of it, inside."""
@@ -24,7 +25,7 @@ class FaultyRelay:
 
     port = PORT
 
-    def __init__(self, proxy_socket: Path, plan: Plan, command: Sequence[str]) -> None:
+    def __init__(self, proxy_socket: Path, plan: FaultPlan, command: Sequence[str]) -> None:
         self._proxy_socket = proxy_socket
         self._plan = plan
         self._command = tuple(command)
@@ -59,7 +60,7 @@ class FaultyRelay:
             far_writer.transport.abort()
             writer.close()
 
-    def _break(self, writer: asyncio.StreamWriter, draw: Draw) -> None:
+    def _break(self, writer: asyncio.StreamWriter, draw: DrawnFault) -> None:
         self._plan.note(draw, self._command, "relay")
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         writer.transport.abort()

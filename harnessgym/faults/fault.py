@@ -31,8 +31,8 @@ class FaultBase(Config):
     """What every fault has."""
 
     match: str = "*"
-    """The commands it may happen to: a program's name, or the name and a pattern for its arguments, as in `git push*`; `*`
-    stands for any program, which only faults around `Sandbox.exec` can be."""
+    """The commands it may happen to: a program's name, or the name and a pattern for its arguments, as in
+    `git push*`; `*` stands for any program, which only faults around `Sandbox.exec` can be."""
     probability: float = Field(1.0, ge=0, le=1)
     """How likely it happens to a command that matches."""
     count: int | None = Field(None, gt=0)
@@ -42,7 +42,9 @@ class FaultBase(Config):
     @classmethod
     def _one_line(cls, match: str) -> str:
         if not match.strip() or any(character in match for character in "\t\n\0"):
-            raise ValueError("a match is a program's name, or a name, a space and a pattern for its arguments, on one line")
+            raise ValueError(
+                "a match is a program's name, or a name, a space and a pattern for its arguments, on one line"
+            )
         return match.strip()
 
     @property
@@ -137,7 +139,9 @@ class InjectionFault(FaultBase):
 
 
 class DroppedConnectionFault(FaultBase):
-    """A connection to the proxy breaks off with a reset. `match` is about the command that runs; ordinals count connections."""
+    """A connection to the proxy breaks off with a reset. `match` is about the command that runs; ordinals
+    count connections.
+    """
 
     kind: Literal["dropped_connection"] = "dropped_connection"
     after_bytes: int = Field(0, ge=0)
@@ -149,7 +153,13 @@ class DroppedConnectionFault(FaultBase):
 
 
 Fault = Annotated[
-    LatencyFault | FlakyFault | OomKillFault | DiskFullFault | ClockJumpFault | InjectionFault | DroppedConnectionFault,
+    LatencyFault
+    | FlakyFault
+    | OomKillFault
+    | DiskFullFault
+    | ClockJumpFault
+    | InjectionFault
+    | DroppedConnectionFault,
     Field(discriminator="kind"),
 ]
 

@@ -1,7 +1,8 @@
 """Which fault happens to which command of a rollout.
 
-The draw for the n-th command that matches a fault depends on the run's seed, the rollout's seed, the fault's place in the list
-and n. So a rollout that is run again meets the same faults, and one more command in between changes nothing else.
+The draw for the n-th command that matches a fault depends on the run's seed, the rollout's seed, the fault's
+place in the list and n. So a rollout that is run again meets the same faults, and one more command in between
+changes nothing else.
 """
 
 import random
@@ -16,14 +17,15 @@ from typing import Literal
 from harnessgym.faults.fault import Fault, FaultsSection, InjectionFault
 
 Where = Literal["exec", "path", "relay"]
-"""exec: around a step of an environment. path: by a program inside the sandbox. relay: on the way to the proxy."""
+"""exec: around a step of an environment. path: by a program inside the sandbox. relay: on the way to the
+proxy."""
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
 _COMMAND = 300
 """Characters of a command that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class DrawnFault:
     """A fault that happens to one command."""
 
     index: int
@@ -39,7 +41,7 @@ class Draw:
 class Applied:
     """A fault that happened."""
 
-    draw: Draw
+    draw: DrawnFault
     command: str
     where: Where
     t: float = field(default_factory=time.time)
@@ -51,7 +53,7 @@ class Applied:
         return self.draw.fault.label if isinstance(self.draw.fault, InjectionFault) else None
 
 
-class Plan:
+class FaultPlan:
     """The faults of one rollout: what is to happen, and what has."""
 
     def __init__(self, section: FaultsSection, rollout_seed: int) -> None:
@@ -66,8 +68,10 @@ class Plan:
         """Whether the way to the proxy is part of it."""
         return any(fault.kind == "dropped_connection" for fault in self.section.inject)
 
-    def decide(self, command: Sequence[str], *, connection: bool = False) -> list[Draw]:
-        """What happens to the next command (or connection of a command). Counts it; what is drawn counts as done."""
+    def decide(self, command: Sequence[str], *, connection: bool = False) -> list[DrawnFault]:
+        """What happens to the next command (or connection of a command). Counts it; what is drawn counts
+        as done.
+        """
         found = []
         for index, fault in enumerate(self.section.inject):
             if (fault.kind == "dropped_connection") is not connection or not matches(fault, command):
@@ -79,31 +83,40 @@ class Plan:
                 found.append(draw)
         return found
 
-    def note(self, draw: Draw, command: Sequence[str], where: Where) -> None:
+    def note(self, draw: DrawnFault, command: Sequence[str], where: Where) -> None:
         """Writes down that it happened."""
         self.applied.append(Applied(draw, " ".join(command)[:_COMMAND], where))
 
-    def schedule(self, index: int, length: int) -> list[Draw]:
+    def schedule(self, index: int, length: int) -> list[DrawnFault]:
         """What happens to the first `length` commands that match a fault."""
         drawn = [draw for ordinal in range(length) if (draw := self._draw(index, ordinal)) is not None]
         return drawn[: self.section.inject[index].count]
 
-    def _draw(self, index: int, ordinal: int) -> Draw | None:
+    def _draw(self, index: int, ordinal: int) -> DrawnFault | None:
         fault = self.section.inject[index]
         rng = random.Random(f"{self.section.seed}/{self._rollout_seed}/{index}/{ordinal}")
-        return Draw(index, fault, ordinal, fault.amount(rng)) if rng.random() < fault.probability else None
+        return (
+            DrawnFault(index, fault, ordinal, fault.amount(rng)) if rng.random() < fault.probability else None
+        )
 
 
 def matches(fault: Fault, command: Sequence[str]) -> bool:
-    """Whether a fault may happen to a command, or to one of those in the text that a shell is given with `-c`."""
+    """Whether a fault may happen to a command, or to one of those in the text that a shell is given with
+    `-c`.
+    """
     return any(
-        fnmatchcase(PurePath(words[0]).name, fault.program) and fnmatchcase(" ".join(words[1:]), fault.arguments)
+        fnmatchcase(PurePath(words[0]).name, fault.program)
+        and fnmatchcase(" ".join(words[1:]), fault.arguments)
         for words in (list(command), *_inner(command))
         if words
     )
 
 
 def _inner(command: Sequence[str]) -> list[list[str]]:
-    if len(command) < 3 or PurePath(command[0]).name not in _SHELLS or not re.fullmatch(r"-[a-z]*c", command[1]):
+    if (
+        len(command) < 3
+        or PurePath(command[0]).name not in _SHELLS
+        or not re.fullmatch(r"-[a-z]*c", command[1])
+    ):
         return []
     return [part.split() for part in re.split(r"[;&|\n]+", command[2])]

@@ -14,7 +14,9 @@ SOURCE = "sandbox"
 
 
 def record(conn: Connection, rollout_id: str, applied: Sequence[Applied], doubt: str | None = None) -> None:
-    """Writes what was applied. `doubt` says why the account of it may not be whole; it becomes an event of its own."""
+    """Writes what was applied. `doubt` says why the account of it may not be whole; it becomes an event of
+    its own.
+    """
     rows = [EventRow(rollout_id, KIND, _attributes(each), t=each.t, source=SOURCE) for each in applied]
     if doubt is not None:
         rows.append(EventRow(rollout_id, KIND, {"doubt": doubt}, source=SOURCE))

@@ -1,9 +1,10 @@
 """Faults inside the sandbox, for black-box harnesses: small programs that stand first on the PATH.
 
-A harness that runs `pytest` runs ours, which applies what the plan says, writes it down in the workspace, and becomes the real
-one. A harness that names a program by its whole path goes round them. It can also find them and change what they wrote down:
-what is read back is held against the plan and against the count of commands, and what does not agree is said. Harness and shims
-are the same user, so an account that agrees is likely, not proven.
+A harness that runs `pytest` runs ours, which applies what the plan says, writes it down in the workspace, and
+becomes the real one. A harness that names a program by its whole path goes round them. It can also find them
+and change what they wrote down: what is read back is held against the plan and against the count of commands,
+and what does not agree is said. Harness and shims are the same user, so an account that agrees is likely, not
+proven.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from typing import Unpack
 from harnessgym.errors import ConfigError, SandboxError
 from harnessgym.faults.around import FOLDER, Around
 from harnessgym.faults.fault import FlakyFault, InjectionFault
-from harnessgym.faults.plan import Applied, Draw, Plan
+from harnessgym.faults.plan import Applied, DrawnFault, FaultPlan
 from harnessgym.sandbox import ExecOptions, ExecResult, Sandbox
 
 SCRIPT = Path(__file__).parent / "shim.sh"
@@ -32,19 +33,27 @@ class Account:
 
     applied: tuple[Applied, ...]
     doubt: str | None = None
-    """Why the log cannot be trusted, if it does not agree with the plan and with the commands that were counted."""
+    """Why the log cannot be trusted, if it does not agree with the plan and with the commands that were
+    counted."""
 
 
 class ShimmedSandbox(Around):
     """Commands run with the shims on their PATH. Call `collect` when the harness has ended."""
 
-    def __init__(self, sandbox: Sandbox, plan: Plan, proxy_socket: Path | None = None) -> None:
+    def __init__(self, sandbox: Sandbox, plan: FaultPlan, proxy_socket: Path | None = None) -> None:
         """Raises ConfigError for a fault that names no program."""
         super().__init__(sandbox, plan, proxy_socket)
-        self._faults = [(index, fault) for index, fault in enumerate(plan.section.inject) if fault.kind != "dropped_connection"]
+        self._faults = [
+            (index, fault)
+            for index, fault in enumerate(plan.section.inject)
+            if fault.kind != "dropped_connection"
+        ]
         for _, fault in self._faults:
             if _WILD & set(fault.program) or "/" in fault.program:
-                raise ConfigError(f"A {fault.kind} fault inside a sandbox needs the name of a program, not {fault.program!r}.")
+                raise ConfigError(
+                    f"A {fault.kind} fault inside a sandbox needs the name of a program, not "
+                    f"{fault.program!r}."
+                )
         self._laid = False
 
     async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
@@ -56,7 +65,9 @@ class ShimmedSandbox(Around):
         return await super().exec(cmd, **options)
 
     async def collect(self) -> Account:
-        """What was applied, here and on the way to the proxy; takes the shims out of the workspace. Once, at the end."""
+        """What was applied, here and on the way to the proxy; takes the shims out of the workspace. Once,
+        at the end.
+        """
         relayed = tuple(self.plan.applied)
         if not self._laid:
             return Account(relayed)
@@ -71,7 +82,9 @@ class ShimmedSandbox(Around):
         return Account((*relayed, *account.applied), account.doubt)
 
     async def _lay(self) -> tuple[str, str]:
-        """Puts the shims into the workspace, once. Returns the workspace's path and the PATH, seen from inside."""
+        """Puts the shims into the workspace, once. Returns the workspace's path and the PATH, seen from
+        inside.
+        """
         surroundings = await self.surroundings()
         if self._laid:
             return surroundings
@@ -89,7 +102,9 @@ class ShimmedSandbox(Around):
             await self.lay_library()
         made = await self.sandbox.exec(["sh", "-c", f"chmod +x {FOLDER}/bin/*"])
         if not made.ok:
-            raise SandboxError(f"Faults cannot be laid into the sandbox: {made.stderr.decode(errors='replace')[-500:]}")
+            raise SandboxError(
+                f"Faults cannot be laid into the sandbox: {made.stderr.decode(errors='replace')[-500:]}"
+            )
         self._laid = True
         return surroundings
 
@@ -103,8 +118,16 @@ class ShimmedSandbox(Around):
 
     def _account(self, local: Path) -> Account:
         """Holds the log against the plan and the commands that were counted."""
-        planned = {(index, draw.ordinal): draw for index, _ in self._faults for draw in self.plan.schedule(index, HORIZON)}
-        counted = {key for path in (local / "state").glob("seen.*") if (key := _key(path.name.split(".")[1:])) is not None}
+        planned = {
+            (index, draw.ordinal): draw
+            for index, _ in self._faults
+            for draw in self.plan.schedule(index, HORIZON)
+        }
+        counted = {
+            key
+            for path in (local / "state").glob("seen.*")
+            if (key := _key(path.name.split(".")[1:])) is not None
+        }
         entries, strange = _entries((local / "log").read_text(errors="replace"), planned)
         applied = tuple(Applied(draw, command, "path") for draw, command in entries.values())
         silent = len((counted & planned.keys()) - entries.keys())
@@ -116,12 +139,16 @@ class ShimmedSandbox(Around):
             f"{uncounted} faults are in the log for commands that were not counted": uncounted,
         }
         wrong = [text for text, is_so in found.items() if is_so]
-        return Account(applied, f"The account of the shims does not agree: {'; '.join(wrong)}." if wrong else None)
+        return Account(
+            applied, f"The account of the shims does not agree: {'; '.join(wrong)}." if wrong else None
+        )
 
 
-def _entries(text: str, planned: Mapping[tuple[int, int], Draw]) -> tuple[dict[tuple[int, int], tuple[Draw, str]], int]:
+def _entries(
+    text: str, planned: Mapping[tuple[int, int], DrawnFault]
+) -> tuple[dict[tuple[int, int], tuple[DrawnFault, str]], int]:
     """The lines of a log that are in the plan, and how many are not, or are there twice."""
-    entries: dict[tuple[int, int], tuple[Draw, str]] = {}
+    entries: dict[tuple[int, int], tuple[DrawnFault, str]] = {}
     strange = 0
     for line in text.splitlines():
         *numbers, command = line.split("\t", 2)
@@ -134,6 +161,8 @@ def _entries(text: str, planned: Mapping[tuple[int, int], Draw]) -> tuple[dict[t
 
 
 def _key(numbers: Sequence[str]) -> tuple[int, int] | None:
-    if len(numbers) != 2 or not all(number.isascii() and number.isdigit() and len(number) < 10 for number in numbers):
+    if len(numbers) != 2 or not all(
+        number.isascii() and number.isdigit() and len(number) < 10 for number in numbers
+    ):
         return None
     return int(numbers[0]), int(numbers[1])

@@ -8,7 +8,7 @@ from typing import Unpack
 from harnessgym.faults.around import Around
 from harnessgym.faults.fault import FlakyFault, InjectionFault
 from harnessgym.faults.library import CLOCK, DISK
-from harnessgym.faults.plan import Draw
+from harnessgym.faults.plan import DrawnFault
 from harnessgym.sandbox import ExecOptions, ExecResult, OnOutput
 
 _KILLED = 9
@@ -18,7 +18,7 @@ _KILLED = 9
 class _Step:
     """What happens to one command, by kind."""
 
-    draws: Mapping[str, Draw]
+    draws: Mapping[str, DrawnFault]
 
     def amount(self, kind: str) -> float:
         return self.draws[kind].amount if kind in self.draws else 0.0
@@ -30,7 +30,8 @@ class FaultySandbox(Around):
     async def exec(self, cmd: Sequence[str], **options: Unpack[ExecOptions]) -> ExecResult:
         """See `Sandbox.exec`."""
         step = _Step({draw.fault.kind: draw for draw in self.plan.decide(cmd)})
-        timeout_s, late = options.get("timeout_s"), step.amount("latency")
+        timeout_s = options.get("timeout_s")
+        late = step.amount("latency")
         if late:
             self._note(step, "latency", cmd)
             await asyncio.sleep(late if timeout_s is None else min(late, timeout_s))
@@ -48,7 +49,9 @@ class FaultySandbox(Around):
         if dies and result.timed_out:
             self._note(step, "oom_kill", cmd)
             result = replace(result, timed_out=False, exit_code=None, signal=_KILLED)
-        return self._planted(step, replace(result, wall_s=result.wall_s + late), cmd, options.get("on_output"))
+        return self._planted(
+            step, replace(result, wall_s=result.wall_s + late), cmd, options.get("on_output")
+        )
 
     def _note(self, step: _Step, kind: str, command: Sequence[str]) -> None:
         self.plan.note(step.draws[kind], command, "exec")
@@ -77,7 +80,9 @@ class FaultySandbox(Around):
         preloaded = f"{(env or {}).get('LD_PRELOAD', '')} {await self.lay_library()}".strip()
         return {**(env or {}), **changed, "LD_PRELOAD": preloaded}
 
-    def _planted(self, step: _Step, result: ExecResult, command: Sequence[str], on_output: OnOutput | None) -> ExecResult:
+    def _planted(
+        self, step: _Step, result: ExecResult, command: Sequence[str], on_output: OnOutput | None
+    ) -> ExecResult:
         """The result with what was planted behind its output."""
         if "injection" not in step.draws:
             return result
@@ -95,6 +100,11 @@ def _lines(text: str) -> bytes:
 
 
 def _unrun(
-    exit_code: int | None, *, signal: int | None = None, stderr: bytes = b"", timed_out: bool = False, wall_s: float = 0.0
+    exit_code: int | None,
+    *,
+    signal: int | None = None,
+    stderr: bytes = b"",
+    timed_out: bool = False,
+    wall_s: float = 0.0,
 ) -> ExecResult:
     return ExecResult(exit_code, signal, b"", stderr, False, False, timed_out, wall_s)

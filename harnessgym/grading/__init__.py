@@ -1,1 +1,3 @@
-"""Grading: what an agent left is taken out as data, judged in fresh sandboxes, and a verdict is valid, tampered, or none."""
+"""Grading: what an agent left is taken out as data, judged in fresh sandboxes, and a verdict is valid,
+tampered, or none.
+"""

@@ -1,9 +1,9 @@
 """What an agent changed of a repository, as a patch, and patches applied to it: git in a grading sandbox.
 
-The agent's files come into the sandbox as data. They are read by git with a repository of our own, whatever their `.git`,
-their attributes or their settings say; then they are removed, the task's first files are laid out again, and the difference of
-the two is the patch, byte for byte: binary files, line ends and modes too. What git is told to ignore is no part of it, unless
-the task's repository tracks it.
+The agent's files come into the sandbox as data. They are read by git with a repository of our own, whatever
+their `.git`, their attributes or their settings say; then they are removed, the task's first files are laid
+out again, and the difference of the two is the patch, byte for byte: binary files, line ends and modes too.
+What git is told to ignore is no part of it, unless the task's repository tracks it.
 """
 
 import secrets
@@ -14,10 +14,10 @@ from pathlib import PurePosixPath
 
 from harnessgym.errors import SandboxError, TaskError
 from harnessgym.outcome.failure import RolloutFailed
-from harnessgym.rollout.furnishing import furnish
 from harnessgym.sandbox import Capability, ExecResult, Sandbox
 from harnessgym.sandboxes.containers import SET_ASIDE
 from harnessgym.task import Task
+from harnessgym.task_setup.workspace_setup import furnish
 
 ATTEMPTS = (
     "git apply --verbose",
@@ -45,7 +45,8 @@ class Change:
 
 
 async def handed_in(task: Task, sandbox: Sandbox) -> Change:
-    """The change from what the task begins with to what is in the workspace, which is then as the task begins.
+    """The change from what the task begins with to what is in the workspace, which is then as the task
+    begins.
 
     Raises SandboxError when the sandbox failed, TaskError when the task's image or its set-up is at fault.
     """
@@ -64,7 +65,9 @@ async def handed_in(task: Task, sandbox: Sandbox) -> Change:
 
 
 def _laid(task: Task) -> bytes:
-    """The files that the task lays itself, as `git update-index -z --index-info` reads them; their contents are not asked."""
+    """The files that the task lays itself, as `git update-index -z --index-info` reads them; their
+    contents are not asked.
+    """
     paths = (PurePosixPath(path) for path in task.files)
     kept = (path for path in paths if not {".git", ".."} & set(map(str.lower, path.parts)))
     return "".join(f"100644 {_EMPTY} 0\t{path}\0" for path in kept).encode()
@@ -89,14 +92,23 @@ async def apply(task: Task, sandbox: Sandbox, patch: bytes, attempts: Sequence[s
 
 async def restore(task: Task, sandbox: Sandbox, paths: Sequence[str]) -> None:
     """Makes paths of the workspace what the task begins with."""
-    inside = [path for path in paths if path and "\n" not in path and not path.startswith("/") and ".." not in path.split("/")]
+    inside = [
+        path
+        for path in paths
+        if path and "\n" not in path and not path.startswith("/") and ".." not in path.split("/")
+    ]
     if inside:
         done = await _run(sandbox, "git_restore.sh", [], stdin=("\n".join(inside) + "\n").encode())
         _check(task, done, "Test files could not be restored")
 
 
 async def _run(
-    sandbox: Sandbox, script: str, words: Sequence[str], *, stdin: bytes | None = None, user: str | None = None
+    sandbox: Sandbox,
+    script: str,
+    words: Sequence[str],
+    *,
+    stdin: bytes | None = None,
+    user: str | None = None,
 ) -> ExecResult:
     text = (files("harnessgym.grading.runners") / script).read_text(encoding="utf-8")
     command = ["sh", "-c", text, script, *words]
@@ -108,6 +120,8 @@ def _check(task: Task, result: ExecResult, what: str) -> None:
         return
     said = result.stderr[-_TAIL:].decode(errors="replace").strip() or "no word"
     if result.exit_code == 127 or "git: not found" in said:
-        raise TaskError(f"{what} for task {task.id!r}: {said}. The image needs git and the usual shell tools.")
+        raise TaskError(
+            f"{what} for task {task.id!r}: {said}. The image needs git and the usual shell tools."
+        )
     how = f"signal {result.signal}" if result.signal is not None else f"exit status {result.exit_code}"
     raise SandboxError(f"{what} for task {task.id!r} ({how}): {said}.")

@@ -1,7 +1,8 @@
 """Checks: what one entry of a task's tests is. Members live in `checks/` and are named by strings.
 
-A check is a settings class with a `run`. It sees the exported workspace, the task's own test files, and a way to open fresh
-sandboxes. What it expects stays on this machine wherever that is possible: what never enters a sandbox cannot be read there.
+A check is a settings class with a `run`. It sees the exported workspace, the task's own test files, and a way
+to open fresh sandboxes. What it expects stays on this machine wherever that is possible: what never enters a
+sandbox cannot be read there.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,18 +14,18 @@ from pydantic import Field
 
 from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError, TaskError
-from harnessgym.grading.outcome import Outcome
+from harnessgym.grading.outcome import CheckOutcome
 from harnessgym.grading.verifier import Opener
 from harnessgym.registry import load, names
 from harnessgym.sandbox import ExecResult
 
-__all__ = ["Bench", "Check", "Outcome", "ending", "read_checks"]
+__all__ = ["CheckContext", "Check", "CheckOutcome", "ending", "read_checks"]
 _TAIL = 1_000
 """Bytes of a command's output that evidence keeps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CheckContext:
     """What a check works with."""
 
     workspace: Path
@@ -52,7 +53,7 @@ class Check(Config):
         """What cannot work, given the paths of the task's test files."""
         return ()
 
-    async def run(self, bench: Bench) -> Outcome:
+    async def run(self, bench: CheckContext) -> CheckOutcome:
         """Raises SandboxError when a sandbox failed, TaskError when the task or its image is at fault."""
         raise NotImplementedError
 
@@ -64,7 +65,9 @@ def read_checks(raw: Sequence[Any], files: Collection[str], where: str) -> tuple
         at = f"{where}: tests[{number}]"
         kind = entry.get("kind") if isinstance(entry, Mapping) else None
         if not isinstance(kind, str):
-            raise TaskError(f'{at} has no kind. Write `kind = "..."` with one of: {", ".join(names("check"))}.')
+            raise TaskError(
+                f'{at} has no kind. Write `kind = "..."` with one of: {", ".join(names("check"))}.'
+            )
         try:
             check: Check = validate(load("check", kind), dict(entry), at)
         except ConfigError as error:

@@ -1,10 +1,12 @@
-"""The verifier of tasks whose tests are a list of checks: each in a sandbox of its own, joined into one reward."""
+"""The verifier of tasks whose tests are a list of checks: each in a sandbox of its own, joined into one
+reward.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harnessgym.grading.check import Bench, Check, Outcome, read_checks
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome, read_checks
 from harnessgym.grading.verifier import Opener
 from harnessgym.task import Grade, Task
 
@@ -12,16 +14,17 @@ from harnessgym.task import Grade, Task
 class Checklist:
     """Reads `tests`, `test_files` and `score` of a task's metadata.
 
-    Score "all" is 1 if every check passed, else 0; "weighted" is the weight of what passed over the weight of all.
+    Score "all" is 1 if every check passed, else 0; "weighted" is the weight of what passed over the weight of
+    all.
     """
 
     async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:
         """See `Verifier.verify`. The first check that finds tampering ends it."""
         files = task.metadata.get("test_files", {})
         checks = read_checks(task.metadata.get("tests", ()), files, f"Task {task.id!r}")
-        outcomes: list[Outcome] = []
+        outcomes: list[CheckOutcome] = []
         for number, check in enumerate(checks):
-            bench = Bench(workspace, place, files, f"Task {task.id!r}, test {_name(check, number)}")
+            bench = CheckContext(workspace, place, files, f"Task {task.id!r}, test {_name(check, number)}")
             outcomes.append(await check.run(bench))
             if outcomes[-1].tampered is not None:
                 break
@@ -30,16 +33,23 @@ class Checklist:
         return Grade({"reward": reward}, tampered, {"checks": _told(checks, outcomes)})
 
 
-def _reward(task: Task, checks: Sequence[Check], outcomes: Sequence[Outcome]) -> float:
+def _reward(task: Task, checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> float:
     if task.metadata.get("score", "all") == "all":
         return float(all(outcome.passed for outcome in outcomes))
     parts = [float(outcome.passed) if outcome.part is None else outcome.part for outcome in outcomes]
-    return sum(check.weight * part for check, part in zip(checks, parts, strict=True)) / sum(check.weight for check in checks)
+    return sum(check.weight * part for check, part in zip(checks, parts, strict=True)) / sum(
+        check.weight for check in checks
+    )
 
 
-def _told(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def _told(checks: Sequence[Check], outcomes: Sequence[CheckOutcome]) -> list[dict[str, Any]]:
     return [
-        {"name": _name(check, number), "passed": outcome.passed, "detail": outcome.detail[:2_000], **outcome.facts}
+        {
+            "name": _name(check, number),
+            "passed": outcome.passed,
+            "detail": outcome.detail[:2_000],
+            **outcome.facts,
+        }
         for number, (check, outcome) in enumerate(zip(checks, outcomes, strict=False))
     ]
 

@@ -1,4 +1,5 @@
-"""Whether a rule about one path of an exported workspace holds. The workspace is hostile; nothing here raises for it.
+"""Whether a rule about one path of an exported workspace holds. The workspace is hostile; nothing here raises
+for it.
 
 Of the standard library and `matching` alone, so that it can be taken along where nothing else of ours is.
 """
@@ -15,7 +16,9 @@ _MISSING = object()
 
 
 def broken(rule: Any, workspace: Path) -> str:
-    """How a rule is broken, or an empty string. `rule` has the attributes of `harnessgym.grading.checks.files.FileRule`."""
+    """How a rule is broken, or an empty string. `rule` has the attributes of
+    `harnessgym.grading.checks.files.FileRule`.
+    """
     path = workspace / rule.path
     if rule.absent:
         return "it is there" if os.path.lexists(path) else ""

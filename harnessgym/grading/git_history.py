@@ -1,8 +1,9 @@
-"""Takes the future out of a git repository: whatever is not an ancestor of the base commit is gone, also as an object.
+"""Takes the future out of a git repository: whatever is not an ancestor of the base commit is gone, also as
+an object.
 
-Agents look for the solution with `git log --all`, in reflogs, tags, stashes and packs. `scrub` is run where a repository is
-prepared, before any agent sees it; `leaks` proves what is left. Both run git on this machine with hooks, global settings and
-replacements off, on repositories of the task's author.
+Agents look for the solution with `git log --all`, in reflogs, tags, stashes and packs. `scrub` is run where a
+repository is prepared, before any agent sees it; `leaks` proves what is left. Both run git on this machine
+with hooks, global settings and replacements off, on repositories of the task's author.
 """
 
 import os
@@ -31,10 +32,11 @@ _SECTIONS = ("remote", "branch", "url", "submodule")
 
 
 def scrub(repo: Path, base: str) -> str:
-    """Leaves the branch `main` at `base`, checked out, and nothing that is not its past. Returns the commit's id.
+    """Leaves the branch `main` at `base`, checked out, and nothing that is not its past. Returns the commit's
+    id.
 
-    Untracked files stay. Raises TaskError when `repo` is no repository with its own `.git` folder, when `base` is no commit of
-    it, or when something is left all the same.
+    Untracked files stay. Raises TaskError when `repo` is no repository with its own `.git` folder, when
+    `base` is no commit of it, or when something is left all the same.
     """
     inner = _git_folder(repo)
     commit = _commit(repo, base)
@@ -50,12 +52,17 @@ def scrub(repo: Path, base: str) -> str:
     _git(repo, "prune", "--expire=now")
     left = leaks(repo, commit)
     if left:
-        raise TaskError(f"{repo} still knows what comes after {commit[:12]}: {'; '.join(left)}. Prepare it from a fresh clone.")
+        raise TaskError(
+            f"{repo} still knows what comes after {commit[:12]}: {'; '.join(left)}. Prepare it from a fresh "
+            "clone."
+        )
     return commit
 
 
 def leaks(repo: Path, base: str) -> list[str]:
-    """What of `repo` is not the past of `base`: refs, objects, logs, and other places that git keeps commits in."""
+    """What of `repo` is not the past of `base`: refs, objects, logs, and other places that git keeps
+    commits in.
+    """
     inner = _git_folder(repo)
     commit = _commit(repo, base)
     past = {line.split(" ")[0] for line in _lines(repo, "rev-list", "--objects", commit)}
@@ -64,7 +71,9 @@ def leaks(repo: Path, base: str) -> list[str]:
     head = _lines(repo, "rev-parse", "HEAD")[0]
     found += refs if head == commit else [*refs, f"HEAD is {head[:12]}"]
     found += [
-        f"ref {ref}" for ref in _refs(repo) if ref.startswith(("refs/remotes/", "refs/tags/", "refs/stash", "refs/notes/"))
+        f"ref {ref}"
+        for ref in _refs(repo)
+        if ref.startswith(("refs/remotes/", "refs/tags/", "refs/stash", "refs/notes/"))
     ]
     found += [f"file .git/{name}" for name in (*_FOLDERS, *_FILES) if _holds(inner / name)]
     found += [f"file .git/{path.name}" for path in _other_heads(inner)]
@@ -74,9 +83,14 @@ def leaks(repo: Path, base: str) -> list[str]:
 def _git_folder(repo: Path) -> Path:
     inner = repo / ".git"
     if not inner.is_dir() or inner.is_symlink():
-        raise TaskError(f"{repo} has no .git folder of its own. Prepare the repository itself, not a worktree or a submodule.")
+        raise TaskError(
+            f"{repo} has no .git folder of its own. Prepare the repository itself, not a worktree or a "
+            "submodule."
+        )
     if (inner / "reftable").exists():
-        raise TaskError(f"{repo} keeps its refs as a reftable. Make it a repository with plain refs: `git refs migrate`.")
+        raise TaskError(
+            f"{repo} keeps its refs as a reftable. Make it a repository with plain refs: `git refs migrate`."
+        )
     return inner
 
 
@@ -88,7 +102,9 @@ def _commit(repo: Path, base: str) -> str:
 
 
 def _own_objects(repo: Path, inner: Path) -> None:
-    """Copies what is borrowed from other repositories, so that borrowing can end; lifts protection from packs."""
+    """Copies what is borrowed from other repositories, so that borrowing can end; lifts protection from
+    packs.
+    """
     if (inner / "objects/info/alternates").exists():
         _git(repo, "repack", "-q", "-n", "-a", "-d")
     for pattern in ("*.keep", "*.promisor", "*.bitmap", "*.mtimes", "tmp_*"):
@@ -103,7 +119,9 @@ def _forget(repo: Path, inner: Path) -> None:
     (inner / "refs/tags").mkdir()
     for path in _other_heads(inner):
         _remove(path)
-    sections = {key.split(".")[0] if key.count(".") == 1 else key.rsplit(".", 1)[0] for key in _settings(repo)}
+    sections = {
+        key.split(".")[0] if key.count(".") == 1 else key.rsplit(".", 1)[0] for key in _settings(repo)
+    }
     for section in sorted(sections):
         _run(repo, "config", "--local", "--remove-section", section)
     for key in ("extensions.partialclone", "core.alternaterefscommand", "extensions.worktreeconfig"):
@@ -119,7 +137,11 @@ def _other_heads(inner: Path) -> list[Path]:
 def _settings(repo: Path) -> list[str]:
     """Settings that name other repositories or branches."""
     keys = [line.partition("=")[0] for line in _lines(repo, "config", "--local", "--list")]
-    return [key for key in keys if key.split(".")[0].lower() in _SECTIONS or key.lower() == "extensions.partialclone"]
+    return [
+        key
+        for key in keys
+        if key.split(".")[0].lower() in _SECTIONS or key.lower() == "extensions.partialclone"
+    ]
 
 
 def _refs(repo: Path) -> list[str]:
@@ -127,7 +149,9 @@ def _refs(repo: Path) -> list[str]:
 
 
 def _objects(repo: Path) -> Iterator[tuple[str, str]]:
-    for line in _lines(repo, "cat-file", "--batch-all-objects", "--unordered", "--batch-check=%(objectname) %(objecttype)"):
+    for line in _lines(
+        repo, "cat-file", "--batch-all-objects", "--unordered", "--batch-check=%(objectname) %(objecttype)"
+    ):
         id_, kind = line.split(" ")
         yield id_, kind
 
@@ -151,20 +175,49 @@ def _git(repo: Path, *words: str) -> bytes:
     done = _run(repo, *words)
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()
-        raise TaskError(f"`git {' '.join(words)}` failed in {repo}: {said or f'exit status {done.returncode}'}.")
+        raise TaskError(
+            f"`git {' '.join(words)}` failed in {repo}: {said or f'exit status {done.returncode}'}."
+        )
     return done.stdout
 
 
 def _run(repo: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    env |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    env |= {
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_TERMINAL_PROMPT": "0",
+        "LC_ALL": "C",
+    }
     env |= {"GIT_NO_REPLACE_OBJECTS": "1", "GIT_CEILING_DIRECTORIES": str(repo.resolve().parent)}
-    plain = ["-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "gc.auto=0", "-c", "safe.directory=*"]
-    plain += ["-c", "core.logAllRefUpdates=false", "-c", "repack.writeBitmaps=false", "-c", "protocol.allow=never"]
+    plain = [
+        "-c",
+        f"core.hooksPath={os.devnull}",
+        "-c",
+        "core.fsmonitor=false",
+        "-c",
+        "gc.auto=0",
+        "-c",
+        "safe.directory=*",
+    ]
+    plain += [
+        "-c",
+        "core.logAllRefUpdates=false",
+        "-c",
+        "repack.writeBitmaps=false",
+        "-c",
+        "protocol.allow=never",
+    ]
     command = ["git", "-C", str(repo), *plain, *words]
     try:
-        return subprocess.run(command, env=env, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S)
+        return subprocess.run(
+            command, env=env, capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=_TIMEOUT_S
+        )
     except FileNotFoundError as error:
-        raise TaskError("git is not installed on this machine, and a task has a repository. Install it.") from error
+        raise TaskError(
+            "git is not installed on this machine, and a task has a repository. Install it."
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise TaskError(f"`git {' '.join(words)}` in {repo} did not end within {_TIMEOUT_S:.0f} s.") from error
+        raise TaskError(
+            f"`git {' '.join(words)}` in {repo} did not end within {_TIMEOUT_S:.0f} s."
+        ) from error

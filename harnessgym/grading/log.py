@@ -1,7 +1,8 @@
-"""Test logs: what a test runner printed, read as test id to status. Members live in `logs/`, under the names that datasets use.
+"""Test logs: what a test runner printed, read as test id to status. Members live in `logs/`, under the names
+that datasets use.
 
-A parser is a plain function of the text. Logs are hostile data: nothing here raises for what they hold, and lines longer than
-any test's name are passed over. When an id is reported twice, the last report stands.
+A parser is a plain function of the text. Logs are hostile data: nothing here raises for what they hold, and
+lines longer than any test's name are passed over. When an id is reported twice, the last report stands.
 """
 
 import importlib
@@ -17,7 +18,7 @@ _LONGEST = 8_192
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
-class Status(StrEnum):
+class TestStatus(StrEnum):
     """How one test ended."""
 
     PASSED = "PASSED"
@@ -28,7 +29,7 @@ class Status(StrEnum):
     """Failed, as the test says it does."""
 
 
-Statuses = dict[str, Status]
+Statuses = dict[str, TestStatus]
 """Test id to status."""
 Parser = Callable[[str], Statuses]
 
@@ -77,7 +78,9 @@ _MEMBERS: Mapping[str, str] = {
     "redis:redis": "redis",
 }  # fmt: skip
 PARSERS: Mapping[str, str] = {
-    f"parse_log_{name}": f"harnessgym.grading.logs.{target}" for target, known in _MEMBERS.items() for name in known.split()
+    f"parse_log_{name}": f"harnessgym.grading.logs.{target}"
+    for target, known in _MEMBERS.items()
+    for name in known.split()
 }
 """Name that a row gives to `module:function`."""
 _ALSO = {"parse_java_mvn": "parse_log_java_mvn", "parse_java_mvn_v2": "parse_log_java_mvn_v2",
@@ -86,7 +89,9 @@ _ALSO = {"parse_java_mvn": "parse_log_java_mvn", "parse_java_mvn_v2": "parse_log
 
 
 def parser_named(name: str) -> Parser:
-    """The parser a row names; a `module:function` of yours is taken too. Raises TaskError with the known names."""
+    """The parser a row names; a `module:function` of yours is taken too. Raises TaskError with the known
+    names.
+    """
     target = PARSERS.get(_ALSO.get(name, name), name)
     module, colon, function = target.partition(":")
     if not colon:
@@ -119,8 +124,10 @@ def lines_of(log: str) -> Iterator[str]:
     return (line for line in log.split("\n") if len(line) <= _LONGEST)
 
 
-def by_line(log: str, pattern: re.Pattern[str], words: Mapping[str, Status]) -> Statuses:
-    """A report a line: `pattern`, matched at the start of the stripped line, has the groups `word` and `name`."""
+def by_line(log: str, pattern: re.Pattern[str], words: Mapping[str, TestStatus]) -> Statuses:
+    """A report a line: `pattern`, matched at the start of the stripped line, has the groups `word` and
+    `name`.
+    """
     found: Statuses = {}
     for line in lines_of(log):
         match = pattern.match(line.strip())

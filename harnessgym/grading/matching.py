@@ -1,12 +1,15 @@
-"""Comparing what a program said with what is expected. All input is hostile data: nothing here raises for it."""
+"""Comparing what a program said with what is expected. All input is hostile data: nothing here raises for
+it.
+"""
 
 import json
 import math
 from typing import Any, Literal
 
 Match = Literal["exact", "stripped", "tokens", "float", "json"]
-"""exact: byte for byte. stripped: white space at the ends of lines and blank lines around the text do not count. tokens: word
-by word. float: the same, numbers within the tolerance. json: equal values, numbers within the tolerance."""
+"""exact: byte for byte. stripped: white space at the ends of lines and blank lines around the text do not
+count. tokens: word by word. float: the same, numbers within the tolerance. json: equal values, numbers
+within the tolerance."""
 
 _DEPTH = 64
 """Deepest JSON that is compared; deeper is no match."""
@@ -25,17 +28,25 @@ def matches(found: bytes, expected: str, how: Match, tolerance: float) -> bool:
     if how == "tokens":
         return text.split() == expected.split()
     if how == "float":
-        words, wanted = text.split(), expected.split()
-        return len(words) == len(wanted) and all(_same_word(*pair, tolerance) for pair in zip(words, wanted, strict=True))
+        words = text.split()
+        wanted = expected.split()
+        return len(words) == len(wanted) and all(
+            _same_word(*pair, tolerance) for pair in zip(words, wanted, strict=True)
+        )
     value = parse_json(text)
     return value is not None and same(value[0], json.loads(expected), tolerance)
 
 
 def parse_json(text: str | bytes) -> tuple[Any] | None:
-    """The one value in `text`, in a tuple because it may be None; None when `text` is no JSON, or holds NaN or infinity."""
+    """The one value in `text`, in a tuple because it may be None; None when `text` is no JSON, or holds
+    NaN or infinity.
+    """
     try:
         return (json.loads(text, parse_constant=_refuse),)
-    except (ValueError, RecursionError):  # JSONDecodeError, UnicodeDecodeError, and integers of too many digits
+    except (
+        ValueError,
+        RecursionError,
+    ):  # JSONDecodeError, UnicodeDecodeError, and integers of too many digits
         return None
 
 

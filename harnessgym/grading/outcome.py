@@ -1,4 +1,6 @@
-"""What a check found. Of the standard library alone, because it is also copied into test scripts that are written."""
+"""What a check found. Of the standard library alone, because it is also copied into test scripts that are
+written.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """What a check found."""
 
     passed: bool

@@ -20,13 +20,18 @@ def patch_bytes(patch: str) -> bytes:
 
 
 def new_files(files: Mapping[str, str]) -> str:
-    """A git diff that makes files, of path to text, byte for byte. Raises TaskError for a path that it cannot name."""
+    """A git diff that makes files, of path to text, byte for byte. Raises TaskError for a path that it
+    cannot name.
+    """
     return "".join(_new_file(path, files[path]) for path in sorted(files))
 
 
 def _new_file(path: str, text: str) -> str:
     if _PLAIN.match(path) is None or ".." in path.split("/"):
-        raise TaskError(f"{path!r} is no path that a patch can make. Use a relative one without quotes and control characters.")
+        raise TaskError(
+            f"{path!r} is no path that a patch can make. Use a relative one without quotes and control "
+            "characters."
+        )
     head = f"diff --git a/{path} b/{path}\nnew file mode 100644\n"
     if not text:
         return head
@@ -74,7 +79,9 @@ def _of_git_line(rest: str) -> Iterator[str]:
     quoted = _QUOTED.findall(rest)
     if len(quoted) == 2:
         yield from (_unquoted(f'"{each}"')[2:] for each in quoted)
-    elif len(rest) % 2 and rest[: len(rest) // 2].removeprefix("a/") == rest[len(rest) // 2 + 1 :].removeprefix("b/"):
+    elif len(rest) % 2 and rest[: len(rest) // 2].removeprefix("a/") == rest[
+        len(rest) // 2 + 1 :
+    ].removeprefix("b/"):
         yield rest[: len(rest) // 2].removeprefix("a/")
 
 

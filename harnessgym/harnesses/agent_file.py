@@ -1,7 +1,8 @@
-"""Agents that are a Python file: a program of the user's own on an installed SDK, which speaks to OpenAI's API.
+"""Agents that are a Python file: a program of the user's own on an installed SDK, which speaks to OpenAI's
+API.
 
-The file reads the task from standard input, the endpoint and the model's name from `OPENAI_BASE_URL`, `OPENAI_API_KEY` and
-`OPENAI_MODEL`, and the protocol from the argument `--api`.
+The file reads the task from standard input, the endpoint and the model's name from `OPENAI_BASE_URL`,
+`OPENAI_API_KEY` and `OPENAI_MODEL`, and the protocol from the argument `--api`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Literal
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import PYTHON_IMAGE, ProgramConfig, PythonProgram
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 
@@ -30,23 +31,33 @@ class AgentFile:
     side_calls: Sequence[SideCallRule] = ()
 
     def __init__(
-        self, config: AgentFileConfig, program: PythonProgram, *, env: Mapping[str, str] | None = None, args: Sequence[str] = ()
+        self,
+        config: AgentFileConfig,
+        program: PythonProgram,
+        *,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
     ) -> None:
         """`program` is the SDK's environment; `env` and `args` are added to what every such file is given."""
-        self._config, self._program = config, program
-        self._env, self._args = dict(env or {}), tuple(args)
+        self._config = config
+        self._program = program
+        self._env = dict(env or {})
+        self._args = tuple(args)
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """See `Harness.install`."""
         return self._program.install()
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
         """See `Harness.launch`."""
-        config, file = self._config, str(Path(self._config.program).resolve())
+        config = self._config
+        file = str(Path(self._config.program).resolve())
         env = {
             "OPENAI_BASE_URL": endpoint.openai_url,
             "OPENAI_API_KEY": endpoint.key,
             "OPENAI_MODEL": config.model or endpoint.model,
         }
         argv = ("python", file, "--api", config.api, *self._args)
-        return self._program.launch(task, argv, env={**env, **self._env}, stdin=task.instruction, readable=(file,))
+        return self._program.launch(
+            task, argv, env={**env, **self._env}, stdin=task.instruction, readable=(file,)
+        )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 
@@ -25,20 +25,26 @@ class ClaudeCode:
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="side", name="title", no_tools=True, json_schema=True),
         SideCallRule(
-            kind="compaction", name="summary", user_pattern=r"CRITICAL: Respond with TEXT ONLY\. Do NOT call any tools"
+            kind="compaction",
+            name="summary",
+            user_pattern=r"CRITICAL: Respond with TEXT ONLY\. Do NOT call any tools",
         ),
     )
 
     def __init__(self, config: ClaudeCodeConfig) -> None:
         self._config = config
-        self._program = NodeProgram(config, "claude_code", config.version, "@anthropic-ai/claude-code", setup="install.cjs")
+        self._program = NodeProgram(
+            config, "claude_code", config.version, "@anthropic-ai/claude-code", setup="install.cjs"
+        )
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """See `Harness.install`."""
         return self._program.install()
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
-        """See `Harness.launch`. The sandbox is what protects the machine, so the agent asks nobody for permission."""
+        """See `Harness.launch`. The sandbox is what protects the machine, so the agent asks nobody for
+        permission.
+        """
         model = self._config.model or endpoint.model
         env = {
             "ANTHROPIC_BASE_URL": endpoint.anthropic_url,
@@ -51,5 +57,13 @@ class ClaudeCode:
             "DISABLE_AUTOUPDATER": "1",
             "IS_SANDBOX": "1",
         }
-        argv = ("claude", "--print", "--dangerously-skip-permissions", "--output-format", "json", "--model", model)
+        argv = (
+            "claude",
+            "--print",
+            "--dangerously-skip-permissions",
+            "--output-format",
+            "json",
+            "--model",
+            model,
+        )
         return self._program.launch(task, argv, env=env, stdin=task.instruction)

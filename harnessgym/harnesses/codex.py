@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 _KEY = "HARNESSGYM_KEY"
@@ -51,7 +51,7 @@ class Codex:
         self._config = config
         self._program = NodeProgram(config, "codex", config.version, "@openai/codex")
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """See `Harness.install`."""
         return self._program.install()
 
@@ -65,6 +65,13 @@ class Codex:
             window=config.context_window,
             retries=config.retries,
         )
-        argv = ("codex", "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json", "-")
+        argv = (
+            "codex",
+            "exec",
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+            "--json",
+            "-",
+        )
         files = {".codex/config.toml": text}
         return self._program.launch(task, argv, env={_KEY: endpoint.key}, files=files, stdin=task.instruction)

@@ -10,7 +10,7 @@ from harnessgym.config import Config
 from harnessgym.errors import HarnessError
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import PYTHON_IMAGE
-from harnessgym.sandbox import Prewarm, Step
+from harnessgym.sandbox import InstallStep, Prewarm
 from harnessgym.task import Task
 
 
@@ -26,8 +26,8 @@ def _providers() -> dict[str, str]:
 class CommandConfig(Config):
     """How to run a program.
 
-    Templates may use `{instruction}`, `{url}`, `{key}`, `{model}`, `{task}` (the task's id) and `{seed}` (the rollout's: the
-    same number again when it is run again).
+    Templates may use `{instruction}`, `{url}`, `{key}`, `{model}`, `{task}` (the task's id) and `{seed}` (the
+    rollout's: the same number again when it is run again).
     """
 
     argv: tuple[str, ...] = Field(min_length=1)
@@ -49,11 +49,11 @@ class CommandConfig(Config):
     readable: tuple[str, ...] = ()
     """Files and folders of this machine the program needs beside itself."""
     inside: bool = False
-    """Whether the command is one of the sandbox's image instead of this machine's. A Python file of this machine is still
-    found at its own path; it is run by the image's interpreter, whatever `python` says."""
+    """Whether the command is one of the sandbox's image instead of this machine's. A Python file of this
+    machine is still found at its own path; it is run by the image's interpreter, whatever `python` says."""
 
 
-class Command:
+class CommandHarness:
     """Describes a run of one configured program."""
 
     settings = CommandConfig
@@ -63,11 +63,13 @@ class Command:
     def __init__(self, config: CommandConfig) -> None:
         for word in config.argv:
             if "key" in _fields(word):
-                raise HarnessError(f"argv word {word!r} would show the session's key to every process. Put it into env.")
+                raise HarnessError(
+                    f"argv word {word!r} would show the session's key to every process. Put it into env."
+                )
         self._config = config
         self._argv, self._program = self._resolve()
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """Nothing: the program is there."""
         return ()
 
@@ -117,14 +119,17 @@ def _fields(template: str) -> set[str]:
     try:
         return {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
     except ValueError as error:
-        raise HarnessError(f"Template {template!r} is malformed: {error}. Write a literal brace twice.") from error
+        raise HarnessError(
+            f"Template {template!r} is malformed: {error}. Write a literal brace twice."
+        ) from error
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
     unknown = _fields(template) - set(values)
     if unknown:
         raise HarnessError(
-            f"Template {template!r} uses {', '.join(sorted(map(repr, unknown)))}; known are {', '.join(sorted(values))}. "
+            f"Template {template!r} uses {', '.join(sorted(map(repr, unknown)))}; known are "
+            f"{', '.join(sorted(values))}. "
             "Write a literal brace twice."
         )
     return template.format(**values)

@@ -1,4 +1,6 @@
-"""LangChain's deep agents on langgraph, in a program with a sub-agent: chat completions or responses, not streamed."""
+"""LangChain's deep agents on langgraph, in a program with a sub-agent: chat completions or responses, not
+streamed.
+"""
 
 from typing import Literal
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 _BELIEVED = 1_048_576
@@ -25,10 +25,11 @@ class GeminiCliConfig(ProgramConfig):
     version: str = "0.61.0"
     """Version of the npm package `@google/gemini-cli`."""
     model: str = "gemini-2.5-pro"
-    """Model name the agent asks for. It shapes its prompt by the name, and without one it first asks a classifier."""
+    """Model name the agent asks for. It shapes its prompt by the name, and without one it first asks a
+    classifier."""
     context_window: int = 128_000
-    """Tokens the model takes. Before they are full the agent compacts what lies before its newest prompt; of a single prompt it
-    compacts nothing."""
+    """Tokens the model takes. Before they are full the agent compacts what lies before its newest prompt;
+    of a single prompt it compacts nothing."""
 
 
 class GeminiCli:
@@ -37,7 +38,9 @@ class GeminiCli:
     settings = GeminiCliConfig
     image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
-        SideCallRule(kind="compaction", name="summary", system_prefix="You are a specialized system component"),
+        SideCallRule(
+            kind="compaction", name="summary", system_prefix="You are a specialized system component"
+        ),
         SideCallRule(kind="side", name="classifier", no_tools=True, json_schema=True),
     )
 
@@ -45,17 +48,29 @@ class GeminiCli:
         self._config = config
         self._program = NodeProgram(config, "gemini_cli", config.version, "@google/gemini-cli")
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """See `Harness.install`."""
         return self._program.install()
 
     def launch(self, task: Task, endpoint: Endpoint) -> Launch:
         """See `Harness.launch`."""
-        settings = {**_SETTINGS, "model": {"compressionThreshold": _FULL * self._config.context_window / _BELIEVED}}
+        settings = {
+            **_SETTINGS,
+            "model": {"compressionThreshold": _FULL * self._config.context_window / _BELIEVED},
+        }
         env = {
             "GEMINI_API_KEY": endpoint.key,
             "GOOGLE_GEMINI_BASE_URL": endpoint.gemini_url,
             "GEMINI_CLI_TRUST_WORKSPACE": "true",
         }
-        argv = ("gemini", "--yolo", "--model", self._config.model or endpoint.model, "--prompt", task.instruction)
-        return self._program.launch(task, argv, env=env, files={".gemini/settings.json": json.dumps(settings)})
+        argv = (
+            "gemini",
+            "--yolo",
+            "--model",
+            self._config.model or endpoint.model,
+            "--prompt",
+            task.instruction,
+        )
+        return self._program.launch(
+            task, argv, env=env, files={".gemini/settings.json": json.dumps(settings)}
+        )

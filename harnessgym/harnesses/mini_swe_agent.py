@@ -7,7 +7,7 @@ from pydantic import model_validator
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import HOME, PYTHON_IMAGE, ProgramConfig, PythonProgram
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 _CONFIG = "mini.yaml"
@@ -23,16 +23,17 @@ class MiniSweAgentConfig(ProgramConfig):
     config: str = ""
     """Text of a configuration file of mini-swe-agent's (YAML), read in place of its own `mini.yaml`."""
     prewarm: bool = False
-    """Fork it from an interpreter that has loaded it and called a model once, instead of starting one: 3 s less of a processor
-    for each rollout. Its commands then see the sandbox's programs and home. What it reads from its environment as it loads is
-    the same for all, so `env` cannot change it."""
+    """Fork it from an interpreter that has loaded it and called a model once, instead of starting one: 3 s
+    less of a processor for each rollout. Its commands then see the sandbox's programs and home. What it
+    reads from its environment as it loads is the same for all, so `env` cannot change it."""
 
     @model_validator(mode="after")
     def _not_loaded_yet(self) -> Self:
         fixed = sorted(name for name in self.env if name.startswith(("MSWEA_", "LITELLM_")))
         if self.prewarm and fixed:
             raise ValueError(
-                f"prewarm forks an agent that is loaded already, which reads {', '.join(fixed)} of env only as it loads: set "
+                f"prewarm forks an agent that is loaded already, which reads {', '.join(fixed)} of env only "
+                "as it loads: set "
                 "prewarm = false, or say it in config"
             )
         return self
@@ -50,7 +51,7 @@ class MiniSweAgent:
         requirements = (f"mini-swe-agent=={config.version}", f"litellm=={config.litellm}", "mcp")
         self._program = PythonProgram(config, "mini_swe_agent", config.version, requirements)
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """See `Harness.install`."""
         return self._program.install()
 

@@ -23,5 +23,7 @@ class OpenAIAgents(AgentFile):
     settings = OpenAIAgentsConfig
 
     def __init__(self, config: OpenAIAgentsConfig) -> None:
-        program = PythonProgram(config, "openai_agents", config.version, (f"openai-agents=={config.version}",))
+        program = PythonProgram(
+            config, "openai_agents", config.version, (f"openai-agents=={config.version}",)
+        )
         super().__init__(config, program, args=("--stream",) if config.stream else ())

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 _SMALL = "small"
@@ -30,14 +30,18 @@ class OpenCode:
     image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
         SideCallRule(kind="side", name="title", model=_SMALL),
-        SideCallRule(kind="compaction", name="summary", system_prefix="You are a context summarization agent"),
+        SideCallRule(
+            kind="compaction", name="summary", system_prefix="You are a context summarization agent"
+        ),
     )
 
     def __init__(self, config: OpenCodeConfig) -> None:
         self._config = config
-        self._program = NodeProgram(config, "opencode", config.version, "opencode-ai", setup="postinstall.mjs")
+        self._program = NodeProgram(
+            config, "opencode", config.version, "opencode-ai", setup="postinstall.mjs"
+        )
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """See `Harness.install`."""
         return self._program.install()
 
@@ -54,7 +58,9 @@ class OpenCode:
             "model": f"{_PROVIDER}/{model}",
             "small_model": f"{_PROVIDER}/{_SMALL}",
             "enabled_providers": [_PROVIDER],
-            "provider": {_PROVIDER: {"npm": "@ai-sdk/openai-compatible", "options": options, "models": models}},
+            "provider": {
+                _PROVIDER: {"npm": "@ai-sdk/openai-compatible", "options": options, "models": models}
+            },
         }
         env = {f"OPENCODE_DISABLE_{name}": "1" for name in ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")}
         argv = ("opencode", "run", "--format", "json", "--model", f"{_PROVIDER}/{model}", task.instruction)

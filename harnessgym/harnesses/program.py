@@ -1,7 +1,7 @@
 """The programs of installed agents: where they lie, what installs them, how they are started.
 
-Every agent has a folder of its own, named after it and its version, so that versions stand side by side and a folder can be
-an image layer. Node agents share one pinned Node.
+Every agent has a folder of its own, named after it and its version, so that versions stand side by side and a
+folder can be an image layer. Node agents share one pinned Node.
 """
 
 import shlex
@@ -14,14 +14,15 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.harness import Launch
-from harnessgym.sandbox import Prewarm, Step
+from harnessgym.sandbox import InstallStep, Prewarm
 from harnessgym.task import Task
 
 NODE = "22.23.3"
 """Node version that runs agents; the npm package `node` carries its binary."""
 INSIDE = "/opt/harnessgym/agents"
 """Folder that agents are installed in inside images."""
-PYTHON_IMAGE, NODE_IMAGE = "harnessgym/python", "harnessgym/node"
+PYTHON_IMAGE = "harnessgym/python"
+NODE_IMAGE = "harnessgym/node"
 """Images that agents can be installed in where a task brings none: recipes of `docker/`."""
 HOME = ".agent"
 """The agent's home folder, in the workspace: it finds no settings of the machine's user and leaves none."""
@@ -77,23 +78,29 @@ class Program:
 class NodeProgram(Program):
     """An agent from npm."""
 
-    def __init__(self, config: ProgramConfig, name: str, version: str, package: str, *, setup: str = "") -> None:
+    def __init__(
+        self, config: ProgramConfig, name: str, version: str, package: str, *, setup: str = ""
+    ) -> None:
         """`setup` is the package's own install script, for npm versions that do not run it."""
         super().__init__(config, name, version)
-        self._package, self._setup = f"{package}@{version}", f"{self.folder}/node_modules/{package}/{setup}" if setup else ""
+        self._package = f"{package}@{version}"
+        self._setup = f"{self.folder}/node_modules/{package}/{setup}" if setup else ""
         self._node = f"{config.folder}/node-{NODE}"
         self._path = (f"{self.folder}/node_modules/.bin", f"{self._node}/node_modules/node/bin")
         self._readable = (self.folder, self._node)
 
-    def install(self) -> Sequence[Step]:
-        """Node, the package, and its install script: in images with the package, lest what it changes is there twice."""
-        node, package = _npm(self._node, f"node@{NODE}"), _npm(self.folder, self._package)
+    def install(self) -> Sequence[InstallStep]:
+        """Node, the package, and its install script: in images with the package, lest what it changes is
+        there twice.
+        """
+        node = _npm(self._node, f"node@{NODE}")
+        package = _npm(self.folder, self._package)
         if not self._setup:
             return [node, package]
         setup = (f"{self._path[1]}/node", self._setup)
         if self.config.inside:
-            return [node, Step(("sh", "-ec", f"{shlex.join(package.argv)}\n{shlex.join(setup)}"))]
-        return [node, package, Step(setup)]
+            return [node, InstallStep(("sh", "-ec", f"{shlex.join(package.argv)}\n{shlex.join(setup)}"))]
+        return [node, package, InstallStep(setup)]
 
 
 class PythonProgram(Program):
@@ -104,16 +111,32 @@ class PythonProgram(Program):
         self._requirements = requirements
         self.python = f"{self.folder}/bin/python"
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """The environment and its packages."""
-        pip = (self.python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *self._requirements)
+        pip = (
+            self.python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *self._requirements,
+        )
         interpreter = "python3" if self.config.inside else sys.executable
-        return [Step((interpreter, "-m", "venv", self.folder)), Step(pip)]
+        return [InstallStep((interpreter, "-m", "venv", self.folder)), InstallStep(pip)]
 
     def forked(
-        self, task: Task, program: str, argv: Sequence[str], warm: str, *, env: Mapping[str, str], files: Mapping[str, str]
+        self,
+        task: Task,
+        program: str,
+        argv: Sequence[str],
+        warm: str,
+        *,
+        env: Mapping[str, str],
+        files: Mapping[str, str],
     ) -> Launch:
-        """As `launch`, forked from the environment's interpreter, warmed by `warm`; where nothing can be forked, started by it.
+        """As `launch`, forked from the environment's interpreter, warmed by `warm`; where nothing can be
+        forked, started by it.
 
         Its home and its programs are the sandbox's.
         """
@@ -122,5 +145,7 @@ class PythonProgram(Program):
         return replace(launched, argv=words, prewarm=Prewarm(warm, self.python))
 
 
-def _npm(folder: str, package: str) -> Step:
-    return Step(("npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--loglevel=error", package))
+def _npm(folder: str, package: str) -> InstallStep:
+    return InstallStep(
+        ("npm", "install", "--prefix", folder, "--no-audit", "--no-fund", "--loglevel=error", package)
+    )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from harnessgym.harness import Endpoint, Launch, SideCallRule
 from harnessgym.harnesses.program import NODE_IMAGE, NodeProgram, ProgramConfig
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
 
 _SETTINGS = {
@@ -29,7 +29,11 @@ class QwenCode:
     settings = QwenCodeConfig
     image = NODE_IMAGE
     side_calls: Sequence[SideCallRule] = (
-        SideCallRule(kind="compaction", name="summary", system_prefix="You are the component that summarizes a conversation"),
+        SideCallRule(
+            kind="compaction",
+            name="summary",
+            system_prefix="You are the component that summarizes a conversation",
+        ),
         SideCallRule(kind="side", name="memory", system_prefix="You are now acting as the managed memory"),
     )
 
@@ -37,7 +41,7 @@ class QwenCode:
         self._config = config
         self._program = NodeProgram(config, "qwen_code", config.version, "@qwen-code/qwen-code")
 
-    def install(self) -> Sequence[Step]:
+    def install(self) -> Sequence[InstallStep]:
         """See `Harness.install`."""
         return self._program.install()
 

@@ -1,7 +1,7 @@
 """Feeds a run's numbers to its sinks, each on a thread of its own, from the lines in its folder.
 
-Whatever a sink does, the run goes on: a failure is said once, counted, and tried again later. A step is written once: a sink
-that knows what it holds is asked, for others the folder's `sinks.json` remembers.
+Whatever a sink does, the run goes on: a failure is said once, counted, and tried again later. A step is
+written once: a sink that knows what it holds is asked, for others the folder's `sinks.json` remembers.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from functools import partial
 from types import MappingProxyType
 
 from harnessgym.metrics.lines import Entry, StepLines
+from harnessgym.metrics.run_status import SinkStatus, SinkStatuses
 from harnessgym.metrics.sink import Sink, SinkPlace
-from harnessgym.metrics.standing import Standing, Standings
 from harnessgym.run_folder import RunFolder
 
 _LOOK_S = 2.0
@@ -25,14 +25,14 @@ _ABOUT = ("step", "time")
 
 
 @dataclass
-class Feed:
+class SinkFeed:
     """One sink's thread."""
 
     name: str
     make: Callable[[], Sink]
     folder: RunFolder
     notify: Callable[[str], None]
-    standings: Standings
+    standings: SinkStatuses
     look_s: float = _LOOK_S
     retry_s: float = _RETRY_S
     failures: int = 0
@@ -43,7 +43,8 @@ class Feed:
 
     def __post_init__(self) -> None:
         self.step = self.standings.of(self.name).step
-        self._metrics, self._observed = StepLines(self.folder.metrics_path), StepLines(self.folder.observed_path)
+        self._metrics = StepLines(self.folder.metrics_path)
+        self._observed = StepLines(self.folder.observed_path)
         self._further: dict[str, StepLines] = {}
         self._thread = threading.Thread(target=self._run, name=f"sink-{self.name}", daemon=True)
         self._thread.start()
@@ -63,11 +64,13 @@ class Feed:
                 self._serve()
             except Exception as error:  # noqa: BLE001 - other people's code: whatever it does, the run goes on
                 self.failures += 1
-                self.standings.note(self.name, Standing(self.step, self.failures))
+                self.standings.note(self.name, SinkStatus(self.step, self.failures))
                 if self.failures == 1:
                     self.notify(
-                        f"The metrics sink {self.name!r} failed: {type(error).__name__}: {error}. The run goes on; it is tried "
-                        f"again every {self.retry_s:.0f} s, and {self.folder.sinks_path} counts how often in vain."
+                        f"The metrics sink {self.name!r} failed: {type(error).__name__}: {error}. The run "
+                        "goes on; it is tried "
+                        f"again every {self.retry_s:.0f} s, and {self.folder.sinks_path} counts how often in "
+                        "vain."
                     )
             else:
                 return
@@ -90,13 +93,17 @@ class Feed:
         sink.close()
 
     def _feed(self, sink: Sink, *, final: bool) -> None:
-        fed, further = False, {name: lines.read() for name, lines in self._of_policies().items()}
-        for step, at, values in merged(self._metrics.read(), self._observed.read(), self.step, further, final=final):
+        fed = False
+        further = {name: lines.read() for name, lines in self._of_policies().items()}
+        for step, at, values in merged(
+            self._metrics.read(), self._observed.read(), self.step, further, final=final
+        ):
             sink.write(step, at, values)
-            self.step, fed = step, True
+            self.step = step
+            fed = True
         if fed:
             sink.flush()
-            self.standings.note(self.name, Standing(self.step, self.failures))
+            self.standings.note(self.name, SinkStatus(self.step, self.failures))
 
     def _of_policies(self) -> dict[str, StepLines]:
         """The metrics of further policies' trainers, by policy, as far as there are any."""
@@ -113,10 +120,11 @@ def merged(
     *,
     final: bool,
 ) -> Iterator[tuple[int, float, Mapping[str, float]]]:
-    """Step, time and numbers of the steps above `after`, the trainer's under `trainer/`, what was observed as it is named.
+    """Step, time and numbers of the steps above `after`, the trainer's under `trainer/`, what was observed as
+    it is named.
 
-    Those of the trainers of `further` policies are under `trainer-NAME/`. A step waits until it, or a later one, has been
-    observed; the last ones do not wait if this is `final`.
+    Those of the trainers of `further` policies are under `trainer-NAME/`. A step waits until it, or a later
+    one, has been observed; the last ones do not wait if this is `final`.
     """
     seen = {int(entry["step"]): entry for entry in observed}
     others = {name: {int(entry["step"]): entry for entry in lines} for name, lines in further.items()}
@@ -127,9 +135,17 @@ def merged(
             continue
         values = {f"trainer/{name}": value for name, value in entry.items() if name not in _ABOUT}
         for policy, lines in others.items():
-            values |= {f"trainer-{policy}/{name}": value for name, value in lines.get(step, {}).items() if name not in _ABOUT}
+            values |= {
+                f"trainer-{policy}/{name}": value
+                for name, value in lines.get(step, {}).items()
+                if name not in _ABOUT
+            }
         values |= {name: value for name, value in seen.get(step, {}).items() if name not in _ABOUT}
-        yield step, float(entry.get("time", 0.0)), {k: float(v) for k, v in values.items() if isinstance(v, (int, float))}
+        yield (
+            step,
+            float(entry.get("time", 0.0)),
+            {k: float(v) for k, v in values.items() if isinstance(v, (int, float))},
+        )
 
 
 @contextlib.contextmanager
@@ -138,11 +154,15 @@ def feeding(
     place: SinkPlace,
     notify: Callable[[str], None],
     end_s: float = _END_S,
-) -> Iterator[Sequence[Feed]]:
-    """Feed sinks as long as the block lasts, and then what is left; sinks that hang are waited for at most `end_s`."""
+) -> Iterator[Sequence[SinkFeed]]:
+    """Feed sinks as long as the block lasts, and then what is left; sinks that hang are waited for at most
+    `end_s`.
+    """
     folder = RunFolder(place.folder)
-    known = Standings(folder.sinks_path)
-    feeds = [Feed(name, partial(factory, place), folder, notify, known) for name, factory in sinks.items()]
+    known = SinkStatuses(folder.sinks_path)
+    feeds = [
+        SinkFeed(name, partial(factory, place), folder, notify, known) for name, factory in sinks.items()
+    ]
     try:
         yield feeds
     finally:
@@ -151,4 +171,7 @@ def feeding(
         deadline = time.monotonic() + end_s
         for feed in feeds:
             if not feed.join(max(0.0, deadline - time.monotonic())):
-                notify(f"The metrics sink {feed.name!r} had not finished after {end_s:.0f} s, and is left behind.")
+                notify(
+                    f"The metrics sink {feed.name!r} had not finished after {end_s:.0f} s, and is left "
+                    "behind."
+                )

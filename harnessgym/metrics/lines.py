@@ -1,4 +1,5 @@
-"""Files of JSON lines that one process appends to and others follow while it does: `metrics.jsonl`, `observed.jsonl`.
+"""Files of JSON lines that one process appends to and others follow while it does: `metrics.jsonl`,
+`observed.jsonl`.
 
 A writer that is killed may leave half a line, and write a step again when it is back.
 """
@@ -16,18 +17,22 @@ Entry = dict[str, float]
 
 @dataclass
 class StepLines:
-    """One entry per step of a file, in order. A step that was written twice counts once, as it was written last."""
+    """One entry per step of a file, in order. A step that was written twice counts once, as it was written
+    last.
+    """
 
     path: Path
     rewritten: int = 0
-    """How often an entry was replaced, put before others or dropped: what was made of the entries by then holds no more."""
+    """How often an entry was replaced, put before others or dropped: what was made of the entries by then
+    holds no more."""
     _entries: list[Entry] = field(default_factory=list)
     _steps: list[int] = field(default_factory=list)
     """Of the entries."""
     _offset: int = 0
 
     def read(self) -> Sequence[Entry]:
-        """All entries there are, reading only what is new. Torn lines, and those about no step, are passed over.
+        """All entries there are, reading only what is new. Torn lines, and those about no step, are passed
+        over.
 
         The sequence grows with the next read.
         """
@@ -57,7 +62,9 @@ class StepLines:
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self._offset:  # it was replaced
-                    self._offset, self._entries, self._steps = 0, [], []
+                    self._offset = 0
+                    self._entries = []
+                    self._steps = []
                     self.rewritten += 1
                 file.seek(self._offset)
                 new = file.read()

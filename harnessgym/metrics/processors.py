@@ -20,7 +20,9 @@ class Processors:
     """Monotonic time and processor seconds at the last look."""
 
     def look(self) -> dict[str, float | None]:
-        """Cores that each live process kept busy since the last look; None at its first. Those that ended are left out."""
+        """Cores that each live process kept busy since the last look; None at its first. Those that ended
+        are left out.
+        """
         shares: dict[str, float | None] = {}
         seen: dict[ProcessId, tuple[float, float]] = {}
         for name, process in self._recorded().items():

@@ -16,10 +16,11 @@ class _Step:
 
 @dataclass
 class StalenessCounts:
-    """Trained tokens by the staleness of their rollout (that of its oldest token), of the steps that still count.
+    """Trained tokens by the staleness of their rollout (that of its oldest token), of the steps that still
+    count.
 
-    A trainer that goes on from an earlier version gives up the steps behind it: they are forgotten when the first of them is
-    done again.
+    A trainer that goes on from an earlier version gives up the steps behind it: they are forgotten when the
+    first of them is done again.
     """
 
     last_id: str = ""

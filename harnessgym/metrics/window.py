@@ -43,12 +43,19 @@ class Window:
     _ended: dict[str, RecentRollout] = field(default_factory=dict)
 
     def move(self, now: float, since: float) -> None:
-        """Let it end at `now`; what was before it is forgotten. `since`: from when on anything is known at all."""
-        self._now, self._since = now, max(since, now - self.length_s)
+        """Let it end at `now`; what was before it is forgotten. `since`: from when on anything is known at
+        all.
+        """
+        self._now = now
+        self._since = max(since, now - self.length_s)
         self._calls = {
-            key: call for key, call in self._calls.items() if call.open or call.created_at + call.seconds >= self._since
+            key: call
+            for key, call in self._calls.items()
+            if call.open or call.created_at + call.seconds >= self._since
         }
-        self._ended = {key: rollout for key, rollout in self._ended.items() if (rollout.ended_at or 0.0) >= self._since}
+        self._ended = {
+            key: rollout for key, rollout in self._ended.items() if (rollout.ended_at or 0.0) >= self._since
+        }
 
     def add_calls(self, found: Iterable[RecentCall]) -> None:
         """Calls that began, or what became of them."""
@@ -58,7 +65,9 @@ class Window:
         """Rollouts that have ended. What they still have open is nobody's: whoever answered it is gone."""
         ended = {rollout.id: rollout for rollout in found}
         self._ended |= ended
-        self._calls = {key: call for key, call in self._calls.items() if not (call.open and call.rollout_id in ended)}
+        self._calls = {
+            key: call for key, call in self._calls.items() if not (call.open and call.rollout_id in ended)
+        }
 
     @property
     def span_s(self) -> float:
@@ -92,7 +101,10 @@ class Window:
     def worker(self, worker_id: str) -> WorkerUse:
         """What one worker did, by the calls it has finished."""
         own = [call for call in self._calls.values() if call.worker == worker_id and not call.open]
-        spans = [(max(call.created_at, self._since), min(call.created_at + call.seconds, self._now)) for call in own]
+        spans = [
+            (max(call.created_at, self._since), min(call.created_at + call.seconds, self._now))
+            for call in own
+        ]
         taken = [(begin, end) for begin, end in spans if end > begin]
         tokens = sum(call.tokens for call in own)
         in_calls = sum(end - begin for begin, end in taken)
@@ -111,7 +123,8 @@ class Window:
 
 def union(spans: Iterable[tuple[float, float]]) -> float:
     """The length of what intervals cover together."""
-    covered, reached = 0.0, float("-inf")
+    covered = 0.0
+    reached = float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, reached))
         reached = max(reached, end)

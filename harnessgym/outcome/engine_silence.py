@@ -1,23 +1,23 @@
 """Whether a rollout ended as it did because an engine did not answer.
 
-A rollout that runs out of time is graded, so that a policy learns not to be slow. But if it waited for an engine
-that is stopped or stuck, the zero is not the policy's. From outside both look alike: a model call is open when the
-harness is killed. What tells them apart is how long that call had been silent.
+A rollout that runs out of time is graded, so that a policy learns not to be slow. But if it waited for an
+engine that is stopped or stuck, the zero is not the policy's. From outside both look alike: a model call is
+open when the harness is killed. What tells them apart is how long that call had been silent.
 
-- Silent for a quarter of the time limit, at least 1 s and at most 5 s: the engine's failure. An engine that is only
-  busy counts too: waiting in its queue is not the policy's doing.
-- Tokens came until the end: the policy's own slowness, and graded. If any open call were an excuse, a policy could
-  escape every bad grade by talking until its time is over.
-- An outside model, whose answer comes whole, is silent while it thinks. It is to blame if that one call took half of
-  the time limit.
+- Silent for a quarter of the time limit, at least 1 s and at most 5 s: the engine's failure. An engine that
+  is only busy counts too: waiting in its queue is not the policy's doing.
+- Tokens came until the end: the policy's own slowness, and graded. If any open call were an excuse, a policy
+  could escape every bad grade by talking until its time is over.
+- An outside model, whose answer comes whole, is silent while it thinks. It is to blame if that one call took
+  half of the time limit.
 - An engine was lost earlier, and the call waited for a tenth of the time limit until another one went on: the
   harness had that much less time than it was promised. Waiting for weight updates does not count.
 
-A harness that ends by itself may do so because its client gave up a call. That is the engine's failure too, if the
-call was silent for as long as above and no equal request was answered later.
+A harness that ends by itself may do so because its client gave up a call. That is the engine's failure too,
+if the call was silent for as long as above and no equal request was answered later.
 
-To gain by these rules, a policy would have to make an engine silent: by a prompt whose prefill takes seconds, sent
-in the last seconds of its time. It gains another attempt, not a reward.
+To gain by these rules, a policy would have to make an engine silent: by a prompt whose prefill takes seconds,
+sent in the last seconds of its time. It gains another attempt, not a reward.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
-"""What can go wrong with a rollout, as a table: who is to blame, is it tried again, is it graded, does its reward count.
+"""What can go wrong with a rollout, as a table: who is to blame, is it tried again, is it graded, does its
+reward count.
 
-A rollout that ends well has no cause. Whatever else ends one has exactly one: what the agent did within its limits is its own
-doing and is graded; what anybody else did to it is never a reward.
+A rollout that ends well has no cause. Whatever else ends one has exactly one: what the agent did within its
+limits is its own doing and is graded; what anybody else did to it is never a reward.
 """
 
 import asyncio
@@ -107,20 +108,30 @@ def _agents(stop_reason: StopReason, meaning: str) -> Consequence:
     return Consequence(stop_reason, Blame.AGENT, grade=True, meaning=meaning)
 
 
-def _others(blame: Blame, retry: Retry, backoff_s: float, meaning: str, stop: StopReason | None = None) -> Consequence:
+def _others(
+    blame: Blame, retry: Retry, backoff_s: float, meaning: str, stop: StopReason | None = None
+) -> Consequence:
     return Consequence(stop or StopReason.SANDBOX_ERROR, blame, retry, backoff_s=backoff_s, meaning=meaning)
 
 
 CONSEQUENCES: Mapping[Cause, Consequence] = {
     Cause.HARNESS_TIMEOUT: _agents(StopReason.TIMEOUT, "The wall-clock limit passed."),
-    Cause.HARNESS_ERROR: _agents(StopReason.HARNESS_ERROR, "The harness ended with an error status or by a signal."),
+    Cause.HARNESS_ERROR: _agents(
+        StopReason.HARNESS_ERROR, "The harness ended with an error status or by a signal."
+    ),
     Cause.TURN_LIMIT: _agents(StopReason.TURN_LIMIT, "It used up its model calls."),
     Cause.TOKEN_LIMIT: _agents(StopReason.TOKEN_LIMIT, "It used up its sampled tokens."),
     Cause.OUTPUT_LIMIT: _agents(StopReason.OUTPUT_LIMIT, "It wrote more output than is kept."),
-    Cause.MEMORY_LIMIT: _agents(StopReason.MEMORY_LIMIT, "It was killed for using more memory than its sandbox has."),
-    Cause.DISK_LIMIT: _agents(StopReason.DISK_LIMIT, "It failed on the disk of its sandbox, which it had filled."),
+    Cause.MEMORY_LIMIT: _agents(
+        StopReason.MEMORY_LIMIT, "It was killed for using more memory than its sandbox has."
+    ),
+    Cause.DISK_LIMIT: _agents(
+        StopReason.DISK_LIMIT, "It failed on the disk of its sandbox, which it had filled."
+    ),
     Cause.CONTRACT_VIOLATED: _agents(StopReason.CONTRACT_VIOLATED, "A contract of its session was broken."),
-    Cause.NO_CALLS: _others(Blame.USER, "bounded", 0.1, "The harness never called the proxy.", StopReason.NO_CALLS),
+    Cause.NO_CALLS: _others(
+        Blame.USER, "bounded", 0.1, "The harness never called the proxy.", StopReason.NO_CALLS
+    ),
     Cause.ENGINE_ERROR: _others(
         Blame.INFRASTRUCTURE, "bounded", 0.5, "A model call failed in the engine.", StopReason.ENGINE_ERROR
     ),
@@ -132,21 +143,35 @@ CONSEQUENCES: Mapping[Cause, Consequence] = {
         StopReason.ENGINE_ERROR,
     ),
     Cause.PROXY_ERROR: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "The proxy refused or was not there."),
-    Cause.CAPABILITY_MISSING: _others(Blame.USER, "never", 0.0, "The sandbox backend lacks what the task needs."),
-    Cause.HARNESS_UNUSABLE: _others(Blame.USER, "never", 0.0, "The harness, or how it is configured, cannot be launched."),
-    Cause.TASK_UNUSABLE: _others(Blame.TASK, "never", 0.0, "The task is malformed, or its set has none of this name."),
+    Cause.CAPABILITY_MISSING: _others(
+        Blame.USER, "never", 0.0, "The sandbox backend lacks what the task needs."
+    ),
+    Cause.HARNESS_UNUSABLE: _others(
+        Blame.USER, "never", 0.0, "The harness, or how it is configured, cannot be launched."
+    ),
+    Cause.TASK_UNUSABLE: _others(
+        Blame.TASK, "never", 0.0, "The task is malformed, or its set has none of this name."
+    ),
     Cause.IMAGE_BUILD: _others(Blame.TASK, "bounded", 2.0, "The image could not be built."),
     Cause.SETUP_FAILED: _others(Blame.TASK, "bounded", 1.0, "A setup command failed or took too long."),
     Cause.SANDBOX_START: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "No sandbox could be made."),
-    Cause.SANDBOX_DIED: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "A sandbox died or could not be used any more."),
+    Cause.SANDBOX_DIED: _others(
+        Blame.INFRASTRUCTURE, "bounded", 0.5, "A sandbox died or could not be used any more."
+    ),
     Cause.GRADER_FAILED: _others(Blame.TASK, "bounded", 0.2, "The grader failed, or gave no usable reward."),
     Cause.GRADER_TIMEOUT: _others(Blame.TASK, "bounded", 0.2, "The grader took too long."),
     Cause.REWARD_FAILED: _others(Blame.USER, "bounded", 0.2, "A reward of the run could not be computed."),
-    Cause.TRACE_DAMAGED: _others(Blame.INFRASTRUCTURE, "bounded", 0.2, "The recorded tokens contradict each other."),
+    Cause.TRACE_DAMAGED: _others(
+        Blame.INFRASTRUCTURE, "bounded", 0.2, "The recorded tokens contradict each other."
+    ),
     Cause.STORE_ERROR: _others(Blame.INFRASTRUCTURE, "bounded", 1.0, "The trace store refused or was away."),
     Cause.HOST_DISK_FULL: _others(Blame.INFRASTRUCTURE, "bounded", 5.0, "A disk of this machine is full."),
-    Cause.HOST_REFUSED: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "The machine refused: files, processes or memory."),
-    Cause.NODE_LOST: _others(Blame.INFRASTRUCTURE, "always", 0.0, "The node that ran it died.", StopReason.NODE_LOST),
+    Cause.HOST_REFUSED: _others(
+        Blame.INFRASTRUCTURE, "bounded", 0.5, "The machine refused: files, processes or memory."
+    ),
+    Cause.NODE_LOST: _others(
+        Blame.INFRASTRUCTURE, "always", 0.0, "The node that ran it died.", StopReason.NODE_LOST
+    ),
     Cause.CANCELLED: _others(Blame.USER, "never", 0.0, "Somebody took it back.", StopReason.CANCELLED),
     Cause.UNKNOWN: _others(Blame.INFRASTRUCTURE, "bounded", 0.5, "Something that this table does not know."),
 }
@@ -214,7 +239,9 @@ def cause_of_error(error: BaseException, phase: Phase) -> Cause:
 
 
 def cause_of_end(result: ExecResult, limits: Collection[str | None]) -> Cause | None:
-    """What ended a harness, None if it ended by itself and well. `limits` are the budgets of its session that it ran into."""
+    """What ended a harness, None if it ended by itself and well. `limits` are the budgets of its session
+    that it ran into.
+    """
     if result.timed_out:
         return Cause.HARNESS_TIMEOUT
     reached = next((cause for limit, cause in _BY_LIMIT.items() if limit in limits), None)
@@ -228,7 +255,9 @@ def cause_of_end(result: ExecResult, limits: Collection[str | None]) -> Cause | 
 
 
 def _of_crash(result: ExecResult) -> Cause:
-    """Out of memory, out of disk, or an error of its own. All three are the agent's affair: only the name differs."""
+    """Out of memory, out of disk, or an error of its own. All three are the agent's affair: only the name
+    differs.
+    """
     said = result.stderr[-_LAST:] + result.stdout[-_LAST:]
     if result.signal == _KILLED or any(words in said for words in _NO_MEMORY):
         return Cause.MEMORY_LIMIT

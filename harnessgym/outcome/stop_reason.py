@@ -4,7 +4,9 @@ from enum import StrEnum
 
 
 class StopReason(StrEnum):
-    """What ended a rollout. After the last five there is no reward; `outcome.failure` says more exactly what went wrong."""
+    """What ended a rollout. After the last five there is no reward; `outcome.failure` says more exactly
+    what went wrong.
+    """
 
     FINISHED = "finished"
     """The harness ended by itself with exit status 0."""

@@ -8,7 +8,7 @@ import anyio.to_thread
 from harnessgym.config import Config
 from harnessgym.errors import RewardError
 from harnessgym.registry import load
-from harnessgym.reward import Need, Record, Score
+from harnessgym.reward import Need, RewardContext, Score
 
 
 class CodeSettings(Config):
@@ -28,11 +28,12 @@ class Code:
     settings = CodeSettings
 
     def __init__(self, settings: CodeSettings) -> None:
-        self._channel, self._name = settings.channel, settings.function
+        self._channel = settings.channel
+        self._name = settings.function
         self._function: Any = load("reward", settings.function)
         self.needs: frozenset[Need] = frozenset({"sandbox"}) if settings.sandbox else frozenset()
 
-    async def score(self, record: Record) -> Sequence[Score]:
+    async def score(self, record: RewardContext) -> Sequence[Score]:
         """What the function says. Raises `RewardError` if it fails, or says something else."""
         try:
             found = await anyio.to_thread.run_sync(self._function, record)
@@ -40,7 +41,11 @@ class Code:
             raise RewardError(f"{self._name} failed: {type(error).__name__}: {error}.") from error
         if isinstance(found, int | float):
             return [Score("rollout", "", self._channel, float(found))]
-        scores = [found] if isinstance(found, Score) else list(found) if isinstance(found, Iterable) else [found]
+        scores = (
+            [found] if isinstance(found, Score) else list(found) if isinstance(found, Iterable) else [found]
+        )
         if not all(isinstance(item, Score) for item in scores):
-            raise RewardError(f"{self._name} gave {found!r}: it gives a number, a `harnessgym.reward.Score`, or several.")
+            raise RewardError(
+                f"{self._name} gave {found!r}: it gives a number, a `harnessgym.reward.Score`, or several."
+            )
         return scores

@@ -1,7 +1,7 @@
 """A command as a reward: run in the rollout's sandbox, it prints a number, or JSON.
 
-Its last line that is not empty counts: a number; an object `{"value": 0.5, "detail": "why"}`; or a list of such objects, which
-may say `unit`, `target` and `channel` too. Its exit status must be 0.
+Its last line that is not empty counts: a number; an object `{"value": 0.5, "detail": "why"}`; or a list of
+such objects, which may say `unit`, `target` and `channel` too. Its exit status must be 0.
 """
 
 import json
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from harnessgym.config import Config, validate
 from harnessgym.errors import RewardError
-from harnessgym.reward import Need, Record, Score
+from harnessgym.reward import Need, RewardContext, Score
 from harnessgym.store.rewards import RewardUnit
 
 _TAIL = 500
@@ -23,12 +23,13 @@ class CommandRewardSettings(Config):
 
     argv: tuple[str, ...] = Field(min_length=1)
     files: Mapping[str, str] = Field(default_factory=dict)
-    """Relative path to text, laid into the workspace first; what the harness left there under that name is replaced."""
+    """Relative path to text, laid into the workspace first; what the harness left there under that name is
+    replaced."""
     channel: str = "task"
     timeout_s: float = Field(60.0, gt=0)
 
 
-class Said(Config):
+class CommandScore(Config):
     """One score as JSON."""
 
     value: float
@@ -47,7 +48,7 @@ class CommandReward:
     def __init__(self, settings: CommandRewardSettings) -> None:
         self._settings = settings
 
-    async def score(self, record: Record) -> Sequence[Score]:
+    async def score(self, record: RewardContext) -> Sequence[Score]:
         """What the command prints. Raises `RewardError` if it fails or prints no score."""
         assert record.sandbox is not None
         for path, text in self._settings.files.items():
@@ -66,10 +67,12 @@ def scores_of(output: str, channel: str) -> list[Score]:
     try:
         found: Any = json.loads(lines[-1])
     except (LookupError, ValueError, RecursionError):
-        raise RewardError(f"The last line of its output is no number and no JSON: {output[-_TAIL:]!r}") from None
+        raise RewardError(
+            f"The last line of its output is no number and no JSON: {output[-_TAIL:]!r}"
+        ) from None
     said = found if isinstance(found, list) else [found]
     plain = [{"value": item} if isinstance(item, int | float) else item for item in said]
     if not plain or not all(isinstance(item, dict) for item in plain):
         raise RewardError(f"Its output is no number, object or list of objects: {lines[-1][:_TAIL]}")
-    made = [validate(Said, item, "what a reward printed") for item in plain]
+    made = [validate(CommandScore, item, "what a reward printed") for item in plain]
     return [Score(item.unit, item.target, item.channel or channel, item.value, item.detail) for item in made]

@@ -1,4 +1,6 @@
-"""Trace contracts as a reward: 1.0 if a rollout kept them all, 0.0 if not, with the first step that broke one."""
+"""Trace contracts as a reward: 1.0 if a rollout kept them all, 0.0 if not, with the first step that broke
+one.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +9,7 @@ import anyio.to_thread
 from pydantic import model_validator
 
 from harnessgym.config import Config, load_config
-from harnessgym.reward import Need, Record, Score
+from harnessgym.reward import Need, RewardContext, Score
 from harnessgym.traces.contracts import Contract, Contracts, check
 from harnessgym.traces.steps import steps_of
 
@@ -20,8 +22,8 @@ class ContractSettings(Config):
     """TOML file with more of them."""
     channel: str = "process.contract"
     spans: bool = False
-    """Whether what only the harness's own spans tell counts too, as approvals and safety events do. What the policy runs in the
-    sandbox can send spans: only where it cannot, or where that is watched.
+    """Whether what only the harness's own spans tell counts too, as approvals and safety events do. What the
+    policy runs in the sandbox can send spans: only where it cannot, or where that is watched.
     """
 
     @model_validator(mode="after")
@@ -40,10 +42,14 @@ class ContractReward:
     def __init__(self, settings: ContractSettings) -> None:
         """Raises `ConfigError` for a file that cannot be read."""
         more = () if settings.file is None else load_config(Contracts, settings.file).contracts
-        self._contracts, self._channel, self._spans = (*settings.contracts, *more), settings.channel, settings.spans
+        self._contracts = (*settings.contracts, *more)
+        self._channel = settings.channel
+        self._spans = settings.spans
 
-    async def score(self, record: Record) -> Sequence[Score]:
+    async def score(self, record: RewardContext) -> Sequence[Score]:
         """One score, of the rollout."""
-        violations = await anyio.to_thread.run_sync(lambda: check(self._contracts, steps_of(record.graph, told=self._spans)))
+        violations = await anyio.to_thread.run_sync(
+            lambda: check(self._contracts, steps_of(record.graph, told=self._spans))
+        )
         detail = "\n".join(map(str, violations)) or None
         return [Score("rollout", "", self._channel, 0.0 if violations else 1.0, detail)]

@@ -1,8 +1,10 @@
-"""A model as a reward: shown what was said, it gives a grade. What it was asked and said is recorded with the rollout.
+"""A model as a reward: shown what was said, it gives a grade. What it was asked and said is recorded with the
+rollout.
 
-The judge is a worker of the proxy: an outside model (`litellm:PROVIDER/MODEL`, which also takes any OpenAI-compatible endpoint
-as `litellm:openai/NAME?api_base=URL`), or a worker that is there already. Its call is a side call named `judge` of a session of
-its own in the same rollout, so it is stored, counted and shown like any other, and never trained on.
+The judge is a worker of the proxy: an outside model (`litellm:PROVIDER/MODEL`, which also takes any
+OpenAI-compatible endpoint as `litellm:openai/NAME?api_base=URL`), or a worker that is there already. Its call
+is a side call named `judge` of a session of its own in the same rollout, so it is stored, counted and shown
+like any other, and never trained on.
 """
 
 import json
@@ -17,9 +19,9 @@ from pydantic import Field, model_validator
 from harnessgym.config import Config
 from harnessgym.errors import RewardError
 from harnessgym.harness import SideCallRule
-from harnessgym.reward import Need, Record, Score
-from harnessgym.rollout.control import ControlClient
-from harnessgym.session_options import SessionOptions
+from harnessgym.proxy_client import ControlClient
+from harnessgym.reward import Need, RewardContext, Score
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.traces.transcript import Transcript
 
 _JUDGE = "judge"
@@ -76,7 +78,7 @@ class Judge:
     def __init__(self, settings: JudgeSettings) -> None:
         self._settings = settings
 
-    async def score(self, record: Record) -> Sequence[Score]:
+    async def score(self, record: RewardContext) -> Sequence[Score]:
         """The grade, from 0 to 1, with the reason. Raises `RewardError` if the judge gives none."""
         transcript = await anyio.to_thread.run_sync(lambda: shown(record.transcript))
         instruction = "(not recorded)" if record.task is None else record.task.instruction
@@ -92,7 +94,7 @@ class Judge:
         value = (grade - self._settings.low) / (self._settings.high - self._settings.low)
         return [Score("rollout", "", self._settings.channel, value, reason)]
 
-    async def _ask(self, record: Record, prompt: str) -> str:
+    async def _ask(self, record: RewardContext, prompt: str) -> str:
         """Put the prompt to the judge in a session of its own, which is sealed whatever happens."""
         assert record.control is not None
         worker = await self._worker(record.control)
@@ -117,7 +119,9 @@ class Judge:
             raise RewardError(f"The judge {self._settings.model} was refused: {answered.text[:500]}")
         choice = answered.json()["choices"][0]
         if choice["finish_reason"] == "length":
-            raise RewardError(f"The judge {self._settings.model} gave no grade within {self._settings.max_tokens} tokens.")
+            raise RewardError(
+                f"The judge {self._settings.model} gave no grade within {self._settings.max_tokens} tokens."
+            )
         return str(choice["message"]["content"] or "")
 
     async def _worker(self, control: ControlClient) -> str:
@@ -130,22 +134,29 @@ class Judge:
         return name
 
     def _grade(self, answer: str) -> tuple[float, str]:
-        """The grade on the last line of an answer, and its reason. Grades before it may be quoted from what is judged."""
+        """The grade on the last line of an answer, and its reason. Grades before it may be quoted from
+        what is judged.
+        """
         lines = [line for line in answer.splitlines() if line.strip(" `")]
         found = _GRADE.findall(lines[-1] if lines else "")
         try:
             said = json.loads(found[-1])
-            grade, reason = float(said["grade"]), str(said.get("reason", ""))
+            grade = float(said["grade"])
+            reason = str(said.get("reason", ""))
         except (LookupError, ValueError, TypeError):
             raise RewardError(f"The judge {self._settings.model} gave no grade: {answer[-500:]!r}") from None
         if not self._settings.low <= grade <= self._settings.high:
             limits = f"{self._settings.low:g} to {self._settings.high:g}"
-            raise RewardError(f"The judge {self._settings.model} gave the grade {grade}, which is not from {limits}.")
+            raise RewardError(
+                f"The judge {self._settings.model} gave the grade {grade}, which is not from {limits}."
+            )
         return grade, reason
 
 
 def shown(transcript: Transcript) -> str:
-    """A transcript as a judge reads it: agent by agent in the order of calls, without side calls and system texts."""
+    """A transcript as a judge reads it: agent by agent in the order of calls, without side calls and
+    system texts.
+    """
     lines = []
     for item in transcript.exchanges:
         if item.call.kind in ("side", "count"):
@@ -161,4 +172,8 @@ def shown(transcript: Transcript) -> str:
 
 def _cut(text: str, most: int) -> str:
     half = most // 2
-    return text if len(text) <= most else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return (
+        text
+        if len(text) <= most
+        else f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    )

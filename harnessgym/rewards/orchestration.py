@@ -1,10 +1,11 @@
 """What the graph alone tells of a rollout: what it cost, and what working side by side saved.
 
-`orchestration.parallelism_speedup` is the work of spawned agents (seconds from each spawn to the last answer before the agent
-returned, summed) divided by the seconds from the first of these spawns to the event that aggregates them, or to the last
-return: 1 when they came one after the other and nothing else was done, n when n equally long ones ran together. An agent that
-waits to be read does not work. Rounds of spawns are summed on both sides. A rollout that spawned nobody has no such score.
-Whether the split was right and what the aggregation was worth needs judgement: give `orchestration.split_correctness` and
+`orchestration.parallelism_speedup` is the work of spawned agents (seconds from each spawn to the last answer
+before the agent returned, summed) divided by the seconds from the first of these spawns to the event that
+aggregates them, or to the last return: 1 when they came one after the other and nothing else was done, n when
+n equally long ones ran together. An agent that waits to be read does not work. Rounds of spawns are summed on
+both sides. A rollout that spawned nobody has no such score. Whether the split was right and what the
+aggregation was worth needs judgement: give `orchestration.split_correctness` and
 `orchestration.aggregation_quality` by a `code` or `judge` reward.
 
 What an instrumented harness tells of itself counts in nothing here: only what passed the proxy.
@@ -16,8 +17,8 @@ from dataclasses import dataclass
 import anyio.to_thread
 
 from harnessgym.config import Config
-from harnessgym.reward import Need, Record, Score
-from harnessgym.traces.graph import Event, Graph
+from harnessgym.reward import Need, RewardContext, Score
+from harnessgym.traces.graph import Graph, GraphEvent
 from harnessgym.traces.steps import TOLD
 
 _SIDE = ("side", "count")
@@ -27,7 +28,7 @@ class OrchestrationSettings(Config):
     """There is nothing to choose."""
 
 
-class Orchestration:
+class OrchestrationReward:
     """Reads the graph."""
 
     settings = OrchestrationSettings
@@ -36,7 +37,7 @@ class Orchestration:
     def __init__(self, settings: OrchestrationSettings) -> None:
         pass
 
-    async def score(self, record: Record) -> Sequence[Score]:
+    async def score(self, record: RewardContext) -> Sequence[Score]:
         """Costs, and the speed-up if agents were spawned."""
         return await anyio.to_thread.run_sync(lambda: _scores(record.graph))
 
@@ -48,8 +49,8 @@ def _scores(graph: Graph) -> list[Score]:
 
 
 def costs(graph: Graph) -> dict[str, float]:
-    """`cost.tokens` sampled, `cost.calls` of the model, and `cost.wall_s` from the first to the last of what was recorded. Side
-    calls, which the policy does not decide on, are left out.
+    """`cost.tokens` sampled, `cost.calls` of the model, and `cost.wall_s` from the first to the last of what
+    was recorded. Side calls, which the policy does not decide on, are left out.
     """
     side = {call.id for call in graph.calls.values() if call.kind in _SIDE}
     made = [call for call in graph.calls.values() if call.id not in side]
@@ -74,7 +75,9 @@ class _Child:
 
 
 def parallelism_speedup(graph: Graph) -> float | None:
-    """Seconds of work of spawned agents per second in which it was done; None if no spawned agent returned."""
+    """Seconds of work of spawned agents per second in which it was done; None if no spawned agent
+    returned.
+    """
     work = wall = 0.0
     parents = {event.agent_id for event in _seen(graph, "spawn")}
     for parent in parents:
@@ -102,18 +105,22 @@ def _children(graph: Graph, parent: str | None) -> list[_Child]:
     return sorted(out, key=lambda child: child.begin)
 
 
-def _seen(graph: Graph, kind: str) -> list[Event]:
+def _seen(graph: Graph, kind: str) -> list[GraphEvent]:
     return [event for event in graph.of_kind(kind) if event.source != TOLD]
 
 
-def _last_answer(graph: Graph, spawn: Event, back: Event) -> float:
+def _last_answer(graph: Graph, spawn: GraphEvent, back: GraphEvent) -> float:
     """When an agent had its last answer before it returned; its return, if its calls are not known."""
     made = (call for call in graph.calls.values() if call.agent_id == back.agent_id is not None)
-    ends = (call.created_at + call.timings.get("total_s", 0.0) for call in made if spawn.t <= call.created_at <= back.t)
+    ends = (
+        call.created_at + call.timings.get("total_s", 0.0)
+        for call in made
+        if spawn.t <= call.created_at <= back.t
+    )
     return min(max(ends, default=back.t), back.t)
 
 
-def _ends(event: Event, spawn: Event) -> bool:
+def _ends(event: GraphEvent, spawn: GraphEvent) -> bool:
     """Whether a return is that of a spawned agent."""
     if event.t < spawn.t:
         return False

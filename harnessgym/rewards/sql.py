@@ -1,7 +1,7 @@
 """A query as a reward: over the trace database, or over a SQLite file that the task left in its workspace.
 
-`:rollout_id` stands for the rollout. A row's first column is the value, unless the columns are named `value`, `unit`, `target`,
-`channel` and `detail`:
+`:rollout_id` stands for the rollout. A row's first column is the value, unless the columns are named `value`,
+`unit`, `target`, `channel` and `detail`:
 
 ```toml
 [[rewards]]
@@ -17,8 +17,8 @@ import anyio.to_thread
 
 from harnessgym.config import Config, validate
 from harnessgym.errors import RewardError
-from harnessgym.reward import Need, Record, Score
-from harnessgym.rewards.command import Said
+from harnessgym.reward import Need, RewardContext, Score
+from harnessgym.rewards.command import CommandScore
 from harnessgym.store.question import Row, ask, ask_file
 
 
@@ -43,13 +43,16 @@ class Sql:
         self._settings = settings
         self.needs: frozenset[Need] = frozenset({"sandbox"}) if settings.database else frozenset()
 
-    async def score(self, record: Record) -> Sequence[Score]:
-        """One score a row. Raises `StoreError` for a query that fails, `RewardError` for rows that are no scores."""
+    async def score(self, record: RewardContext) -> Sequence[Score]:
+        """One score a row. Raises `StoreError` for a query that fails, `RewardError` for rows that are no
+        scores.
+        """
         rows = await anyio.to_thread.run_sync(self._rows, record)
         return [self._score(row) for row in rows]
 
-    def _rows(self, record: Record) -> list[Row]:
-        query, parameters = self._settings.query, {"rollout_id": record.rollout_id}
+    def _rows(self, record: RewardContext) -> list[Row]:
+        query = self._settings.query
+        parameters = {"rollout_id": record.rollout_id}
         if record.workspace is not None and self._settings.database:
             path = _inside(record.workspace, self._settings.database)
             return ask_file(path, query, parameters, self._settings.timeout_s)
@@ -59,7 +62,11 @@ class Sql:
         named = row if "value" in row else {"value": next(iter(row.values()), None)}
         if named["value"] is None:
             raise RewardError(f"The query gives no number but {row}. COALESCE says what is meant by none.")
-        said = validate(Said, {name: value for name, value in named.items() if value is not None}, "a row of the query")
+        said = validate(
+            CommandScore,
+            {name: value for name, value in named.items() if value is not None},
+            "a row of the query",
+        )
         return Score(said.unit, said.target, said.channel or self._settings.channel, said.value, said.detail)
 
 

@@ -1,6 +1,7 @@
 """One attempt at one rollout: prepare, run, reconstruct, evaluate, each in a place of its stage.
 
-Whatever ends it, by its own end, by an error or by cancellation, its session is sealed and its sandbox is gone.
+Whatever ends it, by its own end, by an error or by cancellation, its session is sealed and its sandbox is
+gone.
 """
 
 import asyncio
@@ -13,30 +14,30 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from harnessgym.equipping import equipment, equipment_of
 from harnessgym.errors import HarnessError, HarnessGymError, ProxyError
-from harnessgym.faults.plan import Plan as FaultPlan
+from harnessgym.faults.plan import FaultPlan as FaultPlan
 from harnessgym.faults.recording import record
 from harnessgym.faults.shims import ShimmedSandbox
-from harnessgym.grading.difference import opinion_on
-from harnessgym.grading.judging import Evidence, taken, verdict
-from harnessgym.grading.opinion import with_opinion
+from harnessgym.grading.differential.differential_test import opinion_on
+from harnessgym.grading.differential.report import with_opinion
+from harnessgym.grading.grade import CollectedArtifacts, taken, verdict
 from harnessgym.harness import Endpoint, Harness, Launch, start
 from harnessgym.outcome.engine_silence import blamed
 from harnessgym.outcome.failure import CONSEQUENCES, Cause, Phase, RolloutFailed, cause_of_end, cause_of_error
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.reward import Record, score_all
-from harnessgym.rollout.control import OpenedSession
-from harnessgym.rollout.furnishing import furnish
-from harnessgym.rollout.pressure import Pressure
+from harnessgym.provisioning import equipment, equipment_of
+from harnessgym.proxy_client import OpenedSession
+from harnessgym.reward import RewardContext, score_all
+from harnessgym.rollout.resource_admission import Pressure
 from harnessgym.rollout.stage import Stage, Stages
-from harnessgym.rollout.steps import laying, step_task, through_steps
 from harnessgym.sandbox import ExecResult, Sandbox, needs, require
 from harnessgym.store import calls as call_rows
 from harnessgym.store import events
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 from harnessgym.task import Grade, Task
+from harnessgym.task_setup.steps import laying, step_task, through_steps
+from harnessgym.task_setup.workspace_setup import furnish
 from harnessgym.traces.trajectories import rows_of
 
 if TYPE_CHECKING:
@@ -52,11 +53,14 @@ class Attempt:
     """A claimed rollout on its way. `run` is called once."""
 
     def __init__(self, line: "Pipeline", stages: Stages, pressure: Pressure, row: RolloutRow) -> None:
-        self.line, self.stages, self.pressure, self.row = line, stages, pressure, row
+        self.line = line
+        self.stages = stages
+        self.pressure = pressure
+        self.row = row
         self.phase: Phase = "prepare"
         self.latencies: dict[str, float] = {}
-        """Seconds by stage, over all steps; `wait.STAGE` in its queue. Parts of preparing: `wait.room`, `prepare.open`,
-        `prepare.setup`."""
+        """Seconds by stage, over all steps; `wait.STAGE` in its queue. Parts of preparing: `wait.room`,
+        `prepare.open`, `prepare.setup`."""
         self._task: Task
         self._sandbox: Sandbox
         self._session: OpenedSession | None = None
@@ -93,7 +97,9 @@ class Attempt:
         async with self._place(self.stages.reconstruct):
             await self._collect_faults()
             await self._reconstruct(result, self._task.limits.wall_s, calls)
-            evidence = await self._left.enter_async_context(taken(self._task, self._sandbox, self.line.backend.root))
+            evidence = await self._left.enter_async_context(
+                taken(self._task, self._sandbox, self.line.backend.root)
+            )
             if self._task.verifier == "separate" and "sandbox" not in self.line.needed:
                 await self._release()  # those that wait for a grader keep no sandbox from others
         async with self._place(self.stages.evaluate):
@@ -109,7 +115,9 @@ class Attempt:
                 launch = await self._launch(asked)
             async with self._place(self.stages.run):
                 self.phase = "run"
-                ended.append((await start(launch, replace(asked, files={}), self._sandbox), asked.limits.wall_s))
+                ended.append(
+                    (await start(launch, replace(asked, files={}), self._sandbox), asked.limits.wall_s)
+                )
 
         async def grade(asked: Task) -> Grade:
             async with self._place(self.stages.evaluate):
@@ -146,11 +154,15 @@ class Attempt:
 
     async def _prepare(self) -> None:
         """A furnished sandbox and an open session; what is left is to launch the harness."""
-        line, row = self.line, self.row
-        task, harness = await anyio.to_thread.run_sync(line.task_of, row), self._harness()
+        line = self.line
+        row = self.row
+        task = await anyio.to_thread.run_sync(line.task_of, row)
+        harness = self._harness()
         require(line.backend.capabilities, needs(task))
         began = time.perf_counter()
-        await self._holding.enter_async_context(self.pressure.admitted(task.limits.memory_mb, f"rollout {row.id}"))
+        await self._holding.enter_async_context(
+            self.pressure.admitted(task.limits.memory_mb, f"rollout {row.id}")
+        )
         self._book("wait.room", time.perf_counter() - began)
         self.phase, began = "open", time.perf_counter()
         asked = step_task(task, task.steps[0]) if task.steps else task
@@ -172,13 +184,17 @@ class Attempt:
                 **_least(row),
             },
             min_version=row.submitted_version,
-            options=line.options.model_copy(update={"side_calls": (*line.options.side_calls, *harness.side_calls)}),
+            options=line.options.model_copy(
+                update={"side_calls": (*line.options.side_calls, *harness.side_calls)}
+            ),
         )
 
     async def _launch(self, task: Task) -> Launch:
         """How the harness is started on a task, or on a step as one; its files are laid."""
         assert self._session is not None
-        launch = self._harness().launch(task, Endpoint(self._sandbox.proxy_url, self._session.key, seed=self.row.seed))
+        launch = self._harness().launch(
+            task, Endpoint(self._sandbox.proxy_url, self._session.key, seed=self.row.seed)
+        )
         for path, text in launch.files.items():
             await self._sandbox.write(path, text.encode())
         return replace(launch, files={})
@@ -186,14 +202,18 @@ class Attempt:
     def _harness(self) -> Harness:
         known = self.line.harnesses
         if self.row.harness not in known:
-            raise HarnessError(f"The run has no harness {self.row.harness!r} (it has: {', '.join(sorted(known))}).")
+            raise HarnessError(
+                f"The run has no harness {self.row.harness!r} (it has: {', '.join(sorted(known))})."
+            )
         return known[self.row.harness]
 
     async def _collect_faults(self) -> None:
         """What was made to go wrong becomes part of the trace, and its tools leave the workspace."""
         if self._faulty is not None:
             account = await self._faulty.collect()
-            await self.line.store.awrite(lambda conn: record(conn, self.row.id, account.applied, account.doubt))
+            await self.line.store.awrite(
+                lambda conn: record(conn, self.row.id, account.applied, account.doubt)
+            )
 
     async def _reconstruct(self, result: ExecResult, wall_s: float, calls: int) -> None:
         """Read back what the policy did. Raises `RolloutFailed` if that cannot be judged."""
@@ -207,10 +227,10 @@ class Attempt:
         if calls == 0:
             raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
 
-    async def _evaluate(self, result: ExecResult, evidence: Evidence) -> RolloutOutcome:
+    async def _evaluate(self, result: ExecResult, evidence: CollectedArtifacts) -> RolloutOutcome:
         return await self._rewarded(result, await self._grade(self._task, evidence))
 
-    async def _grade(self, task: Task, evidence: Evidence) -> Grade:
+    async def _grade(self, task: Task, evidence: CollectedArtifacts) -> Grade:
         """What the grader says of a task, or of a step as one, and a second opinion if the run wants one."""
         backend = self.line.backend
         bare = equipment_of(task, grades=True)
@@ -223,23 +243,27 @@ class Attempt:
 
     async def _rewarded(self, result: ExecResult, grade: Grade) -> RolloutOutcome:
         scores = await self._scores(grade)
-        refused = await self.line.store.aread(lambda conn: events.of_rollout(conn, self.row.id, "refused_request"))
+        refused = await self.line.store.aread(
+            lambda conn: events.of_rollout(conn, self.row.id, "refused_request")
+        )
         cause = cause_of_end(result, {event.attributes.get("limit") for event in refused})
         return self._judged(result, grade, cause, scores)
 
     async def _scores(self, grade: Grade) -> tuple[RewardRow, ...]:
         """What the run's rewards say; nothing of a workspace that was tampered with."""
-        line, sandbox = self.line, self._sandbox
+        line = self.line
+        sandbox = self._sandbox
         if grade.tampered is not None or not line.rewards:
             return ()
         asked = "sandbox" in line.needed
-        record = Record(line.store, self.row.id, self._task, sandbox if asked else None, line.control)
+        record = RewardContext(line.store, self.row.id, self._task, sandbox if asked else None, line.control)
         return await score_all(line.rewards, record, grade.rewards)
 
     async def _seal(self, grace_s: float = 1.0) -> int:
         """Refuse further calls; how many there were."""
         assert self._session is not None
-        session, self._session = self._session, None
+        session = self._session
+        self._session = None
         return (await self.line.control.seal(session.session_id, grace_s=grace_s)).calls
 
     async def _seal_behind(self) -> None:
@@ -250,18 +274,30 @@ class Attempt:
             async with asyncio.timeout(_SEAL_S):
                 await self._seal(grace_s=0.0)
         except (ProxyError, TimeoutError) as error:
-            _LOG.warning("The session of rollout %s was not sealed: %s", self.row.id, error or "the proxy does not answer")
+            _LOG.warning(
+                "The session of rollout %s was not sealed: %s",
+                self.row.id,
+                error or "the proxy does not answer",
+            )
 
     async def _release(self) -> None:
-        """Give the sandbox back. One that cannot be removed is for the reaper: what is known of the rollout stays so."""
+        """Give the sandbox back. One that cannot be removed is for the reaper: what is known of the
+        rollout stays so.
+        """
         try:
             await self._holding.aclose()
         except (HarnessGymError, OSError) as error:
             _LOG.warning("The sandbox of rollout %s could not be removed: %s", self.row.id, error)
 
-    def _judged(self, result: ExecResult, grade: Grade, cause: Cause | None, scores: tuple[RewardRow, ...]) -> RolloutOutcome:
+    def _judged(
+        self, result: ExecResult, grade: Grade, cause: Cause | None, scores: tuple[RewardRow, ...]
+    ) -> RolloutOutcome:
         reason = StopReason.FINISHED if cause is None else CONSEQUENCES[cause].stop_reason
-        rewards = dict(grade.rewards) if grade.tampered is None else {**dict.fromkeys(grade.rewards, 0.0), "reward": 0.0}
+        rewards = (
+            dict(grade.rewards)
+            if grade.tampered is None
+            else {**dict.fromkeys(grade.rewards, 0.0), "reward": 0.0}
+        )
         return RolloutOutcome(
             self.row.id,
             reason,
@@ -278,7 +314,9 @@ class Attempt:
         """The outcome when somebody else than the agent is to blame."""
         reason = CONSEQUENCES[cause].stop_reason
         latencies = self.latencies
-        return RolloutOutcome(self.row.id, reason, "infrastructure_error", detail=detail, latencies=latencies, cause=cause)
+        return RolloutOutcome(
+            self.row.id, reason, "infrastructure_error", detail=detail, latencies=latencies, cause=cause
+        )
 
 
 def _refused(error: BaseException) -> str:
@@ -293,7 +331,9 @@ def described(result: ExecResult) -> str:
     if result.timed_out:
         how = "killed at its wall-clock limit"
     tail = (result.stderr or result.stdout)[-_TAIL:].decode(errors="replace").strip()
-    flood = " Output beyond the limit was dropped." if result.stdout_truncated or result.stderr_truncated else ""
+    flood = (
+        " Output beyond the limit was dropped." if result.stdout_truncated or result.stderr_truncated else ""
+    )
     return f"It ended after {result.wall_s:.1f} s: {how}.{flood} Its last output:\n{tail or '(none)'}"
 
 

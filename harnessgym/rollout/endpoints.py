@@ -1,4 +1,5 @@
-"""The node over HTTP, so that any trainer can drive it: submit rollouts, watch them, fetch what they sampled, cancel them.
+"""The node over HTTP, so that any trainer can drive it: submit rollouts, watch them, fetch what they sampled,
+cancel them.
 
     POST   /rollouts                  a task, a harness, how many            -> ids
     GET    /rollouts                  those of the run, by condition
@@ -8,8 +9,8 @@
     DELETE /rollouts/{id}             cancel
     GET    /health                    stages and counts, and whether the store answers
 
-Every request carries `Authorization: Bearer KEY`. Answers come from the store, so every node of a run can give them. FastAPI is
-imported here and nowhere else.
+Every request carries `Authorization: Bearer KEY`. Answers come from the store, so every node of a run can
+give them. FastAPI is imported here and nowhere else.
 """
 
 import asyncio
@@ -35,7 +36,7 @@ from sqlalchemy import Connection
 
 from harnessgym.errors import ConfigError, HarnessGymError, StoreError, StoreUnavailable
 from harnessgym.registry import load
-from harnessgym.rollout.changes import Changes, as_events, parse_event_id, state_as_json
+from harnessgym.rollout.event_stream import EventStream, as_events, parse_event_id, state_as_json
 from harnessgym.rollout.node import Node
 from harnessgym.rollout.submission import TAGS, InlineTask, NamedTask, Submission
 from harnessgym.run_folder import RunFolder, write_json
@@ -60,9 +61,15 @@ _LAST_PORT = 65_535
 class Endpoints:
     """The routes of one node."""
 
-    def __init__(self, node: Node, sandbox: str, policy: str, key: str, keep_alive_s: float = _KEEP_ALIVE_S) -> None:
+    def __init__(
+        self, node: Node, sandbox: str, policy: str, key: str, keep_alive_s: float = _KEEP_ALIVE_S
+    ) -> None:
         """`sandbox` and `policy` are the names that the store has for the backend and the policy."""
-        self.node, self.sandbox, self.policy, self.key, self.keep_alive_s = node, sandbox, policy, key, keep_alive_s
+        self.node = node
+        self.sandbox = sandbox
+        self.policy = policy
+        self.key = key
+        self.keep_alive_s = keep_alive_s
         self.stopping = False
         self._counting: asyncio.Task[tuple[str | None, dict[str, int] | None]] | None = None
 
@@ -99,7 +106,9 @@ class Endpoints:
         harness = self._harness(wanted.harness)
 
         def write(conn: Connection) -> requests.Requested:
-            serving = [worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state == "ready"]
+            serving = [
+                worker.version for worker in workers.engines_of(conn, self.run_id) if worker.state == "ready"
+            ]
             spec = GroupSpec(
                 run_id=self.run_id,
                 task_id=requests.add_task(conn, name, task.id, task.split, payload),
@@ -138,7 +147,10 @@ class Endpoints:
             limit=limit,
         )
         found: Sequence[RolloutState] = await self.store.aread(query)
-        return {"rollouts": [state_as_json(state) for state in found], "next": found[-1].id if len(found) == limit else None}
+        return {
+            "rollouts": [state_as_json(state) for state in found],
+            "next": found[-1].id if len(found) == limit else None,
+        }
 
     async def one(self, rollout_id: str) -> dict[str, Any]:
         """One rollout."""
@@ -149,18 +161,26 @@ class Endpoints:
         state = await self._state(rollout_id)
         if state.status in ("pending", "running"):
             raise HTTPException(
-                409, f"The rollout {rollout_id} is {state.status}: it has no trajectory yet. Watch it until it ends."
+                409,
+                f"The rollout {rollout_id} is {state.status}: it has no trajectory yet. Watch it until it "
+                "ends.",
             )
         found = await self.store.aread(lambda conn: rows_of(conn, rollout_id, group_id=state.group_id))
         own = {"rollout": rollout_id, "verdict": state.verdict, "rewards": state.rewards}
-        text = await anyio.to_thread.run_sync(lambda: json.dumps({**own, **_trajectory(found)}, allow_nan=False))
-        return Response(text, media_type="application/json")  # FastAPI would look at every token on the event loop
+        text = await anyio.to_thread.run_sync(
+            lambda: json.dumps({**own, **_trajectory(found)}, allow_nan=False)
+        )
+        return Response(
+            text, media_type="application/json"
+        )  # FastAPI would look at every token on the event loop
 
     async def cancel(self, rollout_id: str) -> dict[str, Any]:
         """Give its slot up, whichever attempt at it there is. One that has ended stays as it is."""
         await self._state(rollout_id)
         newest = await self.store.aread(lambda conn: rollout_states.latest(conn, rollout_id))
-        ended = await self.store.awrite(lambda conn: rollouts.cancel(conn, [str(newest)], "Cancelled over HTTP."))
+        ended = await self.store.awrite(
+            lambda conn: rollouts.cancel(conn, [str(newest)], "Cancelled over HTTP.")
+        )
         return {**state_as_json(await self._state(str(newest))), "cancelled_now": bool(ended)}
 
     async def events(
@@ -169,18 +189,23 @@ class Endpoints:
         since: float | None = None,
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> StreamingResponse:
-        """Changes as they come. Of all rollouts those from now on, or from `since` (Unix seconds); of named ones all."""
+        """Changes as they come. Of all rollouts those from now on, or from `since` (Unix seconds); of
+        named ones all.
+        """
         for rollout_id in rollout or ():
             await self._state(rollout_id)
         after = parse_event_id(last_event_id) if last_event_id else None
         begin = since if since is not None else 0.0 if rollout else time.time()
-        changes = Changes(self.store, self.run_id, rollout, after, begin)
+        changes = EventStream(self.store, self.run_id, rollout, after, begin)
         stream = as_events(changes, self.keep_alive_s, lambda: self.stopping)
-        return StreamingResponse(stream, media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
 
     async def health(self) -> dict[str, Any]:
         """How the node stands. `status` and `rollouts` are null while the store does not answer."""
-        # One read at a time: clients that ask again and again meanwhile must not take up every thread that reads.
+        # One read at a time: clients that ask again and again meanwhile must not take up every thread that
+        # reads.
         if self._counting is None or self._counting.done():
             self._counting = asyncio.create_task(self._counts())
         counting = self._counting
@@ -219,7 +244,8 @@ class Endpoints:
         found = await self.store.aread(lambda conn: rollout_states.get(conn, [rollout_id]))
         if not found or found[0].run_id != self.run_id:
             raise HTTPException(
-                404, f"There is no rollout {rollout_id!r} in this run. GET /rollouts lists those that there are."
+                404,
+                f"There is no rollout {rollout_id!r} in this run. GET /rollouts lists those that there are.",
             )
         return found[0]
 
@@ -233,14 +259,18 @@ class Endpoints:
                 if task.id == wanted.id:
                     return wanted.set, task, payload_of(task)
         some = ", ".join(task.id for task in found.tasks("train")[:3])
-        raise HTTPException(404, f"The task set {wanted.set!r} has no task {wanted.id!r}. It has, for example: {some}.")
+        raise HTTPException(
+            404, f"The task set {wanted.set!r} has no task {wanted.id!r}. It has, for example: {some}."
+        )
 
     def _harness(self, name: str | None) -> str:
         known = sorted(self.node.pipeline.harnesses)
         if name is None and len(known) == 1:
             return known[0]
         if name not in known:
-            raise HTTPException(422, f"harness: the run has no harness {name!r}. Give one of: {', '.join(known)}.")
+            raise HTTPException(
+                422, f"harness: the run has no harness {name!r}. Give one of: {', '.join(known)}."
+            )
         return name
 
 
@@ -251,7 +281,9 @@ async def _teach(request: Request, error: Exception) -> JSONResponse:
     for problem in error.errors():
         where = ".".join(str(part) for part in problem["loc"] if part not in ("body", *TAGS)) or "body"
         unknown = problem["type"] == "extra_forbidden"
-        said = "there is no such field." if unknown else f"{problem['msg']} (got {problem.get('input')!r:.200})."
+        said = (
+            "there is no such field." if unknown else f"{problem['msg']} (got {problem.get('input')!r:.200})."
+        )
         problems.append(f"{where}: {said}")
     told = f"{request.method} {request.url.path} cannot be done: {'; '.join(problems)}"
     return JSONResponse({"detail": told, "problems": problems}, 422)
@@ -293,7 +325,8 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def served(endpoints: Endpoints, address: str, folder: RunFolder | None = None) -> AsyncIterator[str]:
-    """Serve at `HOST:PORT` (port 0 takes a free one); yields the URL. With a folder, its `endpoints.json` tells it and the key.
+    """Serve at `HOST:PORT` (port 0 takes a free one); yields the URL. With a folder, its `endpoints.json`
+    tells it and the key.
 
     Raises `ConfigError` for an address that cannot be taken.
     """
@@ -301,7 +334,12 @@ async def served(endpoints: Endpoints, address: str, folder: RunFolder | None = 
     host, port = listener.getsockname()[:2]
     url = f"http://{host}:{port}"
     config = uvicorn.Config(
-        endpoints.app, lifespan="off", access_log=False, log_level="warning", ws="none", timeout_graceful_shutdown=2
+        endpoints.app,
+        lifespan="off",
+        access_log=False,
+        log_level="warning",
+        ws="none",
+        timeout_graceful_shutdown=2,
     )
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -334,4 +372,6 @@ def _listen(address: str) -> socket.socket:
     try:
         return socket.create_server((host or "127.0.0.1", int(port)), backlog=128)
     except OSError as error:
-        raise ConfigError(f"Cannot serve rollouts at {address}: {error}. Choose another address, or port 0.") from error
+        raise ConfigError(
+            f"Cannot serve rollouts at {address}: {error}. Choose another address, or port 0."
+        ) from error

@@ -22,24 +22,24 @@ from sqlalchemy import Connection
 from harnessgym import heartbeat
 from harnessgym.config import Config
 from harnessgym.control_key import ControlKey, environment_field
-from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError
 from harnessgym.outcome.failure import CONSEQUENCES, Cause
+from harnessgym.provisioning import make_harness
+from harnessgym.proxy_client import ControlClient
 from harnessgym.registry import load, look_in
 from harnessgym.reward import make_rewards
-from harnessgym.rollout.control import ControlClient
-from harnessgym.rollout.patience import Patience
+from harnessgym.rollout.circuit_breaker import CircuitBreaker
 from harnessgym.rollout.pipeline import Pipeline
-from harnessgym.rollout.plan import Plan
-from harnessgym.rollout.pressure import Pressure
+from harnessgym.rollout.plan import GroupPlan
+from harnessgym.rollout.resource_admission import Pressure
 from harnessgym.rollout.stage import Stages
-from harnessgym.run_config import NodeSection
+from harnessgym.run_config.run import NodeSection
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandbox import SandboxBackend
-from harnessgym.sandboxes.relay import Relay
-from harnessgym.store import TraceStore, backlog, policies, presence, rollouts, runs
+from harnessgym.sandboxes.relay import SandboxRelay
+from harnessgym.store import TraceStore, backlog, heartbeats, policies, rollouts, runs
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
-from harnessgym.store.watch import Watch
+from harnessgym.store.watch import StoreWatch
 
 _LOG = logging.getLogger("harnessgym.node")
 _IDLE_S = 0.05
@@ -59,8 +59,8 @@ class NodeSettings(Config):
     control_key: ControlKey = environment_field()
     """Its key; HARNESSGYM_CONTROL_KEY in the environment if not given."""
     proxy_socket_dir: Path | None = None
-    """Folder that holds the proxy's socket, for sandboxes without a network. Without one, as where the proxy runs on another
-    machine, the node makes one and carries its connections to `proxy_url`."""
+    """Folder that holds the proxy's socket, for sandboxes without a network. Without one, as where the
+    proxy runs on another machine, the node makes one and carries its connections to `proxy_url`."""
     proxy_url: str
     """The proxy's TCP address, for sandboxes that share this machine's network."""
     sandbox: str
@@ -77,7 +77,8 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
     Raises `SandboxError` when too much fails in a row for reasons not the policy's.
     """
     folder = RunFolder(settings.run)
-    config, workspaces = folder.config(), settings.workspaces or folder.workspaces
+    config = folder.config()
+    workspaces = settings.workspaces or folder.workspaces
     look_in(*config.code)
     with TraceStore.open(folder.store_url(), synchronous=config.store.synchronous) as store:
         async with (
@@ -89,11 +90,15 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
             if found is None:
                 raise ConfigError(f"{folder.root} has no run in its store; start it with `harnessgym train`.")
             policy_id = await store.awrite(lambda conn: policies.register(conn, found.id, config.policy.name))
-            plan = await anyio.to_thread.run_sync(Plan, found.id, policy_id, config, settings.sandbox)
-            harnesses = {section.name: make_harness(section, backend.capabilities) for section in config.harnesses}
+            plan = await anyio.to_thread.run_sync(GroupPlan, found.id, policy_id, config, settings.sandbox)
+            harnesses = {
+                section.name: make_harness(section, backend.capabilities) for section in config.harnesses
+            }
             rewards = make_rewards(config.rewards)
             at = socket_dir / "proxy.sock"
-            line = Pipeline(store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, at)
+            line = Pipeline(
+                store, control, backend, harnesses, config.session, plan.task, rewards, config.faults, at
+            )
             line.second_opinion = config.node.second_opinion
             pressure = Pressure(workspaces, config.node)
             node = Node(store, plan, line, config.node, pressure, settings.name, leaving)
@@ -103,14 +108,18 @@ async def serve(settings: NodeSettings, leaving: asyncio.Event | None = None) ->
 
 @asynccontextmanager
 async def endpoints(node: "Node", sandbox: str, policy: str, folder: RunFolder) -> AsyncIterator[None]:
-    """The node's HTTP endpoints, if its settings ask for them. Raises `ConfigError` if they cannot be served."""
+    """The node's HTTP endpoints, if its settings ask for them. Raises `ConfigError` if they cannot be
+    served.
+    """
     if not node.options.serve:
         yield
         return
     try:
         from harnessgym.rollout.endpoints import Endpoints, new_key, served
     except ModuleNotFoundError as error:
-        raise ConfigError(f"Serving rollouts needs {error.name}: pip install 'harnessgym-rl[node]'.") from error
+        raise ConfigError(
+            f"Serving rollouts needs {error.name}: pip install 'harnessgym-rl[node]'."
+        ) from error
     async with served(Endpoints(node, sandbox, policy, new_key()), node.options.serve, folder) as url:
         _LOG.info("rollouts are taken at %s; the key is in %s", url, folder.root / "endpoints.json")
         yield
@@ -118,7 +127,9 @@ async def endpoints(node: "Node", sandbox: str, policy: str, folder: RunFolder) 
 
 @asynccontextmanager
 async def proxy_socket(settings: NodeSettings) -> AsyncIterator[Path]:
-    """The folder with the proxy's socket: the one that is given, or one whose connections are carried to the proxy."""
+    """The folder with the proxy's socket: the one that is given, or one whose connections are carried to
+    the proxy.
+    """
     if settings.proxy_socket_dir is not None:
         yield settings.proxy_socket_dir
         return
@@ -128,7 +139,7 @@ async def proxy_socket(settings: NodeSettings) -> AsyncIterator[Path]:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(folder / "proxy.sock"))
         (folder / "proxy.sock").chmod(0o666)
-        listening = await Relay(settings.proxy_url, most=_MOST_CONNECTIONS).serve(listener)
+        listening = await SandboxRelay(settings.proxy_url, most=_MOST_CONNECTIONS).serve(listener)
         try:
             yield folder
         finally:
@@ -136,7 +147,8 @@ async def proxy_socket(settings: NodeSettings) -> AsyncIterator[Path]:
 
 
 def run(settings: NodeSettings) -> None:
-    """Entry point of `harnessgym node`. At SIGTERM it kills what its rollouts run and removes their workspaces.
+    """Entry point of `harnessgym node`. At SIGTERM it kills what its rollouts run and removes their
+    workspaces.
 
     At SIGUSR1 it claims no more rollouts, and ends when those that it has are done.
     """
@@ -191,18 +203,24 @@ class Node:
         leaving: asyncio.Event | None = None,
     ) -> None:
         """`leaving` asks the node to end when the rollouts that it has are done."""
-        self.store, self.plan, self.pipeline, self.options, self.pressure = store, plan, pipeline, options, pressure
+        self.store = store
+        self.plan = plan
+        self.pipeline = pipeline
+        self.options = options
+        self.pressure = pressure
         self.holder = f"{name}@{socket.gethostname()}-{os.getpid()}-{time.time_ns()}"
         self.leaving = leaving or asyncio.Event()
         self.running: dict[asyncio.Task[None], RolloutRow] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self.stages = Stages(options)
-        self.patience = Patience(options.abort_after_failures)
+        self.patience = CircuitBreaker(options.abort_after_failures)
         self._renewed = self._looked = time.monotonic()
         self._shown = -math.inf
 
     async def serve(self) -> None:
-        """Claim and run until the run has ended, or the node has been asked to leave and has nothing left to do."""
+        """Claim and run until the run has ended, or the node has been asked to leave and has nothing left
+        to do.
+        """
         try:
             longest_s = min(1.0, self.options.lease_s / 8)
             with await anyio.to_thread.run_sync(self.store.watch, _IDLE_S, longest_s) as watch:
@@ -229,12 +247,14 @@ class Node:
             await self._hide()
         elif time.monotonic() - self._shown > lease / 4:
             self._shown = time.monotonic()
-            await self.store.awrite(partial(presence.show, run_id=self.plan.run_id, holder=self.holder, ttl_s=lease))
+            await self.store.awrite(
+                partial(heartbeats.show, run_id=self.plan.run_id, holder=self.holder, ttl_s=lease)
+            )
 
     async def _hide(self) -> None:
         if self._shown > -math.inf:
             self._shown = -math.inf
-            await self.store.awrite(partial(presence.leave, run_id=self.plan.run_id, holder=self.holder))
+            await self.store.awrite(partial(heartbeats.leave, run_id=self.plan.run_id, holder=self.holder))
 
     async def _status(self) -> str:
         run = await self.store.aread(runs.only)
@@ -243,13 +263,18 @@ class Node:
     async def _claim(self) -> None:
         free = 0 if self.leaving.is_set() else self.stages.room(len(self.running))
         if free > 0 and not await self.pressure.tight():
-            run_id, lease = self.plan.run_id, self.options.lease_s
-            rows = await self.store.awrite(lambda conn: rollouts.claim(conn, run_id, self.holder, lease, free))
+            run_id = self.plan.run_id
+            lease = self.options.lease_s
+            rows = await self.store.awrite(
+                lambda conn: rollouts.claim(conn, run_id, self.holder, lease, free)
+            )
             for row in rows:
                 self.running[asyncio.create_task(self._rollout(row))] = row
 
-    async def _breathe(self, watch: Watch) -> None:
-        """Wait until a rollout ends, or others may have changed something; raise what a rollout raised; keep the leases."""
+    async def _breathe(self, watch: StoreWatch) -> None:
+        """Wait until a rollout ends, or others may have changed something; raise what a rollout raised;
+        keep the leases.
+        """
         changed = asyncio.create_task(watch.changed())
         try:
             await asyncio.wait({changed, *self.running}, return_when=asyncio.FIRST_COMPLETED)
@@ -265,7 +290,8 @@ class Node:
                 task.result()
         if time.monotonic() - self._renewed > self.options.lease_s / 4 and self.running:
             self._renewed = time.monotonic()
-            ids, lease = [row.id for row in self.running.values()], self.options.lease_s
+            ids = [row.id for row in self.running.values()]
+            lease = self.options.lease_s
             await self.store.awrite(lambda conn: rollouts.renew(conn, ids, self.holder, lease))
 
     async def _stop_taken(self) -> None:
@@ -307,9 +333,12 @@ class Node:
     async def _requeue_lost(self) -> None:
         """Rollouts whose node went silent run again."""
         for rollout_id in await self.store.aread(lambda conn: rollouts.lost(conn, self.plan.run_id)):
-            cause, detail = Cause.NODE_LOST, "Its lease expired."
+            cause = Cause.NODE_LOST
+            detail = "Its lease expired."
             reason = CONSEQUENCES[cause].stop_reason
-            await self._fail(RolloutOutcome(rollout_id, reason, "infrastructure_error", detail=detail, cause=cause), 0)
+            await self._fail(
+                RolloutOutcome(rollout_id, reason, "infrastructure_error", detail=detail, cause=cause), 0
+            )
 
     async def _fail(self, outcome: RolloutOutcome, attempt: int) -> bool:
         """Store a failure and what its cause asks for. False if the rollout was not running any more."""

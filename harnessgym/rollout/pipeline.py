@@ -1,7 +1,7 @@
 """Rollouts through their four stages: prepare, run, reconstruct, evaluate.
 
-The harness is a black box: it gets a workspace, a key and an address. What it did is read from the store afterwards, and judged
-from the workspace once everything it had started is dead.
+The harness is a black box: it gets a workspace, a key and an address. What it did is read from the store
+afterwards, and judged from the workspace once everything it had started is dead.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from harnessgym.faults.fault import FaultsSection
 from harnessgym.harness import Harness
+from harnessgym.proxy_client import ControlClient
 from harnessgym.reward import Need, Reward
 from harnessgym.rollout.attempt import Attempt
-from harnessgym.rollout.control import ControlClient
-from harnessgym.rollout.pressure import Pressure
+from harnessgym.rollout.resource_admission import Pressure
 from harnessgym.rollout.stage import Stages
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.sandbox import SandboxBackend
-from harnessgym.session_options import SessionOptions
 from harnessgym.store import TraceStore
 from harnessgym.store.rollouts import RolloutRow
 from harnessgym.task import Task
@@ -42,7 +42,8 @@ class Pipeline:
     proxy_socket: Path | None = None
     """The proxy's, which faults of connections stand before."""
     second_opinion: bool = False
-    """Whether what is rewarded with 1 is also compared with the solution; see `harnessgym.grading.difference`."""
+    """Whether what is rewarded with 1 is also compared with the solution; see
+    `harnessgym.grading.differential.differential_test`."""
 
     @cached_property
     def needed(self) -> frozenset[Need]:

@@ -1,4 +1,6 @@
-"""Which groups a run submits next: evaluation before and after, training in between as far as admission allows."""
+"""Which groups a run submits next: evaluation before and after, training in between as far as admission
+allows.
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -7,14 +9,14 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from harnessgym.admission import SERVING, Admission, groups_holding, serving_step
 from harnessgym.errors import ConfigError, TaskError
-from harnessgym.run_config import RunConfig
-from harnessgym.selection import Pool, Selector, make_selector
-from harnessgym.staleness import VersionChain
-from harnessgym.store import backlog, policies, presence, rollouts, runs, visits, workers
+from harnessgym.run_config.run import RunConfig
+from harnessgym.scheduling.admission import SERVING, Admission, groups_holding, serving_step
+from harnessgym.scheduling.selection import SelectionPool, Selector, make_selector
+from harnessgym.scheduling.staleness import VersionChain
+from harnessgym.store import backlog, heartbeats, policies, rollouts, runs, task_history, workers
 from harnessgym.store.rollouts import GroupSpec
-from harnessgym.store.visits import Visits
+from harnessgym.store.task_history import Visits
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
@@ -27,8 +29,9 @@ EVALUATIONS = {
 
 
 @dataclass
-class Plan:
-    """Turns a run's configuration into groups. Deterministic: the next group follows from the seed and the store alone.
+class GroupPlan:
+    """Turns a run's configuration into groups. Deterministic: the next group follows from the seed and the
+    store alone.
 
     Raises `TaskError` for a set without training tasks, `ConfigError` for a selector that cannot be made.
     """
@@ -53,7 +56,9 @@ class Plan:
     def task(self, key: str) -> Task:
         """A task by its id. Raises `TaskError` if the set has no such task."""
         if key not in self._by_key:
-            raise TaskError(f"The task set {self.config.tasks.set!r} has no task {key!r}. Has the set changed?")
+            raise TaskError(
+                f"The task set {self.config.tasks.set!r} has no task {key!r}. Has the set changed?"
+            )
         return self._by_key[key]
 
     def submit(self, conn: Connection, status: str) -> int:
@@ -90,7 +95,7 @@ class Plan:
         served, versions = standing
         states = rollouts.group_states(conn, self.run_id, "train")
         submitted = sum(count for state, count in states.items() if state != "dropped")
-        places = self.config.node.in_flight * max(1, presence.nodes(conn, self.run_id))
+        places = self.config.node.in_flight * max(1, heartbeats.nodes(conn, self.run_id))
         admission = Admission(
             max_staleness=options.max_staleness,
             groups_per_batch=options.groups_per_step,
@@ -110,7 +115,9 @@ class Plan:
         return capacity
 
     def _submit_groups(self, conn: Connection, first: int, wanted: int, versions: Mapping[str, int]) -> None:
-        """So many training groups from an ordinal on: tasks that must come again, then what the selector chooses."""
+        """So many training groups from an ordinal on: tasks that must come again, then what the selector
+        chooses.
+        """
         chosen = first - backlog.replacements(conn, self.run_id)
         again = backlog.requeued(conn, self.run_id, wanted)
         for ordinal, item in enumerate(again, first):
@@ -119,23 +126,28 @@ class Plan:
         for ordinal, pick in enumerate(picks, first + len(again)):
             if pick.rollouts < 2 and self.config.trainer.algorithm == "grpo":
                 raise ConfigError(
-                    f"The selector {self.config.generate.selector!r} wants a group of one rollout of {pick.task!r}, and grpo "
+                    f"The selector {self.config.generate.selector!r} wants a group of one rollout of "
+                    f"{pick.task!r}, and grpo "
                     "compares the rollouts of a group with each other: let it choose two at least."
                 )
             self._add(conn, "train", ordinal, self.task(pick.task), pick.rollouts, versions)
 
     def _selector(self) -> Selector:
         keys = tuple(task.id for task in self._tasks["train"])
-        options, told = self.config.trainer, self.config.generate
-        pool = Pool(keys, options.group_size, options.groups_per_step, self.config.seed)
+        options = self.config.trainer
+        told = self.config.generate
+        pool = SelectionPool(keys, options.group_size, options.groups_per_step, self.config.seed)
         return make_selector(told.selector, told.settings, pool)
 
     def _standing(self, conn: Connection) -> tuple[int, dict[str, int]] | None:
-        """The serving step of the policy that is furthest behind, and by policy the oldest version that is served.
+        """The serving step of the policy that is furthest behind, and by policy the oldest version that is
+        served.
 
-        None while a policy is served by nobody. η bounds the staleness of every policy's tokens, each along its own chain.
+        None while a policy is served by nobody. η bounds the staleness of every policy's tokens, each along
+        its own chain.
         """
-        steps, oldest = [], {}
+        steps = []
+        oldest = {}
         for policy_id, engines in self._engines(conn).items():
             chain = VersionChain(policies.versions(conn, policy_id))
             serving = [(worker.state, worker.version) for worker in engines]
@@ -156,7 +168,10 @@ class Plan:
         found = workers.engines_of(conn, self.run_id)
         if not self.config.policies:
             return {self.policy_id: found}
-        ids = [self.policy_id, *(policies.register(conn, self.run_id, policy.name) for policy in self.config.policies)]
+        ids = [
+            self.policy_id,
+            *(policies.register(conn, self.run_id, policy.name) for policy in self.config.policies),
+        ]
         return {policy_id: [worker for worker in found if worker.follows(policy_id)] for policy_id in ids}
 
     def _add(
@@ -176,7 +191,7 @@ class Plan:
         }
         task_id = runs.add_task(conn, self.config.tasks.set, task)
         if purpose == "train" and self.config.control.length_cap:
-            longest = visits.longest_success(conn, self.run_id, task_id)
+            longest = task_history.longest_success(conn, self.run_id, task_id)
             sampling |= {} if longest is None else {"turns": longest}
         names = [harness.name for harness in self.config.harnesses]
         spec = GroupSpec(

@@ -1,6 +1,7 @@
 """Stages: each lets so many rollouts in at one time and queues the rest, first come, first served.
 
-A rollout holds a place in one stage at a time, so that those which wait for a grader hold nothing that an engine needs.
+A rollout holds a place in one stage at a time, so that those which wait for a grader hold nothing that an
+engine needs.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from harnessgym.run_config import NodeSection
+from harnessgym.run_config.run import NodeSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Stage:
     """
 
     def __init__(self, name: str, limit: int) -> None:
-        self.name, self.limit = name, limit
+        self.name = name
+        self.limit = limit
         self.waiting = self.running = self.done = 0
         self.waited_s = 0.0
         self._places = asyncio.Semaphore(limit)
@@ -61,7 +63,9 @@ class Stage:
 
     def counts(self) -> StageCounts:
         """How it stands."""
-        return StageCounts(self.name, self.limit, self.waiting, self.running, self.done, round(self.waited_s, 3))
+        return StageCounts(
+            self.name, self.limit, self.waiting, self.running, self.done, round(self.waited_s, 3)
+        )
 
 
 class Stages:
@@ -72,7 +76,8 @@ class Stages:
         self.run = Stage("run", options.max_running)
         self.reconstruct = Stage("reconstruct", options.reconstruct_at_once)
         self.evaluate = Stage("evaluate", options.evaluate_at_once)
-        self._ahead, self._behind = options.prepared_ahead, options.evaluate_waiting
+        self._ahead = options.prepared_ahead
+        self._behind = options.evaluate_waiting
 
     @property
     def all(self) -> tuple[Stage, ...]:
@@ -82,8 +87,8 @@ class Stages:
     def room(self, in_flight: int) -> int:
         """How many more rollouts may be claimed, of which `in_flight` are claimed and have not ended.
 
-        Those before the end of `run` are at most its places and a few prepared ones; those behind it at most as many as may be
-        evaluated or wait for that.
+        Those before the end of `run` are at most its places and a few prepared ones; those behind it at most
+        as many as may be evaluated or wait for that.
         """
         behind = sum(stage.waiting + stage.running for stage in (self.reconstruct, self.evaluate))
         before = in_flight - behind

@@ -1,4 +1,6 @@
-"""What a request for rollouts says, checked: a task by its name or whole, a harness, how often, how sampled."""
+"""What a request for rollouts says, checked: a task by its name or whole, a harness, how often, how
+sampled.
+"""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,7 +12,9 @@ from harnessgym.config import Config
 from harnessgym.task import Limits, Setup, Split, Task
 
 _types = get_type_hints(Limits)
-_limits: dict[str, Any] = {each.name: (_types[each.name], Field(each.default, gt=0)) for each in fields(Limits)}
+_limits: dict[str, Any] = {
+    each.name: (_types[each.name], Field(each.default, gt=0)) for each in fields(Limits)
+}
 LimitsTable: Any = create_model("LimitsTable", __base__=Config, **_limits)
 """The fields of `harnessgym.task.Limits`, all positive."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
@@ -24,7 +28,7 @@ class NamedTask(Config):
     id: str
 
 
-class SetupTable(Config):
+class SubmissionSetup(Config):
     """See `harnessgym.task.Setup`."""
 
     run: tuple[tuple[str, ...], ...] = ()
@@ -45,18 +49,20 @@ class InlineTask(Config):
     image: str | None = None
     limits: LimitsTable = Field(default_factory=LimitsTable)
     needs: frozenset[str] = frozenset()
-    setup: SetupTable = SetupTable()
+    setup: SubmissionSetup = SubmissionSetup()
     artifacts: tuple[str, ...] = (".",)
     verifier: Literal["separate", "shared"] = "separate"
     metadata: Mapping[str, Any] = Field(default_factory=dict)
 
     def task(self) -> Task:
         """The task. Raises `TaskError` for files that lead out of the workspace."""
-        own = {name: getattr(self, name) for name in type(self).model_fields if name not in ("limits", "setup")}
+        own = {
+            name: getattr(self, name) for name in type(self).model_fields if name not in ("limits", "setup")
+        }
         return Task(**own, limits=Limits(**self.limits.model_dump()), setup=Setup(**self.setup.model_dump()))
 
 
-class Sampled(Config):
+class SubmissionSampling(Config):
     """How it is sampled; the session fixes it, whatever the harness asks for."""
 
     temperature: float = Field(1.0, ge=0)
@@ -76,7 +82,9 @@ def _tag(value: Any) -> str:
     return TAGS[0] if named else TAGS[1]
 
 
-AskedTask = Annotated[Annotated[NamedTask, Tag(TAGS[0])] | Annotated[InlineTask, Tag(TAGS[1])], Discriminator(_tag)]
+AskedTask = Annotated[
+    Annotated[NamedTask, Tag(TAGS[0])] | Annotated[InlineTask, Tag(TAGS[1])], Discriminator(_tag)
+]
 
 
 class Submission(Config):
@@ -87,7 +95,7 @@ class Submission(Config):
     """One of the run's; may be left out where there is one only."""
     samples: int = Field(1, ge=1, le=1_024)
     """Rollouts, which are one group."""
-    sampling: Sampled = Sampled()
+    sampling: SubmissionSampling = SubmissionSampling()
     seed: int = 0
     """Slot n samples with this and n."""
     group: str | None = Field(None, pattern=_NAME, max_length=200)

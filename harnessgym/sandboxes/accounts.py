@@ -1,4 +1,6 @@
-"""A name for the harness's user in an image that has none: programs that look themselves up would fail without one."""
+"""A name for the harness's user in an image that has none: programs that look themselves up would fail
+without one.
+"""
 
 import contextlib
 import io
@@ -21,7 +23,8 @@ def accounts(
 ) -> tuple[tuple[Path, str], ...]:
     """The files that give user and group `user` the name `agent`, made in `folder`, with where they belong.
 
-    Only those that the image needs: none when it knows the user already. Blocks; raises what the engine's client raises.
+    Only those that the image needs: none when it knows the user already. Blocks; raises what the engine's
+    client raises.
     """
     made = _made(client, image, f"harnessgym-accounts-{folder.parent.parent.name}-{folder.name}", labels)
     try:
@@ -64,5 +67,9 @@ def _read(client: Any, made: str, path: str) -> str:
     data = b"".join(pieces)
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         member = archive.next()
-        file = archive.extractfile(member) if member is not None and member.isreg() and member.size < _MOST else None
+        file = (
+            archive.extractfile(member)
+            if member is not None and member.isreg() and member.size < _MOST
+            else None
+        )
         return file.read().decode(errors="surrogateescape") if file is not None else ""

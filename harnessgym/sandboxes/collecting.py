@@ -1,4 +1,6 @@
-"""What lies beside a workspace, taken out with it: files and folders as data, whatever stands there instead."""
+"""What lies beside a workspace, taken out with it: files and folders as data, whatever stands there
+instead.
+"""
 
 import os
 import stat
@@ -8,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandbox import Export
+from harnessgym.sandbox import WorkspaceExport
 from harnessgym.sandboxes.exporting import Exporter
-from harnessgym.sandboxes.walk import Entry
+from harnessgym.sandboxes.walk import FolderEntry
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import OUTSIDE
 
@@ -28,12 +30,18 @@ class Collected:
 
 
 def export_with(
-    workspace: Workspace, local: Path, collected: Sequence[Collected], owner: int | None, max_bytes: int, max_files: int
-) -> Export:
-    """Copies a workspace to the new folder `local`, and what is collected to `OUTSIDE` in there, within the same bounds.
+    workspace: Workspace,
+    local: Path,
+    collected: Sequence[Collected],
+    owner: int | None,
+    max_bytes: int,
+    max_files: int,
+) -> WorkspaceExport:
+    """Copies a workspace to the new folder `local`, and what is collected to `OUTSIDE` in there, within the
+    same bounds.
 
-    What the workspace has of that name is left out; so are links and special files of what is collected. A path that is not
-    there is passed over. Raises SandboxError when this machine cannot take the files.
+    What the workspace has of that name is left out; so are links and special files of what is collected. A
+    path that is not there is passed over. Raises SandboxError when this machine cannot take the files.
     """
     whole = workspace.export(local, max_bytes, max_files, without=OUTSIDE)
     for each in collected:
@@ -41,7 +49,7 @@ def export_with(
             break
         taken = _take(each, local / OUTSIDE, owner, max_bytes - whole.size, max(0, max_files - whole.files))
         left_out = tuple(f"{OUTSIDE}{each.path}{name}" for name in taken.left_out)
-        whole = Export(
+        whole = WorkspaceExport(
             whole.files + taken.files,
             whole.size + taken.size,
             tuple(sorted((*whole.left_out, *left_out))),
@@ -50,21 +58,24 @@ def export_with(
     return whole
 
 
-def _take(each: Collected, outside: Path, owner: int | None, max_bytes: int, max_files: int) -> Export:
+def _take(
+    each: Collected, outside: Path, owner: int | None, max_bytes: int, max_files: int
+) -> WorkspaceExport:
     """`left_out` is relative to the path: empty for the path itself, else beginning with a slash."""
-    place, target = Workspace(each.root, owner, 0), outside / each.path.lstrip("/")
+    place = Workspace(each.root, owner, 0)
+    target = outside / each.path.lstrip("/")
     with ExitStack() as stack:
         try:
             status, folder, name = _found(place, each, stack)
         except FileNotFoundError:
-            return Export(0, 0, ())
+            return WorkspaceExport(0, 0, ())
         except SandboxError:  # a folder on the way to it is something else
-            return Export(0, 0, ("",))
+            return WorkspaceExport(0, 0, ("",))
         target.parent.mkdir(parents=True, exist_ok=True)
         if stat.S_ISDIR(status.st_mode):
             return _below(Exporter(folder, target, max_bytes, max_files, links=False).run())
         exporter = Exporter(folder, target.parent, max_bytes, max_files, links=False)
-        found = exporter.alone(Entry(folder, (), name, status))
+        found = exporter.alone(FolderEntry(folder, (), name, status))
         return replace(found, left_out=("",) if found.left_out else ())
 
 
@@ -80,5 +91,5 @@ def _found(place: Workspace, each: Collected, stack: ExitStack) -> tuple[os.stat
     return status, stack.enter_context(place.folder(each.parts, each.path)), ""
 
 
-def _below(found: Export) -> Export:
+def _below(found: WorkspaceExport) -> WorkspaceExport:
     return replace(found, left_out=tuple(f"/{name}" for name in found.left_out))

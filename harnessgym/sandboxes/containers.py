@@ -1,8 +1,10 @@
-"""Containers as sandboxes need them: closed to everything, with the agent as PID 1, and gone whatever happens to the node.
+"""Containers as sandboxes need them: closed to everything, with the agent as PID 1, and gone whatever happens
+to the node.
 
-A container holds three ends of its own: the agent exits when the node's connection ends, the engine removes a container whose
-agent has exited, and what neither can do (a container that was paused, or never started, when its node was killed) the next
-node does that opens the same folder, by the labels: a container is abandoned when nobody holds the lock on its lease.
+A container holds three ends of its own: the agent exits when the node's connection ends, the engine removes a
+container whose agent has exited, and what neither can do (a container that was paused, or never started, when
+its node was killed) the next node does that opens the same folder, by the labels: a container is abandoned
+when nobody holds the lock on its lease.
 """
 
 import asyncio
@@ -19,8 +21,8 @@ from typing import Any
 from harnessgym.errors import ImageError, SandboxError
 from harnessgym.sandboxes.accounts import accounts
 from harnessgym.sandboxes.agent.binary import agent_binary
-from harnessgym.sandboxes.engine import Engine, EngineError, sdk
-from harnessgym.sandboxes.inside import SOCKET, Door, Inside
+from harnessgym.sandboxes.agent_connection import SOCKET, AgentConnection, AgentSocket
+from harnessgym.sandboxes.engine import DockerEngine, EngineError, sdk
 from harnessgym.sandboxes.lease import Lease, is_abandoned
 from harnessgym.sandboxes.local_sandbox import through
 from harnessgym.task import Limits
@@ -29,7 +31,8 @@ _log = logging.getLogger(__name__)
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 SET_ASIDE = "/.harnessgym/home"
-"""What an image had where its home leads to the workspace (`harnessgym.images.home`). For root alone."""
+"""What an image had where its home leads to the workspace (`harnessgym.sandboxes.images.home`). For root
+alone."""
 ROOT_LABEL = "harnessgym.root"
 NODE_LABEL = "harnessgym.node"
 LEASE_LABEL = "harnessgym.lease"
@@ -45,7 +48,8 @@ _LOOK_S = 2.0
 _REMOVAL_S = 60.0
 _NOT_FROZEN = "unable to freeze"
 _FREEZE_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""On a busy machine the first version of control groups cannot always freeze a process in the time that runc gives it."""
+"""On a busy machine the first version of control groups cannot always freeze a process in the time that
+runc gives it."""
 _MIB = 1 << 20
 
 
@@ -56,7 +60,8 @@ class Image:
     id: str
     env: tuple[tuple[str, str], ...]
     volumes: tuple[str, ...]
-    """Folders that it declares as volumes: each would be a writable folder of the engine's, without bounds."""
+    """Folders that it declares as volumes: each would be a writable folder of the engine's, without
+    bounds."""
     home: str
     """The path in it that leads to the workspace, if one does."""
     accounts: tuple[tuple[Path, str], ...]
@@ -64,7 +69,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ContainerPlan:
     """Everything that makes two containers different. Containers of equal plans can stand for each other."""
 
     image: Image
@@ -81,8 +86,14 @@ class Plan:
 
     @classmethod
     def of(
-        cls, image: Image, limits: Limits, readable: tuple[str, ...], user: int, tmp_mb: int, folders: tuple[str, ...] = ()
-    ) -> "Plan":
+        cls,
+        image: Image,
+        limits: Limits,
+        readable: tuple[str, ...],
+        user: int,
+        tmp_mb: int,
+        folders: tuple[str, ...] = (),
+    ) -> "ContainerPlan":
         """The plan for a sandbox of these limits. Raises OSError when something readable is not there."""
         inodes = tuple((found.st_dev, found.st_ino) for found in map(os.stat, readable))
         bounds = (limits.memory_mb, limits.disk_mb, limits.processes, limits.cpus)
@@ -94,9 +105,9 @@ class Container:
     """One running container and the ends of it that this node holds."""
 
     id: str
-    plan: Plan
+    plan: ContainerPlan
     folder: Path
-    inside: Inside
+    inside: AgentConnection
     root: int
     """Descriptor of its workspace."""
     paused: bool = field(default=False)
@@ -112,7 +123,7 @@ class Container:
 class Containers:
     """Starts and removes the containers of one node."""
 
-    def __init__(self, engine: Engine, lease: Lease, user: int) -> None:
+    def __init__(self, engine: DockerEngine, lease: Lease, user: int) -> None:
         self._engine = engine
         self._root = root = lease.folder
         self._user = user
@@ -131,7 +142,7 @@ class Containers:
             looking.add_done_callback(lambda done: self._forget_failure(name, done))
         return await asyncio.shield(looking)
 
-    async def start(self, plan: Plan) -> Container:
+    async def start(self, plan: ContainerPlan) -> Container:
         """A new container with an empty workspace, its agent connected. Cancelled, it leaves nothing."""
         starting = asyncio.create_task(self._start(plan))
         try:
@@ -144,7 +155,9 @@ class Containers:
             raise
 
     async def aclose(self) -> None:
-        """Waits for what is still being looked at, or removed after a cancelled start; removes what is left."""
+        """Waits for what is still being looked at, or removed after a cancelled start; removes what is
+        left.
+        """
         await asyncio.gather(*self._tidying, *self._images.values(), return_exceptions=True)
         await asyncio.gather(*map(self._clear, list(self._left)))
 
@@ -170,7 +183,8 @@ class Containers:
         container.paused = container.inside.frozen = False
 
     async def remove(self, container: Container) -> None:
-        """Kills what runs in it and removes it, also when the caller is cancelled meanwhile. Never raises anything else.
+        """Kills what runs in it and removes it, also when the caller is cancelled meanwhile. Never raises
+        anything else.
 
         Where the engine is away, the container ends all the same, and goes with the next `reap`.
         """
@@ -205,14 +219,19 @@ class Containers:
             if error.status != 404:
                 raise
             raise ImageError(
-                f"The image {name!r} is not on the Docker engine at {self._engine.host}. Get it with `docker pull {name}`, "
+                f"The image {name!r} is not on the Docker engine at {self._engine.host}. Get it with `docker "
+                f"pull {name}`, "
                 "or build it: `harnessgym images build` makes our own."
             ) from error
         config = found.get("Config") or {}
-        env = tuple((key, value) for key, _, value in (each.partition("=") for each in config.get("Env") or ()))
+        env = tuple(
+            (key, value) for key, _, value in (each.partition("=") for each in config.get("Env") or ())
+        )
         folder = self._root / "accounts" / found["Id"].replace(":", "-")
         async with self._one_at_a_time:
-            files = await self._engine.call(accounts, client, found["Id"], folder, self._user, HOME, self._labels)
+            files = await self._engine.call(
+                accounts, client, found["Id"], folder, self._user, HOME, self._labels
+            )
         home = (config.get("Labels") or {}).get(HOME_LABEL, "")
         return Image(found["Id"], env, tuple(sorted(config.get("Volumes") or ())), home, files)
 
@@ -224,12 +243,12 @@ class Containers:
         with contextlib.suppress(SandboxError):
             await self.remove(await starting)
 
-    async def _start(self, plan: Plan) -> Container:
+    async def _start(self, plan: ContainerPlan) -> Container:
         folder = self._root / uuid.uuid4().hex
         made = f"harnessgym-{folder.name}"
         try:
             await asyncio.to_thread(folder.mkdir, 0o711)
-            with contextlib.closing(Door(folder / "door")) as door:
+            with contextlib.closing(AgentSocket(folder / "door")) as door:
                 made = await self._create(plan, folder, made)
                 await self._engine.call(self._engine.client.start, made)
                 inside = await self._answered(door, made)
@@ -242,10 +261,12 @@ class Containers:
             await self._clear(made)
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
             if isinstance(error, OSError):
-                raise SandboxError(f"The folder of a sandbox, {folder}, could not be made: {error.strerror}.") from error
+                raise SandboxError(
+                    f"The folder of a sandbox, {folder}, could not be made: {error.strerror}."
+                ) from error
             raise
 
-    async def _answered(self, door: Door, made: str) -> Inside:
+    async def _answered(self, door: AgentSocket, made: str) -> AgentConnection:
         """The connection of a container's agent, as soon as it is there or can no longer come."""
         deadline = asyncio.get_running_loop().time() + _START_S
         while True:
@@ -256,7 +277,8 @@ class Containers:
                 if await self._runs(made) and asyncio.get_running_loop().time() < deadline:
                     continue
                 raise SandboxError(
-                    f"The agent in container {made[:12]} ended or did not connect. Does the engine run on this machine, and "
+                    f"The agent in container {made[:12]} ended or did not connect. Does the engine run on "
+                    "this machine, and "
                     "see its files?"
                 ) from error
         try:
@@ -265,7 +287,9 @@ class Containers:
         except BaseException as error:
             inside.close()
             if isinstance(error, TimeoutError):
-                raise SandboxError(f"The agent in container {made[:12]} connected, and then said nothing.") from error
+                raise SandboxError(
+                    f"The agent in container {made[:12]} connected, and then said nothing."
+                ) from error
             raise
         return inside
 
@@ -289,14 +313,16 @@ class Containers:
         return await self._once(self._engine.client.pause, made, "already paused")
 
     async def _once(self, do: Callable[[str], None], made: str, done: str) -> None:
-        """Asks for what can be done once. `done` is what the engine says when it is, if its first answer was lost."""
+        """Asks for what can be done once. `done` is what the engine says when it is, if its first answer
+        was lost.
+        """
         try:
             await self._engine.call(do, made)
         except EngineError as error:
             if done not in str(error):
                 raise
 
-    async def _create(self, plan: Plan, folder: Path, name: str) -> str:
+    async def _create(self, plan: ContainerPlan, folder: Path, name: str) -> str:
         """The new container's id; that of the one with its name, if the answer that told of it was lost."""
         client = self._engine.client
         agent = await asyncio.to_thread(agent_binary)
@@ -319,7 +345,9 @@ class Containers:
         except EngineError as error:
             if error.status == 404:
                 self._images.clear()  # somebody removed it, and its name may stand for another by now
-                raise SandboxError(f"The image {plan.image.id} was removed from the engine. Open the sandbox again.") from error
+                raise SandboxError(
+                    f"The image {plan.image.id} was removed from the engine. Open the sandbox again."
+                ) from error
             if error.status != 409:
                 raise
             answer = await self._engine.call(client.inspect_container, name)
@@ -360,7 +388,7 @@ class Containers:
         raise EngineError(f"The Docker engine still removes container {made[:12]} after {_REMOVAL_S:.0f} s.")
 
 
-def _host(plan: Plan, agent: Path, folder: Path) -> dict[str, Any]:
+def _host(plan: ContainerPlan, agent: Path, folder: Path) -> dict[str, Any]:
     """What surrounds the agent. Files are kept in memory: the limit of memory is for them too."""
     types = sdk().types
 

@@ -6,7 +6,9 @@ import socket
 
 
 def stdin_of(data: bytes | None) -> int:
-    """A descriptor that a command reads `data` from, to its end; of None, the end comes at once. The caller closes it."""
+    """A descriptor that a command reads `data` from, to its end; of None, the end comes at once. The
+    caller closes it.
+    """
     if data is None:
         return os.open(os.devnull, os.O_RDONLY)
     descriptor = os.memfd_create("stdin")

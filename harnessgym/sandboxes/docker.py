@@ -1,12 +1,15 @@
-"""Docker: a container per rollout, from the task's own image, with limits that hold for all of its processes together.
+"""Docker: a container per rollout, from the task's own image, with limits that hold for all of its processes
+together.
 
-A container has no network, no capability, a read-only root, and its files in memory: `/workspace`, `/tmp`, the home folder.
-Commands do not go through the engine: the agent that is PID 1 (`agent/`) starts them on orders over a socket, hands the node
-a descriptor of the workspace, and a listener on the container's loopback that the relay serves from outside. So the engine
-is asked when a container is made, paused and removed, and in between may even be away.
+A container has no network, no capability, a read-only root, and its files in memory: `/workspace`, `/tmp`,
+the home folder. Commands do not go through the engine: the agent that is PID 1 (`agent/`) starts them on
+orders over a socket, hands the node a descriptor of the workspace, and a listener on the container's loopback
+that the relay serves from outside. So the engine is asked when a container is made, paused and removed, and
+in between may even be away.
 
-Limits: what is written counts as memory too, so a task needs `memory_mb` for its processes and its files. `disk_mb` bounds the
-workspace, and each folder that a task has beside it; the scratch folders have `tmp_mb` each.
+Limits: what is written counts as memory too, so a task needs `memory_mb` for its processes and its files.
+`disk_mb` bounds the workspace, and each folder that a task has beside it; the scratch folders have `tmp_mb`
+each.
 """
 
 import asyncio
@@ -25,16 +28,16 @@ from harnessgym.errors import SandboxError
 from harnessgym.sandbox import CONTEXT, PLAIN, Capability, Equipment, Snapshot
 from harnessgym.sandboxes import engine
 from harnessgym.sandboxes.archive import pack
-from harnessgym.sandboxes.containers import Container, Containers, Plan
+from harnessgym.sandboxes.containers import Container, ContainerPlan, Containers
 from harnessgym.sandboxes.docker_sandbox import DockerSandbox
-from harnessgym.sandboxes.engine import Engine
+from harnessgym.sandboxes.engine import DockerEngine
 from harnessgym.sandboxes.folders import check_apart, checked_folders
 from harnessgym.sandboxes.lease import Lease, claim
 from harnessgym.sandboxes.local import LocalSettings
 from harnessgym.sandboxes.local_sandbox import through
-from harnessgym.sandboxes.pool import Pool, PoolCounts
-from harnessgym.sandboxes.relay import Relay
-from harnessgym.sandboxes.spares import Spares
+from harnessgym.sandboxes.pool import PoolCounts, WarmPool
+from harnessgym.sandboxes.relay import SandboxRelay
+from harnessgym.sandboxes.warm_pool import Spares
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
 
@@ -52,18 +55,22 @@ class DockerSettings(LocalSettings):
     image: str = "harnessgym/python:latest"
     """What a sandbox is made from when its task names no image."""
     user: int = 1000
-    """User and group id of harnesses, inside and outside, when the node runs as root; otherwise they are the node's own."""
+    """User and group id of harnesses, inside and outside, when the node runs as root; otherwise they are
+    the node's own."""
     tmp_mb: int = 64
-    """Size of each private in-memory folder (`/tmp`, home, `/dev/shm`, and what the image declares as a volume)."""
+    """Size of each private in-memory folder (`/tmp`, home, `/dev/shm`, and what the image declares as a
+    volume)."""
     host: str = ""
-    """The engine, such as `unix:///run/docker.sock`; by default `DOCKER_HOST`, else the usual socket. It must be on this
-    machine: sandboxes are reached through files."""
+    """The engine, such as `unix:///run/docker.sock`; by default `DOCKER_HOST`, else the usual socket. It
+    must be on this machine: sandboxes are reached through files."""
     spares: int = 4
-    """Containers that are started ahead of demand and kept paused, at most; 0 starts each when it is asked for."""
+    """Containers that are started ahead of demand and kept paused, at most; 0 starts each when it is asked
+    for."""
     reap_s: float = 60.0
     """Seconds between two looks for what dead nodes of the same folder left."""
     engine_wait_s: float = 30.0
-    """How long the engine may be away, as when it is started again, before what needs it fails. What runs does not need it."""
+    """How long the engine may be away, as when it is started again, before what needs it fails. What runs
+    does not need it."""
 
 
 class Docker:
@@ -94,15 +101,15 @@ class Docker:
         self.owner = self.user if os.getuid() == 0 else None
         """Whom files of a workspace are given to; None when they are ours."""
         self._lease: Lease | None = None
-        self._engine: Engine | None = None
+        self._engine: DockerEngine | None = None
         self._containers: Containers | None = None
-        self._pool: Pool[Plan, Container] | None = None
+        self._pool: WarmPool[ContainerPlan, Container] | None = None
         self._reaping: asyncio.Task[None] | None = None
         self._open: set[DockerSandbox] = set()
         self._starting: set[asyncio.Task[DockerSandbox]] = set()
         self._snapshots: dict[str, Path] = {}
         folder = self.options.proxy_socket_dir
-        self._relay = None if folder is None else Relay(folder / "proxy.sock")
+        self._relay = None if folder is None else SandboxRelay(folder / "proxy.sock")
 
     @staticmethod
     def unavailable() -> str | None:
@@ -124,12 +131,12 @@ class Docker:
         return self._containers
 
     async def __aenter__(self) -> Self:
-        self._engine = await asyncio.to_thread(Engine, self.options.host, self.options.engine_wait_s)
+        self._engine = await asyncio.to_thread(DockerEngine, self.options.host, self.options.engine_wait_s)
         try:
             self._lease = await asyncio.to_thread(claim, self.options.workspace_root)
             self._containers = Containers(self._engine, self._lease, self.user)
             await self._containers.reap()
-            self._pool = await Pool(Spares(self._containers), most=self.options.spares).__aenter__()
+            self._pool = await WarmPool(Spares(self._containers), most=self.options.spares).__aenter__()
             self._reaping = asyncio.create_task(self._reap(self._containers))
         except BaseException:
             await self._leave()
@@ -169,8 +176,10 @@ class Docker:
                 await starting.result().aclose()
             raise
 
-    async def plan(self, limits: Limits, equipment: Equipment) -> Plan:
-        """What a container for these is made from; equal ones can stand for each other. Builds the image if need be."""
+    async def plan(self, limits: Limits, equipment: Equipment) -> ContainerPlan:
+        """What a container for these is made from; equal ones can stand for each other. Builds the image
+        if need be.
+        """
         containers = self.containers
         name = equipment.image or self.options.image
         if equipment.install or equipment.home or name.startswith(CONTEXT):
@@ -178,30 +187,41 @@ class Docker:
         readable = tuple(sorted({os.path.abspath(path) for path in equipment.readable}))
         missing = [path for path in readable if not os.path.exists(path)]
         if missing:
-            raise SandboxError(f"{missing[0]} cannot be made readable in a sandbox: it is not on this machine.")
-        image, folders = await containers.image(name), checked_folders(equipment.folders)
+            raise SandboxError(
+                f"{missing[0]} cannot be made readable in a sandbox: it is not on this machine."
+            )
+        image = await containers.image(name)
+        folders = checked_folders(equipment.folders)
         check_apart(folders, image.home)
-        return Plan.of(image, limits, readable, self.user, self.options.tmp_mb, folders)
+        return ContainerPlan.of(image, limits, readable, self.user, self.options.tmp_mb, folders)
 
     def forget(self, sandbox: DockerSandbox) -> None:
         """It is closed."""
         self._open.discard(sandbox)
 
     async def keep(self, workspace: Workspace, limits: Limits) -> Snapshot:
-        """Packs a workspace into the node's folder. Raises SandboxError when it holds more than its limit of disk."""
+        """Packs a workspace into the node's folder. Raises SandboxError when it holds more than its limit
+        of disk.
+        """
         snapshot = Snapshot(self.name, uuid.uuid4().hex)
         folder = self.root / "snapshots"
         folder.mkdir(mode=0o700, exist_ok=True)
         file = folder / f"{snapshot.id}.tar"
-        await asyncio.to_thread(pack, workspace, file, max_bytes=limits.disk_mb << 20, max_files=_SNAPSHOT_FILES)
+        await asyncio.to_thread(
+            pack, workspace, file, max_bytes=limits.disk_mb << 20, max_files=_SNAPSHOT_FILES
+        )
         self._snapshots[snapshot.id] = file
         return snapshot
 
     async def continued(self, snapshot: Snapshot, limits: Limits, equipment: Equipment) -> DockerSandbox:
-        """A sandbox whose workspace holds a snapshot's files. Raises SandboxError for a snapshot of somebody else's."""
+        """A sandbox whose workspace holds a snapshot's files. Raises SandboxError for a snapshot of
+        somebody else's.
+        """
         file = self._snapshots.get(snapshot.id)
         if file is None or snapshot.backend != self.name:
-            raise SandboxError(f"This {self.name} backend has no snapshot {snapshot.id!r}. Fork where it was made.")
+            raise SandboxError(
+                f"This {self.name} backend has no snapshot {snapshot.id!r}. Fork where it was made."
+            )
         sandbox = await self.start(limits, equipment)
         try:
             await sandbox.lay(file)
@@ -226,10 +246,10 @@ class Docker:
 
     def _made(self, image: str, equipment: Equipment) -> str:
         """The image as the equipment wants it, built if need be. Blocks."""
-        from harnessgym.images.connection import Connection
-        from harnessgym.images.layers import ensure
+        from harnessgym.sandboxes.images.connection import EngineConnection
+        from harnessgym.sandboxes.images.layers import ensure
 
-        with Connection(self.options.host) as connection:
+        with EngineConnection(self.options.host) as connection:
             return ensure(image, equipment.install, home=equipment.home, engine=connection)
 
     async def _end(self) -> None:
@@ -258,7 +278,9 @@ class Docker:
             self._pool = None
         if self._containers is not None:
             await self._containers.aclose()
-        lease, self._lease, self._containers = self._lease, None, None
+        lease = self._lease
+        self._lease = None
+        self._containers = None
         if lease is not None:
             await asyncio.to_thread(Workspace(lease.folder, None, 0).remove)
             lease.release()

@@ -8,15 +8,25 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandbox import Equipment, ExecResult, Export, OnOutput, Outside, Prewarm, Serving, Snapshot, Stats
-from harnessgym.sandboxes.agent.wire import Order
+from harnessgym.sandbox import (
+    Equipment,
+    ExecResult,
+    OnOutput,
+    Outside,
+    Prewarm,
+    Serving,
+    Snapshot,
+    Stats,
+    WorkspaceExport,
+)
+from harnessgym.sandboxes.agent.wire import ExecRequest
 from harnessgym.sandboxes.archive import unpack
 from harnessgym.sandboxes.collecting import Collected, export_with
 from harnessgym.sandboxes.containers import HOME, WORKSPACE, Container
 from harnessgym.sandboxes.folders import folder_of, outermost
 from harnessgym.sandboxes.local_sandbox import through
 from harnessgym.sandboxes.meter import Meter
-from harnessgym.sandboxes.relay import Listening, Relay
+from harnessgym.sandboxes.relay import RelayListener, SandboxRelay
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
 
@@ -39,7 +49,7 @@ class DockerSandbox:
         self._container = container
         self._meter = Meter(container.inside.pid)
         self._files = Workspace(container.root, backend.owner, backend.options.read_mb * _MIB)
-        self._listening: Listening | None = None
+        self._listening: RelayListener | None = None
         self._running: set[asyncio.Task[ExecResult]] = set()
         self._closing: asyncio.Task[None] | None = None
         self.capabilities = backend.capabilities
@@ -78,7 +88,7 @@ class DockerSandbox:
             _check_python(cmd)
         self._check_readable(readable)
         uid = self._uid(user)
-        order = Order(
+        order = ExecRequest(
             argv=list(cmd),
             env={**self._env(uid), **(outside.env if outside else {}), **(env or {})},
             cwd=os.path.normpath(os.path.join(WORKSPACE, cwd)),
@@ -115,19 +125,25 @@ class DockerSandbox:
         """See `Sandbox.download`."""
         await asyncio.to_thread(self._open_files().copy_out, path, local)
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
+    async def export(
+        self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()
+    ) -> WorkspaceExport:
         """See `Sandbox.export`."""
         files = self._open_files()
         if not collect:
             return await asyncio.to_thread(files.export, local, max_bytes, max_files)
         with contextlib.ExitStack() as stack:
             found = [await self._collected(path, stack) for path in outermost(collect)]
-            return await asyncio.to_thread(export_with, files, local, found, self._backend.owner, max_bytes, max_files)
+            return await asyncio.to_thread(
+                export_with, files, local, found, self._backend.owner, max_bytes, max_files
+            )
 
     async def kill_all(self) -> None:
         """See `Sandbox.kill_all`."""
         if not self._container.inside.gone:  # else nobody lives in there
-            await asyncio.gather(self._container.inside.kill_all(), self.resume())  # asked for before anybody can go on
+            await asyncio.gather(
+                self._container.inside.kill_all(), self.resume()
+            )  # asked for before anybody can go on
 
     async def pause(self) -> None:
         """See `Sandbox.pause`."""
@@ -162,7 +178,7 @@ class DockerSandbox:
             self._closing = asyncio.create_task(self._close())
         await through(self._closing)
 
-    async def serve(self, relay: Relay, port: int) -> None:
+    async def serve(self, relay: SandboxRelay, port: int) -> None:
         """Puts the proxy within reach."""
         self._listening = await relay.serve(await self._container.inside.listen(port))
         self.proxy_url = f"http://127.0.0.1:{port}"
@@ -180,7 +196,7 @@ class DockerSandbox:
 
     async def _run(
         self,
-        order: Order,
+        order: ExecRequest,
         stdin: bytes | None,
         max_output: int,
         on_output: OnOutput | None,
@@ -193,7 +209,9 @@ class DockerSandbox:
         if outside is not None:
             serving = await outside.serve(await inside.listen(outside.port))
         try:
-            return await inside.run(order, stdin=stdin, max_output=max_output, on_output=on_output, owner=owner)
+            return await inside.run(
+                order, stdin=stdin, max_output=max_output, on_output=on_output, owner=owner
+            )
         finally:
             if serving is not None:
                 serving.close()
@@ -204,7 +222,8 @@ class DockerSandbox:
         folder = folder_of(path, folders)
         if folder is None:
             raise SandboxError(
-                f"{path!r} cannot be collected: it lies in none of the sandbox's folders ({', '.join(folders)})."
+                f"{path!r} cannot be collected: it lies in none of the sandbox's folders "
+                f"({', '.join(folders)})."
             )
         root = await self._container.inside.root(1 + folders.index(folder))
         stack.callback(os.close, root)
@@ -220,20 +239,31 @@ class DockerSandbox:
             return self._backend.user
         if user == "root":
             return 0
-        raise SandboxError(f"A command can be run as the harness's user (None) or as 'root', not as {user!r}.")
+        raise SandboxError(
+            f"A command can be run as the harness's user (None) or as 'root', not as {user!r}."
+        )
 
     def _env(self, uid: int) -> dict[str, str]:
-        """The image's environment, and what every program expects. Root trusts no home folder that a harness can write."""
+        """The image's environment, and what every program expects. Root trusts no home folder that a
+        harness can write.
+        """
         name, home = ("root", _home_of_root(self._container)) if uid == 0 else ("agent", HOME)
         own = {"HOME": home, "USER": name, "LOGNAME": name, "TMPDIR": "/tmp", "LANG": "C.UTF-8"}  # noqa: S108
-        return {"PATH": _PATH, **own, **dict(self._container.plan.image.env), **dict(self._equipment.env), "HOME": home}
+        return {
+            "PATH": _PATH,
+            **own,
+            **dict(self._container.plan.image.env),
+            **dict(self._equipment.env),
+            "HOME": home,
+        }
 
     def _check_readable(self, readable: Sequence[str]) -> None:
         mounted = self._container.plan.readable
         for path in readable:
             if not any(Path(path).is_relative_to(each) for each in mounted):
                 raise SandboxError(
-                    f"A command in a container cannot be given {path} any more: name it in the Equipment(readable=...) that "
+                    f"A command in a container cannot be given {path} any more: name it in the "
+                    "Equipment(readable=...) that "
                     "the sandbox is opened with."
                 )
 
@@ -266,4 +296,6 @@ def _check_python(cmd: Sequence[str]) -> None:
     if Path(cmd[0]).name not in _PYTHONS:
         raise SandboxError(f"Only a Python command can be prewarmed, not {cmd[0]!r}. Start it with `python`.")
     if len(cmd) < (3 if list(cmd[1:2]) == ["-m"] else 2):
-        raise SandboxError("A prewarmed command must name its program: `python program.py` or `python -m module`.")
+        raise SandboxError(
+            "A prewarmed command must name its program: `python program.py` or `python -m module`."
+        )

@@ -1,12 +1,14 @@
 """What a setup phase may reach: an HTTP forward proxy that the node serves on a listener inside the sandbox.
 
-A sandbox has no network, and gets none for its setup. A setup command finds a proxy on its own loopback, takes it from the
-usual environment variables, and asks it with CONNECT (for TLS, which is passed on unopened) or an absolute URL. The node looks
-the name up, checks it and every address it stands for against the list, connects to an address that it has checked, and
-writes down every attempt. What is refused gets a 403 and a sentence. When the command has ended the listener is closed and
-every connection is dropped, so nothing can be reached any more.
+A sandbox has no network, and gets none for its setup. A setup command finds a proxy on its own loopback,
+takes it from the usual environment variables, and asks it with CONNECT (for TLS, which is passed on unopened)
+or an absolute URL. The node looks the name up, checks it and every address it stands for against the list,
+connects to an address that it has checked, and writes down every attempt. What is refused gets a 403 and a
+sentence. When the command has ended the listener is closed and every connection is dropped, so nothing can be
+reached any more.
 
-The list is about hosts, not about what is said to them: whoever may reach a host that serves others as well reaches those too.
+The list is about hosts, not about what is said to them: whoever may reach a host that serves others as well
+reaches those too.
 """
 
 import asyncio
@@ -35,7 +37,7 @@ _NOT_PASSED_ON = frozenset(
 
 
 @dataclass(slots=True)
-class Attempt:
+class ConnectionAttempt:
     """One connection that a setup command asked for."""
 
     host: str
@@ -49,7 +51,7 @@ class Attempt:
     """Bytes from it."""
 
 
-class Refused(Exception):  # the end of one request, told to its client; never raised to a caller
+class RequestRefused(Exception):  # the end of one request, told to its client; never raised to a caller
     """A request that is not carried out."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -59,35 +61,45 @@ class Refused(Exception):  # the end of one request, told to its client; never r
 
 
 class Egress:
-    """Serves what `hosts` allows (`harnessgym.sandboxes.hosts`). Raises TaskError when that is no list of hosts."""
+    """Serves what `hosts` allows (`harnessgym.sandboxes.hosts`). Raises TaskError when that is no list of
+    hosts.
+    """
 
     port = PORT
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = HostList(hosts)
-        self.attempts: list[Attempt] = []
+        self.attempts: list[ConnectionAttempt] = []
         """In order; of very many the first ones."""
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What tells programs of the proxy. A sandbox's own loopback is reached directly, unless the list names it."""
+        """What tells programs of the proxy. A sandbox's own loopback is reached directly, unless the list
+        names it.
+        """
         url = f"http://127.0.0.1:{self.port}"
         direct = ",".join(host for host in _OWN if not self._listed(host))
         names = {"http_proxy": url, "https_proxy": url, "no_proxy": direct}
-        return {**names, **{name.upper(): value for name, value in names.items()}, "SSL_CERT_DIR": "/etc/ssl/certs"}
+        return {
+            **names,
+            **{name.upper(): value for name, value in names.items()},
+            "SSL_CERT_DIR": "/etc/ssl/certs",
+        }
 
-    async def serve(self, listener: socket.socket) -> "Serving":
+    async def serve(self, listener: socket.socket) -> "EgressListener":
         """Takes the listener over, until the returned value is closed."""
         listener.setblocking(False)
-        serving = Serving(self)
+        serving = EgressListener(self)
         serving.server = await asyncio.start_server(serving.accept, sock=listener, backlog=128)
         return serving
 
     def _listed(self, host: str) -> bool:
         address = literal(host)
-        return any(entry.names(host) if address is None else entry.holds(address) for entry in self.hosts.entries)
+        return any(
+            entry.names(host) if address is None else entry.holds(address) for entry in self.hosts.entries
+        )
 
-    async def connect(self, attempt: Attempt) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def connect(self, attempt: ConnectionAttempt) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to an address that the list admits. Raises Refused."""
         tried = ""
         for address in await self._addresses(attempt.host, attempt.port):
@@ -96,29 +108,34 @@ class Egress:
                     return await asyncio.open_connection(address, attempt.port)
             except (OSError, TimeoutError) as error:
                 tried = f"{attempt.host}:{attempt.port} cannot be reached: {str(error) or 'no answer'}."
-        raise Refused(502, tried)
+        raise RequestRefused(502, tried)
 
     async def _addresses(self, host: str, port: int) -> list[str]:
         """What to connect to, all of it checked. Raises Refused."""
         address = literal(host)
         if address is not None:
             if not self.hosts.holds(address, port):
-                raise Refused(403, f"{host}:{port} is not on the list of hosts that this setup may reach.")
+                raise RequestRefused(
+                    403, f"{host}:{port} is not on the list of hosts that this setup may reach."
+                )
             return [host]
         if not self.hosts.names(host, port):
-            raise Refused(403, f"{host}:{port} is not on the list of hosts that this setup may reach.")
+            raise RequestRefused(403, f"{host}:{port} is not on the list of hosts that this setup may reach.")
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            raise Refused(502, f"{host} cannot be looked up: {error.strerror or error}.") from error
+            raise RequestRefused(502, f"{host} cannot be looked up: {error.strerror or error}.") from error
         addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
         admitted = [each for each in addresses if self.hosts.admits(ip_address(each), port)]
         if not admitted:
-            raise Refused(403, f"{host} stands for {', '.join(addresses)}, which is not public and not on the list itself.")
+            raise RequestRefused(
+                403,
+                f"{host} stands for {', '.join(addresses)}, which is not public and not on the list itself.",
+            )
         return admitted
 
 
-class Serving:
+class EgressListener:
     """One listener and its connections."""
 
     def __init__(self, egress: Egress) -> None:
@@ -146,7 +163,7 @@ class Serving:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._answer(reader, writer)
-        except Refused as refused:
+        except RequestRefused as refused:
             text = f"{refused.sentence}\n".encode()
             head = f"HTTP/1.1 {refused.status} Refused\r\ncontent-type: text/plain\r\nconnection: close\r\n"
             writer.write(f"{head}content-length: {len(text)}\r\n\r\n".encode() + text)
@@ -161,13 +178,14 @@ class Serving:
         async with asyncio.timeout(_HEAD_S):
             request = await _next(wire, reader)
         if not isinstance(request, h11.Request):
-            raise Refused(400, "This is no request.")
+            raise RequestRefused(400, "This is no request.")
         tunnel = request.method == b"CONNECT"
         attempt = self._attempt(request.target.decode(), tunnel=tunnel)
         try:
             far_reader, far_writer = await self._egress.connect(attempt)
-        except Refused as refused:
-            attempt.reason, attempt.allowed = refused.sentence, refused.status != 403
+        except RequestRefused as refused:
+            attempt.reason = refused.sentence
+            attempt.allowed = refused.status != 403
             raise
         back = asyncio.create_task(_pump(far_reader, writer, attempt, "received"))
         try:
@@ -185,7 +203,7 @@ class Serving:
             writer.close()
             await asyncio.gather(back, return_exceptions=True)
 
-    def _attempt(self, target: str, *, tunnel: bool) -> Attempt:
+    def _attempt(self, target: str, *, tunnel: bool) -> ConnectionAttempt:
         """What a request asks for, written down. Raises Refused when that cannot be made out."""
         try:
             if tunnel:
@@ -195,12 +213,15 @@ class Serving:
                 host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else None)
             name = host.lower().removesuffix(".").encode("idna").decode() if literal(host) is None else host
         except (ValueError, UnicodeError):
-            name, port = "", None
+            name = ""
+            port = None
         if not name or port is None:
-            raise Refused(
-                400, f"{target[:200]!r} is not understood. Ask with CONNECT host:port, or with a whole http:// address."
+            raise RequestRefused(
+                400,
+                f"{target[:200]!r} is not understood. Ask with CONNECT host:port, or with a whole http:// "
+                "address.",
             )
-        attempt = Attempt(name, port, allowed=True)
+        attempt = ConnectionAttempt(name, port, allowed=True)
         if len(self._egress.attempts) < _MOST_ATTEMPTS:
             self._egress.attempts.append(attempt)
         return attempt
@@ -214,9 +235,15 @@ async def _next(wire: h11.Connection, reader: asyncio.StreamReader) -> h11.Event
 
 
 async def _pass_on(
-    request: h11.Request, wire: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attempt: Attempt
+    request: h11.Request,
+    wire: h11.Connection,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    attempt: ConnectionAttempt,
 ) -> None:
-    """Sends this one request in the form that servers expect, for the host that was checked, and nothing after it."""
+    """Sends this one request in the form that servers expect, for the host that was checked, and nothing
+    after it.
+    """
     url = urlsplit(request.target.decode())
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     kept = [(name, value) for name, value in request.headers if name not in _NOT_PASSED_ON]
@@ -233,7 +260,9 @@ async def _pass_on(
         event = await _next(wire, reader)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attempt: Attempt, count: str) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, attempt: ConnectionAttempt, count: str
+) -> None:
     """Carries bytes until their end, and then says so to the other side."""
     while data := await reader.read(_PIECE):
         setattr(attempt, count, getattr(attempt, count) + len(data))

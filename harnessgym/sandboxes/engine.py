@@ -43,7 +43,8 @@ def sdk() -> ModuleType:
     if not hasattr(docker, "APIClient"):
         found = next(iter(getattr(docker, "__path__", ["?"])))
         raise SandboxError(
-            f"The Docker SDK is hidden by the folder {found}, or not installed: pip install 'harnessgym-rl[docker]', "
+            f"The Docker SDK is hidden by the folder {found}, or not installed: pip install "
+            "'harnessgym-rl[docker]', "
             "and do not put that folder's parent before site-packages."
         )
     module: ModuleType = docker
@@ -52,7 +53,8 @@ def sdk() -> ModuleType:
 
 def connect(host: str = "") -> Any:
     """A client of the engine. Raises SandboxError when none answers."""
-    docker, url = sdk(), address(host)
+    docker = sdk()
+    url = address(host)
     try:
         _probe(url)
         return docker.APIClient(base_url=url, version="auto", timeout=_TIMEOUT_S, max_pool_size=_THREADS)
@@ -88,7 +90,7 @@ def unavailable(host: str = "") -> str | None:
     return None
 
 
-class Engine:
+class DockerEngine:
     """One connection of a node. Its methods may be called at the same time."""
 
     def __init__(self, host: str = "", patience_s: float = 0.0) -> None:
@@ -105,7 +107,9 @@ class Engine:
         return self._client
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a function of the client on a thread; again, if its answer was lost on the way. Raises EngineError."""
+        """Runs a function of the client on a thread; again, if its answer was lost on the way. Raises
+        EngineError.
+        """
         run = functools.partial(self._guarded, function, *args, **kwargs)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience_s
@@ -129,6 +133,8 @@ class Engine:
             _probe(self.host)
             return function(*args, **kwargs)
         except self._errors.APIError as error:
-            raise EngineError(f"The Docker engine refused: {error.explanation or error}.", error.status_code or 0) from error
+            raise EngineError(
+                f"The Docker engine refused: {error.explanation or error}.", error.status_code or 0
+            ) from error
         except (self._errors.DockerException, requests.RequestException, OSError) as error:
             raise EngineError(f"The Docker engine at {self.host} does not answer: {error}.") from error

@@ -1,6 +1,7 @@
 """Taking a workspace out as data, whatever lies in it.
 
-What comes out holds nothing but folders, regular files, and links that stay inside, however they are followed.
+What comes out holds nothing but folders, regular files, and links that stay inside, however they are
+followed.
 """
 
 import os
@@ -9,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandbox import Export
-from harnessgym.sandboxes.walk import WRITE, Entry, Overflow, Walk, changed, copy, open_regular
+from harnessgym.sandbox import WorkspaceExport
+from harnessgym.sandboxes.walk import WRITE, FolderEntry, Overflow, Walk, changed, copy, open_regular
 
 _HOPS = 40
 """Links followed on one way, as the kernel has it."""
@@ -24,25 +25,28 @@ class Exporter:
     ) -> None:
         """`without` is a name in the folder that is left out; without `links`, every link is."""
         self._walk = Walk(root, max_files, lenient=True)
-        self._without, self._keeps_links = without, links
+        self._without = without
+        self._keeps_links = links
         self._local = local
         self._left = max_bytes
         self._max_bytes = max_bytes
         self._files = 0
         self._left_out: list[str] = []
         self._links: dict[tuple[str, ...], str] = {}
-        self._folders: list[Entry] = []
+        self._folders: list[FolderEntry] = []
 
-    def run(self) -> Export:
-        """Raises SandboxError when this machine cannot take the files, FileExistsError when `local` is there."""
+    def run(self) -> WorkspaceExport:
+        """Raises SandboxError when this machine cannot take the files, FileExistsError when `local` is
+        there.
+        """
         self._local.mkdir()
         return self._export(self._walk)
 
-    def alone(self, entry: Entry) -> Export:
+    def alone(self, entry: FolderEntry) -> WorkspaceExport:
         """Takes one file of the folder, to `local`, which is there. Raises SandboxError like `run`."""
         return self._export([entry])
 
-    def _export(self, entries: Iterable[Entry]) -> Export:
+    def _export(self, entries: Iterable[FolderEntry]) -> WorkspaceExport:
         overflow = ""
         try:
             for entry in entries:
@@ -58,9 +62,9 @@ class Exporter:
         for entry in reversed(self._folders):
             os.utime(self._target(entry), ns=_times(entry))
         left_out = sorted(printable(path) for path in (*self._left_out, *self._walk.left_out))
-        return Export(self._files, self._max_bytes - self._left, tuple(left_out), overflow)
+        return WorkspaceExport(self._files, self._max_bytes - self._left, tuple(left_out), overflow)
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: FolderEntry) -> None:
         mode = entry.status.st_mode
         if stat.S_ISDIR(mode):
             self._target(entry).mkdir(mode=0o755)
@@ -70,7 +74,7 @@ class Exporter:
         elif not stat.S_ISREG(mode) or not self._copy(entry):
             self._left_out.append(entry.path)
 
-    def _note(self, entry: Entry) -> None:
+    def _note(self, entry: FolderEntry) -> None:
         try:
             self._links[entry.parts] = os.readlink(entry.name, dir_fd=entry.folder)
         except OSError as error:
@@ -78,7 +82,7 @@ class Exporter:
                 raise
             self._left_out.append(entry.path)
 
-    def _copy(self, entry: Entry) -> bool:
+    def _copy(self, entry: FolderEntry) -> bool:
         """Whether it still was a regular file."""
         source = _source(entry)
         if source is None:
@@ -111,11 +115,11 @@ class Exporter:
             else:
                 self._left_out.append(path)
 
-    def _target(self, entry: Entry) -> Path:
+    def _target(self, entry: FolderEntry) -> Path:
         return self._local / entry.path
 
 
-def _source(entry: Entry) -> int | None:
+def _source(entry: FolderEntry) -> int | None:
     try:
         return open_regular(entry.folder, entry.name)
     except OSError as error:
@@ -125,7 +129,9 @@ def _source(entry: Entry) -> int | None:
 
 
 def stays_inside(link: tuple[str, ...], links: Mapping[tuple[str, ...], str]) -> bool:
-    """Whether a link leads nowhere but into the folder, followed as the kernel would with all `links` in place."""
+    """Whether a link leads nowhere but into the folder, followed as the kernel would with all `links` in
+    place.
+    """
     here: list[str] = []
     todo = list(reversed(link))
     hops = 0
@@ -155,5 +161,5 @@ def printable(path: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
-def _times(entry: Entry) -> tuple[int, int]:
+def _times(entry: FolderEntry) -> tuple[int, int]:
     return entry.status.st_mtime_ns, entry.status.st_mtime_ns

@@ -6,7 +6,20 @@ from pathlib import PurePosixPath
 from harnessgym.errors import TaskError
 from harnessgym.sandboxes.containers import HOME, WORKSPACE
 
-_SYSTEM = ("/", "/bin", "/boot", "/etc", "/home", "/lib", "/lib64", "/root", "/sbin", "/usr", "/usr/local", "/var")
+_SYSTEM = (
+    "/",
+    "/bin",
+    "/boot",
+    "/etc",
+    "/home",
+    "/lib",
+    "/lib64",
+    "/root",
+    "/sbin",
+    "/usr",
+    "/usr/local",
+    "/var",
+)
 """An image needs these as they are."""
 _OWN = ("/.harnessgym", "/dev", "/proc", "/run", "/sys", "/tmp", HOME, WORKSPACE)  # noqa: S108
 """Where sandboxes have something of their own."""
@@ -14,13 +27,18 @@ _MOST = 32
 
 
 def checked_folders(folders: Sequence[str]) -> tuple[str, ...]:
-    """The folders in order, each once. Raises TaskError for one that the sandbox or the system in its image needs itself."""
+    """The folders in order, each once. Raises TaskError for one that the sandbox or the system in its
+    image needs itself.
+    """
     found = sorted({str(_absolute(folder)) for folder in folders})
     for folder in found:
         path = PurePosixPath(folder)
-        if folder in _SYSTEM or any(path.is_relative_to(own) or PurePosixPath(own).is_relative_to(path) for own in _OWN):
+        if folder in _SYSTEM or any(
+            path.is_relative_to(own) or PurePosixPath(own).is_relative_to(path) for own in _OWN
+        ):
             raise TaskError(
-                f"A task cannot have {folder} as a folder beside its workspace: the sandbox, or the system in the image, needs "
+                f"A task cannot have {folder} as a folder beside its workspace: the sandbox, or the system "
+                "in the image, needs "
                 "it as it is."
             )
     if len(found) > _MOST:
@@ -33,7 +51,9 @@ def check_apart(folders: Sequence[str], home: str) -> None:
     for folder in folders if home else ():
         path = PurePosixPath(folder)
         if path.is_relative_to(home) or PurePosixPath(home).is_relative_to(path):
-            raise TaskError(f"A task cannot have both {home} as its home and {folder} as a folder: one lies in the other.")
+            raise TaskError(
+                f"A task cannot have both {home} as its home and {folder} as a folder: one lies in the other."
+            )
 
 
 def check_collected(paths: Sequence[str], folders: Sequence[str]) -> None:
@@ -42,7 +62,8 @@ def check_collected(paths: Sequence[str], folders: Sequence[str]) -> None:
         if folder_of(str(_absolute(path)), folders) is None:
             there = ", ".join(folders) or "it has none"
             raise TaskError(
-                f"What a task collects lies in a folder of its own beside the workspace ({there}); {path} does not."
+                f"What a task collects lies in a folder of its own beside the workspace ({there}); {path} "
+                "does not."
             )
 
 
@@ -59,6 +80,13 @@ def outermost(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def _absolute(path: str) -> PurePosixPath:
-    if not path.startswith("/") or path.startswith("//") or ".." in PurePosixPath(path).parts or set(path) & set(":,\0\n"):
-        raise TaskError(f"A path beside the workspace must be absolute, without `..`, `:` and `,`; {path!r} is not.")
+    if (
+        not path.startswith("/")
+        or path.startswith("//")
+        or ".." in PurePosixPath(path).parts
+        or set(path) & set(":,\0\n")
+    ):
+        raise TaskError(
+            f"A path beside the workspace must be absolute, without `..`, `:` and `,`; {path!r} is not."
+        )
     return PurePosixPath(path)

@@ -14,8 +14,8 @@ from pathlib import Path
 from harnessgym.errors import SandboxError
 from harnessgym.sandbox import ExecResult
 from harnessgym.sandboxes.descriptors import readable, stdin_of
-from harnessgym.sandboxes.forkserver.wire import FORK, READY, Event, Order, pack_order, parse_event
-from harnessgym.sandboxes.output import Drain, Output
+from harnessgym.sandboxes.forkserver.wire import FORK, READY, ForkEvent, ForkOrder, pack_order, parse_event
+from harnessgym.sandboxes.output import Output, PipeReader
 
 FORKSERVER = Path(__file__).parent / "forkserver"
 _BOOT = "import sys; sys.path.insert(0, sys.argv.pop(1)); from forkserver.server import main; del sys.path[0]; main()"
@@ -51,33 +51,41 @@ class Spec:
         return [*self.shell, self.python, "-I", "-c", _BOOT, str(FORKSERVER.parent), *options, *self.warmers]
 
 
-class Run:
+class ForkedRun:
     """The node's hold on one command while it runs."""
 
     def __init__(self) -> None:
         self._killed = asyncio.Event()
         self.init: int | None = None
-        """Process id of the command's init, the parent of all it starts; None until it has begun and when it has ended."""
+        """Process id of the command's init, the parent of all it starts; None until it has begun and when
+        it has ended."""
 
     def kill(self) -> None:
         """Ends the command and everything it started, also when it has not begun yet."""
         self._killed.set()
 
-    async def follow(self, channel: socket.socket, timeout_s: float, on_listener: OnListener | None) -> tuple[Event, bool]:
+    async def follow(
+        self, channel: socket.socket, timeout_s: float, on_listener: OnListener | None
+    ) -> tuple[ForkEvent, bool]:
         """Waits for the end of the command. Returns its last event and whether time was up.
 
-        Its init keeps the time, so that the command ends even when this process hangs; should the init hang, we end it.
+        Its init keeps the time, so that the command ends even when this process hangs; should the init hang,
+        we end it.
         """
         watching = asyncio.create_task(self._watch(channel, on_listener))
         killing = asyncio.create_task(self._killed.wait())
         try:
-            await asyncio.wait({watching, killing}, timeout=timeout_s + _SLACK_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {watching, killing}, timeout=timeout_s + _SLACK_S, return_when=asyncio.FIRST_COMPLETED
+            )
             late = not watching.done() and not killing.done()
             if not watching.done():
                 _stop(channel)
                 await asyncio.wait({watching}, timeout=_DEATH_S)
             if not watching.done():
-                raise SandboxError(f"A rollout's init did not end it within {_DEATH_S:.0f} s of being told to.")
+                raise SandboxError(
+                    f"A rollout's init did not end it within {_DEATH_S:.0f} s of being told to."
+                )
         except asyncio.CancelledError:
             _stop(channel)
             await asyncio.wait({watching}, timeout=_DEATH_S)
@@ -91,7 +99,7 @@ class Run:
                 task.cancel()
             await asyncio.gather(watching, killing, return_exceptions=True)
 
-    async def _watch(self, channel: socket.socket, on_listener: OnListener | None) -> Event:
+    async def _watch(self, channel: socket.socket, on_listener: OnListener | None) -> ForkEvent:
         """Reads a rollout's events up to its last one. Raises SandboxError if that never comes."""
         buffer = b""
         while True:
@@ -104,7 +112,9 @@ class Run:
                 else:
                     await on_listener(listener)
             if not data:
-                raise SandboxError("A rollout's init vanished: the fork server died, or was killed. Run the rollout again.")
+                raise SandboxError(
+                    "A rollout's init vanished: the fork server died, or was killed. Run the rollout again."
+                )
             *lines, buffer = (buffer + data).split(b"\n")
             for event in map(parse_event, lines):
                 if event.kind == "failed":
@@ -131,18 +141,20 @@ class ForkServer:
 
     async def run(
         self,
-        order: Order,
+        order: ForkOrder,
         *,
         stdin: bytes | None,
         timeout_s: float,
         output: tuple[Output, Output],
-        run: Run | None = None,
+        run: ForkedRun | None = None,
         on_listener: OnListener | None = None,
     ) -> ExecResult:
-        """Forks, runs the order to its end, and returns when everything it started is dead. Raises SandboxError."""
-        run = run or Run()
+        """Forks, runs the order to its end, and returns when everything it started is dead. Raises
+        SandboxError.
+        """
+        run = run or ForkedRun()
         channel, out, err = await self._fork(stdin)
-        drains = [Drain(fd, each, run.kill) for fd, each in zip((out, err), output, strict=True)]
+        drains = [PipeReader(fd, each, run.kill) for fd, each in zip((out, err), output, strict=True)]
         began = time.monotonic()
         try:
             await asyncio.get_running_loop().sock_sendall(channel, pack_order(order))
@@ -151,7 +163,9 @@ class ForkServer:
             for drain in drains:
                 drain.finish()
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise SandboxError("The fork server died while it started a rollout. Run the rollout again.") from error
+            raise SandboxError(
+                "The fork server died while it started a rollout. ForkedRun the rollout again."
+            ) from error
         finally:
             channel.close()
             for drain in drains:
@@ -205,7 +219,8 @@ class ForkServer:
         raise SandboxError(f"The fork server of {self._spec.python} did not start. {reason}")
 
     async def _end(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -236,7 +251,9 @@ class ForkServer:
             ours.close()
             os.close(out_read)
             os.close(err_read)
-            raise SandboxError(f"The fork server takes no more rollouts: {error}. Run the rollout again.") from error
+            raise SandboxError(
+                f"The fork server takes no more rollouts: {error}. Run the rollout again."
+            ) from error
         finally:
             theirs.close()
             for descriptor in (source, out_write, err_write):

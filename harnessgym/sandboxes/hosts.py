@@ -8,9 +8,9 @@ An entry is one of
     203.0.113.0/24      a block of addresses
     mirror.lan:8080     any of the first three with one port instead of the two
 
-Only a name on the list is ever looked up, so that no name server hears of others. An address that a name stands for counts
-only if it is a public one, or is on the list itself: a name cannot lead to this machine, its neighbours, or the metadata
-service of a cloud.
+Only a name on the list is ever looked up, so that no name server hears of others. An address that a name
+stands for counts only if it is a public one, or is on the list itself: a name cannot lead to this machine,
+its neighbours, or the metadata service of a cloud.
 """
 
 import re
@@ -30,7 +30,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HostEntry:
     """One entry: a name (with `*.` in front for all below it) or a block of addresses, and its ports."""
 
     target: str | Network
@@ -67,22 +67,24 @@ class HostList:
         return is_public(address) or self.holds(address, port)
 
 
-def parse(text: str) -> Entry:
+def parse(text: str) -> HostEntry:
     """One entry. Raises TaskError."""
     problem = _problem(text)
     if problem is not None:
         raise TaskError(f"{text!r} is no host that a setup phase can be allowed: {problem}.")
     block = _network(text)
     if block is not None:
-        return Entry(block)
+        return HostEntry(block)
     host, port = split(text.lower())
     ports = PORTS if port is None else frozenset({port})
     block = _network(host)
-    return Entry(host.removesuffix(".") if block is None else block, ports)
+    return HostEntry(host.removesuffix(".") if block is None else block, ports)
 
 
 def split(text: str) -> tuple[str, int | None]:
-    """`host:port` or `[address]:port` in two; the port is None if there is none. Raises ValueError for a wrong port."""
+    """`host:port` or `[address]:port` in two; the port is None if there is none. Raises ValueError for a
+    wrong port.
+    """
     bracketed = re.fullmatch(r"\[([^\[\]]*)\](?::([0-9]{1,5}))?", text)
     if bracketed is not None:
         host, port = bracketed[1], bracketed[2]
@@ -115,7 +117,9 @@ def unwrapped(address: Address) -> Address:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is of the whole internet: not loopback, link-local, private, multicast or reserved."""
+    """Whether an address is of the whole internet: not loopback, link-local, private, multicast or
+    reserved.
+    """
     plain = unwrapped(address)
     return plain.is_global and not plain.is_multicast and not plain.is_reserved
 

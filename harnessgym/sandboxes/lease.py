@@ -1,7 +1,7 @@
 """A node's own folder, and the lock that says that the node lives: it is free the moment its process is dead.
 
-Each node makes one folder in the place that it shares with others (`workspace_root`) and keeps it locked. Who finds a folder
-that nobody holds may remove it, and whatever refers to it; no clock can be wrong about that.
+Each node makes one folder in the place that it shares with others (`workspace_root`) and keeps it locked. Who
+finds a folder that nobody holds may remove it, and whatever refers to it; no clock can be wrong about that.
 """
 
 import fcntl
@@ -29,7 +29,9 @@ class Lease:
 
 
 def claim(root: Path) -> Lease:
-    """Makes a folder for this node in `root` and locks it, after removing those of nodes that died. Raises OSError."""
+    """Makes a folder for this node in `root` and locks it, after removing those of nodes that died. Raises
+    OSError.
+    """
     root.mkdir(parents=True, exist_ok=True, mode=0o711)
     root = root.resolve()
     gate = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -47,7 +49,9 @@ def claim(root: Path) -> Lease:
 
 
 def is_abandoned(folder: str) -> bool:
-    """Whether nobody holds the lock on a node's folder, or it is gone. One that cannot be looked at is somebody's."""
+    """Whether nobody holds the lock on a node's folder, or it is gone. One that cannot be looked at is
+    somebody's.
+    """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,7 +1,8 @@
 """Sandboxes on this machine: one folder and one fork per rollout, one fork server per kind of interpreter.
 
-`process` and `bubblewrap` differ in what stands around the fork server and in whether a fork gets namespaces; everything
-else is here. After a node was killed, the next one to open the same `workspace_root` removes what it left.
+`process` and `bubblewrap` differ in what stands around the fork server and in whether a fork gets namespaces;
+everything else is here. After a node was killed, the next one to open the same `workspace_root` removes what
+it left.
 """
 
 import asyncio
@@ -22,10 +23,10 @@ from harnessgym.errors import SandboxError
 from harnessgym.sandbox import PLAIN, Capability, Equipment, Prewarm, Snapshot, require
 from harnessgym.sandboxes.archive import pack, unpack
 from harnessgym.sandboxes.forking import ForkServer, Spec
-from harnessgym.sandboxes.forkserver.wire import Order
+from harnessgym.sandboxes.forkserver.wire import ForkOrder
 from harnessgym.sandboxes.lease import Lease, claim
-from harnessgym.sandboxes.local_sandbox import LocalSandbox, Place, through
-from harnessgym.sandboxes.relay import Relay
+from harnessgym.sandboxes.local_sandbox import LocalSandbox, SandboxPaths, through
+from harnessgym.sandboxes.relay import SandboxRelay
 from harnessgym.sandboxes.spreading import spread
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
@@ -37,8 +38,11 @@ _SNAPSHOT_FILES = 200_000
 class LocalSettings(Config):
     """What every backend on this machine can be told."""
 
-    workspace_root: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"harnessgym-{os.getuid()}")
-    """Folder for workspaces. Each node makes a folder of its own in it, and removes those of nodes that died."""
+    workspace_root: Path = Field(
+        default_factory=lambda: Path(tempfile.gettempdir()) / f"harnessgym-{os.getuid()}"
+    )
+    """Folder for workspaces. Each node makes a folder of its own in it, and removes those of nodes that
+    died."""
     file_mb: int = 256
     """Largest file a harness may write."""
     read_mb: int = 64
@@ -54,7 +58,7 @@ class LocalBackend:
     owner: int | None = None
     """User and group that workspaces belong to; None when it is ours."""
     proxy_url = ""
-    relay: Relay | None = None
+    relay: SandboxRelay | None = None
     port = 0
     """Loopback port of the relay, inside; 0 where there is none."""
 
@@ -115,20 +119,28 @@ class LocalBackend:
         self._open.discard(sandbox)
 
     async def keep(self, workspace: Workspace, limits: Limits) -> Snapshot:
-        """Packs a workspace into the node's folder. Raises SandboxError when it holds more than its limit of disk."""
+        """Packs a workspace into the node's folder. Raises SandboxError when it holds more than its limit
+        of disk.
+        """
         snapshot = Snapshot(self.name, uuid.uuid4().hex)
         folder = self.root / "snapshots"
         folder.mkdir(mode=0o700, exist_ok=True)
         file = folder / f"{snapshot.id}.tar"
-        await asyncio.to_thread(pack, workspace, file, max_bytes=limits.disk_mb * _MIB, max_files=_SNAPSHOT_FILES)
+        await asyncio.to_thread(
+            pack, workspace, file, max_bytes=limits.disk_mb * _MIB, max_files=_SNAPSHOT_FILES
+        )
         self._snapshots[snapshot.id] = file
         return snapshot
 
     async def continued(self, snapshot: Snapshot, limits: Limits, equipment: Equipment) -> LocalSandbox:
-        """A sandbox whose workspace holds a snapshot's files. Raises SandboxError for a snapshot of somebody else's."""
+        """A sandbox whose workspace holds a snapshot's files. Raises SandboxError for a snapshot of
+        somebody else's.
+        """
         file = self._snapshots.get(snapshot.id)
         if file is None or snapshot.backend != self.name:
-            raise SandboxError(f"This {self.name} backend has no snapshot {snapshot.id!r}. Fork where it was made.")
+            raise SandboxError(
+                f"This {self.name} backend has no snapshot {snapshot.id!r}. Fork where it was made."
+            )
         sandbox = await self._opened(limits, equipment)
         try:
             await asyncio.to_thread(unpack, file, Workspace(sandbox.workspace, self.owner, 0))
@@ -151,7 +163,7 @@ class LocalBackend:
         folder.mkdir(mode=0o711)
         Workspace(folder / "workspace", self.owner, 0).make()
 
-    def place(self, folder: Path) -> Place:
+    def place(self, folder: Path) -> SandboxPaths:
         """Where the things in `folder` are, seen from inside."""
         raise NotImplementedError
 
@@ -159,6 +171,10 @@ class LocalBackend:
         """How to start a fork server."""
         raise NotImplementedError
 
-    def confine(self, order: Order, workspace: Path, readable: Sequence[str], port: int, python: str) -> Order:  # noqa: ARG002
-        """Adds to an order what this backend puts around a rollout. `python` is what is forked; empty: our interpreter."""
+    def confine(
+        self, order: ForkOrder, workspace: Path, readable: Sequence[str], port: int, python: str
+    ) -> ForkOrder:  # noqa: ARG002
+        """Adds to an order what this backend puts around a rollout. `python` is what is forked; empty: our
+        interpreter.
+        """
         return order

@@ -13,19 +13,19 @@ from harnessgym.sandbox import (
     Capability,
     Equipment,
     ExecResult,
-    Export,
     OnOutput,
     Outside,
     Prewarm,
     Serving,
     Snapshot,
     Stats,
+    WorkspaceExport,
     require,
 )
-from harnessgym.sandboxes.forking import ForkServer, Run, interpreter
-from harnessgym.sandboxes.forkserver.wire import Order
+from harnessgym.sandboxes.forking import ForkedRun, ForkServer, interpreter
+from harnessgym.sandboxes.forkserver.wire import ForkOrder
 from harnessgym.sandboxes.output import Output
-from harnessgym.sandboxes.usage import Usage, usage_below
+from harnessgym.sandboxes.usage import ResourceUsage, usage_below
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SandboxPaths:
     """Where one rollout's things are, as its own processes see them."""
 
     workspace: str
@@ -64,7 +64,7 @@ class LocalSandbox:
         self._place = backend.place(folder)
         self._folder = folder
         self._files = Workspace(folder / "workspace", backend.owner, backend.options.read_mb * _MIB)
-        self._running: dict[asyncio.Task[ExecResult], Run] = {}
+        self._running: dict[asyncio.Task[ExecResult], ForkedRun] = {}
         self._cpu_s = 0.0
         self._closing: asyncio.Task[None] | None = None
         self.capabilities = backend.capabilities
@@ -102,7 +102,7 @@ class LocalSandbox:
         order = self._backend.confine(order, self.workspace, everything, self._port(outside), kind.python)
         most = self._limits.output_bytes if max_output is None else max_output
         output = Output("stdout", most, on_output), Output("stderr", most, on_output)
-        held = Run()
+        held = ForkedRun()
         run = asyncio.create_task(self._run((kind, everything), order, stdin, time_s, output, held, outside))
         self._running[run] = held
         run.add_done_callback(self._ended)
@@ -129,10 +129,14 @@ class LocalSandbox:
         """See `Sandbox.download`."""
         await self._in_thread(lambda: self._files.copy_out(path, local))
 
-    async def export(self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()) -> Export:
+    async def export(
+        self, local: Path, *, max_bytes: int, max_files: int, collect: Sequence[str] = ()
+    ) -> WorkspaceExport:
         """See `Sandbox.export`. There is nothing beside the workspace."""
         if collect:
-            raise SandboxError(f"This sandbox has no folders beside its workspace, so {collect[0]!r} cannot be collected.")
+            raise SandboxError(
+                f"This sandbox has no folders beside its workspace, so {collect[0]!r} cannot be collected."
+            )
         return await self._in_thread(lambda: self._files.export(local, max_bytes, max_files))
 
     async def kill_all(self) -> None:
@@ -152,11 +156,13 @@ class LocalSandbox:
         require(self.capabilities, frozenset({Capability.PAUSE}))
 
     async def stats(self) -> Stats:
-        """See `Sandbox.stats`. Without namespaces, what left its rollout by killing its init is not counted."""
+        """See `Sandbox.stats`. Without namespaces, what left its rollout by killing its init is not
+        counted.
+        """
         inits = [run.init for run in self._running.values() if run.init is not None]
 
         def look() -> Stats:
-            used = sum((usage_below(pid) for pid in inits), Usage())
+            used = sum((usage_below(pid) for pid in inits), ResourceUsage())
             return Stats(used.memory_bytes, used.processes, used.cpu_s + self._cpu_s, self._files.size())
 
         return await self._in_thread(look)
@@ -197,13 +203,19 @@ class LocalSandbox:
             return outside.port
         return self._backend.port if self._equipment.proxy else 0
 
-    def _order(self, argv: list[str], env: Mapping[str, str], cwd: str, prewarm: Prewarm | None, timeout_s: float) -> Order:
+    def _order(
+        self, argv: list[str], env: Mapping[str, str], cwd: str, prewarm: Prewarm | None, timeout_s: float
+    ) -> ForkOrder:
         if prewarm is not None and argv[0] not in (prewarm.python or interpreter(["python"], "")):
-            raise SandboxError(f"Only a Python command can be prewarmed, not {argv[0]!r}. Start it with `python`.")
+            raise SandboxError(
+                f"Only a Python command can be prewarmed, not {argv[0]!r}. Start it with `python`."
+            )
         if prewarm is not None and len(argv) < (3 if argv[1:2] == ["-m"] else 2):
-            raise SandboxError("A prewarmed command must name its program: `python program.py` or `python -m module`.")
+            raise SandboxError(
+                "A prewarmed command must name its program: `python program.py` or `python -m module`."
+            )
         limits = self._limits
-        return Order(
+        return ForkOrder(
             argv=argv,
             env={**self._place.env, **env},
             cwd=os.path.normpath(os.path.join(self._place.workspace, cwd)),
@@ -219,11 +231,11 @@ class LocalSandbox:
     async def _run(
         self,
         kind: tuple[Prewarm, tuple[str, ...]],
-        order: Order,
+        order: ForkOrder,
         stdin: bytes | None,
         timeout_s: float,
         output: tuple[Output, Output],
-        run: Run,
+        run: ForkedRun,
         outside: Outside | None,
     ) -> ExecResult:
         """What serves the listener lives exactly as long as the command."""
@@ -237,7 +249,12 @@ class LocalSandbox:
 
         try:
             return await server.run(
-                order, stdin=stdin, timeout_s=timeout_s, output=output, run=run, on_listener=listen if serves else None
+                order,
+                stdin=stdin,
+                timeout_s=timeout_s,
+                output=output,
+                run=run,
+                on_listener=listen if serves else None,
             )
         finally:
             for each in serving:

@@ -10,7 +10,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Meter:
-    """Reads the control groups of a process of this machine, in either version. Processor time counts from here on."""
+    """Reads the control groups of a process of this machine, in either version. Processor time counts from
+    here on.
+    """
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -18,10 +20,13 @@ class Meter:
         self._before_s = self._cpu_s() if self._folders else 0.0
 
     def read(self, workspace: int) -> Stats:
-        """What is used at this moment; `workspace` is a descriptor of it. Raises SandboxError where it cannot be told."""
+        """What is used at this moment; `workspace` is a descriptor of it. Raises SandboxError where it
+        cannot be told.
+        """
         if not self._folders:
             raise SandboxError(
-                f"What a sandbox uses cannot be read: /proc/{self._pid}/cgroup leads to nothing in {_CGROUPS}. The node must "
+                f"What a sandbox uses cannot be read: /proc/{self._pid}/cgroup leads to nothing in "
+                f"{_CGROUPS}. The node must "
                 "run on the engine's machine, outside of containers."
             )
         try:
@@ -33,7 +38,9 @@ class Meter:
                 disk_bytes=(used.f_blocks - used.f_bfree) * used.f_frsize,
             )
         except OSError as error:
-            raise SandboxError(f"The sandbox is gone: {error.strerror} when its use was read. Open a new one.") from error
+            raise SandboxError(
+                f"The sandbox is gone: {error.strerror} when its use was read. Open a new one."
+            ) from error
 
     def _cpu_s(self) -> float:
         if "cpuacct" in self._folders:

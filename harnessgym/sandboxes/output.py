@@ -1,7 +1,8 @@
-"""What a command writes: every piece is shown as it comes, the last bytes are kept, and a flood costs its writer, not us.
+"""What a command writes: every piece is shown as it comes, the last bytes are kept, and a flood costs its
+writer, not us.
 
-A pipe is read on the event loop. When the command is dead, all that it wrote lies in the pipe already: `Drain.finish` takes
-that and goes, whoever else still holds the pipe open.
+A pipe is read on the event loop. When the command is dead, all that it wrote lies in the pipe already:
+`PipeReader.finish` takes that and goes, whoever else still holds the pipe open.
 """
 
 import asyncio
@@ -21,7 +22,9 @@ _PAUSE_S = 0.002
 class Output:
     """The last `limit` bytes of one stream."""
 
-    def __init__(self, stream: Literal["stdout", "stderr"], limit: int, on_output: OnOutput | None = None) -> None:
+    def __init__(
+        self, stream: Literal["stdout", "stderr"], limit: int, on_output: OnOutput | None = None
+    ) -> None:
         self._stream: Literal["stdout", "stderr"] = stream
         self._limit = limit
         self._on_output = on_output
@@ -57,7 +60,7 @@ class Output:
             self._on_output(self._stream, piece)
 
 
-class Drain:
+class PipeReader:
     """Reads the pipe `descriptor`, which it owns, into `output` until its end or until `finish` or `close`.
 
     What `on_output` raises stops the reading, calls `on_failure`, and is raised again by `finish`.
@@ -79,7 +82,9 @@ class Drain:
         return self._descriptor < 0
 
     def finish(self) -> None:
-        """Takes what lies in the pipe and closes it. Never waits: only when the writer is dead is that all it wrote."""
+        """Takes what lies in the pipe and closes it. Never waits: only when the writer is dead is that all
+        it wrote.
+        """
         left = fcntl.fcntl(self._descriptor, fcntl.F_GETPIPE_SZ) if not self.ended else 0
         while left > 0 and not self.ended:
             taken = self._read()

@@ -1,8 +1,10 @@
-"""A warm pool: things that take long to make are made ahead of demand, parked, and handed out in the time it takes to wake one.
+"""A warm pool: things that take long to make are made ahead of demand, parked, and handed out in the time it
+takes to wake one.
 
-What is pooled is grouped by a key; equal keys can stand for each other. How many are parked follows the demand: what was
-claimed of a key lately, times how long making one takes, and one more. The whole pool is bounded, by a number and by what the
-machine has room for; what nobody has claimed for a while is given up again.
+What is pooled is grouped by a key; equal keys can stand for each other. How many are parked follows the
+demand: what was claimed of a key lately, times how long making one takes, and one more. The whole pool is
+bounded, by a number and by what the machine has room for; what nobody has claimed for a while is given up
+again.
 """
 
 import asyncio
@@ -39,7 +41,9 @@ class Maker(Protocol[K_contra, T]):
         ...
 
     async def wake(self, thing: T) -> bool:
-        """Wakes it and checks its health; False if it cannot be used. The pool discards it then, or when this raises."""
+        """Wakes it and checks its health; False if it cannot be used. The pool discards it then, or when
+        this raises.
+        """
         ...
 
     async def discard(self, thing: T) -> None:
@@ -70,7 +74,9 @@ class Demand:
         return self.rate * math.exp(-(now - self.at) / _MEMORY_S)
 
     def wanted(self, now: float) -> int:
-        """How many should be parked: what is claimed while two are made, and one more while anything is claimed at all."""
+        """How many should be parked: what is claimed while two are made, and one more while anything is
+        claimed at all.
+        """
         rate = self.rate_at(now)
         return 0 if rate < 1e-3 else 1 + math.ceil(2 * rate * self.make_s)
 
@@ -88,7 +94,7 @@ class PoolCounts:
     """Parked ones that could not be used when they were wanted."""
 
 
-class Pool(Generic[K, T]):
+class WarmPool(Generic[K, T]):
     """Hands out things of a kind by key. `most` bounds how many are parked in all; 0 makes every claim cold.
 
     ```python
@@ -98,8 +104,12 @@ class Pool(Generic[K, T]):
     """
 
     def __init__(self, maker: Maker[K, T], *, most: int, idle_s: float = 120.0, makers: int = 2) -> None:
-        """`idle_s` is how long a key that nobody claims keeps its parked ones; `makers` how many are made ahead at a time."""
-        self._maker, self._most, self._idle_s = maker, most, idle_s
+        """`idle_s` is how long a key that nobody claims keeps its parked ones; `makers` how many are made
+        ahead at a time.
+        """
+        self._maker = maker
+        self._most = most
+        self._idle_s = idle_s
         self._parked: dict[K, deque[T]] = {}
         self._demand: dict[K, Demand] = {}
         self._making: dict[K, int] = {}
@@ -114,7 +124,7 @@ class Pool(Generic[K, T]):
         """What it has done so far."""
         return PoolCounts(self._parked_in_all(), self._warm, self._cold, self._sick)
 
-    async def __aenter__(self) -> "Pool[K, T]":
+    async def __aenter__(self) -> "WarmPool[K, T]":
         self._keeper = asyncio.create_task(self._keep())
         return self
 
@@ -138,7 +148,10 @@ class Pool(Generic[K, T]):
     def warm_up(self, key: K, count: int) -> None:
         """Says that `count` will be claimed soon."""
         demand = self._demand.setdefault(key, Demand())
-        demand.rate, demand.at = max(demand.rate_at(time.monotonic()), count / (2 * demand.make_s)), time.monotonic()
+        demand.rate, demand.at = (
+            max(demand.rate_at(time.monotonic()), count / (2 * demand.make_s)),
+            time.monotonic(),
+        )
         self._refill(key)
 
     async def _found(self, key: K) -> T:

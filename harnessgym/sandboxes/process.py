@@ -1,7 +1,8 @@
 """Plain processes: the backend for machines that have nothing better, and for harnesses one trusts.
 
-It isolates nothing: a harness can read what its user can read, reach what its user can reach, and see its siblings. It
-does give each rollout a folder, limits per process, bounded output, and an end that takes double-forked children along.
+It isolates nothing: a harness can read what its user can read, reach what its user can reach, and see its
+siblings. It does give each rollout a folder, limits per process, bounded output, and an end that takes
+double-forked children along.
 """
 
 import logging
@@ -13,7 +14,7 @@ from typing import Self
 from harnessgym.sandbox import Capability, Prewarm
 from harnessgym.sandboxes.forking import Spec
 from harnessgym.sandboxes.local import LocalBackend, LocalSettings
-from harnessgym.sandboxes.local_sandbox import Place
+from harnessgym.sandboxes.local_sandbox import SandboxPaths
 
 _log = logging.getLogger(__name__)
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -26,7 +27,7 @@ class ProcessSettings(LocalSettings):
     """The proxy's address, such as `http://127.0.0.1:8100`: there is no relay."""
 
 
-class Process(LocalBackend):
+class ProcessBackend(LocalBackend):
     """Runs rollouts as ordinary child processes of this user."""
 
     name = "process"
@@ -40,7 +41,8 @@ class Process(LocalBackend):
 
     async def __aenter__(self) -> Self:
         _log.warning(
-            "The process sandbox isolates nothing: harnesses run as this user, with its files and its network. "
+            "The process sandbox isolates nothing: harnesses run as this user, with its files and its "
+            "network. "
             "Use the bubblewrap or docker sandbox for anything that is not trusted."
         )
         return await super().__aenter__()
@@ -56,11 +58,11 @@ class Process(LocalBackend):
         (folder / "home").mkdir()
         (folder / "tmp").mkdir()
 
-    def place(self, folder: Path) -> Place:
+    def place(self, folder: Path) -> SandboxPaths:
         """The real paths."""
         path = f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', _SYSTEM_PATH)}"
         env = {"PATH": path, "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), "LANG": "C.UTF-8"}
-        return Place(str(folder / "workspace"), env)
+        return SandboxPaths(str(folder / "workspace"), env)
 
     def spec(self, prewarm: Prewarm, readable: tuple[str, ...]) -> Spec:  # noqa: ARG002
         """The interpreter itself, with a small environment: every fork can read it."""

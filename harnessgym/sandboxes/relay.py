@@ -1,8 +1,10 @@
-"""Carries connections from a rollout's own loopback to the proxy's unix socket, or from that to a proxy elsewhere.
+"""Carries connections from a rollout's own loopback to the proxy's unix socket, or from that to a proxy
+elsewhere.
 
-The listener comes from inside the rollout's network namespace, as a file descriptor; the relay accepts on it from
-outside. So the rollout reaches the proxy at `http://127.0.0.1:PORT`, and no file, folder or route of ours is inside.
-Every connection is a fresh connect to `<folder>/proxy.sock`, retried for a while, so a proxy may be restarted.
+The listener comes from inside the rollout's network namespace, as a file descriptor; the relay accepts on it
+from outside. So the rollout reaches the proxy at `http://127.0.0.1:PORT`, and no file, folder or route of
+ours is inside. Every connection is a fresh connect to `<folder>/proxy.sock`, retried for a while, so a proxy
+may be restarted.
 """
 
 import asyncio
@@ -16,22 +18,26 @@ _MOST_CONNECTIONS = 256
 """Of one rollout."""
 
 
-class Relay:
+class SandboxRelay:
     """Forwards to one proxy, at a unix socket or at `http://host:port`.
 
-    `patience_s` is how long a connection waits for a proxy that is not there, `most` how many there may be at a time: each
-    takes two descriptors of the node's. Further ones are dropped.
+    `patience_s` is how long a connection waits for a proxy that is not there, `most` how many there may be at
+    a time: each takes two descriptors of the node's. Further ones are dropped.
     """
 
     def __init__(self, proxy: Path | str, patience_s: float = 15.0, *, most: int = _MOST_CONNECTIONS) -> None:
-        self._proxy, self._patience_s, self.most = proxy, patience_s, most
+        self._proxy = proxy
+        self._patience_s = patience_s
+        self.most = most
 
-    async def serve(self, listener: socket.socket) -> "Listening":
+    async def serve(self, listener: socket.socket) -> "RelayListener":
         """Takes the listener over, until the returned value is closed."""
         listener.setblocking(False)
-        listening = Listening(self)
+        listening = RelayListener(self)
         loop = asyncio.get_running_loop()
-        listening.server = await loop.create_server(lambda: _Downstream(listening), sock=listener, backlog=128)
+        listening.server = await loop.create_server(
+            lambda: _Downstream(listening), sock=listener, backlog=128
+        )
         return listening
 
     async def connect(self, downstream: "_Downstream") -> "_Upstream":
@@ -54,14 +60,16 @@ class Relay:
             _, upstream = await loop.create_unix_connection(lambda: _Upstream(downstream), str(self._proxy))
         else:
             at = urlsplit(self._proxy)
-            _, upstream = await loop.create_connection(lambda: _Upstream(downstream), at.hostname or "127.0.0.1", at.port or 80)
+            _, upstream = await loop.create_connection(
+                lambda: _Upstream(downstream), at.hostname or "127.0.0.1", at.port or 80
+            )
         return upstream
 
 
-class Listening:
+class RelayListener:
     """One rollout's listener and its open connections."""
 
-    def __init__(self, relay: Relay) -> None:
+    def __init__(self, relay: SandboxRelay) -> None:
         self.relay = relay
         self.server: asyncio.Server | None = None
         self.open: set[_Downstream] = set()
@@ -75,7 +83,9 @@ class Listening:
 
 
 class _Side(asyncio.Protocol):
-    """One end of a carried connection: writes what it receives to the other end, at the pace the other end takes it."""
+    """One end of a carried connection: writes what it receives to the other end, at the pace the other end
+    takes it.
+    """
 
     other: "_Side | None" = None
     transport: asyncio.Transport | None = None
@@ -89,7 +99,11 @@ class _Side(asyncio.Protocol):
             self.other.transport.write(data)
 
     def eof_received(self) -> bool:
-        if self.other is not None and self.other.transport is not None and self.other.transport.can_write_eof():
+        if (
+            self.other is not None
+            and self.other.transport is not None
+            and self.other.transport.can_write_eof()
+        ):
             self.other.transport.write_eof()
         return True
 
@@ -117,7 +131,7 @@ class _Upstream(_Side):
 class _Downstream(_Side):
     """The end in the sandbox. It is not read before the proxy has answered the connect."""
 
-    def __init__(self, listening: Listening) -> None:
+    def __init__(self, listening: RelayListener) -> None:
         self._listening = listening
         self._connecting: asyncio.Task[None] | None = None
         self._early = b""
@@ -148,7 +162,9 @@ class _Downstream(_Side):
         self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        """Keeps what comes before the proxy is connected: some event loops read once although they were paused."""
+        """Keeps what comes before the proxy is connected: some event loops read once although they were
+        paused.
+        """
         if self.other is None:
             self._early += data
         else:

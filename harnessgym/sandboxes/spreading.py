@@ -1,8 +1,8 @@
 """Keeps a busy folder quick on ext4, whose inodes stay out of use for a while after a file was deleted.
 
-A file gets its inode near its folder's, and the search passes every inode that was freed there in the last minutes. Where
-workspaces come and go in one place it soon passes thousands, for each file. A folder that is marked as a top-level one spreads
-the folders made in it over the whole disk instead.
+A file gets its inode near its folder's, and the search passes every inode that was freed there in the last
+minutes. Where workspaces come and go in one place it soon passes thousands, for each file. A folder that is
+marked as a top-level one spreads the folders made in it over the whole disk instead.
 """
 
 import array

@@ -10,7 +10,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResourceUsage:
     """Sums over processes."""
 
     memory_bytes: int = 0
@@ -19,16 +19,20 @@ class Usage:
     cpu_s: float = 0.0
     """Processor time, that of collected children too."""
 
-    def __add__(self, other: "Usage") -> "Usage":
-        return Usage(self.memory_bytes + other.memory_bytes, self.processes + other.processes, self.cpu_s + other.cpu_s)
+    def __add__(self, other: "ResourceUsage") -> "ResourceUsage":
+        return ResourceUsage(
+            self.memory_bytes + other.memory_bytes, self.processes + other.processes, self.cpu_s + other.cpu_s
+        )
 
 
-def usage_below(pid: int) -> Usage:
-    """What all descendants of a process use; nothing when there is no such process. What ends meanwhile is left out."""
-    total = Usage(cpu_s=_cpu_s(pid, of_children=True))
+def usage_below(pid: int) -> ResourceUsage:
+    """What all descendants of a process use; nothing when there is no such process. What ends meanwhile is
+    left out.
+    """
+    total = ResourceUsage(cpu_s=_cpu_s(pid, of_children=True))
     for child in _children(pid):
         with contextlib.suppress(OSError):
-            total += Usage(_memory(child), 1, _cpu_s(child, of_children=False))
+            total += ResourceUsage(_memory(child), 1, _cpu_s(child, of_children=False))
         total += usage_below(child)
     return total
 

@@ -1,5 +1,5 @@
-"""Going through a folder that somebody else made, and may still be changing: from descriptor to descriptor, one name at a
-time, following no link, within bounds of number, depth and length.
+"""Going through a folder that somebody else made, and may still be changing: from descriptor to descriptor,
+one name at a time, following no link, within bounds of number, depth and length.
 """
 
 import errno
@@ -21,7 +21,16 @@ LENGTH = 3_000
 """Bytes of a path, so that it and a folder of ours stay below the kernel's 4,096."""
 _PIECE = 1 << 20
 _CHANGED = frozenset(
-    {errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.ENXIO, errno.EINVAL, errno.EACCES, errno.EPERM, errno.EWOULDBLOCK}
+    {
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.ENOENT,
+        errno.ENXIO,
+        errno.EINVAL,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EWOULDBLOCK,
+    }
 )
 _REMOVAL_DEPTH = 64
 
@@ -31,7 +40,7 @@ class Overflow(SandboxError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """One name in a folder, with what it was when it was looked at."""
 
     folder: int
@@ -52,10 +61,11 @@ class Entry:
 
 
 class Walk:
-    """Every entry below the folder `root`: a folder's files first, then each of its folders followed by what that holds.
+    """Every entry below the folder `root`: a folder's files first, then each of its folders followed by what
+    that holds.
 
-    Raises Overflow when there are more than `most` entries, or one is too deep. What cannot be entered raises SandboxError,
-    or with `lenient` is only named in `left_out`; what vanishes on the way is passed over.
+    Raises Overflow when there are more than `most` entries, or one is too deep. What cannot be entered raises
+    SandboxError, or with `lenient` is only named in `left_out`; what vanishes on the way is passed over.
     """
 
     def __init__(self, root: int, most: int, *, lenient: bool = False) -> None:
@@ -66,15 +76,15 @@ class Walk:
         self._lenient = lenient
         self._device = os.fstat(root).st_dev
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[FolderEntry]:
         return self._below(self._root, ".", ())
 
-    def _below(self, above: int, name: str, parents: tuple[str, ...]) -> Iterator[Entry]:
+    def _below(self, above: int, name: str, parents: tuple[str, ...]) -> Iterator[FolderEntry]:
         folder = self._enter(above, name, parents)
         if folder is None:
             return
         try:
-            inner: list[Entry] = []
+            inner: list[FolderEntry] = []
             for each in self._names(folder):
                 entry = _look(folder, parents, each)
                 if entry is None:
@@ -119,25 +129,29 @@ class Walk:
             raise Overflow(f"The workspace holds more than {self._most} files and folders.")
         return sorted(names)
 
-    def _check(self, entry: Entry) -> None:
+    def _check(self, entry: FolderEntry) -> None:
         if len(entry.parents) >= DEPTH or len(os.fsencode(entry.path)) > LENGTH:
             raise Overflow(f"The workspace holds paths of more than {DEPTH} folders or {LENGTH} bytes.")
 
 
-def _look(folder: int, parents: tuple[str, ...], name: str) -> Entry | None:
+def _look(folder: int, parents: tuple[str, ...], name: str) -> FolderEntry | None:
     try:
-        return Entry(folder, parents, name, os.stat(name, dir_fd=folder, follow_symlinks=False))
+        return FolderEntry(folder, parents, name, os.stat(name, dir_fd=folder, follow_symlinks=False))
     except FileNotFoundError:
         return None
 
 
 def changed(error: OSError) -> bool:
-    """Whether an entry is no longer what it was when it was looked at, or its owner keeps even us out (with a lease)."""
+    """Whether an entry is no longer what it was when it was looked at, or its owner keeps even us out
+    (with a lease).
+    """
     return error.errno in _CHANGED
 
 
 def open_at(folder: int, name: str, flags: int) -> int:
-    """Opens a name for reading, after giving its owner back the right to where that was taken away. Raises OSError."""
+    """Opens a name for reading, after giving its owner back the right to where that was taken away. Raises
+    OSError.
+    """
     try:
         return os.open(name, flags, dir_fd=folder)
     except PermissionError:
@@ -166,7 +180,9 @@ def open_regular(folder: int, name: str) -> int | None:
 
 
 def copy(source: int, target: int, most: int) -> int:
-    """Copies what a file holds at this moment to an empty one, holes as holes. Returns its size; Overflow above `most`."""
+    """Copies what a file holds at this moment to an empty one, holes as holes. Returns its size; Overflow
+    above `most`.
+    """
     size = os.fstat(source).st_size
     if size > most:
         raise Overflow(f"A file of {size} bytes is larger than the {most} bytes that are left.")
@@ -200,7 +216,9 @@ def _extents(source: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def clear(root: int) -> None:
-    """Removes all that lies in a folder, however deep and however locked. Only when nobody changes it any more."""
+    """Removes all that lies in a folder, however deep and however locked. Only when nobody changes it any
+    more.
+    """
     _open_up(root)
     while names := os.listdir(root):
         for name in names:

@@ -1,8 +1,8 @@
 """A rollout's folder, and safe access to it while and after somebody else writes there.
 
-Whatever the harness leaves may be a trap: a link to a key of ours, a FIFO that blocks a reader, a folder swapped for a
-link between check and use, a file that says it holds a terabyte. So every access walks down from the folder's own
-descriptor, one name at a time, follows no link, and is bounded.
+Whatever the harness leaves may be a trap: a link to a key of ours, a FIFO that blocks a reader, a folder
+swapped for a link between check and use, a file that says it holds a terabyte. So every access walks down
+from the folder's own descriptor, one name at a time, follows no link, and is bounded.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandbox import Export
+from harnessgym.sandbox import WorkspaceExport
 from harnessgym.sandboxes.exporting import Exporter
 from harnessgym.sandboxes.walk import FOLDER, READ, WRITE, Overflow, Walk, clear, copy, open_at, open_regular
 
@@ -24,8 +24,8 @@ _ENTRIES = 1_000_000
 class Workspace:
     """The folder `root`, whose files belong to user and group `owner` (None: to us).
 
-    `root` is a path, or the descriptor of a folder that may lie in another mount namespace; a descriptor stays the caller's.
-    One `read` or `copy_out` takes out at most `max_bytes`.
+    `root` is a path, or the descriptor of a folder that may lie in another mount namespace; a descriptor
+    stays the caller's. One `read` or `copy_out` takes out at most `max_bytes`.
     """
 
     def __init__(self, root: Path | int, owner: int | None, max_bytes: int) -> None:
@@ -40,7 +40,9 @@ class Workspace:
         self._own(self.root)
 
     def remove(self) -> None:
-        """Deletes everything, however deep, also what the harness made unreadable. Only when its processes are dead."""
+        """Deletes everything, however deep, also what the harness made unreadable. Only when its processes
+        are dead.
+        """
         if isinstance(self.root, Path) and not os.path.lexists(self.root):
             return
         with self.opened() as root:
@@ -64,7 +66,9 @@ class Workspace:
                 rest = rest[file.write(rest) or 0 :]
 
     def copy_in(self, local: Path, path: str) -> None:
-        """Copies a file, or a folder with all it holds, piece by piece, with modification times and who may execute."""
+        """Copies a file, or a folder with all it holds, piece by piece, with modification times and who
+        may execute.
+        """
         if local.is_symlink():
             raise SandboxError(f"Cannot upload {local}: it is a link. Upload what it points to.")
         if local.is_dir():
@@ -95,11 +99,11 @@ class Workspace:
                 with _held(self._regular(folder, name, path)) as source:
                     self._file_out(source, path, local, self._max_bytes)
 
-    def export(self, local: Path, max_bytes: int, max_files: int, *, without: str = "") -> Export:
+    def export(self, local: Path, max_bytes: int, max_files: int, *, without: str = "") -> WorkspaceExport:
         """Copies all that is data to the new folder `local`, with modification times and who may execute.
 
-        Folders and links count against `max_files` too; the name `without` stays behind. Raises SandboxError when this machine
-        cannot take the files.
+        Folders and links count against `max_files` too; the name `without` stays behind. Raises SandboxError
+        when this machine cannot take the files.
         """
         with self.opened() as root:
             return Exporter(root, local, max_bytes, max_files, without=without).run()
@@ -148,12 +152,19 @@ class Workspace:
             raise _refusal(path, error) from error
 
     def _too_large(self, path: str) -> SandboxError:
-        return SandboxError(f"Cannot read {path!r} in the workspace: it passes the limit of {self._max_bytes} bytes.")
+        return SandboxError(
+            f"Cannot read {path!r} in the workspace: it passes the limit of {self._max_bytes} bytes."
+        )
 
     @contextmanager
     def created(self, path: str) -> Iterator[int]:
-        """A descriptor of a new, empty file in place of whatever was at `path`; a failure to fill it is a SandboxError."""
-        with self.parent(path, make=True) as (folder, name), self.created_in(folder, name, path) as descriptor:
+        """A descriptor of a new, empty file in place of whatever was at `path`; a failure to fill it is a
+        SandboxError.
+        """
+        with (
+            self.parent(path, make=True) as (folder, name),
+            self.created_in(folder, name, path) as descriptor,
+        ):
             yield descriptor
 
     @contextmanager
@@ -187,7 +198,9 @@ class Workspace:
 
     @contextmanager
     def folder(self, parts: tuple[str, ...], path: str, *, make: bool = False) -> Iterator[int]:
-        """A descriptor of the folder reached by the names `parts`, of which none is `..`; `path` is for messages."""
+        """A descriptor of the folder reached by the names `parts`, of which none is `..`; `path` is for
+        messages.
+        """
         with self.opened() as folder:
             for name in parts:
                 made = make and self._make_folder(folder, name, path)

@@ -1,6 +1,7 @@
 """Advantages: what each sampled token was trained with, in ranges of equal value, beside the ledger.
 
-They are written in the transaction of the ledger row that they belong to. A segment has no ranges in a step that excluded it.
+They are written in the transaction of the ledger row that they belong to. A segment has no ranges in a step
+that excluded it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,8 +61,16 @@ def add(conn: Connection, by_trained: Mapping[str, Sequence[AdvantageRange]]) ->
 
 
 def of_rollout(conn: Connection, rollout_id: str) -> list[StoredAdvantage]:
-    """What a rollout's tokens were trained with: step by step, in order of its calls. Orphaned steps are among them."""
-    columns = [calls.c.id.label("call_id"), advantages.c.segment_id, advantages.c.start, advantages.c.end, advantages.c.value]
+    """What a rollout's tokens were trained with: step by step, in order of its calls. Orphaned steps are
+    among them.
+    """
+    columns = [
+        calls.c.id.label("call_id"),
+        advantages.c.segment_id,
+        advantages.c.start,
+        advantages.c.end,
+        advantages.c.value,
+    ]
     query = (
         select(*columns, trained.c.step, trained.c.version)
         .join(trained, trained.c.id == advantages.c.trained_id)
@@ -76,8 +85,14 @@ def _segments(conn: Connection, call_ids: Iterable[str]) -> Iterator[tuple[str, 
     """What calls sampled, by call."""
     wanted = sorted(call_ids)
     for start in range(0, len(wanted), _AT_ONCE):
-        found = select(calls.c.id, calls.c.completion_segment).where(calls.c.id.in_(wanted[start : start + _AT_ONCE]))
-        yield from ((row.id, row.completion_segment) for row in conn.execute(found) if row.completion_segment is not None)
+        found = select(calls.c.id, calls.c.completion_segment).where(
+            calls.c.id.in_(wanted[start : start + _AT_ONCE])
+        )
+        yield from (
+            (row.id, row.completion_segment)
+            for row in conn.execute(found)
+            if row.completion_segment is not None
+        )
 
 
 _INSERT = Prepared(insert(advantages), advantages.c.keys())

@@ -19,7 +19,8 @@ class AgentRow:
     rollout_id: str
     session_id: str
     key: str
-    """What tells it from other agents of the session: the id its harness gave it, or a digest of its system text and tools."""
+    """What tells it from other agents of the session: the id its harness gave it, or a digest of its
+    system text and tools."""
     name: str
     parent_agent_id: str | None
     evidence: AgentEvidence
@@ -28,11 +29,17 @@ class AgentRow:
 
 def add(conn: Connection, agent: AgentRow) -> None:
     """Write an agent."""
-    conn.execute(insert(agents).values({name: getattr(agent, name) for name in AgentRow.__dataclass_fields__}))
+    conn.execute(
+        insert(agents).values({name: getattr(agent, name) for name in AgentRow.__dataclass_fields__})
+    )
 
 
 def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[AgentRow]:
     """Agents of some sessions in the order they appeared."""
     columns = [agents.c[name] for name in AgentRow.__dataclass_fields__]
-    query = select(*columns).where(agents.c.session_id.in_(session_ids)).order_by(agents.c.created_at, agents.c.id)
+    query = (
+        select(*columns)
+        .where(agents.c.session_id.in_(session_ids))
+        .order_by(agents.c.created_at, agents.c.id)
+    )
     return [AgentRow(**row) for row in conn.execute(query).mappings()]

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Engine, make_url
 from sqlalchemy.exc import ArgumentError
 
 from harnessgym.errors import StoreError
-from harnessgym.store.watch import Watch
+from harnessgym.store.watch import StoreWatch
 
 Synchronous = Literal["NORMAL", "FULL"]
 PATIENCE_S = 30.0
@@ -29,7 +29,8 @@ class Backend(Protocol):
     errors: tuple[type[Exception], ...]
     """What SQLAlchemy and its driver raise."""
     patience_s: float
-    """How long to wait for a lock or a server that does not answer; the URL may say so, in the driver's own words."""
+    """How long to wait for a lock or a server that does not answer; the URL may say so, in the driver's
+    own words."""
 
     def make_place(self) -> None:
         """Make what a new database needs around it."""
@@ -38,7 +39,9 @@ class Backend(Protocol):
         """Raise `StoreError` if there is no database, where opening it would make one."""
 
     def engine(self) -> Engine:
-        """Connections whose transactions are one snapshot; those that write begin as `schema.WRITING` asks."""
+        """Connections whose transactions are one snapshot; those that write begin as `schema.WRITING`
+        asks.
+        """
 
     def alone(self, conn: Connection) -> AbstractContextManager[None]:
         """A transaction in which this connection alone changes the schema."""
@@ -59,7 +62,8 @@ class Backend(Protocol):
         """What happened, where, and what to do."""
 
     def vacuum(self, conn: Connection, *, full: bool = False) -> None:
-        """Give back the space of what was deleted; outside transactions. `full`: whatever that locks meanwhile.
+        """Give back the space of what was deleted; outside transactions. `full`: whatever that locks
+        meanwhile.
 
         Raises `StoreError` where others are in the way.
         """
@@ -67,7 +71,7 @@ class Backend(Protocol):
     def size(self, conn: Connection) -> int:
         """Bytes that the database takes."""
 
-    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> Watch:
+    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:
         """See `TraceStore.watch`."""
 
 
@@ -78,7 +82,8 @@ def open_backend(url: str, synchronous: Synchronous = "NORMAL") -> Backend:
         path = _BACKENDS[parsed.get_backend_name()]
     except (ArgumentError, KeyError):
         raise StoreError(
-            f"The trace store cannot use {shown(url)!r}: give a `sqlite:///path` or `postgresql+psycopg://host/database` URL."
+            f"The trace store cannot use {shown(url)!r}: give a `sqlite:///path` or "
+            "`postgresql+psycopg://host/database` URL."
         ) from None
     module, name = path.split(":")
     backend: Backend = getattr(import_module(module), name)(parsed, synchronous)
@@ -102,12 +107,16 @@ def asked_patience(url: URL, name: str, default: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds < math.inf:
-        raise StoreError(f"{name}={given} in {shown(url)} is no number of seconds: write for example {name}={default:.0f}.")
+        raise StoreError(
+            f"{name}={given} in {shown(url)} is no number of seconds: write for example {name}={default:.0f}."
+        )
     return seconds
 
 
 def insert_into(conn: Connection) -> Callable[[Table], Any]:
-    """The `insert` of a connection's database, which has `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    """The `insert` of a connection's database, which has `on_conflict_do_nothing` and
+    `on_conflict_do_update`.
+    """
     return insert_for(conn.dialect.name)
 
 

@@ -1,7 +1,9 @@
-"""The training groups that a run has submitted and not consumed: which stand, which were given up, which must come again.
+"""The training groups that a run has submitted and not consumed: which stand, which were given up, which must
+come again.
 
-A group that the trainer gives up keeps its rows; its tokens are excluded with the reason. One that is requeued is replaced by
-another group of the same task, exactly once: the replacement names the ordinal that it is in place of, which is unique.
+A group that the trainer gives up keeps its rows; its tokens are excluded with the reason. One that is
+requeued is replaced by another group of the same task, exactly once: the replacement names the ordinal that
+it is in place of, which is unique.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +17,14 @@ from harnessgym.store.tables import calls, groups, tasks
 from harnessgym.store.tables import rollouts as rollouts_table
 
 GivenUp = Literal["too_stale", "requeued", "no_signal", "too_few"]
-"""Why a group was given up. requeued: it was too stale, and its task comes again. no_signal: its rewards were all equal, and
-another takes its place in the batch. too_few: of its rollouts too few were graded (`GroupSpec.min_members`)."""
+"""Why a group was given up. requeued: it was too stale, and its task comes again. no_signal: its rewards
+were all equal, and another takes its place in the batch. too_few: of its rollouts too few were graded
+(`GroupSpec.min_members`)."""
 _PURPOSE = "train"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class BacklogGroup:
     """A group that is open or complete."""
 
     id: str
@@ -43,20 +46,24 @@ class Requeued:
     """Its rollouts."""
 
 
-def standing(conn: Connection, run_id: str) -> list[Standing]:
+def standing(conn: Connection, run_id: str) -> list[BacklogGroup]:
     """All groups that are neither consumed nor given up, in order of submission."""
     state = groups.c.state.in_(("open", "complete"))
     names = ("id", "ordinal", "state", "policy_id", "submitted_version", "submitted_versions")
     query = select(*(groups.c[name] for name in names)).where(_mine(run_id), state).order_by(groups.c.ordinal)
     out = []
     for row in conn.execute(query):
-        several = {row.policy_id: row.submitted_version, **row.submitted_versions} if row.submitted_versions else {}
-        out.append(Standing(row.id, row.ordinal, row.state == "complete", row.submitted_version, several))
+        several = (
+            {row.policy_id: row.submitted_version, **row.submitted_versions} if row.submitted_versions else {}
+        )
+        out.append(BacklogGroup(row.id, row.ordinal, row.state == "complete", row.submitted_version, several))
     return out
 
 
 def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
-    """Drop a complete group that the step from `version` does not want. False if it is not complete, or in a batch."""
+    """Drop a complete group that the step from `version` does not want. False if it is not complete, or in
+    a batch.
+    """
     ours = (groups.c.id == group_id) & (groups.c.state == "complete") & groups.c.batch.is_(None)
     values = {"state": "dropped", "given_up": reason, "given_up_version": version}
     if not conn.execute(update(groups).where(ours).values(values)).rowcount:
@@ -68,10 +75,14 @@ def give_up(conn: Connection, group_id: str, reason: GivenUp, version: int) -> b
 
 
 def oldest_versions(conn: Connection, group_id: str) -> dict[str, int]:
-    """By policy the oldest version known to have sampled tokens of a group. Attempts that failed do not count."""
+    """By policy the oldest version known to have sampled tokens of a group. Attempts that failed do not
+    count.
+    """
     own = (rollouts_table.c.group_id == group_id) & rollouts_table.c.status.in_(("running", "finished"))
     asked = func.coalesce(calls.c.policy_id, rollouts_table.c.policy_id)
-    query = select(asked, calls.c.version_spans).join(rollouts_table, rollouts_table.c.id == calls.c.rollout_id)
+    query = select(asked, calls.c.version_spans).join(
+        rollouts_table, rollouts_table.c.id == calls.c.rollout_id
+    )
     out: dict[str, int] = {}
     for policy_id, spans in conn.execute(query.where(own, calls.c.completion_len > 0)):
         versions = [version for _, _, version in spans or ()]
@@ -86,7 +97,9 @@ def oldest_version(conn: Connection, group_id: str) -> int | None:
 
 
 def stop(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool:
-    """Give up an open group, whose rollouts that have not ended are cancelled. False if it is not open (any more)."""
+    """Give up an open group, whose rollouts that have not ended are cancelled. False if it is not open
+    (any more).
+    """
     rows = select(rollouts_table.c.id, rollouts_table.c.status).where(rollouts_table.c.group_id == group_id)
     state = conn.execute(select(groups.c.state).where(groups.c.id == group_id).with_for_update()).scalar_one()
     if state != "open":
@@ -96,13 +109,17 @@ def stop(conn: Connection, group_id: str, reason: GivenUp, version: int) -> bool
         rollouts.exclude(conn, member.id, _said(reason))
     left = [member.id for member in members if member.status in ("pending", "running")]
     rollouts.cancel(conn, left, "Its group is too old to be trained.")
-    conn.execute(update(groups).where(groups.c.id == group_id).values(state="complete"))  # whatever is left of it
+    conn.execute(
+        update(groups).where(groups.c.id == group_id).values(state="complete")
+    )  # whatever is left of it
     return give_up(conn, group_id, reason, version)
 
 
 def given_up(conn: Connection, run_id: str, version: int) -> dict[GivenUp, int]:
     """How many groups the steps from `version` gave up, by reason."""
-    query = select(groups.c.given_up, func.count()).where(_dropped(run_id), groups.c.given_up_version == version)
+    query = select(groups.c.given_up, func.count()).where(
+        _dropped(run_id), groups.c.given_up_version == version
+    )
     return dict(conn.execute(query.group_by(groups.c.given_up)).all())
 
 
@@ -113,7 +130,9 @@ def too_few(conn: Connection, run_id: str) -> int:
 
 
 def batch(conn: Connection, run_id: str, step: int) -> list[str]:
-    """The groups that the trainers of a run with several policies take in a step, in their order, as far as that is settled."""
+    """The groups that the trainers of a run with several policies take in a step, in their order, as far
+    as that is settled.
+    """
     query = select(groups.c.id).where(_mine(run_id), groups.c.batch == step).order_by(groups.c.place)
     return list(conn.execute(query).scalars())
 
@@ -122,11 +141,12 @@ def settle_batch(
     conn: Connection, run_id: str, step: int, known: int, take: Sequence[str],
     leave: Mapping[GivenUp, Sequence[str]] | None = None, refills: int = 0,
 ) -> bool:  # fmt: skip
-    """Put groups into the batch of a step, behind the `known` ones that are in it, and give others up for it, by reason.
+    """Put groups into the batch of a step, behind the `known` ones that are in it, and give others up for it,
+    by reason.
 
-    Every policy's trainer takes the same. A step gives up no more than `refills` groups without a signal, whoever asks. Those
-    that are too old are stopped if they still run. False, and nothing is changed, if another trainer was faster: then ask
-    `batch` again.
+    Every policy's trainer takes the same. A step gives up no more than `refills` groups without a signal,
+    whoever asks. Those that are too old are stopped if they still run. False, and nothing is changed, if
+    another trainer was faster: then ask `batch` again.
     """
     runs.lock(conn, run_id)
     unwanted = {group_id: reason for reason, group_ids in (leave or {}).items() for group_id in group_ids}
@@ -134,7 +154,9 @@ def settle_batch(
     mine = _mine(run_id) & groups.c.batch.is_(None) & groups.c.id.in_([*take, *unwanted])
     states = select(groups.c.id, groups.c.state).where(mine, groups.c.state.in_(("open", "complete")))
     found = dict(conn.execute(states.with_for_update()).all())
-    if len(found) < len(take) + len(unwanted) or any(found[group_id] != "complete" for group_id in (*take, *barren)):
+    if len(found) < len(take) + len(unwanted) or any(
+        found[group_id] != "complete" for group_id in (*take, *barren)
+    ):
         return False
     spent = given_up(conn, run_id, step - 1).get("no_signal", 0) if barren else 0
     if len(batch(conn, run_id, step)) != known or spent + len(barren) > refills:
@@ -147,9 +169,11 @@ def settle_batch(
     return True
 
 
-def free(conn: Connection, run_id: str) -> list[Standing]:
+def free(conn: Connection, run_id: str) -> list[BacklogGroup]:
     """Those `standing` groups that are in no batch."""
-    settled = select(groups.c.id).where(_mine(run_id), groups.c.batch.is_not(None), groups.c.state == "complete")
+    settled = select(groups.c.id).where(
+        _mine(run_id), groups.c.batch.is_not(None), groups.c.state == "complete"
+    )
     in_batches = set(conn.execute(settled).scalars())
     return [item for item in standing(conn, run_id) if item.id not in in_batches]
 
@@ -163,7 +187,9 @@ def requeued(conn: Connection, run_id: str, limit: int) -> Sequence[Requeued]:
         .join(tasks, tasks.c.id == groups.c.task_id)
         .where(_dropped(run_id), due)
     )
-    found = [Requeued(*row) for row in conn.execute(query).all()]  # few; SQLite would walk through all groups for their order
+    found = [
+        Requeued(*row) for row in conn.execute(query).all()
+    ]  # few; SQLite would walk through all groups for their order
     return sorted(found, key=lambda item: item.ordinal)[:limit]
 
 

@@ -1,8 +1,8 @@
 """Bodies of calls: content-addressed texts, and rows that say how a body is made of them.
 
-A conversation that is sent again with every turn costs what the turn adds: a row names the earlier body with which its own
-begins, and holds the hashes of the elements behind. What is left of a body (model, tools, options) is a text of its own where
-it is long, so that it is stored once too.
+A conversation that is sent again with every turn costs what the turn adds: a row names the earlier body with
+which its own begins, and holds the hashes of the elements behind. What is left of a body (model, tools,
+options) is a text of its own where it is long, so that it is stored once too.
 """
 
 import time
@@ -30,7 +30,9 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
     if key is not None:
         texts.append({"hash": key, "body": body.remainder.decode()})
     if texts:
-        texts.sort(key=itemgetter("hash"))  # so that writers of the same ones wait for each other, and never in a circle
+        texts.sort(
+            key=itemgetter("hash")
+        )  # so that writers of the same ones wait for each other, and never in a circle
         _INSERT_MESSAGE.run_many(conn, texts)
     row = {
         "id": call_id if direction == "request" else new_id(),
@@ -48,7 +50,9 @@ def add(conn: Connection, call_id: str, direction: Direction, body: SplitBody) -
 
 def of_call(conn: Connection, call_id: str, direction: Direction = "request") -> bytes | None:
     """A call's body, byte for byte; None if the store has none."""
-    found = select(bodies, literal(0).label("depth")).where(bodies.c.call_id == call_id, bodies.c.direction == direction)
+    found = select(bodies, literal(0).label("depth")).where(
+        bodies.c.call_id == call_id, bodies.c.direction == direction
+    )
     chain = found.cte("chain", recursive=True)
     chain = chain.union_all(select(bodies, chain.c.depth + 1).where(bodies.c.id == chain.c.base_id))
     hashes: list[str] = []
@@ -75,7 +79,9 @@ def _shared(remainder: bytes) -> tuple[bytes, str | None]:
 def _texts(conn: Connection, hashes: Iterable[str]) -> Iterator[tuple[str, str]]:
     wanted = list(hashes)
     for start in range(0, len(wanted), _AT_ONCE):
-        query = select(messages.c.hash, messages.c.body).where(messages.c.hash.in_(wanted[start : start + _AT_ONCE]))
+        query = select(messages.c.hash, messages.c.body).where(
+            messages.c.hash.in_(wanted[start : start + _AT_ONCE])
+        )
         yield from ((key, text) for key, text in conn.execute(query))
 
 

@@ -1,7 +1,8 @@
-"""Request bodies taken apart so that a conversation sent again with every turn is stored once, and put together byte for byte.
+"""Request bodies taken apart so that a conversation sent again with every turn is stored once, and put
+together byte for byte.
 
-What is taken out are the elements of the top-level list that holds the conversation, as the text the client wrote. A body that
-is not such an object, or whose elements are not separated alike, is kept whole.
+What is taken out are the elements of the top-level list that holds the conversation, as the text the client
+wrote. A body that is not such an object, or whose elements are not separated alike, is kept whole.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ _SPACE = " \t\n\r"
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseBody:
     """A stored request with which another one begins."""
 
     call_id: str
@@ -34,7 +35,7 @@ class SplitBody:
     """(hash, text) of the elements that follow those of `base`, in order."""
     remainder: bytes
     """One line saying where the elements go, then the body without them."""
-    base: Base | None = None
+    base: BaseBody | None = None
     """Where the elements before `parts` are: a turn stores what it adds."""
 
 
@@ -64,7 +65,8 @@ def join_body(texts: Iterable[tuple[str, str]], hashes: Sequence[str], remainder
     if not header:
         return rest
     start, separator = json.loads(header)
-    known, text = dict(texts), rest.decode()
+    known = dict(texts)
+    text = rest.decode()
     elements: str = separator.join(known[key] for key in hashes)
     return (text[:start] + elements + text[start:]).encode()
 

@@ -1,7 +1,8 @@
 """Calls and their token segments.
 
-A call's life: `intend` (a row before the engine is asked), then `finish` (tokens and outcome, committed before the harness can
-act), then `set_status` as delivery is observed. An intent that never finished marks its rollout incomplete.
+A call's life: `intend` (a row before the engine is asked), then `finish` (tokens and outcome, committed
+before the harness can act), then `set_status` as delivery is observed. An intent that never finished marks
+its rollout incomplete.
 """
 
 import time
@@ -78,7 +79,8 @@ class CallIntent:
     agent_id: str | None = None
     parent_call_id: str | None = None
     parent_evidence: str = "none"
-    """token_prefix (the parent's prompt + completion is a prefix of this prompt), header, message_hash, or none."""
+    """token_prefix (the parent's prompt + completion is a prefix of this prompt), header, message_hash, or
+    none."""
     break_class: str | None = None
     break_detail: str | None = None
     side_call: str | None = None
@@ -132,8 +134,12 @@ class RecordedCall:
     usage: dict[str, int]
 
 
-def intend(conn: Connection, intent: CallIntent, segment: Segment | None, body: SplitBody | None = None) -> None:
-    """Write a call's intent, with its prompt segment unless the store has that already, and with the request's body."""
+def intend(
+    conn: Connection, intent: CallIntent, segment: Segment | None, body: SplitBody | None = None
+) -> None:
+    """Write a call's intent, with its prompt segment unless the store has that already, and with the
+    request's body.
+    """
     if segment is not None:
         _insert_segment(conn, segment)
     values = {name: getattr(intent, name) for name in CallIntent.__dataclass_fields__}
@@ -143,7 +149,9 @@ def intend(conn: Connection, intent: CallIntent, segment: Segment | None, body: 
 
 
 def finish(conn: Connection, outcome: CallOutcome) -> None:
-    """Write a call's tokens and outcome. Its intent may share the transaction. Raises `StoreError` if it has none."""
+    """Write a call's tokens and outcome. Its intent may share the transaction. Raises `StoreError` if it
+    has none.
+    """
     _insert_segment(conn, outcome.segment)
     if outcome.body is not None:
         bodies.add(conn, outcome.call_id, "answer", outcome.body)
@@ -153,7 +161,9 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
             "call": outcome.call_id,
             "status": outcome.status,
             "completion_len": len(outcome.segment.ids),
-            "completion_hash": hash_completion(outcome.segment.ids, outcome.segment.logprobs or (), outcome.spans),
+            "completion_hash": hash_completion(
+                outcome.segment.ids, outcome.segment.logprobs or (), outcome.spans
+            ),
             "completion_segment": outcome.segment.id,
             "answer_digest": outcome.answer_digest,
             "version_spans": [[span.start, span.end, span.version] for span in outcome.spans],
@@ -165,7 +175,9 @@ def finish(conn: Connection, outcome: CallOutcome) -> None:
         },
     )
     if not found:
-        raise StoreError(f"The trace database has no intent of call {outcome.call_id}: its outcome was not stored.")
+        raise StoreError(
+            f"The trace database has no intent of call {outcome.call_id}: its outcome was not stored."
+        )
 
 
 def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | None = None) -> None:
@@ -175,11 +187,19 @@ def set_status(conn: Connection, call_id: str, status: CallStatus, error: str | 
 
 def fail(conn: Connection, call_id: str, error: str) -> None:
     """Record that a call failed. One that was finished after all, where nobody could tell, stays so."""
-    conn.execute(update(calls).where(calls.c.id == call_id, calls.c.status == "intent").values(status="error", error=error))
+    conn.execute(
+        update(calls)
+        .where(calls.c.id == call_id, calls.c.status == "intent")
+        .values(status="error", error=error)
+    )
 
 
-def observe(conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]) -> None:
-    """Record how far answers came. What is known already is never weakened: an acknowledged call stays acknowledged."""
+def observe(
+    conn: Connection, call_ids: Sequence[str], status: Literal["delivered", "acknowledged", "undelivered"]
+) -> None:
+    """Record how far answers came. What is known already is never weakened: an acknowledged call stays
+    acknowledged.
+    """
     _OBSERVE[status].run_many(conn, [{"call": call_id} for call_id in call_ids])
 
 
@@ -193,13 +213,14 @@ def of_sessions(conn: Connection, session_ids: Sequence[str]) -> list[RecordedCa
 
 
 def segments_of(conn: Connection, session_ids: Sequence[str]) -> dict[str, Segment]:
-    """All segments of some sessions by id, parents before children: what their times say of that depends on a clock that may
-    have been set back in between.
+    """All segments of some sessions by id, parents before children: what their times say of that depends on a
+    clock that may have been set back in between.
     """
     out: dict[str, Segment] = {}
     rows = [*map(dict, conn.execute(_SEGMENTS, {"sessions": session_ids}).mappings())]
     for row in parents_first(rows, "parent_id"):
-        name, logprobs = row["id"], row["logprobs"]
+        name = row["id"]
+        logprobs = row["logprobs"]
         sampled = None if logprobs is None else array("f", unpack_logprobs(logprobs).astype("=f4").tobytes())
         ids = TokenArray.stored(row["ids"], row["length"], name)
         out[name] = Segment(name, row["session_id"], row["kind"], row["parent_id"], ids, sampled)
@@ -245,7 +266,9 @@ _CALLS = (
     .order_by(calls.c.session_id, calls.c.ordinal)
 )
 _SEGMENTS = (
-    select(*(segments.c[name] for name in ("id", "session_id", "kind", "parent_id", "length", "ids", "logprobs")))
+    select(
+        *(segments.c[name] for name in ("id", "session_id", "kind", "parent_id", "length", "ids", "logprobs"))
+    )
     .where(segments.c.session_id.in_(bindparam("sessions", expanding=True)))
     .order_by(segments.c.created_at, segments.c.id)
 )
@@ -274,5 +297,7 @@ _OBSERVE = {
     for status, weaker in _WEAKER.items()
 }
 _FINISH_CALL = Prepared(
-    update(calls).where(calls.c.id == bindparam("call")).values({name: bindparam(name) for name in _FINISHED_COLUMNS})
+    update(calls)
+    .where(calls.c.id == bindparam("call"))
+    .values({name: bindparam(name) for name in _FINISHED_COLUMNS})
 )

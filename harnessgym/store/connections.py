@@ -1,4 +1,5 @@
-"""Connections beside the writer of a trace store: for transactions that take long, and for what runs outside of any.
+"""Connections beside the writer of a trace store: for transactions that take long, and for what runs outside
+of any.
 
 Nothing is tried again here: who is refused begins anew.
 """
@@ -48,7 +49,9 @@ class Connections:
 
 @contextmanager
 def connected(url: str) -> Iterator[Connections]:
-    """Connections to an existing database. Raises `StoreError` if it is of another schema revision, or refuses."""
+    """Connections to an existing database. Raises `StoreError` if it is of another schema revision, or
+    refuses.
+    """
     TraceStore.open(url).close()
     backend = open_backend(url)
     engine = backend.engine()

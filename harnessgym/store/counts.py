@@ -7,7 +7,9 @@ from harnessgym.store.tables import calls, groups, rollouts
 
 def tokens_sampled(conn: Connection, run_id: str) -> int:
     """Completion tokens of all calls of a run."""
-    query = select(func.coalesce(func.sum(calls.c.completion_len), 0)).join(rollouts, rollouts.c.id == calls.c.rollout_id)
+    query = select(func.coalesce(func.sum(calls.c.completion_len), 0)).join(
+        rollouts, rollouts.c.id == calls.c.rollout_id
+    )
     return int(conn.execute(query.where(rollouts.c.run_id == run_id)).scalar_one())
 
 

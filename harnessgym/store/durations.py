@@ -1,4 +1,6 @@
-"""What rollouts took: tokens of calls, seconds between them, seconds of graders. For simulations like a recorded run."""
+"""What rollouts took: tokens of calls, seconds between them, seconds of graders. For simulations like a
+recorded run.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ class RolloutDurations:
     tokens: tuple[int, ...]
     """Sampled, per call."""
     read: tuple[int, ...]
-    """Prompt tokens that a call has beyond the prompt and completion before it; those of the whole prompt for the first."""
+    """Prompt tokens that a call has beyond the prompt and completion before it; those of the whole prompt
+    for the first."""
     between_s: tuple[float, ...]
     """From a call's answer to the next call."""
     grading_s: float
@@ -25,10 +28,18 @@ class RolloutDurations:
 
 def rollout_durations(conn: Connection, run_id: str) -> list[RolloutDurations]:
     """Of all finished rollouts of a run that called the policy."""
-    names = (calls.c.rollout_id, calls.c.prompt_len, calls.c.completion_len, calls.c.timings, calls.c.created_at)
+    names = (
+        calls.c.rollout_id,
+        calls.c.prompt_len,
+        calls.c.completion_len,
+        calls.c.timings,
+        calls.c.created_at,
+    )
     query = select(*names, rollouts.c.latencies).join(rollouts, rollouts.c.id == calls.c.rollout_id)
     finished = (rollouts.c.run_id == run_id) & (rollouts.c.status == "finished") & (calls.c.kind == "policy")
-    rows = conn.execute(query.where(finished, calls.c.completion_len > 0).order_by(calls.c.rollout_id, calls.c.created_at))
+    rows = conn.execute(
+        query.where(finished, calls.c.completion_len > 0).order_by(calls.c.rollout_id, calls.c.created_at)
+    )
     return list(_of_each(rows.mappings()))
 
 
@@ -36,10 +47,14 @@ def _of_each(rows: Any) -> Iterator[RolloutDurations]:
     for _, found in groupby(rows, key=lambda row: row["rollout_id"]):
         one = list(found)
         ends = [row["created_at"] + (row["timings"] or {}).get("total_s", 0.0) for row in one]
-        grown = [later["prompt_len"] - row["prompt_len"] - row["completion_len"] for row, later in pairwise(one)]
+        grown = [
+            later["prompt_len"] - row["prompt_len"] - row["completion_len"] for row, later in pairwise(one)
+        ]
         yield RolloutDurations(
             tokens=tuple(row["completion_len"] for row in one),
             read=(one[0]["prompt_len"], *(max(0, number) for number in grown)),
-            between_s=tuple(max(0.0, row["created_at"] - end) for row, end in zip(one[1:], ends, strict=False)),
+            between_s=tuple(
+                max(0.0, row["created_at"] - end) for row, end in zip(one[1:], ends, strict=False)
+            ),
             grading_s=float((one[0]["latencies"] or {}).get("evaluate", 0.0)),
         )

@@ -13,7 +13,9 @@ from sqlalchemy import Connection, insert, select
 from harnessgym.store.prepared import Prepared
 from harnessgym.store.tables import edges, new_id
 
-EdgeKind = Literal["temporal", "causal", "spawn", "message", "tool_dependency", "return", "aggregate", "safety_flow"]
+EdgeKind = Literal[
+    "temporal", "causal", "spawn", "message", "tool_dependency", "return", "aggregate", "safety_flow"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ _COLUMNS = tuple(EdgeRow.__dataclass_fields__)
 def add_many(conn: Connection, rows: Sequence[EdgeRow]) -> None:
     """Write edges. The events at their ends are there."""
     now = time.time()
-    _INSERT.run_many(conn, [{**{name: getattr(row, name) for name in _COLUMNS}, "created_at": now} for row in rows])
+    _INSERT.run_many(
+        conn, [{**{name: getattr(row, name) for name in _COLUMNS}, "created_at": now} for row in rows]
+    )
 
 
 def of_rollout(conn: Connection, rollout_id: str, kind: EdgeKind | None = None) -> list[EdgeRow]:

@@ -46,9 +46,13 @@ def add(conn: Connection, event: EventRow) -> None:
 
 
 def add_many(conn: Connection, rows: Sequence[EventRow]) -> None:
-    """Write events. The calls and agents that they name are there. What a spawn says of its agent is written there too."""
+    """Write events. The calls and agents that they name are there. What a spawn says of its agent is
+    written there too.
+    """
     now = time.time()
-    _INSERT.run_many(conn, [{**{name: getattr(row, name) for name in _COLUMNS}, "created_at": now} for row in rows])
+    _INSERT.run_many(
+        conn, [{**{name: getattr(row, name) for name in _COLUMNS}, "created_at": now} for row in rows]
+    )
     for row in rows:
         if row.kind == "spawn" and row.target_agent_id is not None:
             _STARTED.run(conn, {"started": row.target_agent_id, "spawn": row.id, "starter": row.agent_id})

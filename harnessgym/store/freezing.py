@@ -1,4 +1,6 @@
-"""Frozen rollouts: their rows refuse every change, whoever asks, until they are thawed. The triggers of `views` see to it."""
+"""Frozen rollouts: their rows refuse every change, whoever asks, until they are thawed. The triggers of
+`views` see to it.
+"""
 
 from collections.abc import Sequence
 
@@ -16,13 +18,16 @@ _UNFINISHED = ("pending", "running")
 def freeze(conn: Connection, rollout_ids: Sequence[str]) -> int:
     """Seal the sessions of rollouts and freeze them. Returns how many were not frozen before.
 
-    Raises `StoreError`, and freezes none, if the run has yet to write to one of them: if it is not finished, if another of its
-    group is not, so that the group may still be dropped, or if it waits to be trained.
+    Raises `StoreError`, and freezes none, if the run has yet to write to one of them: if it is not finished,
+    if another of its group is not, so that the group may still be dropped, or if it waits to be trained.
     """
     rows = _locked(conn, rollout_ids)
     _refuse([row["id"] for row in rows if row["status"] in _UNFINISHED], "not finished")
     going_on = [row for row in rows if row["run_status"] != "done"]
-    _refuse([row["id"] for row in going_on if row["state"] == "open"], "in groups of which others are not finished")
+    _refuse(
+        [row["id"] for row in going_on if row["state"] == "open"],
+        "in groups of which others are not finished",
+    )
     waiting = [row["id"] for row in going_on if row["state"] == "complete" and row["purpose"] == "train"]
     _refuse(waiting, "waiting to be trained")
     fresh = [row["id"] for row in rows if not row["frozen"]]
@@ -44,10 +49,14 @@ def _locked(conn: Connection, rollout_ids: Sequence[str]) -> list[RowMapping]:
     """What decides about rollouts; nobody changes it until the transaction ends."""
     own = [rollouts.c.id, rollouts.c.status, rollouts.c.frozen, groups.c.purpose, groups.c.state]
     query = select(*own, runs.c.status.label("run_status")).join(groups, groups.c.id == rollouts.c.group_id)
-    query = query.join(runs, runs.c.id == rollouts.c.run_id).order_by(rollouts.c.id).with_for_update(of=rollouts)
+    query = (
+        query.join(runs, runs.c.id == rollouts.c.run_id).order_by(rollouts.c.id).with_for_update(of=rollouts)
+    )
     found = list[RowMapping]()
     for start in range(0, len(rollout_ids), 5_000):
-        found += conn.execute(query.where(rollouts.c.id.in_(rollout_ids[start : start + 5_000]))).mappings().all()
+        found += (
+            conn.execute(query.where(rollouts.c.id.in_(rollout_ids[start : start + 5_000]))).mappings().all()
+        )
     missing = set(rollout_ids) - {row["id"] for row in found}
     if missing:
         raise StoreError(f"The trace database has no rollout {min(missing)!r}.")
@@ -64,6 +73,7 @@ def _refuse(rollout_ids: Sequence[str], why: str) -> None:
     if rollout_ids:
         named = ", ".join(sorted(rollout_ids)[:_SHOWN]) + (", ..." if len(rollout_ids) > _SHOWN else "")
         raise StoreError(
-            f"{len(rollout_ids)} of the rollouts are {why} ({named}): their run has yet to write to them. Nothing was frozen. "
+            f"{len(rollout_ids)} of the rollouts are {why} ({named}): their run has yet to write to them. "
+            "Nothing was frozen. "
             "Freeze them when the run is done, or choose others."
         )

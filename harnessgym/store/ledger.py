@@ -1,7 +1,7 @@
 """The ledger: which rollout was trained in which step, into which version.
 
-`commit_step` is the one transaction that makes a training step count. It is idempotent: a trainer that dies around it
-replays it from its checkpoint.
+`commit_step` is the one transaction that makes a training step count. It is idempotent: a trainer that dies
+around it replays it from its checkpoint.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,9 @@ from harnessgym.store.tables import exclusions, groups, new_id, policy_versions,
 from harnessgym.store.tables import policies as policies_table
 from harnessgym.store.tables import rollouts as rollouts_table
 
-_made = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+_made = (policy_versions.c.policy_id == trained.c.policy_id) & (
+    policy_versions.c.version == trained.c.version
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,8 @@ class TrainedGroup:
 
 
 def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
-    """Publish the version, write the ledger, mark the groups consumed that every policy of the run has trained on.
+    """Publish the version, write the ledger, mark the groups consumed that every policy of the run has
+    trained on.
 
     Doing it again changes nothing.
     """
@@ -72,7 +75,8 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
         return
     others = _others(conn, policy_id)
     policies.publish(conn, policy_id, record.version)
-    version, step = record.version.version, record.version.step
+    version = record.version.version
+    step = record.version.step
     ranges = {new_id(): item.advantages for item in record.trained}
     for row_id, item in zip(ranges, record.trained, strict=True):
         conn.execute(
@@ -94,13 +98,17 @@ def commit_step(conn: Connection, policy_id: str, record: StepRecord) -> None:
 
 
 def abandon_after(conn: Connection, policy_id: str, version: int) -> int:
-    """Go on from an earlier version: orphan the later ones, and give back the groups only they consumed. Returns how many."""
+    """Go on from an earlier version: orphan the later ones, and give back the groups only they consumed.
+    Returns how many.
+    """
     _others(conn, policy_id)
     given_up = policies.orphan_after(conn, policy_id, version)
     if given_up:
         members = select(rollouts_table.c.group_id).join(trained, trained.c.rollout_id == rollouts_table.c.id)
         later = members.where(trained.c.policy_id == policy_id, trained.c.version > version)
-        kept = members.join(policy_versions, _made).where(trained.c.policy_id == policy_id, ~policy_versions.c.orphaned)
+        kept = members.join(policy_versions, _made).where(
+            trained.c.policy_id == policy_id, ~policy_versions.c.orphaned
+        )
         consumed = (groups.c.state == "consumed") & groups.c.id.in_(later) & groups.c.id.not_in(kept)
         conn.execute(update(groups).where(consumed).values(state="complete"))
     return given_up
@@ -121,9 +129,15 @@ def trained_into(conn: Connection, policy_id: str, versions: Sequence[int]) -> l
 
 
 def _others(conn: Connection, policy_id: str) -> set[str]:
-    """The run's other policies. If there are any, the run is locked: two that commit at one time must see each other."""
-    run_id = conn.execute(select(policies_table.c.run_id).where(policies_table.c.id == policy_id)).scalar_one()
-    of_run = select(policies_table.c.id).where(policies_table.c.run_id == run_id, policies_table.c.id != policy_id)
+    """The run's other policies. If there are any, the run is locked: two that commit at one time must see
+    each other.
+    """
+    run_id = conn.execute(
+        select(policies_table.c.run_id).where(policies_table.c.id == policy_id)
+    ).scalar_one()
+    of_run = select(policies_table.c.id).where(
+        policies_table.c.run_id == run_id, policies_table.c.id != policy_id
+    )
     others = set(conn.execute(of_run).scalars())
     if others:
         runs.lock(conn, run_id)
@@ -134,7 +148,9 @@ def _awaited(conn: Connection, others: set[str], group_id: str) -> bool:
     """Whether one of some policies has not trained on a group, or only in steps that are given up."""
     if not others:
         return False
-    same = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+    same = (policy_versions.c.policy_id == trained.c.policy_id) & (
+        policy_versions.c.version == trained.c.version
+    )
     done = (
         select(trained.c.policy_id)
         .join(rollouts_table, rollouts_table.c.id == trained.c.rollout_id)

@@ -1,4 +1,6 @@
-"""How many tokens rollouts sampled that have ended, by training group: what is trained may be shorter than what was drawn."""
+"""How many tokens rollouts sampled that have ended, by training group: what is trained may be shorter than
+what was drawn.
+"""
 
 from dataclasses import dataclass
 
@@ -22,7 +24,11 @@ class GroupLength:
 def lengths(conn: Connection, run_id: str, first: int) -> list[GroupLength]:
     """Training groups from an ordinal on, in order of submission."""
     sampled = (
-        select(rollouts.c.group_id, rollouts.c.id, func.coalesce(func.sum(calls.c.completion_len), 0).label("tokens"))
+        select(
+            rollouts.c.group_id,
+            rollouts.c.id,
+            func.coalesce(func.sum(calls.c.completion_len), 0).label("tokens"),
+        )
         .join(groups, groups.c.id == rollouts.c.group_id)
         .outerjoin(calls, calls.c.rollout_id == rollouts.c.id)
         .where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.ordinal >= first)

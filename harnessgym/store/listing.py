@@ -27,7 +27,7 @@ class ListedRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RolloutFilter:
     """Which rollouts to list: those that meet every condition given."""
 
     run_id: str | None = None
@@ -54,11 +54,15 @@ _TRAINED_ON = (
 """The reward that conditions are about."""
 
 
-def newest_rollouts(conn: Connection, limit: int, wanted: Wanted = Wanted()) -> list[ListedRollout]:
+def newest_rollouts(
+    conn: Connection, limit: int, wanted: RolloutFilter = RolloutFilter()
+) -> list[ListedRollout]:
     """The newest rollouts of those wanted, newest first; all of them if `limit` is negative."""
     own = [rollouts.c[name] for name in ("slot", "attempt", "harness", "status", "stop_reason", "verdict")]
     newest = (
-        select(rollouts.c.id, groups.c.purpose, groups.c.ordinal, *own, rewards.c.value, rollouts.c.created_at)
+        select(
+            rollouts.c.id, groups.c.purpose, groups.c.ordinal, *own, rewards.c.value, rollouts.c.created_at
+        )
         .join(groups, groups.c.id == rollouts.c.group_id)
         .outerjoin(rewards, _TRAINED_ON)
         .where(*_conditions(wanted))
@@ -76,13 +80,15 @@ def newest_rollouts(conn: Connection, limit: int, wanted: Wanted = Wanted()) -> 
     return [ListedRollout(*tuple(row)) for row in conn.execute(query)]
 
 
-def wanted_ids(wanted: Wanted) -> Select[tuple[str]]:
+def wanted_ids(wanted: RolloutFilter) -> Select[tuple[str]]:
     """A query of the ids of those wanted."""
-    joined = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).outerjoin(rewards, _TRAINED_ON)
+    joined = (
+        select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).outerjoin(rewards, _TRAINED_ON)
+    )
     return joined.where(*_conditions(wanted))
 
 
-def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
+def _conditions(wanted: RolloutFilter) -> list[ColumnElement[bool]]:
     equal = {
         rollouts.c.run_id: wanted.run_id,
         groups.c.purpose: wanted.purpose,
@@ -92,7 +98,9 @@ def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
         rollouts.c.verdict: wanted.verdict,
         rollouts.c.frozen: wanted.frozen,
     }
-    found: list[ColumnElement[bool]] = [column == value for column, value in equal.items() if value is not None]
+    found: list[ColumnElement[bool]] = [
+        column == value for column, value in equal.items() if value is not None
+    ]
     if wanted.task is not None:
         found.append(rollouts.c.task_id.in_(select(tasks.c.id).where(tasks.c.key == wanted.task)))
     if wanted.min_reward is not None:

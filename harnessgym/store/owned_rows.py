@@ -1,4 +1,6 @@
-"""Which rows belong to rollouts, in the order in which they refer to each other: to rows before them, or of their table."""
+"""Which rows belong to rollouts, in the order in which they refer to each other: to rows before them, or
+of their table.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -26,7 +28,12 @@ OWNED: tuple[Table, ...] = (
     sessions, agents, segments, calls, bodies, events, edges, rewards, exclusions, trained, advantages
 )  # fmt: skip
 """All but the rollouts themselves, and the texts that bodies share."""
-PARENTS = {"agents": "parent_agent_id", "segments": "parent_id", "calls": "parent_call_id", "bodies": "base_id"}
+PARENTS = {
+    "agents": "parent_agent_id",
+    "segments": "parent_id",
+    "calls": "parent_call_id",
+    "bodies": "base_id",
+}
 """Columns by which a row names another one of its table."""
 _CALLS = 2_000
 """Calls of the rollouts that are dealt with at once, as far as one of them has not more."""
@@ -45,9 +52,16 @@ def owned(table: Table, ids: Rollouts) -> ColumnElement[bool]:
 
 def in_portions(conn: Connection, ids: Select[tuple[str]]) -> list[list[str]]:
     """The rollouts of a query, oldest first, in portions that fit into memory and into one transaction."""
-    made = select(func.count()).select_from(calls).where(calls.c.rollout_id == rollouts.c.id).scalar_subquery()
-    query = select(rollouts.c.id, made).where(rollouts.c.id.in_(ids)).order_by(rollouts.c.created_at, rollouts.c.id)
-    out, room = list[list[str]](), 0
+    made = (
+        select(func.count()).select_from(calls).where(calls.c.rollout_id == rollouts.c.id).scalar_subquery()
+    )
+    query = (
+        select(rollouts.c.id, made)
+        .where(rollouts.c.id.in_(ids))
+        .order_by(rollouts.c.created_at, rollouts.c.id)
+    )
+    out = list[list[str]]()
+    room = 0
     for rollout_id, count in conn.execute(query):
         if room < count + 1:
             out.append([])

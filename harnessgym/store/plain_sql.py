@@ -1,7 +1,8 @@
 """Plain SQL that people write: one statement, which reads. Whatever it says, nothing in the database changes.
 
-A SQLite file is opened read-only and asked through an authorizer that knows no writing; PostgreSQL is asked in a transaction
-that is read-only, by a protocol that takes one statement, for no more rows than are wanted. Any schema revision may be asked.
+A SQLite file is opened read-only and asked through an authorizer that knows no writing; PostgreSQL is asked
+in a transaction that is read-only, by a protocol that takes one statement, for no more rows than are wanted.
+Any schema revision may be asked.
 """
 
 import re
@@ -21,7 +22,13 @@ from harnessgym.errors import StoreError
 from harnessgym.store.backend import Backend, open_backend, shown
 
 _READS = frozenset(
-    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE, sqlite3.SQLITE_PRAGMA}
+    {
+        sqlite3.SQLITE_SELECT,
+        sqlite3.SQLITE_READ,
+        sqlite3.SQLITE_FUNCTION,
+        sqlite3.SQLITE_RECURSIVE,
+        sqlite3.SQLITE_PRAGMA,
+    }
 )
 _READING = frozenset({"EXPLAIN", "SELECT", "SHOW", "TABLE", "VALUES", "WITH"})
 _LEAD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*([A-Za-z]+)", re.DOTALL)
@@ -53,7 +60,9 @@ class Relation:
 
 
 def ask(url: str, query: str, limit: int) -> Answered:
-    """The first rows of a query. Raises `StoreError` for one that would write, is not one statement, or fails."""
+    """The first rows of a query. Raises `StoreError` for one that would write, is not one statement, or
+    fails.
+    """
     backend = open_backend(url)
     backend.refuse_absent()
     found = backend.url.get_backend_name()
@@ -68,7 +77,9 @@ def relations(conn: Connection) -> list[Relation]:
         (name, "view") for name in sorted(found.get_view_names())
     ]
     return [
-        Relation(name, kind, tuple((column["name"], str(column["type"])) for column in found.get_columns(name)))
+        Relation(
+            name, kind, tuple((column["name"], str(column["type"])) for column in found.get_columns(name))
+        )
         for name, kind in named
         if name not in _HIDDEN
     ]
@@ -95,13 +106,17 @@ def _ask_postgresql(backend: Backend, query: str, limit: int) -> Answered:
 
 
 def _streamed(driver: Any, query: str, limit: int) -> Answered:
-    """The first rows as the server sends them, and then no more of them. Its protocol for this takes one statement."""
+    """The first rows as the server sends them, and then no more of them. Its protocol for this takes one
+    statement.
+    """
     cursor = driver.cursor()
     with closing(cursor.stream(query)) as sent:
         rows = list(islice(sent, limit + 1))
     if cursor.description is None:  # which comes with the first row
         cursor.execute(query, prepare=True)
-    return Answered(tuple(column.name for column in cursor.description), tuple(rows[:limit]), len(rows) > limit)
+    return Answered(
+        tuple(column.name for column in cursor.description), tuple(rows[:limit]), len(rows) > limit
+    )
 
 
 def _begins_with(query: str) -> str:
@@ -112,7 +127,8 @@ def _begins_with(query: str) -> str:
 
 def _refusal(query: str) -> str:
     return (
-        f"Only statements that read are taken, and nothing was changed: {_one_line(query)!r}. They begin with "
+        f"Only statements that read are taken, and nothing was changed: {_one_line(query)!r}. They begin "
+        "with "
         f"{', '.join(sorted(_READING))}. What writes traces are HarnessGym's own commands."
     )
 
@@ -121,7 +137,11 @@ def _first(cursor: Any, limit: int) -> Answered:
     if cursor.description is None:
         return Answered((), (), more=False)
     found = cursor.fetchmany(limit + 1)
-    return Answered(tuple(column[0] for column in cursor.description), tuple(map(tuple, found[:limit])), len(found) > limit)
+    return Answered(
+        tuple(column[0] for column in cursor.description),
+        tuple(map(tuple, found[:limit])),
+        len(found) > limit,
+    )
 
 
 def _authorize(action: int, *_: object) -> int:
@@ -153,7 +173,9 @@ def _writes(error: BaseException) -> bool:
 
 
 def _name(url: URL) -> str:
-    return shown(url) if url.get_backend_name() != "sqlite" else f"The trace database sqlite:///{url.database}"
+    return (
+        shown(url) if url.get_backend_name() != "sqlite" else f"The trace database sqlite:///{url.database}"
+    )
 
 
 def _one_line(query: str) -> str:

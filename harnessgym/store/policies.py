@@ -1,4 +1,6 @@
-"""Policies and their versions. A version number is never reused, and only committed ones are ever installed."""
+"""Policies and their versions. A version number is never reused, and only committed ones are ever
+installed.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +30,9 @@ class PolicyVersion:
 def register(conn: Connection, run_id: str, name: str) -> str:
     """The id of a run's policy, made if new."""
     runs.lock(conn, run_id)
-    found = conn.execute(select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)).scalar()
+    found = conn.execute(
+        select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)
+    ).scalar()
     if found is None:
         found = new_id()
         conn.execute(insert(policies).values(id=found, run_id=run_id, name=name))
@@ -44,12 +48,16 @@ def of_run(conn: Connection, run_id: str) -> dict[str, str]:
 def of_rollout(conn: Connection, rollout_id: str) -> dict[str, str]:
     """Those of the run that a rollout, or a session's rollout, is of."""
     named = select(sessions.c.rollout_id).where(sessions.c.id == rollout_id)
-    run_id = conn.execute(select(rollouts.c.run_id).where((rollouts.c.id == rollout_id) | rollouts.c.id.in_(named))).scalar()
+    run_id = conn.execute(
+        select(rollouts.c.run_id).where((rollouts.c.id == rollout_id) | rollouts.c.id.in_(named))
+    ).scalar()
     return {} if run_id is None else of_run(conn, run_id)
 
 
 def publish(conn: Connection, policy_id: str, version: PolicyVersion) -> None:
-    """Record a version. Recording the same one again changes nothing; another under its number is an integrity error."""
+    """Record a version. Recording the same one again changes nothing; another under its number is an
+    integrity error.
+    """
     values = {name: getattr(version, name) for name in PolicyVersion.__dataclass_fields__}
     if get(conn, policy_id, version.version) != version:
         conn.execute(insert(policy_versions).values(id=new_id(), policy_id=policy_id, **values))
@@ -62,16 +70,26 @@ def get(conn: Connection, policy_id: str, version: int) -> PolicyVersion | None:
 
 def latest(conn: Connection, policy_id: str) -> PolicyVersion | None:
     """The newest version that is committed and not orphaned."""
-    usable = [policy_versions.c.policy_id == policy_id, policy_versions.c.committed, ~policy_versions.c.orphaned]
+    usable = [
+        policy_versions.c.policy_id == policy_id,
+        policy_versions.c.committed,
+        ~policy_versions.c.orphaned,
+    ]
     row = (
-        conn.execute(select(*_columns()).where(*usable).order_by(policy_versions.c.version.desc()).limit(1)).mappings().first()
+        conn.execute(select(*_columns()).where(*usable).order_by(policy_versions.c.version.desc()).limit(1))
+        .mappings()
+        .first()
     )
     return None if row is None else PolicyVersion(**row)
 
 
 def versions(conn: Connection, policy_id: str) -> list[PolicyVersion]:
     """All versions in order."""
-    query = select(*_columns()).where(policy_versions.c.policy_id == policy_id).order_by(policy_versions.c.version)
+    query = (
+        select(*_columns())
+        .where(policy_versions.c.policy_id == policy_id)
+        .order_by(policy_versions.c.version)
+    )
     return [PolicyVersion(**row) for row in conn.execute(query).mappings()]
 
 
@@ -84,7 +102,11 @@ def next_version(conn: Connection, policy_id: str) -> int:
 
 def orphan_after(conn: Connection, policy_id: str, version: int) -> int:
     """Mark every version above one as orphaned: they are not on the surviving chain. Returns how many."""
-    later = (policy_versions.c.policy_id == policy_id) & (policy_versions.c.version > version) & ~policy_versions.c.orphaned
+    later = (
+        (policy_versions.c.policy_id == policy_id)
+        & (policy_versions.c.version > version)
+        & ~policy_versions.c.orphaned
+    )
     return conn.execute(update(policy_versions).where(later).values(orphaned=True)).rowcount
 
 

@@ -1,8 +1,9 @@
 """Statements of the hot path: built and compiled once for each database, run by its driver.
 
-A call is several statements, and for each of them SQLAlchemy's execution costs more than the database does. The SQL and the
-conversion of values are still SQLAlchemy's, from the same tables; only the way to the driver is short. What the database
-refuses comes as the driver's own error, which the trace store explains like any other.
+A call is several statements, and for each of them SQLAlchemy's execution costs more than the database does.
+The SQL and the conversion of values are still SQLAlchemy's, from the same tables; only the way to the driver
+is short. What the database refuses comes as the driver's own error, which the trace store explains like any
+other.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,12 +28,15 @@ class Prepared:
     ```
     """
 
-    def __init__(self, statement: UpdateBase | Callable[[Insert], UpdateBase], columns: Iterable[str] = ()) -> None:
+    def __init__(
+        self, statement: UpdateBase | Callable[[Insert], UpdateBase], columns: Iterable[str] = ()
+    ) -> None:
         """`columns` are those that an insert gives; an update names its own.
 
         A function makes the statement from the database's own `insert`, which knows `on_conflict_do_nothing`.
         """
-        self._statement, self._columns = statement, list(columns)
+        self._statement = statement
+        self._columns = list(columns)
         self._compiled: dict[str, _Compiled] = {}
 
     def run(self, conn: Connection, values: Mapping[str, Any]) -> int:

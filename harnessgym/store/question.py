@@ -1,4 +1,6 @@
-"""Questions in plain SQL: one statement that reads, of the trace database or of a SQLite file that somebody else wrote."""
+"""Questions in plain SQL: one statement that reads, of the trace database or of a SQLite file that
+somebody else wrote.
+"""
 
 import sqlite3
 import time
@@ -17,7 +19,9 @@ Row = dict[str, Any]
 
 
 def ask(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
-    """The rows that one statement gives, by column. What would write is refused. Names in it are written `:name`."""
+    """The rows that one statement gives, by column. What would write is refused. Names in it are written
+    `:name`.
+    """
     if conn.dialect.name != "sqlite":
         conn.exec_driver_sql("SET TRANSACTION READ ONLY")
         return _ask_postgresql(conn, query, parameters)
@@ -29,7 +33,9 @@ def ask(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row
 
 
 def ask_file(path: Path, query: str, parameters: Mapping[str, Any], timeout_s: float = 10.0) -> list[Row]:
-    """The same of a SQLite file, which is not trusted and not changed. Raises `StoreError` if it cannot be asked in time."""
+    """The same of a SQLite file, which is not trusted and not changed. Raises `StoreError` if it cannot be
+    asked in time.
+    """
     deadline = time.monotonic() + timeout_s
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as file:
@@ -42,7 +48,9 @@ def ask_file(path: Path, query: str, parameters: Mapping[str, Any], timeout_s: f
 
 
 def _ask_postgresql(conn: Connection, query: str, parameters: Mapping[str, Any]) -> list[Row]:
-    """Prepared, because only then the server takes one statement: the second of two could end the read-only transaction."""
+    """Prepared, because only then the server takes one statement: the second of two could end the
+    read-only transaction.
+    """
     compiled = text(query).compile(dialect=conn.dialect)
     given = {name: parameters[name] for name in compiled.params if name in parameters}
     driver: Any = conn.connection.driver_connection

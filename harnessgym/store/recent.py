@@ -1,7 +1,8 @@
-"""What happened of late, for whoever looks at a run every second: each read costs what is new, not what the store holds.
+"""What happened of late, for whoever looks at a run every second: each read costs what is new, not what the
+store holds.
 
-Row ids sort by the time they were made, so "made since" is a range of the primary key. A test holds that none of these reads
-scans a table.
+Row ids sort by the time they were made, so "made since" is a range of the primary key. A test holds that none
+of these reads scans a table.
 """
 
 from collections.abc import Collection, Sequence
@@ -70,12 +71,19 @@ def id_at(t: float) -> str:
 
 def calls_since(conn: Connection, t: float) -> list[RecentCall]:
     """Calls of all runs begun at a time or later, in order."""
-    return [_call(row) for row in conn.execute(_calls().where(calls.c.id >= id_at(t)).order_by(calls.c.id)).mappings()]
+    return [
+        _call(row)
+        for row in conn.execute(_calls().where(calls.c.id >= id_at(t)).order_by(calls.c.id)).mappings()
+    ]
 
 
 def calls_of(conn: Connection, ids: Collection[str]) -> list[RecentCall]:
     """Calls by id."""
-    return [_call(row) for some in _parts(ids) for row in conn.execute(_calls().where(calls.c.id.in_(some))).mappings()]
+    return [
+        _call(row)
+        for some in _parts(ids)
+        for row in conn.execute(_calls().where(calls.c.id.in_(some))).mappings()
+    ]
 
 
 def running(conn: Connection, run_id: str) -> list[str]:
@@ -86,13 +94,19 @@ def running(conn: Connection, run_id: str) -> list[str]:
 
 def with_status(conn: Connection, run_id: str, status: str) -> int:
     """How many rollouts have a status."""
-    query = select(func.count()).select_from(rollouts).where(rollouts.c.run_id == run_id, rollouts.c.status == status)
+    query = (
+        select(func.count())
+        .select_from(rollouts)
+        .where(rollouts.c.run_id == run_id, rollouts.c.status == status)
+    )
     return conn.execute(query).scalar_one()
 
 
 def groups_in(conn: Connection, run_id: str, purpose: str, states: Sequence[str]) -> dict[str, int]:
     """How many groups of a purpose are in each of some states."""
-    query = select(func.count()).select_from(groups).where(groups.c.run_id == run_id, groups.c.purpose == purpose)
+    query = (
+        select(func.count()).select_from(groups).where(groups.c.run_id == run_id, groups.c.purpose == purpose)
+    )
     return {state: conn.execute(query.where(groups.c.state == state)).scalar_one() for state in states}
 
 
@@ -109,21 +123,29 @@ def rollouts_of(conn: Connection, ids: Collection[str]) -> list[RecentRollout]:
 def trained_since(conn: Connection, policy_id: str, after: str) -> list[TrainedTokens]:
     """Entries of a policy's ledger whose id is above `after`, in order; all of them for the empty id."""
     columns = [trained.c[name] for name in TrainedTokens.__dataclass_fields__]
-    found = conn.execute(select(trained.c.policy_id, *columns).where(trained.c.id > after).order_by(trained.c.id)).all()
+    found = conn.execute(
+        select(trained.c.policy_id, *columns).where(trained.c.id > after).order_by(trained.c.id)
+    ).all()
     return [TrainedTokens(*entry) for of_policy, *entry in found if of_policy == policy_id]
 
 
 def newest_versions(conn: Connection, policy_id: str, limit: int) -> list[PolicyVersion]:
     """The newest versions that are committed and not orphaned, oldest first."""
     columns = [policy_versions.c[name] for name in PolicyVersion.__dataclass_fields__]
-    usable = [policy_versions.c.policy_id == policy_id, policy_versions.c.committed, ~policy_versions.c.orphaned]
+    usable = [
+        policy_versions.c.policy_id == policy_id,
+        policy_versions.c.committed,
+        ~policy_versions.c.orphaned,
+    ]
     query = select(*columns).where(*usable).order_by(policy_versions.c.version.desc()).limit(limit)
     return [PolicyVersion(**row) for row in conn.execute(query).mappings()][::-1]
 
 
 def policy_of(conn: Connection, run_id: str, name: str) -> str | None:
     """The id of a run's policy, None before there is one."""
-    return conn.execute(select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)).scalar()
+    return conn.execute(
+        select(policies.c.id).where(policies.c.run_id == run_id, policies.c.name == name)
+    ).scalar()
 
 
 def _calls() -> Any:
@@ -133,7 +155,9 @@ def _calls() -> Any:
 
 def _call(row: Any) -> RecentCall:
     own = {name: row[name] for name in ("id", "rollout_id", "created_at", "status", "worker")}
-    return RecentCall(**own, tokens=row["completion_len"] or 0, seconds=float((row["timings"] or {}).get("total_s", 0.0)))
+    return RecentCall(
+        **own, tokens=row["completion_len"] or 0, seconds=float((row["timings"] or {}).get("total_s", 0.0))
+    )
 
 
 def _parts(ids: Collection[str]) -> list[list[str]]:

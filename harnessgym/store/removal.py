@@ -32,7 +32,8 @@ class Removed:
 
 def measure(conn: Connection, tables: Sequence[Table], ids: Rollouts) -> Removed:
     """What rollouts have in some tables."""
-    rows, weight = Counter[str](), 0
+    rows = Counter[str]()
+    weight = 0
     for table in tables:
         found = conn.execute(select(func.count(), _weight(table)).where(_of(table, ids))).one()
         rows[table.name], weight = found[0], weight + int(found[1])
@@ -42,7 +43,9 @@ def measure(conn: Connection, tables: Sequence[Table], ids: Rollouts) -> Removed
 def remove(conn: Connection, ids: Sequence[str]) -> Removed:
     """Remove rollouts with all their rows, and the groups that they leave empty."""
     removed = measure(conn, TABLES, ids)
-    of_groups = list(conn.execute(select(rollouts.c.group_id).where(rollouts.c.id.in_(ids)).distinct()).scalars())
+    of_groups = list(
+        conn.execute(select(rollouts.c.group_id).where(rollouts.c.id.in_(ids)).distinct()).scalars()
+    )
     for table in TABLES:
         conn.execute(delete(table).where(_of(table, ids)))
     empty = groups.c.id.in_(of_groups) & ~exists().where(rollouts.c.group_id == groups.c.id)
@@ -59,10 +62,11 @@ def remove_bodies(conn: Connection, ids: Sequence[str]) -> Removed:
 
 @contextmanager
 def made_cheap(conn: Connection) -> Iterator[None]:
-    """Outside transactions: rows to which others might refer are removed without a search through all that might.
+    """Outside transactions: rows to which others might refer are removed without a search through all that
+    might.
 
-    SQLite does not search: what refers to a rollout's rows is removed with them. PostgreSQL is given the indexes that only a
-    removal needs, made beside writers, and they go again behind it.
+    SQLite does not search: what refers to a rollout's rows is removed with them. PostgreSQL is given the
+    indexes that only a removal needs, made beside writers, and they go again behind it.
     """
     driver: Any = conn.connection.driver_connection
     if conn.dialect.name == "sqlite":
@@ -89,7 +93,9 @@ def unserved() -> list[ColumnElement[Any]]:
     out = list[ColumnElement[Any]]()
     for table in metadata.sorted_tables:
         first = {next(iter(index.columns)).name for index in table.indexes}
-        first |= {next(iter(rule.columns)).name for rule in table.constraints if isinstance(rule, UniqueConstraint)}
+        first |= {
+            next(iter(rule.columns)).name for rule in table.constraints if isinstance(rule, UniqueConstraint)
+        }
         for key in table.foreign_keys:
             if key.column.table.name in removable and key.parent.name not in first:
                 out.append(key.parent)

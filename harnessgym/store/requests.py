@@ -1,4 +1,6 @@
-"""Rollouts that somebody asks for, beside those that a run plans: their task is stored whole, so any node can run them."""
+"""Rollouts that somebody asks for, beside those that a run plans: their task is stored whole, so any node
+can run them.
+"""
 
 import hashlib
 import json
@@ -33,7 +35,14 @@ def add_task(conn: Connection, task_set: str, key: str, split: str, payload: dic
     """The row id of a task that is stored whole, made if this payload is new."""
     digest = hashlib.blake2b(json.dumps(payload, sort_keys=True).encode(), digest_size=16).hexdigest()
     same = (tasks.c.set == task_set) & (tasks.c.key == key) & (tasks.c.payload_hash == digest)
-    row = {"id": new_id(), "set": task_set, "key": key, "split": split, "payload_hash": digest, "payload": payload}
+    row = {
+        "id": new_id(),
+        "set": task_set,
+        "key": key,
+        "split": split,
+        "payload_hash": digest,
+        "payload": payload,
+    }
     conn.execute(insert_into(conn)(tasks).values(row).on_conflict_do_nothing())
     return str(conn.execute(select(tasks.c.id).where(same)).scalar_one())
 
@@ -41,15 +50,25 @@ def add_task(conn: Connection, task_set: str, key: str, split: str, payload: dic
 def submit(conn: Connection, spec: GroupSpec, name: str | None = None) -> Requested:
     """Add a group behind those that were requested before; `spec.purpose` and `spec.ordinal` do not matter.
 
-    A group of the same `name` is returned instead of made twice. Raises `StoreError` if that one asks for something else.
+    A group of the same `name` is returned instead of made twice. Raises `StoreError` if that one asks for
+    something else.
     """
     runs.lock(conn, spec.run_id)
     purpose = PURPOSE if name is None else f"{PURPOSE}/{name}"
     mine = (groups.c.run_id == spec.run_id) & (groups.c.purpose == purpose)
-    if name is not None and (found := conn.execute(select(groups).where(mine)).mappings().first()) is not None:
-        same = (found["task_id"], found["size"], found["sampling"]) == (spec.task_id, len(spec.harnesses), spec.sampling)
+    if (
+        name is not None
+        and (found := conn.execute(select(groups).where(mine)).mappings().first()) is not None
+    ):
+        same = (found["task_id"], found["size"], found["sampling"]) == (
+            spec.task_id,
+            len(spec.harnesses),
+            spec.sampling,
+        )
         if not same:
-            raise StoreError(f"There is a group {name!r} already, of another task, size or sampling. Choose another name.")
+            raise StoreError(
+                f"There is a group {name!r} already, of another task, size or sampling. Choose another name."
+            )
         return _of(conn, found["id"], new=False)
     highest = conn.execute(select(func.max(groups.c.ordinal)).where(mine)).scalar()
     ordinal = 0 if highest is None else highest + 1

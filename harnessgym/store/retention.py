@@ -3,10 +3,11 @@
 A rollout is removed with all its rows, or only its bodies are. Never removed are
 
 - frozen rollouts, and those that are pending or running;
-- rollouts of a run that is not done: it counts its groups when it goes on. `abandoned` gives such runs up, unless one of their
-  rollouts is held by somebody right now;
-- rollouts that a surviving policy version was trained on: without them the ledger would not say what made that version.
-  `trained` removes them together with their rows of the ledger, so that the books still balance;
+- rollouts of a run that is not done: it counts its groups when it goes on. `abandoned` gives such runs up,
+  unless one of their rollouts is held by somebody right now;
+- rollouts that a surviving policy version was trained on: without them the ledger would not say what made
+  that version. `trained` removes them together with their rows of the ledger, so that the books still
+  balance;
 - rollouts with a body that one of another rollout begins with.
 
 Bodies alone may go from every finished rollout that is not frozen: tokens, ledger and graph do not need them.
@@ -24,7 +25,7 @@ from sqlalchemy import ColumnElement, Connection, Select, exists, func, or_, sel
 from harnessgym.errors import StoreError
 from harnessgym.store import leases, removal, shared_texts
 from harnessgym.store.connections import Connections, connected
-from harnessgym.store.listing import Wanted, wanted_ids
+from harnessgym.store.listing import RolloutFilter, wanted_ids
 from harnessgym.store.owned_rows import in_portions
 from harnessgym.store.tables import bodies, calls, policy_versions, rollouts, runs, trained
 
@@ -41,7 +42,7 @@ class Retention:
 
     before: float
     """Only rollouts that ended before this time (Unix seconds)."""
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: RolloutFilter = field(default_factory=RolloutFilter)
     bodies_only: bool = False
     trained: bool = False
     abandoned: bool = False
@@ -65,14 +66,17 @@ def may_go(retention: Retention) -> Select[tuple[str]]:
     allowed = wanted_ids(retention.wanted).where(_old(retention))
     allowed = allowed.where(~or_(*(_reasons(retention) | _shared_bases()).values()))
     if retention.bodies_only:
-        return allowed.where(exists().where(calls.c.rollout_id == rollouts.c.id, bodies.c.call_id == calls.c.id))
+        return allowed.where(
+            exists().where(calls.c.rollout_id == rollouts.c.id, bodies.c.call_id == calls.c.id)
+        )
     return allowed
 
 
 def plan(url: str, retention: Retention) -> Pruned:
     """What `prune` would remove; changes nothing."""
     with connected(url) as database, database.reader.begin():
-        conn, doomed = database.reader, may_go(retention)
+        conn = database.reader
+        doomed = may_go(retention)
         tables = (bodies,) if retention.bodies_only else removal.TABLES
         count = conn.execute(select(func.count()).select_from(doomed.subquery())).scalar_one()
         removed = removal.measure(conn, tables, doomed)
@@ -81,7 +85,9 @@ def plan(url: str, retention: Retention) -> Pruned:
 
 
 def prune(url: str, retention: Retention, progress: Progress = lambda *_: None) -> Pruned:
-    """Remove what may go. Every portion is a transaction: what is interrupted goes on when it is called again."""
+    """Remove what may go. Every portion is a transaction: what is interrupted goes on when it is called
+    again.
+    """
     with connected(url) as database, ExitStack() as stack:
         holder = f"{platform.node()}:{os.getpid()}"
         _take(database.writer, holder)
@@ -90,12 +96,16 @@ def prune(url: str, retention: Retention, progress: Progress = lambda *_: None) 
             kept = _kept(database.reader, retention)
             portions = in_portions(database.reader, may_go(retention))
         stack.enter_context(removal.made_cheap(database.writer))
-        total, gone, removed = sum(map(len, portions)), 0, removal.Removed()
+        total = sum(map(len, portions))
+        gone = 0
+        removed = removal.Removed()
         for at, portion in enumerate(portions):
             progress("rollouts", sum(map(len, portions[:at])), total)
             with database.writer.begin():
                 ids = _still(database.writer, retention, portion)
-                removed += (removal.remove_bodies if retention.bodies_only else removal.remove)(database.writer, ids)
+                removed += (removal.remove_bodies if retention.bodies_only else removal.remove)(
+                    database.writer, ids
+                )
                 leases.renew(database.writer, LEASE, holder, _LEASE_S)
             gone += len(ids)
         removed += _sweep(database, holder, progress)
@@ -112,7 +122,9 @@ def _sweep(database: Connections, holder: str, progress: Progress) -> removal.Re
     for start in range(0, len(hashes), shared_texts.AT_ONCE):
         progress("texts", start, len(hashes))
         with database.writer.begin():
-            removed += shared_texts.remove(database.writer, hashes[start : start + shared_texts.AT_ONCE], mark)
+            removed += shared_texts.remove(
+                database.writer, hashes[start : start + shared_texts.AT_ONCE], mark
+            )
             leases.renew(database.writer, LEASE, holder, _LEASE_S)
     return removed
 
@@ -125,7 +137,8 @@ def _still(conn: Connection, retention: Retention, portion: list[str]) -> list[s
 
 def _kept(conn: Connection, retention: Retention) -> dict[str, int]:
     """How many stay for which reason: the first that holds."""
-    counts, earlier = dict[str, int](), list[ColumnElement[bool]]()
+    counts = dict[str, int]()
+    earlier = list[ColumnElement[bool]]()
     for name, reason in (_reasons(retention) | _shared_bases()).items():
         query = wanted_ids(retention.wanted).where(_old(retention), reason, *(~other for other in earlier))
         counts[name] = conn.execute(select(func.count()).select_from(query.subquery())).scalar_one()
@@ -158,16 +171,22 @@ def _reasons(retention: Retention) -> dict[str, ColumnElement[bool]]:
 
 def _counted() -> Select[tuple[str]]:
     """Rollouts that a version was trained on which nothing has orphaned."""
-    version = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+    version = (policy_versions.c.policy_id == trained.c.policy_id) & (
+        policy_versions.c.version == trained.c.version
+    )
     return select(trained.c.rollout_id).join(policy_versions, version).where(~policy_versions.c.orphaned)
 
 
 def _shared_bases() -> dict[str, ColumnElement[bool]]:
-    base, later = bodies.alias("base"), bodies.alias("later")
-    of_base, of_later = calls.alias("of_base"), calls.alias("of_later")
+    base = bodies.alias("base")
+    later = bodies.alias("later")
+    of_base = calls.alias("of_base")
+    of_later = calls.alias("of_later")
     joined = later.join(base, base.c.id == later.c.base_id).join(of_base, of_base.c.id == base.c.call_id)
     joined = joined.join(of_later, of_later.c.id == later.c.call_id)
-    shared = select(of_base.c.rollout_id).select_from(joined).where(of_base.c.rollout_id != of_later.c.rollout_id)
+    shared = (
+        select(of_base.c.rollout_id).select_from(joined).where(of_base.c.rollout_id != of_later.c.rollout_id)
+    )
     return {"what bodies of others begin with": rollouts.c.id.in_(shared)}
 
 
@@ -176,7 +195,8 @@ def _take(conn: Connection, holder: str) -> None:
         if not leases.acquire(conn, LEASE, holder, _LEASE_S):
             other = leases.holder_of(conn, LEASE)
             raise StoreError(
-                f"Process {other} is removing rows from this database. Wait until it is done; if it was killed, "
+                f"Process {other} is removing rows from this database. Wait until it is done; if it was "
+                "killed, "
                 f"{_LEASE_S / 60:.0f} minutes."
             )
 

@@ -20,8 +20,9 @@ Channels are named freely. Those that HarnessGym itself knows:
     process.*                          how it went about it: contracts kept, judges' opinions
     cost.*                             what it used: tokens, calls, seconds
 
-A reward is never overwritten. A failed rollout has a stop reason and no reward; only what it cost can be said of it. A finished
-rollout without a `reward` (`harnessgym wrap` grades nothing) is in no mean and cannot be trained on: a missing reward is not 0.
+A reward is never overwritten. A failed rollout has a stop reason and no reward; only what it cost can be said
+of it. A finished rollout without a `reward` (`harnessgym wrap` grades nothing) is in no mean and cannot be
+trained on: a missing reward is not 0.
 """
 
 import math
@@ -41,7 +42,9 @@ _UNREWARDED = ("failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class RewardRow:
-    """One reward. Raises `StoreError` for a unit that there is not, a nameless channel, or a value that is not finite."""
+    """One reward. Raises `StoreError` for a unit that there is not, a nameless channel, or a value that is
+    not finite.
+    """
 
     rollout_id: str
     unit: RewardUnit
@@ -55,7 +58,9 @@ class RewardRow:
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(RewardUnit):
-            raise StoreError(f"{self}: there is no unit {self.unit!r}. Known: {', '.join(get_args(RewardUnit))}.")
+            raise StoreError(
+                f"{self}: there is no unit {self.unit!r}. Known: {', '.join(get_args(RewardUnit))}."
+            )
         if not self.channel or not math.isfinite(self.value):
             raise StoreError(f"{self} needs the name of a channel and a finite number (got {self.value}).")
 
@@ -66,16 +71,19 @@ class RewardRow:
 def add(conn: Connection, reward: RewardRow) -> bool:
     """Write a reward; False if it was there already.
 
-    Raises `StoreError` if its target has another value under this channel, if the rollout has no such target, or if the rollout
-    failed.
+    Raises `StoreError` if its target has another value under this channel, if the rollout has no such target,
+    or if the rollout failed.
     """
     of_target = (rewards.c.unit == reward.unit) & (rewards.c.target == reward.target)
-    known = select(rewards.c.value, rewards.c.source).where(rewards.c.rollout_id == reward.rollout_id, of_target)
+    known = select(rewards.c.value, rewards.c.source).where(
+        rewards.c.rollout_id == reward.rollout_id, of_target
+    )
     found = conn.execute(known.where(rewards.c.channel == reward.channel)).first()
     if found is not None:
         if found.value != reward.value:
             raise StoreError(
-                f"{reward} is {found.value} (from {found.source}) and cannot become {reward.value} (from {reward.source}): "
+                f"{reward} is {found.value} (from {found.source}) and cannot become {reward.value} (from "
+                f"{reward.source}): "
                 "a reward is written once. Use a channel of another name."
             )
         return False
@@ -86,10 +94,13 @@ def add(conn: Connection, reward: RewardRow) -> bool:
 
 
 def required(value: float | None, rollout_id: str, channel: str = "reward") -> float:
-    """The value of a finished rollout's reward, as an outer join gives it. Raises `StoreError` if there is none."""
+    """The value of a finished rollout's reward, as an outer join gives it. Raises `StoreError` if there is
+    none.
+    """
     if value is None:
         raise StoreError(
-            f"Rollout {rollout_id} finished without a reward under the channel {channel!r}, and a missing reward is "
+            f"Rollout {rollout_id} finished without a reward under the channel {channel!r}, and a missing "
+            "reward is "
             "not 0. Write the one that its grader gave (`harnessgym.store.rewards.add`), or remove its group."
         )
     return float(value)
@@ -98,7 +109,11 @@ def required(value: float | None, rollout_id: str, channel: str = "reward") -> f
 def of_rollout(conn: Connection, rollout_id: str) -> list[RewardRow]:
     """All rewards in a rollout, in the order they were given."""
     columns = [rewards.c[name] for name in RewardRow.__dataclass_fields__]
-    query = select(*columns).where(rewards.c.rollout_id == rollout_id).order_by(rewards.c.created_at, rewards.c.id)
+    query = (
+        select(*columns)
+        .where(rewards.c.rollout_id == rollout_id)
+        .order_by(rewards.c.created_at, rewards.c.id)
+    )
     return [RewardRow(**row) for row in conn.execute(query).mappings()]
 
 
@@ -112,13 +127,16 @@ def channels(conn: Connection, run_id: str, unit: RewardUnit) -> tuple[str, ...]
 def check(conn: Connection, reward: RewardRow) -> None:
     """Raise `StoreError` unless the reward's rollout has such a target and did not fail."""
     rollout = conn.execute(
-        select(rollouts.c.status, rollouts.c.stop_reason, rollouts.c.group_id).where(rollouts.c.id == reward.rollout_id)
+        select(rollouts.c.status, rollouts.c.stop_reason, rollouts.c.group_id).where(
+            rollouts.c.id == reward.rollout_id
+        )
     ).first()
     if rollout is None:
         raise StoreError(f"{reward} cannot be written: there is no such rollout.")
     if rollout.status in _UNREWARDED and not reward.channel.startswith("cost."):
         raise StoreError(
-            f"{reward} cannot be written: the rollout {rollout.status} ({rollout.stop_reason}), which is no result. "
+            f"{reward} cannot be written: the rollout {rollout.status} ({rollout.stop_reason}), which is no "
+            "result. "
             "Only channels `cost.*` may be."
         )
     if not _exists(conn, reward, rollout.group_id):
@@ -146,7 +164,11 @@ def _exists(conn: Connection, reward: RewardRow, group_id: str) -> bool:
 
 
 def _row(
-    conn: Connection, reward: RewardRow, table: Table, row_id: str, column: Column[str] | Column[int] | None = None
+    conn: Connection,
+    reward: RewardRow,
+    table: Table,
+    row_id: str,
+    column: Column[str] | Column[int] | None = None,
 ) -> str | int | None:
     """A column of a row of the rollout, its id if none is named; None if there is no such row."""
     query = select(table.c.id if column is None else column).where(table.c.id == row_id)

@@ -59,13 +59,19 @@ class RolloutState:
     @property
     def final(self) -> bool:
         """Whether nothing more comes of its slot."""
-        return self.status in ("finished", "cancelled") or (self.status == "failed" and self.continued_by is None)
+        return self.status in ("finished", "cancelled") or (
+            self.status == "failed" and self.continued_by is None
+        )
 
 
 _LATER = rollouts.alias("later")
 _CONTINUED = (
     select(_LATER.c.id)
-    .where(_LATER.c.group_id == rollouts.c.group_id, _LATER.c.slot == rollouts.c.slot, _LATER.c.attempt > rollouts.c.attempt)
+    .where(
+        _LATER.c.group_id == rollouts.c.group_id,
+        _LATER.c.slot == rollouts.c.slot,
+        _LATER.c.attempt > rollouts.c.attempt,
+    )
     .order_by(_LATER.c.attempt.desc())
     .limit(1)
     .scalar_subquery()
@@ -92,8 +98,15 @@ def listing(
     after: str = "",
     limit: int = 100,
 ) -> list[RolloutState]:
-    """A run's rollouts that meet every condition given, by id, those behind `after`: ids sort by when they were made."""
-    wanted = {rollouts.c.status: status, rollouts.c.group_id: group_id, groups.c.purpose: purpose, rollouts.c.harness: harness}
+    """A run's rollouts that meet every condition given, by id, those behind `after`: ids sort by when they
+    were made.
+    """
+    wanted = {
+        rollouts.c.status: status,
+        rollouts.c.group_id: group_id,
+        groups.c.purpose: purpose,
+        rollouts.c.harness: harness,
+    }
     query = _query().where(rollouts.c.run_id == run_id, rollouts.c.id > after)
     for column, value in wanted.items():
         if value is not None:
@@ -110,10 +123,11 @@ def slots(conn: Connection, run_id: str, purpose: str) -> list[RolloutState]:
 def changed(
     conn: Connection, run_id: str, since: float, rollout_ids: Sequence[str] | None = None
 ) -> list[tuple[float, Change, RolloutState]]:
-    """What happened at `since` (Unix seconds) or later, in order of time: to all rollouts of a run, or to some.
+    """What happened at `since` (Unix seconds) or later, in order of time: to all rollouts of a run, or to
+    some.
 
-    The state is today's. Clocks of several machines, and commits that come late, may put a change before one seen already: ask
-    again from a little earlier, and pass over what is known.
+    The state is today's. Clocks of several machines, and commits that come late, may put a change before one
+    seen already: ask again from a little earlier, and pass over what is known.
     """
     times: dict[Change, Any] = {
         "submitted": rollouts.c.created_at,
@@ -152,15 +166,20 @@ def of_group(conn: Connection, run_id: str, purpose: str) -> list[str]:
 def _query() -> Select[Any]:
     of_group = [groups.c.purpose, groups.c.ordinal]
     of_task = [tasks.c.set.label("task_set"), tasks.c.key.label("task")]
-    joined = select(*(rollouts.c[name] for name in _OWN), *of_group, *of_task, _CONTINUED.label("continued_by"))
-    joined = joined.join(groups, groups.c.id == rollouts.c.group_id).join(tasks, tasks.c.id == rollouts.c.task_id)
+    joined = select(
+        *(rollouts.c[name] for name in _OWN), *of_group, *of_task, _CONTINUED.label("continued_by")
+    )
+    joined = joined.join(groups, groups.c.id == rollouts.c.group_id).join(
+        tasks, tasks.c.id == rollouts.c.task_id
+    )
     return joined.order_by(rollouts.c.id)
 
 
 def _states(conn: Connection, query: Select[Any]) -> list[RolloutState]:
     rows = conn.execute(query).mappings().all()
     ids = [row["id"] for row in rows]
-    given, used = _rewards(conn, ids), _usage(conn, ids)
+    given = _rewards(conn, ids)
+    used = _usage(conn, ids)
     return [
         RolloutState(
             **{
@@ -185,7 +204,8 @@ def _known(names: type[Name], stored: str | None, what: str, rollout_id: str) ->
         return names(stored)
     except ValueError:
         raise StoreError(
-            f"Rollout {rollout_id} has the {what} {stored!r}, which this version of HarnessGym does not know. A newer version "
+            f"Rollout {rollout_id} has the {what} {stored!r}, which this version of HarnessGym does not "
+            "know. A newer version "
             f"wrote it: read the store with that version. Known: {', '.join(names)}."
         ) from None
 
@@ -203,7 +223,9 @@ def _rewards(conn: Connection, ids: Sequence[str]) -> dict[str, dict[str, float]
 def _usage(conn: Connection, ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     out: dict[str, tuple[int, int]] = {}
     for part in _parts(ids):
-        query = select(calls.c.rollout_id, calls.c.completion_len, calls.c.usage).where(calls.c.rollout_id.in_(part))
+        query = select(calls.c.rollout_id, calls.c.completion_len, calls.c.usage).where(
+            calls.c.rollout_id.in_(part)
+        )
         for rollout_id, length, usage in conn.execute(query):
             number, tokens = out.get(rollout_id, (0, 0))
             counted = length or int((usage or {}).get("completion_tokens") or 0)

@@ -1,9 +1,11 @@
-"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, cancelled, or run again.
+"""Groups and their rollouts: submitted, claimed under a lease, finished with a verdict, cancelled, or run
+again.
 
-A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the policy's keeps its
-row (verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot. A group is complete when every
-slot has a valid or tampered rollout, or was given up; with fewer than the group's `min_members` left it is dropped. A rollout
-that is cancelled gives its slot up, whatever its node may still say of it.
+A rollout row is one attempt at one slot of a group. An attempt that fails for reasons that are not the
+policy's keeps its row (verdict `infrastructure_error`, its tokens excluded) and a new attempt takes the slot.
+A group is complete when every slot has a valid or tampered rollout, or was given up; with fewer than the
+group's `min_members` left it is dropped. A rollout that is cancelled gives its slot up, whatever its node may
+still say of it.
 """
 
 import time
@@ -94,13 +96,14 @@ class RolloutOutcome:
     """What the grade rests on, as JSON values."""
 
     def __post_init__(self) -> None:
-        # Readers convert what is stored back to these types: a name that does not exist must not get into the store.
+        # Readers convert what is stored back to these types: a name that does not exist must not get into the
+        # store.
         assert isinstance(self.stop_reason, StopReason), self.stop_reason
         assert self.cause is None or isinstance(self.cause, Cause), self.cause
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A finished rollout of a group, as the trainer sees it."""
 
     rollout_id: str
@@ -119,7 +122,7 @@ class GroupRow:
     submitted_version: int
     size: int
     """Rollouts that were submitted; with fewer members it is reduced."""
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
 def submit(conn: Connection, spec: GroupSpec) -> str:
@@ -151,9 +154,13 @@ def submit(conn: Connection, spec: GroupSpec) -> str:
 
 
 def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
-    """Add a group of one rollout that runs already, outside any node, at the next free ordinal. Returns the rollout's id."""
+    """Add a group of one rollout that runs already, outside any node, at the next free ordinal. Returns
+    the rollout's id.
+    """
     runs.lock(conn, spec.run_id)
-    highest = select(func.max(groups.c.ordinal)).where(groups.c.run_id == spec.run_id, groups.c.purpose == spec.purpose)
+    highest = select(func.max(groups.c.ordinal)).where(
+        groups.c.run_id == spec.run_id, groups.c.purpose == spec.purpose
+    )
     ordinal = conn.execute(highest).scalar()
     group_id = submit(conn, replace(spec, ordinal=0 if ordinal is None else ordinal + 1))
     rollout_id = conn.execute(select(rollouts.c.id).where(rollouts.c.group_id == group_id)).scalar_one()
@@ -162,7 +169,9 @@ def start(conn: Connection, spec: GroupSpec, holder: str, ttl_s: float) -> str:
 
 
 def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) -> list[RolloutRow]:
-    """Lease up to `limit` pending rollouts, oldest group first. Those that another is just claiming are passed over."""
+    """Lease up to `limit` pending rollouts, oldest group first. Those that another is just claiming are
+    passed over.
+    """
     due = rollouts.c.not_before.is_(None) | (rollouts.c.not_before <= time.time())
     wanted = [rollouts.c.run_id == run_id, rollouts.c.status == "pending", due]
     picked = select(rollouts.c.id).join(groups, groups.c.id == rollouts.c.group_id).where(*wanted)
@@ -174,13 +183,19 @@ def claim(conn: Connection, run_id: str, holder: str, ttl_s: float, limit: int) 
     own = ("id", "group_id", "run_id", "policy_id", "slot", "attempt", "harness", "seed")
     columns = [rollouts.c[name] for name in own]
     of_group = [groups.c.purpose, groups.c.sampling, groups.c.submitted_version, groups.c.submitted_versions]
-    of_task = [tasks.c.key.label("task_key"), tasks.c.set.label("task_set"), tasks.c.payload.label("task_payload")]
+    of_task = [
+        tasks.c.key.label("task_key"),
+        tasks.c.set.label("task_set"),
+        tasks.c.payload.label("task_payload"),
+    ]
     joined = (
         select(*columns, *of_group, *of_task)
         .join(groups, groups.c.id == rollouts.c.group_id)
         .join(tasks, tasks.c.id == groups.c.task_id)
     )
-    found = {row["id"]: RolloutRow(**row) for row in conn.execute(joined.where(rollouts.c.id.in_(ids))).mappings()}
+    found = {
+        row["id"]: RolloutRow(**row) for row in conn.execute(joined.where(rollouts.c.id.in_(ids))).mappings()
+    }
     return [found[rollout_id] for rollout_id in ids]
 
 
@@ -191,12 +206,16 @@ def renew(conn: Connection, rollout_ids: Sequence[str], holder: str, ttl_s: floa
 
 
 def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
-    """Store a verdict and rewards; complete the group if this was its last. False if the rollout is not running any more."""
+    """Store a verdict and rewards; complete the group if this was its last. False if the rollout is not
+    running any more.
+    """
     row = _end(conn, outcome, "finished")
     if row is None:
         return False
     for channel, value in outcome.rewards.items():
-        add_reward(conn, RewardRow(outcome.rollout_id, "rollout", outcome.rollout_id, channel, value, outcome.source))
+        add_reward(
+            conn, RewardRow(outcome.rollout_id, "rollout", outcome.rollout_id, channel, value, outcome.source)
+        )
     for reward in outcome.scores:
         add_reward(conn, reward)
     _complete(conn, row["group_id"])
@@ -204,9 +223,11 @@ def finish(conn: Connection, outcome: RolloutOutcome) -> bool:
 
 
 def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: float = 0.0) -> bool:
-    """Store an infrastructure error, exclude its tokens, and run the slot again unless its attempts are used up.
+    """Store an infrastructure error, exclude its tokens, and run the slot again unless its attempts are used
+    up.
 
-    Those that a dead node took along do not count. The next attempt is claimed after `wait_s` at the earliest.
+    Those that a dead node took along do not count. The next attempt is claimed after `wait_s` at the
+    earliest.
     """
     row = _end(conn, outcome, "failed")
     if row is None:
@@ -226,8 +247,8 @@ def fail(conn: Connection, outcome: RolloutOutcome, max_attempts: int, wait_s: f
 def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was cancelled.") -> list[str]:
     """Give up the slots of rollouts that are pending or running. Returns those that were.
 
-    A pending one ends here. A running one ends here too, as far as the store is concerned; its node sees that, kills what runs
-    and calls `settle`.
+    A pending one ends here. A running one ends here too, as far as the store is concerned; its node sees
+    that, kills what runs and calls `settle`.
     """
     done = []
     for rollout_id in sorted(set(rollout_ids)):
@@ -241,7 +262,9 @@ def cancel(conn: Connection, rollout_ids: Sequence[str], detail: str = "It was c
 
 
 def settle(conn: Connection, rollout_id: str, latencies: dict[str, float]) -> None:
-    """What the node of a cancelled rollout has to add when nothing of it runs any more. Other rollouts stay as they are."""
+    """What the node of a cancelled rollout has to add when nothing of it runs any more. Other rollouts
+    stay as they are.
+    """
     ours = (rollouts.c.id == rollout_id) & (rollouts.c.status == "cancelled")
     if conn.execute(update(rollouts).where(ours).values(latencies=latencies)).rowcount:
         exclude(conn, rollout_id, "cancelled")
@@ -250,7 +273,9 @@ def settle(conn: Connection, rollout_id: str, latencies: dict[str, float]) -> No
 def not_running(conn: Connection, rollout_ids: Sequence[str], holder: str) -> list[str]:
     """Those that their node should stop: cancelled, or given to another."""
     query = select(rollouts.c.id).where(rollouts.c.id.in_(rollout_ids))
-    return list(conn.execute(query.where((rollouts.c.status != "running") | (rollouts.c.holder != holder))).scalars())
+    return list(
+        conn.execute(query.where((rollouts.c.status != "running") | (rollouts.c.holder != holder))).scalars()
+    )
 
 
 def lost(conn: Connection, run_id: str) -> list[str]:
@@ -261,8 +286,14 @@ def lost(conn: Connection, run_id: str) -> list[str]:
 
 
 def expire(conn: Connection, run_id: str, node: str | None = None) -> None:
-    """End the leases of all rollouts that nodes run, or that the node of this name runs: it is known to be dead."""
-    holder = rollouts.c.holder.not_like("wrap-%") if node is None else rollouts.c.holder.startswith(f"{node}@", autoescape=True)
+    """End the leases of all rollouts that nodes run, or that the node of this name runs: it is known to be
+    dead.
+    """
+    holder = (
+        rollouts.c.holder.not_like("wrap-%")
+        if node is None
+        else rollouts.c.holder.startswith(f"{node}@", autoescape=True)
+    )
     running = (rollouts.c.run_id == run_id) & (rollouts.c.status == "running") & holder
     conn.execute(update(rollouts).where(running).values(lease_expires=0.0))
 
@@ -272,7 +303,14 @@ def exclude(conn: Connection, rollout_id: str, reason: str) -> None:
     done = select(exclusions.c.call_id).where(exclusions.c.rollout_id == rollout_id)
     sampled = [calls.c.rollout_id == rollout_id, calls.c.completion_len > 0, calls.c.id.not_in(done)]
     for call_id, length in conn.execute(select(calls.c.id, calls.c.completion_len).where(*sampled)).all():
-        values = {"id": new_id(), "rollout_id": rollout_id, "call_id": call_id, "start": 0, "end": length, "reason": reason}
+        values = {
+            "id": new_id(),
+            "rollout_id": rollout_id,
+            "call_id": call_id,
+            "start": 0,
+            "end": length,
+            "reason": reason,
+        }
         conn.execute(insert(exclusions).values(values))
 
 
@@ -311,17 +349,23 @@ def unfinished(conn: Connection, run_id: str, purpose: str) -> int:
     """How many rollouts of a purpose's open groups have not ended."""
     open_groups = (groups.c.run_id == run_id) & (groups.c.purpose == purpose) & (groups.c.state == "open")
     query = select(func.count()).select_from(rollouts).join(groups, groups.c.id == rollouts.c.group_id)
-    return int(conn.execute(query.where(open_groups, rollouts.c.status.in_(("pending", "running")))).scalar_one())
+    return int(
+        conn.execute(query.where(open_groups, rollouts.c.status.in_(("pending", "running")))).scalar_one()
+    )
 
 
 def rollout_states(conn: Connection, run_id: str) -> dict[str, int]:
     """How many rollouts of a run have each status."""
-    query = select(rollouts.c.status, func.count()).where(rollouts.c.run_id == run_id).group_by(rollouts.c.status)
+    query = (
+        select(rollouts.c.status, func.count()).where(rollouts.c.run_id == run_id).group_by(rollouts.c.status)
+    )
     return dict(conn.execute(query).all())
 
 
 def rewards_of(conn: Connection, run_id: str, purpose: str) -> list[float]:
-    """Rewards of a purpose's finished rollouts in order of group and slot. Raises `StoreError` if one of them has none."""
+    """Rewards of a purpose's finished rollouts in order of group and slot. Raises `StoreError` if one of
+    them has none.
+    """
     reward = (rewards.c.rollout_id == rollouts.c.id) & _TRAINED_ON
     query = (
         select(rollouts.c.id, rewards.c.value)
@@ -352,10 +396,14 @@ def _begun(holder: str, ttl_s: float) -> dict[str, Any]:
 
 
 def _end(
-    conn: Connection, outcome: RolloutOutcome, status: RolloutStatus, ending: Sequence[RolloutStatus] = ("running",)
+    conn: Connection,
+    outcome: RolloutOutcome,
+    status: RolloutStatus,
+    ending: Sequence[RolloutStatus] = ("running",),
 ) -> Any:
     own_group = select(rollouts.c.group_id).where(rollouts.c.id == outcome.rollout_id).scalar_subquery()
-    # Two that end at once would each see the other still running: the second waits here, and completes the group.
+    # Two that end at once would each see the other still running: the second waits here, and completes the
+    # group.
     conn.execute(select(groups.c.id).where(groups.c.id == own_group).with_for_update(key_share=True))
     ours = (rollouts.c.id == outcome.rollout_id) & rollouts.c.status.in_(ending)
     row = conn.execute(select(rollouts).where(ours).with_for_update(of=rollouts)).mappings().first()
@@ -372,12 +420,16 @@ def _complete(conn: Connection, group_id: str) -> None:
     counts = select(func.count()).select_from(rollouts).where(rollouts.c.group_id == group_id)
     if conn.execute(counts.where(unfinished)).scalar_one() == 0:
         valid = conn.execute(counts.where(rollouts.c.status == "finished")).scalar_one()
-        size, wanted = conn.execute(select(groups.c.size, groups.c.min_members).where(groups.c.id == group_id)).one()
+        size, wanted = conn.execute(
+            select(groups.c.size, groups.c.min_members).where(groups.c.id == group_id)
+        ).one()
         enough = valid >= min(wanted, size)
         set_group_state(conn, group_id, "complete" if enough else "dropped")
         if not enough:
             conn.execute(update(groups).where(groups.c.id == group_id).values(given_up="too_few"))
-            for rollout_id in conn.execute(select(rollouts.c.id).where(rollouts.c.group_id == group_id)).scalars().all():
+            for rollout_id in (
+                conn.execute(select(rollouts.c.id).where(rollouts.c.group_id == group_id)).scalars().all()
+            ):
                 exclude(conn, rollout_id, "group_dropped")
 
 
@@ -386,7 +438,7 @@ def _group(conn: Connection, row: Any) -> GroupRow:
     return GroupRow(**kept, members=_members(conn, row["id"]))
 
 
-def _members(conn: Connection, group_id: str) -> tuple[Member, ...]:
+def _members(conn: Connection, group_id: str) -> tuple[GroupMember, ...]:
     reward = (rewards.c.rollout_id == rollouts.c.id) & _TRAINED_ON
     query = (
         select(rollouts.c.id, rollouts.c.slot, rewards.c.value, rollouts.c.verdict)
@@ -395,6 +447,6 @@ def _members(conn: Connection, group_id: str) -> tuple[Member, ...]:
         .order_by(rollouts.c.slot)
     )
     return tuple(
-        Member(rollout_id, slot, required_reward(value, rollout_id), verdict)
+        GroupMember(rollout_id, slot, required_reward(value, rollout_id), verdict)
         for rollout_id, slot, value, verdict in conn.execute(query)
     )

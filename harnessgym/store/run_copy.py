@@ -1,7 +1,7 @@
 """A run from one database into another: every row that belongs to it, under the ids that it has.
 
-What runs share is not made twice: tasks are found by set, key and payload, texts by their hash. Workers and leases stay behind:
-they are those of processes.
+What runs share is not made twice: tasks are found by set, key and payload, texts by their hash. Workers and
+leases stay behind: they are those of processes.
 """
 
 import json
@@ -14,8 +14,8 @@ from sqlalchemy import ColumnElement, Connection, Table, select, update
 
 from harnessgym.errors import StoreError
 from harnessgym.store.owned_rows import OWNED, PARENTS, in_portions, owned, parents_first
+from harnessgym.store.row_copy import Row, reading, write
 from harnessgym.store.tables import bodies, groups, messages, policies, policy_versions, rollouts, runs, tasks
-from harnessgym.store.verbatim import Row, reading, write
 
 _AT_ONCE = 1_000
 """Rows that one statement asks for or inserts."""
@@ -36,9 +36,11 @@ class RunCopy:
     """Ids of tasks in the source to those in the target."""
 
     def portions(self) -> Iterator[tuple[int, int]]:
-        """Copy. Behind every portion: how many rollouts are copied, and how many there are. The target is whole up to there.
+        """Copy. Behind every portion: how many rollouts are copied, and how many there are. The target is
+        whole up to there.
 
-        Raises `StoreError` if the target has the run. One of which only the name and the policies are left may come back.
+        Raises `StoreError` if the target has the run. One of which only the name and the policies are left
+        may come back.
         """
         self._refuse_known()
         self._copy(runs, runs.c.id == self.run_id, known=True)
@@ -48,7 +50,8 @@ class RunCopy:
         self._copy(policy_versions, policy_versions.c.policy_id.in_(mine), known=True)
         self._copy(groups, groups.c.run_id == self.run_id)
         portions = in_portions(self.source, select(rollouts.c.id).where(rollouts.c.run_id == self.run_id))
-        done, total = 0, sum(map(len, portions))
+        done = 0
+        total = sum(map(len, portions))
         yield done, total
         for portion in portions:
             self._copy_rollouts(portion)
@@ -56,9 +59,13 @@ class RunCopy:
             yield done, total
 
     def _refuse_known(self) -> None:
-        if self.target.execute(select(groups.c.id).where(groups.c.run_id == self.run_id).limit(1)).first() is not None:
+        if (
+            self.target.execute(select(groups.c.id).where(groups.c.run_id == self.run_id).limit(1)).first()
+            is not None
+        ):
             raise StoreError(
-                f"The target has run {self.run_id} already: nothing was changed. Give another database; runs are never merged."
+                f"The target has run {self.run_id} already: nothing was changed. Give another database; runs "
+                "are never merged."
             )
 
     def _copy_tasks(self) -> None:

@@ -1,4 +1,5 @@
-"""A run in one file: a SQLite database of the store's schema that holds nothing else: whatever reads traces reads it.
+"""A run in one file: a SQLite database of the store's schema that holds nothing else: whatever reads traces
+reads it.
 
 A file is written beside its place and moved there when it is whole. An import is one transaction.
 """
@@ -46,12 +47,15 @@ def run_of(conn: Connection, given: str) -> str:
         return str(found[0])
     problem = "The database has no run" if not found else "More than one run of the database"
     raise StoreError(
-        f"{problem} {'beginning' if found else 'that begins'} with {given!r}. It has: {', '.join(known) or 'none'}."
+        f"{problem} {'beginning' if found else 'that begins'} with {given!r}. It has: "
+        f"{', '.join(known) or 'none'}."
     )
 
 
 def export_run(url: str, run: str, out: Path, progress: Progress = lambda *_: None) -> Moved:
-    """Write a run to a file. Raises `StoreError` if there is no such run, or something stands there already."""
+    """Write a run to a file. Raises `StoreError` if there is no such run, or something stands there
+    already.
+    """
     if out.exists():
         raise StoreError(f"{out} is there already: remove it, or give another name.")
     part = out.with_name(f"{out.name}.part")
@@ -67,16 +71,19 @@ def export_run(url: str, run: str, out: Path, progress: Progress = lambda *_: No
 
 
 def import_run(file: Path, url: str, progress: Progress = lambda *_: None) -> Moved:
-    """Read a run from a file into a database, which is made if there is none. What goes wrong leaves the database as it was.
+    """Read a run from a file into a database, which is made if there is none. What goes wrong leaves the
+    database as it was.
 
-    Raises `StoreError` if the file holds not exactly one run, if the database has that, or if it is of another schema revision.
+    Raises `StoreError` if the file holds not exactly one run, if the database has that, or if it is of
+    another schema revision.
     """
     with _readable(file) as source:
         run_id = _only_run(source, file)
         if _is_new(url):
             TraceStore.create(url).close()
         with connected(url) as target, target.writer.begin():
-            copy, done = RunCopy(source, target.writer, run_id), 0
+            copy = RunCopy(source, target.writer, run_id)
+            done = 0
             for done, total in copy.portions():
                 progress(done, total)
     return Moved(run_id, done, dict(copy.rows), bytes=file.stat().st_size)
@@ -88,7 +95,8 @@ def _written(source: Connection, run_id: str, part: Path, progress: Progress) ->
     url = f"sqlite:///{part}"
     TraceStore.create(url).close()
     with connected(url) as target:
-        copy, done = RunCopy(source, target.writer, run_id), 0
+        copy = RunCopy(source, target.writer, run_id)
+        done = 0
         for done, total in copy.portions():
             target.writer.commit()
             progress(done, total)
@@ -132,7 +140,8 @@ def _readable(file: Path) -> Iterator[Connection]:
                 TraceStore.create(f"sqlite:///{copied}").close()
             except SchemaError:
                 raise SchemaError(
-                    f"{file} was written by a later release (schema revision {found}); this one knows {head_revision()}. "
+                    f"{file} was written by a later release (schema revision {found}); this one knows "
+                    f"{head_revision()}. "
                     "Upgrade HarnessGym."
                 ) from None
             file = copied
@@ -145,7 +154,9 @@ def _read_only(file: Path) -> Iterator[Connection]:
     backend = open_backend(f"sqlite:///{file}")
     address = f"{file.absolute().as_uri()}?mode=ro"
     engine = create_engine(
-        "sqlite://", creator=lambda: sqlite3.connect(address, uri=True, isolation_level=None), poolclass=StaticPool
+        "sqlite://",
+        creator=lambda: sqlite3.connect(address, uri=True, isolation_level=None),
+        poolclass=StaticPool,
     )
     try:
         with engine.connect() as conn:
@@ -161,7 +172,9 @@ def _revision(file: Path) -> str:
     with _read_only(file) as conn:
         found = revision_of(conn)
     if found is None:
-        raise StoreError(f"{file} is no run file: it has no traces. `harnessgym store export SOURCE RUN FILE` writes one.")
+        raise StoreError(
+            f"{file} is no run file: it has no traces. `harnessgym store export SOURCE RUN FILE` writes one."
+        )
     return found
 
 

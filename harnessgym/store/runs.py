@@ -31,7 +31,9 @@ class RunRow:
 def add(conn: Connection, name: str, config: dict[str, Any], code_version: str, status: RunStatus) -> str:
     """Record a new run. Returns its id."""
     run_id = new_id()
-    conn.execute(insert(runs).values(id=run_id, name=name, config=config, code_version=code_version, status=status))
+    conn.execute(
+        insert(runs).values(id=run_id, name=name, config=config, code_version=code_version, status=status)
+    )
     return run_id
 
 
@@ -49,13 +51,17 @@ def set_status(conn: Connection, run_id: str, status: RunStatus) -> None:
 
 
 def lock(conn: Connection, run_id: str) -> None:
-    """Until this transaction ends, no other plans, numbers or registers anything in the run. On SQLite that is so anyway."""
+    """Until this transaction ends, no other plans, numbers or registers anything in the run. On SQLite
+    that is so anyway.
+    """
     conn.execute(select(runs.c.id).where(runs.c.id == run_id).with_for_update(key_share=True))
 
 
 def add_task(conn: Connection, task_set: str, task: Task) -> str:
     """The row id of a task, made if this set, key and payload are new."""
-    payload = json.dumps([task.instruction, task.seed, dict(task.files), dict(task.metadata), task.grader], sort_keys=True)
+    payload = json.dumps(
+        [task.instruction, task.seed, dict(task.files), dict(task.metadata), task.grader], sort_keys=True
+    )
     digest = hashlib.blake2b(payload.encode(), digest_size=16).hexdigest()
     same = (tasks.c.set == task_set) & (tasks.c.key == task.id) & (tasks.c.payload_hash == digest)
     found = conn.execute(select(tasks.c.id).where(same)).scalar()

@@ -15,9 +15,11 @@ from harnessgym.store.tables import metadata
 Alone = Callable[[Connection], AbstractContextManager[None]]
 _SCRIPTS = Path(__file__).parent / "migrations"
 HEAD = "0011"
-"""Newest revision in `migrations/versions`; a test compares it with Alembic's own answer, which is slow to import."""
+"""Newest revision in `migrations/versions`; a test compares it with Alembic's own answer, which is slow to
+import."""
 WRITING: Final = {"harnessgym_write": True}
-"""Execution options of a connection whose transactions take the write lock when they begin, not at their first write."""
+"""Execution options of a connection whose transactions take the write lock when they begin, not at their
+first write."""
 
 
 @cache
@@ -34,11 +36,12 @@ def revision_of(conn: Connection) -> str | None:
 
 
 def upgrade(conn: Connection, alone: Alone, revision: str = "head") -> None:
-    """Migrate to a revision, data kept, in one transaction: a crash leaves the old schema, a second process waits its turn.
+    """Migrate to a revision, data kept, in one transaction: a crash leaves the old schema, a second process
+    waits its turn.
 
-    A database without a schema gets that of `tables` at once, which is what the migrations build; a named revision is always
-    reached by migrations. `alone` is that of the connection's backend. Nothing may use the database meanwhile. Raises
-    `SchemaError` if a later release migrated it.
+    A database without a schema gets that of `tables` at once, which is what the migrations build; a named
+    revision is always reached by migrations. `alone` is that of the connection's backend. Nothing may use the
+    database meanwhile. Raises `SchemaError` if a later release migrated it.
     """
     found = revision_of(conn)
     conn.rollback()
@@ -52,7 +55,10 @@ def upgrade(conn: Connection, alone: Alone, revision: str = "head") -> None:
     config.set_main_option("script_location", str(_SCRIPTS))
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
-        raise SchemaError(f"The trace database has schema revision {found}, which this code does not know. Upgrade HarnessGym.")
+        raise SchemaError(
+            f"The trace database has schema revision {found}, which this code does not know. Upgrade "
+            "HarnessGym."
+        )
     with alone(conn):
         config.attributes["connection"] = conn
         views.drop(conn)

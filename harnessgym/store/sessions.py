@@ -60,7 +60,9 @@ def add(
         calls_at_seal=None,
         created_at=time.time(),
     )
-    conn.execute(insert(sessions).values({name: getattr(row, name) for name in SessionRow.__dataclass_fields__}))
+    conn.execute(
+        insert(sessions).values({name: getattr(row, name) for name in SessionRow.__dataclass_fields__})
+    )
     return row
 
 
@@ -76,16 +78,24 @@ def get(conn: Connection, session_id: str) -> SessionRow | None:
 
 def of_rollout(conn: Connection, rollout_id: str) -> list[str]:
     """Ids of a rollout's sessions in order of opening."""
-    query = select(sessions.c.id).where(sessions.c.rollout_id == rollout_id).order_by(sessions.c.created_at, sessions.c.id)
+    query = (
+        select(sessions.c.id)
+        .where(sessions.c.rollout_id == rollout_id)
+        .order_by(sessions.c.created_at, sessions.c.id)
+    )
     return list(conn.execute(query).scalars())
 
 
 def seal(conn: Connection, session_id: str) -> int:
-    """Refuse further calls and store how many there were. Sealing twice changes nothing. Returns the count."""
+    """Refuse further calls and store how many there were. Sealing twice changes nothing. Returns the
+    count.
+    """
     stored = conn.execute(select(sessions.c.calls_at_seal).where(sessions.c.id == session_id)).scalar()
     if stored is not None:
         return int(stored)
-    count = conn.execute(select(func.count()).select_from(calls).where(calls.c.session_id == session_id)).scalar_one()
+    count = conn.execute(
+        select(func.count()).select_from(calls).where(calls.c.session_id == session_id)
+    ).scalar_one()
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(sealed=True, calls_at_seal=count))
     return int(count)
 

@@ -1,14 +1,27 @@
-"""The texts that bodies share: those that no body has any more are found in one state of the database, and removed in portions.
+"""The texts that bodies share: those that no body has any more are found in one state of the database, and
+removed in portions.
 
-A body may be written meanwhile that has one of them again. So a portion looks, behind a lock that keeps writers of texts out,
-through the bodies that the search could not see, and leaves what these have.
+A body may be written meanwhile that has one of them again. So a portion looks, behind a lock that keeps
+writers of texts out, through the bodies that the search could not see, and leaves what these have.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, CompoundSelect, Connection, LargeBinary, cast, delete, func, select, text, true, union_all
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    LargeBinary,
+    cast,
+    delete,
+    func,
+    select,
+    text,
+    true,
+    union_all,
+)
 
 from harnessgym.store.owned_rows import Rollouts, owned
 from harnessgym.store.removal import Removed
@@ -54,7 +67,9 @@ def measure(conn: Connection, hashes: Sequence[str]) -> Removed:
 
 
 def remove(conn: Connection, hashes: Sequence[str], since: str) -> Removed:
-    """Remove at most `AT_ONCE` texts that nothing had when the mark was taken, but those that something has since."""
+    """Remove at most `AT_ONCE` texts that nothing had when the mark was taken, but those that something
+    has since.
+    """
     if conn.dialect.name == "postgresql":
         conn.exec_driver_sql(_LOCK)
     newer: Any = text(_BEHIND[conn.dialect.name]).bindparams(mark=since)

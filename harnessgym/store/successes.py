@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from harnessgym.store.tables import groups, rewards, rollouts, trained
-from harnessgym.store.visits import SUCCESS
+from harnessgym.store.task_history import SUCCESS
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,17 @@ class Success:
     """Those that it was trained into, orphaned ones among them, as far as the store knows."""
 
 
-def successes(conn: Connection, policy_id: str, task_id: str, run_id: str, also: Collection[str]) -> list[Success]:
-    """Of a run's consumed groups of a task, and of those `also` named, the newest group's first, by slot within a group."""
-    reward = (rewards.c.rollout_id == rollouts.c.id) & (rewards.c.channel == "reward") & (rewards.c.unit == "rollout")
+def successes(
+    conn: Connection, policy_id: str, task_id: str, run_id: str, also: Collection[str]
+) -> list[Success]:
+    """Of a run's consumed groups of a task, and of those `also` named, the newest group's first, by slot
+    within a group.
+    """
+    reward = (
+        (rewards.c.rollout_id == rollouts.c.id)
+        & (rewards.c.channel == "reward")
+        & (rewards.c.unit == "rollout")
+    )
     own = (rollouts.c.run_id == run_id) & (rollouts.c.task_id == task_id) & (groups.c.purpose == "train")
     settled = (groups.c.state == "consumed") | groups.c.id.in_(also)
     query = (
@@ -31,7 +39,13 @@ def successes(conn: Connection, policy_id: str, task_id: str, run_id: str, also:
         .join(groups, groups.c.id == rollouts.c.group_id)
         .join(rewards, reward)
         .outerjoin(trained, (trained.c.rollout_id == rollouts.c.id) & (trained.c.policy_id == policy_id))
-        .where(own, settled, rollouts.c.status == "finished", rollouts.c.verdict == "valid", rewards.c.value > SUCCESS)
+        .where(
+            own,
+            settled,
+            rollouts.c.status == "finished",
+            rollouts.c.verdict == "valid",
+            rewards.c.value > SUCCESS,
+        )
         .order_by(groups.c.ordinal.desc(), rollouts.c.slot, trained.c.version)
     )
     found: dict[str, Success] = {}

@@ -1,8 +1,8 @@
 """The schema, declared once. `migrations/` builds exactly this; a test compares the two.
 
-Ids are text made by the process that creates the row (`new_id`), so that rows can refer to each other before any of them is
-written. Times are Unix seconds. Token ids take 2, 3 or 4 bytes each (`tokens.narrow_ids`), logprobs are float32,
-little-endian.
+Ids are text made by the process that creates the row (`new_id`), so that rows can refer to each other before
+any of them is written. Times are Unix seconds. Token ids take 2, 3 or 4 bytes each (`tokens.narrow_ids`),
+logprobs are float32, little-endian.
 """
 
 import os
@@ -37,7 +37,8 @@ metadata = MetaData(
 
 
 _random = random.Random()
-"""Ids are no secrets; and asking the system for their random part lets another thread run first, eight times a call."""
+"""Ids are no secrets; and asking the system for their random part lets another thread run first, eight
+times a call."""
 os.register_at_fork(after_in_child=_random.seed)
 
 
@@ -69,7 +70,9 @@ runs = Table(
     Column("ended_at", Float),
 )  # fmt: skip
 
-policies = Table("policies", metadata, _id(), _ref("runs"), Column("name", String, nullable=False), _created())
+policies = Table(
+    "policies", metadata, _id(), _ref("runs"), Column("name", String, nullable=False), _created()
+)
 
 policy_versions = Table(
     "policy_versions", metadata, _id(),
@@ -232,7 +235,9 @@ calls = Table(
     UniqueConstraint("session_id", "ordinal"),
 )  # fmt: skip
 
-messages = Table("messages", metadata, Column("hash", String, primary_key=True), Column("body", Text, nullable=False))
+messages = Table(
+    "messages", metadata, Column("hash", String, primary_key=True), Column("body", Text, nullable=False)
+)
 
 bodies = Table(
     "bodies", metadata, _id(),

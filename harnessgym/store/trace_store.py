@@ -1,14 +1,16 @@
-"""The one way to the database: short reads, writes that one thread groups into transactions, and waiting for others' writes.
+"""The one way to the database: short reads, writes that one thread groups into transactions, and waiting for
+others' writes.
 
-Every process opens one `TraceStore`. Writes are functions of a connection; those that are waiting when the writer becomes idle
-share one transaction, each in its own savepoint, so one that fails takes no other with it. Only where the database gives up the
-transaction itself (a full disk, a server that went away) do all that share it fail, and then none of them is stored. A write
-has returned only when its transaction is committed. With SQLite in WAL mode that survives SIGKILL of any process; with
-`synchronous="FULL"`, and always with PostgreSQL, also power loss.
+Every process opens one `TraceStore`. Writes are functions of a connection; those that are waiting when the
+writer becomes idle share one transaction, each in its own savepoint, so one that fails takes no other with
+it. Only where the database gives up the transaction itself (a full disk, a server that went away) do all that
+share it fail, and then none of them is stored. A write has returned only when its transaction is committed.
+With SQLite in WAL mode that survives SIGKILL of any process; with `synchronous="FULL"`, and always with
+PostgreSQL, also power loss.
 
-A function may run again if the database undid it, and reads if nobody answered: it must do nothing but ask the database. A
-server that restarts is waited for; writes that wait meanwhile are queued, and none that was committed is lost. If it stays away
-all who wait hear so at one time, and who asks later at once.
+A function may run again if the database undid it, and reads if nobody answered: it must do nothing but ask
+the database. A server that restarts is waited for; writes that wait meanwhile are queued, and none that was
+committed is lost. If it stays away all who wait hear so at one time, and who asks later at once.
 """
 
 import asyncio
@@ -30,7 +32,7 @@ from sqlalchemy import Connection, RootTransaction
 from harnessgym.errors import SchemaError, StoreError, StoreUnavailable
 from harnessgym.store.backend import Synchronous, open_backend, shown
 from harnessgym.store.schema import WRITING, head_revision, revision_of, upgrade
-from harnessgym.store.watch import Watch
+from harnessgym.store.watch import StoreWatch
 
 __all__ = ["Synchronous", "TraceStore", "Work"]
 
@@ -42,8 +44,8 @@ _PAUSE_S = 0.2
 _TRIES = 5
 """How often a write is tried that the database undid because of what others did."""
 _READERS = 16
-"""Threads in which an event loop reads. They are the store's own: while a server is away all of them wait for it, and what
-else the loop does in threads must go on."""
+"""Threads in which an event loop reads. They are the store's own: while a server is away all of them wait
+for it, and what else the loop does in threads must go on."""
 _readers: RunVar[anyio.CapacityLimiter] = RunVar("store readers")
 
 
@@ -73,7 +75,9 @@ class TraceStore:
 
     @classmethod
     def create(cls, url: str, *, synchronous: Synchronous = "NORMAL") -> "TraceStore":
-        """Open a database after migrating it to this code's schema; makes it if there is none (PostgreSQL: `createdb`)."""
+        """Open a database after migrating it to this code's schema; makes it if there is none (PostgreSQL:
+        `createdb`).
+        """
         store = cls(url, synchronous=synchronous)
         try:
             store._backend.make_place()
@@ -92,7 +96,8 @@ class TraceStore:
             found = store._connected_once(revision_of)
             if found != head_revision():
                 raise SchemaError(
-                    f"The trace database {shown(url)} has schema revision {found}, this code needs {head_revision()}. "
+                    f"The trace database {shown(url)} has schema revision {found}, this code needs "
+                    f"{head_revision()}. "
                     f"Stop its users and run `harnessgym store migrate {shown(url)}`."
                 )
         except BaseException:
@@ -101,7 +106,9 @@ class TraceStore:
         return store
 
     def submit(self, work: Work[T]) -> "Future[T]":
-        """Queue a write; the future resolves once it is committed. It cannot be cancelled: what was submitted is written."""
+        """Queue a write; the future resolves once it is committed. It cannot be cancelled: what was
+        submitted is written.
+        """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
         with self._closing:
@@ -110,15 +117,21 @@ class TraceStore:
         return future
 
     def write(self, work: Work[T]) -> T:
-        """Do a write and wait for its commit. Raises `StoreError` if the database refuses, `StoreUnavailable` for now."""
+        """Do a write and wait for its commit. Raises `StoreError` if the database refuses,
+        `StoreUnavailable` for now.
+        """
         return self.submit(work).result()
 
     async def awrite(self, work: Work[T]) -> T:
-        """`write`, without blocking the event loop. A caller that is cancelled meanwhile does not take its write back."""
+        """`write`, without blocking the event loop. A caller that is cancelled meanwhile does not take its
+        write back.
+        """
         return await asyncio.wrap_future(self.submit(work))
 
     def read(self, work: Work[T]) -> T:
-        """Run a short read; all its statements see one state of the database. Raises `StoreError` if the database refuses."""
+        """Run a short read; all its statements see one state of the database. Raises `StoreError` if the
+        database refuses.
+        """
         self._refuse_misuse()
         with self._refusals():
             while True:
@@ -132,7 +145,9 @@ class TraceStore:
                 time.sleep(_PAUSE_S)
 
     async def aread(self, work: Work[T]) -> T:
-        """`read`, without blocking the event loop. A caller that is cancelled meanwhile leaves the read to end by itself."""
+        """`read`, without blocking the event loop. A caller that is cancelled meanwhile leaves the read to
+        end by itself.
+        """
         try:
             readers = _readers.get()
         except LookupError:
@@ -140,10 +155,12 @@ class TraceStore:
             _readers.set(readers)
         return await anyio.to_thread.run_sync(self.read, work, limiter=readers)
 
-    def watch(self, poll_s: float, longest_s: float = 1.0) -> Watch:
-        """Waits until others may have changed what work depends on; look at the store first after it was made.
+    def watch(self, poll_s: float, longest_s: float = 1.0) -> StoreWatch:
+        """Waits until others may have changed what work depends on; look at the store first after it was
+        made.
 
-        Where the database tells of changes (PostgreSQL) a wait ends with one, or after `longest_s`; elsewhere after `poll_s`.
+        Where the database tells of changes (PostgreSQL) a wait ends with one, or after `longest_s`; elsewhere
+        after `poll_s`.
         """
         self._refuse_misuse()
         return self._backend.watch(self._engine, poll_s, longest_s)
@@ -183,7 +200,8 @@ class TraceStore:
 
     def _write_groups(self) -> None:
         while (first := self._queue.get()) is not None:
-            group, last = [first], False
+            group = [first]
+            last = False
             while len(group) < _GROUP and not last and not self._queue.empty():
                 item = self._queue.get()
                 if item is None:
@@ -192,16 +210,19 @@ class TraceStore:
                     group.append(item)
             undone = self._write_group(group)
             for tries in range(_TRIES):  # one by one: what takes one lock at a time is in nobody's way
-                undone = [item for again in undone for item in self._write_group([again], last=tries == _TRIES - 1)]
+                undone = [
+                    item for again in undone for item in self._write_group([again], last=tries == _TRIES - 1)
+                ]
             if last:
                 break
         self._disconnect()
 
     def _write_group(self, group: list["_Item"], *, last: bool = False) -> list["_Item"]:
-        """One transaction; futures resolve after its commit, so that a result is never seen that could still be lost.
+        """One transaction; futures resolve after its commit, so that a result is never seen that could still
+        be lost.
 
-        Returns those that may be tried again, because others were in their way or the server went away before the commit; with
-        `last` they fail instead.
+        Returns those that may be tried again, because others were in their way or the server went away before
+        the commit; with `last` they fail instead.
         """
         done: list[tuple[Future[Any], Any]] = []
         failed: list[tuple[Future[Any], Exception]] = []
@@ -236,12 +257,15 @@ class TraceStore:
         return again
 
     def _fail(self, group: list["_Item"], error: Exception, *, unknown: bool) -> None:
-        """Tell all of a group why it failed. Whether a server that vanished during the commit made it, nobody can know."""
+        """Tell all of a group why it failed. Whether a server that vanished during the commit made it,
+        nobody can know.
+        """
         if isinstance(error, _TransactionLostError):
             error = self._refusal(error.__cause__ or error)
         elif unknown and self._went_away(error):
             error = StoreUnavailable(
-                f"{error} It went away while it committed: look whether it was stored before writing it again."
+                f"{error} It went away while it committed: look whether it was stored before writing it "
+                "again."
             )
         for _, future in group:
             future.set_exception(error)
@@ -250,10 +274,14 @@ class TraceStore:
         return error.__cause__ is not None and self._backend.away(error.__cause__)
 
     def _begin(self) -> RootTransaction:
-        """The writer's transaction. Nothing of it has begun yet, so a server that is away may be waited for."""
+        """The writer's transaction. Nothing of it has begun yet, so a server that is away may be waited
+        for.
+        """
         while True:
             try:
-                if self._conn is None:  # it keeps one: taking one from the pool costs as much as a small write
+                if (
+                    self._conn is None
+                ):  # it keeps one: taking one from the pool costs as much as a small write
                     self._conn = self._engine.connect().execution_options(**WRITING)
                 transaction = self._conn.begin()
             except self._backend.errors as error:
@@ -266,13 +294,16 @@ class TraceStore:
                 return transaction
 
     def _disconnect(self) -> None:
-        conn, self._conn = self._conn, None
+        conn = self._conn
+        self._conn = None
         if conn is not None:
             with contextlib.suppress(*self._backend.errors):
                 conn.close()
 
     def _write_one(self, conn: Connection, work: Work[T]) -> T:
-        """Run one write in a savepoint. Raises `_TransactionLostError` if the database rolled back more than that."""
+        """Run one write in a savepoint. Raises `_TransactionLostError` if the database rolled back more
+        than that.
+        """
         driver: Any = conn.connection.driver_connection
         driver.execute("SAVEPOINT one_write")
         try:
@@ -307,7 +338,9 @@ _Item = tuple[Work[Any], "Future[Any]"]
 
 
 class _Outage:
-    """Since when a server has not answered. Readers and the writer share it, so that all of them give up together."""
+    """Since when a server has not answered. Readers and the writer share it, so that all of them give up
+    together.
+    """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
@@ -318,7 +351,9 @@ class _Outage:
         self._since = -math.inf
 
     def too_long(self) -> bool:
-        """Whether it has been away for longer than anybody waits. One of which nobody heard for long begins anew."""
+        """Whether it has been away for longer than anybody waits. One of which nobody heard for long
+        begins anew.
+        """
         now = time.monotonic()
         if self._since == -math.inf or now - self._seen > 4 * self._patience_s:
             self._since = now
@@ -331,4 +366,6 @@ class _TransactionLostError(StoreError):
 
 
 class _UndoneError(StoreUnavailable):
-    """The database undid one write because of what others did at the same time; done again it may go through."""
+    """The database undid one write because of what others did at the same time; done again it may go
+    through.
+    """

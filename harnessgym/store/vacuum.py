@@ -20,7 +20,9 @@ def vacuum(url: str, *, full: bool = False) -> Vacuumed:
     with connected(url) as database:
         with database.reader.begin():
             if (holder := leases.holder_of(database.reader, retention.LEASE)) is not None:
-                raise StoreError(f"Process {holder} is removing rows from this database. Vacuum it when that is done.")
+                raise StoreError(
+                    f"Process {holder} is removing rows from this database. Vacuum it when that is done."
+                )
             before = database.backend.size(database.reader)
         database.backend.vacuum(database.writer, full=full)
         with database.reader.begin():

@@ -1,11 +1,12 @@
 """What the database offers to people who ask it in plain SQL, and what it refuses whoever asks.
 
-Views: one row per rollout (`v_rollout`), per call (`v_turn`), per agent with its place in the tree (`v_agent_tree`), what
-became of a rollout's sampled tokens (`v_token_account`), and the edges of the trace graph with those that are never stored
-(`v_edge`). Triggers: a frozen rollout's trace refuses every write, a stored text every change.
+Views: one row per rollout (`v_rollout`), per call (`v_turn`), per agent with its place in the tree
+(`v_agent_tree`), what became of a rollout's sampled tokens (`v_token_account`), and the edges of the trace
+graph with those that are never stored (`v_edge`). Triggers: a frozen rollout's trace refuses every write, a
+stored text every change.
 
-Tables cannot be altered while these stand on them, so `schema.upgrade` takes them away and makes them anew behind the last
-migration: they are always those declared here.
+Tables cannot be altered while these stand on them, so `schema.upgrade` takes them away and makes them anew
+behind the last migration: they are always those declared here.
 """
 
 from sqlalchemy import Connection, PrimaryKeyConstraint, UniqueConstraint
@@ -110,7 +111,8 @@ _OWNERS = {
     "segments": "(SELECT s.rollout_id FROM sessions s WHERE s.id = {0}.session_id)",
     "bodies": "(SELECT c.rollout_id FROM calls c WHERE c.id = {0}.call_id)",
 }
-"""Other tables that are kept, and whose a row of theirs is. What thaws a rollout is let through, and so is a new one."""
+"""Other tables that are kept, and whose a row of theirs is. What thaws a rollout is let through, and so is
+a new one."""
 _FROZEN = "The rollout is frozen: its trace cannot change. `harnessgym store thaw` allows it again."
 _SAME = "A stored text is known by its hash: it cannot be changed."
 _GUARD_FUNCTION = """
@@ -167,7 +169,9 @@ def definition(name: str, database: str) -> str:
 def create(conn: Connection) -> None:
     """Make all views and triggers."""
     for name in VIEWS:
-        conn.exec_driver_sql(f"CREATE VIEW {name} AS {definition(name, conn.dialect.name)}".replace("%", "%%"))
+        conn.exec_driver_sql(
+            f"CREATE VIEW {name} AS {definition(name, conn.dialect.name)}".replace("%", "%%")
+        )
     for statement in _guards(conn.dialect.name):
         conn.exec_driver_sql(statement)
 
@@ -200,11 +204,17 @@ def _postgresql_guards() -> list[str]:
     made += [trigger.format(table, "INSERT OR UPDATE OR DELETE", "", "refuse_frozen") for table in _GUARDED]
     for table, owner in _OWNERS.items():
         function = f"refuse_frozen_{table}"
-        body = _OWNER_FUNCTION.replace("NEW_OWNER", owner.format("NEW")).replace("OLD_OWNER", owner.format("OLD"))
+        body = _OWNER_FUNCTION.replace("NEW_OWNER", owner.format("NEW")).replace(
+            "OLD_OWNER", owner.format("OLD")
+        )
         made.append(body.replace("TABLE", table).replace("SAID", _FROZEN))
         if table == "rollouts":
             made.append(trigger.format(table, "UPDATE", "WHEN (OLD.frozen AND NEW.frozen)", function))
-            made.append(trigger.format(table, "DELETE", "", function).replace("frozen_rollouts ", "frozen_rollouts_delete ", 1))
+            made.append(
+                trigger.format(table, "DELETE", "", function).replace(
+                    "frozen_rollouts ", "frozen_rollouts_delete ", 1
+                )
+            )
         else:
             made.append(trigger.format(table, "INSERT OR UPDATE OR DELETE", "", function))
     made.append(_TEXT_FUNCTION.replace("SAID", _SAME))
@@ -222,9 +232,11 @@ def _sqlite_guards() -> list[str]:
     made = []
     for table in (*_GUARDED, *_OWNERS):
         old, new = (_is_frozen(table, row) for row in ("OLD", "NEW"))
-        added, changed = new, f"{old} OR {new}"
+        added = new
+        changed = f"{old} OR {new}"
         if table == "rollouts":
-            added, changed = "FALSE", "OLD.frozen AND NEW.frozen"
+            added = "FALSE"
+            changed = "OLD.frozen AND NEW.frozen"
         made += [
             trigger.format(table, "insert", f"{added} OR {_takes_place(table)}", _FROZEN),
             trigger.format(table, "update", f"{changed} OR {_takes_place(table, besides='OLD.id')}", _FROZEN),
@@ -242,7 +254,9 @@ def _is_frozen(table: str, row: str) -> str:
 
 
 def _takes_place(table: str, besides: str | None = None) -> str:
-    """Whether the new row has a key of a frozen rollout's: SQLite's OR REPLACE removes that one without a trigger."""
+    """Whether the new row has a key of a frozen rollout's: SQLite's OR REPLACE removes that one without a
+    trigger.
+    """
     other = f" AND o.id <> {besides}" if besides else ""
     found = []
     for constraint in metadata.tables[table].constraints:

@@ -1,8 +1,10 @@
-"""Waiting for what other processes write: told by the database where it can tell, by looking again where it cannot.
+"""Waiting for what other processes write: told by the database where it can tell, by looking again where it
+cannot.
 
-What is watched is what work depends on: the state of runs, groups, rollouts, policy versions and workers, leases given back.
-A change that came after the last wait, or before the first, ends the next one at once. Whoever waits must then look: a wait may
-also end for nothing, and does after a while, for leases end without a word.
+What is watched is what work depends on: the state of runs, groups, rollouts, policy versions and workers,
+leases given back. A change that came after the last wait, or before the first, ends the next one at once.
+Whoever waits must then look: a wait may also end for nothing, and does after a while, for leases end without
+a word.
 """
 
 import asyncio
@@ -13,7 +15,7 @@ CHANNEL = "harnessgym_changed"
 """Where PostgreSQL's triggers tell of changes."""
 
 
-class Watch(Protocol):
+class StoreWatch(Protocol):
     """One waiter's view of the changes; a context manager. One wait at a time."""
 
     def wait(self) -> None:
@@ -39,15 +41,15 @@ class Polling:
         self._poll_s = poll_s
 
     def wait(self) -> None:
-        """See `Watch`."""
+        """See `StoreWatch`."""
         time.sleep(self._poll_s)
 
     async def changed(self) -> None:
-        """See `Watch`."""
+        """See `StoreWatch`."""
         await asyncio.sleep(self._poll_s)
 
     def close(self) -> None:
-        """See `Watch`."""
+        """See `StoreWatch`."""
 
     def __enter__(self) -> Self:
         return self

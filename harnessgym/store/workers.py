@@ -1,7 +1,7 @@
 """Engine workers: where they listen, what they serve.
 
-Whoever follows an engine that no supervisor started holds a lease for it. When that ends, engine and follower may both be gone,
-and the state that was recorded last means nothing.
+Whoever follows an engine that no supervisor started holds a lease for it. When that ends, engine and follower
+may both be gone, and the state that was recorded last means nothing.
 """
 
 import time
@@ -15,8 +15,8 @@ from harnessgym.store.backend import insert_into
 from harnessgym.store.tables import leases, workers
 
 WorkerState = Literal["starting", "ready", "draining", "updating", "silent", "dead", "ended"]
-"""silent: it accepts connections and does not answer. dead: it is lost. ended: it, or the agent that follows it,
-was ended on purpose."""
+"""silent: it accepts connections and does not answer. dead: it is lost. ended: it, or the agent that
+follows it, was ended on purpose."""
 GONE: tuple[WorkerState, ...] = ("dead", "ended")
 EMBEDDED = "embedded"
 """Kind of the engines that a run's supervisor starts."""
@@ -48,7 +48,9 @@ class WorkerRow:
 def upsert(conn: Connection, worker: WorkerRow) -> None:
     """Register a worker or replace what is known of it."""
     values = {**asdict(worker), "updated_at": time.time()}
-    conn.execute(insert_into(conn)(workers).values(values).on_conflict_do_update(index_elements=["id"], set_=values))
+    conn.execute(
+        insert_into(conn)(workers).values(values).on_conflict_do_update(index_elements=["id"], set_=values)
+    )
 
 
 def set_state(conn: Connection, worker_id: str, state: WorkerState) -> None:
@@ -63,7 +65,9 @@ def drain(conn: Connection, worker_id: str) -> None:
 
 
 def retire(conn: Connection, run_id: str) -> None:
-    """The engines that a run's last supervisor started are gone: nobody may route to their old addresses. Others live on."""
+    """The engines that a run's last supervisor started are gone: nobody may route to their old addresses.
+    Others live on.
+    """
     ours = (workers.c.run_id == run_id) & (workers.c.kind == EMBEDDED)
     conn.execute(update(workers).where(ours).values(state="ended", updated_at=time.time()))
 
@@ -86,9 +90,13 @@ def of_run(conn: Connection, run_id: str | None) -> list[WorkerRow]:
 
 
 def engines_of(conn: Connection, run_id: str) -> list[WorkerRow]:
-    """Those of a run's workers that serve a policy version: outside models do not. One that fell silent is dead."""
+    """Those of a run's workers that serve a policy version: outside models do not. One that fell silent is
+    dead.
+    """
     engines = [worker for worker in of_run(conn, run_id) if worker.kind not in _OUTSIDE]
-    over = leases.c.resource.in_([_resource(worker.id) for worker in engines]) & (leases.c.expires <= time.time())
+    over = leases.c.resource.in_([_resource(worker.id) for worker in engines]) & (
+        leases.c.expires <= time.time()
+    )
     silent = set(conn.execute(select(leases.c.resource).where(over)).scalars())
     return [replace(worker, state="dead") if _resource(worker.id) in silent else worker for worker in engines]
 

@@ -1,4 +1,6 @@
-"""Child processes of a run: started with inherited sockets, watched, restarted within bounds, ended with the run."""
+"""Child processes of a run: started with inherited sockets, watched, restarted within bounds, ended with
+the run.
+"""
 
 import contextlib
 import json
@@ -53,7 +55,9 @@ class Children:
     """All processes of one run."""
 
     def __init__(self, folder: RunFolder, threads: int, max_restarts: int) -> None:
-        self.folder, self.threads, self.max_restarts = folder, threads, max_restarts
+        self.folder = folder
+        self.threads = threads
+        self.max_restarts = max_restarts
         self.by_name: dict[str, Child] = {}
 
     def end_leftovers(self) -> list[str]:
@@ -74,7 +78,9 @@ class Children:
             self._record()
 
     def tend(self) -> list[str]:
-        """Listen to every heartbeat. There is nothing to tell: what a child does otherwise is seen when it exits."""
+        """Listen to every heartbeat. There is nothing to tell: what a child does otherwise is seen when it
+        exits.
+        """
         for child in self.by_name.values():
             child.heartbeat.look()
         return []
@@ -85,7 +91,9 @@ class Children:
 
     def exited(self) -> list[tuple[str, int]]:
         """Processes that have ended, with their exit status."""
-        return [(name, code) for name, child in self.by_name.items() if (code := child.process.poll()) is not None]
+        return [
+            (name, code) for name, child in self.by_name.items() if (code := child.process.poll()) is not None
+        ]
 
     def restart(self, name: str) -> None:
         """Start a process again. Raises `HarnessGymError` if it has died too often within a minute."""
@@ -114,7 +122,9 @@ class Children:
                 child.process.wait()
             child.heartbeat.close()
         self.by_name.clear()
-        with contextlib.suppress(OSError):  # on a full disk the record stays, and names processes that are dead
+        with contextlib.suppress(
+            OSError
+        ):  # on a full disk the record stays, and names processes that are dead
             self._record()
 
     def log_path(self, name: str) -> Path:
@@ -128,9 +138,15 @@ class Children:
     def _spawn(self, spec: ChildSpec) -> tuple[subprocess.Popen[bytes], Listener]:
         settings = self.folder.root / "services" / f"{spec.name}.json"
         write_json(settings, spec.settings, mode=0o600)
-        heartbeat, log = Listener(), self.log_path(spec.name)
-        return start_service(spec.command, settings, log, self.threads, spec.sockets, heartbeat=heartbeat), heartbeat
+        heartbeat = Listener()
+        log = self.log_path(spec.name)
+        return start_service(
+            spec.command, settings, log, self.threads, spec.sockets, heartbeat=heartbeat
+        ), heartbeat
 
     def _record(self) -> None:
         known = {name: identify(child.process.pid) for name, child in self.by_name.items()}
-        write_json(self.folder.processes_path, {name: [p.pid, p.started] for name, p in known.items() if p is not None})
+        write_json(
+            self.folder.processes_path,
+            {name: [p.pid, p.started] for name, p in known.items() if p is not None},
+        )

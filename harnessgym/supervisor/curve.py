@@ -14,15 +14,21 @@ def draw_curve(metrics: Sequence[dict[str, float]], summary: dict[str, Any], pat
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=120)
     steps = [line["step"] for line in metrics]
-    axes.plot(steps, [line["reward"] for line in metrics], marker=".", label="training reward (temperature 1)")
+    axes.plot(
+        steps, [line["reward"] for line in metrics], marker=".", label="training reward (temperature 1)"
+    )
     ends = [0, max(steps, default=0)]
-    for key, label in (("success", "held-out success, temperature 1"), ("greedy", "held-out success, greedy")):
+    for key, label in (
+        ("success", "held-out success, temperature 1"),
+        ("greedy", "held-out success, greedy"),
+    ):
         values = [summary[f"{key}_before"], summary[f"{key}_after"]]
         if None not in values:
             axes.plot(ends, values, marker="o", markersize=8, linestyle="", label=label)
     axes.set(xlabel="training step (= policy version)", ylabel="success", ylim=(-0.03, 1.03))
     axes.set_title(
-        f"η = {summary['eta']}, largest staleness {summary['max_staleness']}, {summary['rollouts']} training rollouts"
+        f"η = {summary['eta']}, largest staleness {summary['max_staleness']}, {summary['rollouts']} training "
+        "rollouts"
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

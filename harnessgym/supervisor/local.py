@@ -2,10 +2,10 @@
 
 from harnessgym.process import interruption_deferred
 from harnessgym.registry import load
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor.children import Children, ChildSpec
-from harnessgym.supervisor.orders import Orders
+from harnessgym.supervisor.process_settings import Orders
 from harnessgym.supervisor.sockets import Sockets, url_of
 
 

@@ -1,4 +1,6 @@
-"""Before a run starts: everything its configuration names is looked up, and its folder is claimed. Nothing is spawned yet."""
+"""Before a run starts: everything its configuration names is looked up, and its folder is claimed. Nothing
+is spawned yet.
+"""
 
 import fcntl
 import json
@@ -8,32 +10,40 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harnessgym.equipping import make_harness
 from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.process import identify
+from harnessgym.provisioning import make_harness
 from harnessgym.registry import Kind, load, look_in, names
 from harnessgym.reward import make_rewards
-from harnessgym.run_config import PolicySection, RunConfig
+from harnessgym.run_config.run import PolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.selection import Pool, make_selector
-from harnessgym.tasks.fitness import fitness
+from harnessgym.scheduling.selection import SelectionPool, make_selector
 from harnessgym.tasks.source import absolute, remarks_of, task_set
+from harnessgym.validation.baseline import fitness
 
 T = TypeVar("T")
 P = TypeVar("P", bound=PolicySection)
 Notify = Callable[[str], None]
-_PLACING: Any = {"cluster": True, "metrics": True, "code": True, "engine": {"outside"}, "trainer": {"processes", "device"}}
-"""What may change between two starts of a run: where its processes and modules are, and its numbers go, is no part of it."""
+_PLACING: Any = {
+    "cluster": True,
+    "metrics": True,
+    "code": True,
+    "engine": {"outside"},
+    "trainer": {"processes", "device"},
+}
+"""What may change between two starts of a run: where its processes and modules are, and its numbers go, is
+no part of it."""
 _UPDATE_SETTINGS = "trainers.update_settings:settings_of"
 _PPO_SETTINGS = "trainers.ppo_settings:ppo_settings_of"
 _ADVANTAGE_SETTINGS = "trainers.advantages.estimator:checked_settings"
 
 
 def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> RunFolder:
-    """Make a run's folder, or take up the one that is there. `notify` is told what of its tasks is not as it should be,
-    and which settings of the trainer an algorithm that is not ours may leave unread.
+    """Make a run's folder, or take up the one that is there. `notify` is told what of its tasks is not as it
+    should be, and which settings of the trainer an algorithm that is not ours may leave unread.
 
-    Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another configuration.
+    Raises `ConfigError`, naming the setting, for what cannot be run, and for a folder that belongs to another
+    configuration.
     """
     folder = RunFolder(root.resolve())
     code = tuple(dict.fromkeys(str(Path(each).resolve()) for each in (*config.code, ".")))
@@ -48,7 +58,8 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
     _check_names(config)
     if unapplied := _unapplied(config):
         notify(
-            f"Trainer: HarnessGym's own algorithms read {', '.join(unapplied)}; {config.trainer.algorithm} may not: leave "
+            f"Trainer: HarnessGym's own algorithms read {', '.join(unapplied)}; {config.trainer.algorithm} "
+            "may not: leave "
             "them out, or see its documentation."
         )
     _check_tasks(config, notify)
@@ -60,7 +71,9 @@ def prepare(config: RunConfig, root: Path, notify: Notify = lambda _: None) -> R
         try:
             write_json(folder.config_path, config.model_dump(mode="json"), mode=0o600)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
-            raise ConfigError(f"The run folder {root} cannot be written ({error.strerror}). Give another --folder.") from error
+            raise ConfigError(
+                f"The run folder {root} cannot be written ({error.strerror}). Give another --folder."
+            ) from error
         return folder
     recorded = _recorded(folder)
     if changed := _differences(_essence(recorded), _essence(config)):
@@ -83,15 +96,20 @@ def _essence(config: RunConfig) -> dict[str, Any]:
 
 
 def _recorded(folder: RunFolder) -> RunConfig:
-    """The configuration of the run that the folder holds. Raises `ConfigError` if this release cannot read it."""
+    """The configuration of the run that the folder holds. Raises `ConfigError` if this release cannot read
+    it.
+    """
     try:
         return folder.config()
     except ConfigError as error:
-        raise ConfigError(f"{error} Another release made that run. Give another --folder, or remove that one first.") from error
+        raise ConfigError(
+            f"{error} Another release made that run. Give another --folder, or remove that one first."
+        ) from error
 
 
 def claim_folder(folder: RunFolder) -> int:
-    """Refuse a second supervisor of the same run. Returns a descriptor that holds the claim until it, or the process, ends.
+    """Refuse a second supervisor of the same run. Returns a descriptor that holds the claim until it, or the
+    process, ends.
 
     Raises `ConfigError`.
     """
@@ -102,8 +120,13 @@ def claim_folder(folder: RunFolder) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise ConfigError(f"Process {_pid_in(path)} is running {folder.root} already. Wait for it, or end it.") from None
-    for torn in (*folder.root.glob(".*.json.*"), *folder.root.glob("services/.*.json.*")):  # by a writer that was killed
+        raise ConfigError(
+            f"Process {_pid_in(path)} is running {folder.root} already. Wait for it, or end it."
+        ) from None
+    for torn in (
+        *folder.root.glob(".*.json.*"),
+        *folder.root.glob("services/.*.json.*"),
+    ):  # by a writer that was killed
         torn.unlink(missing_ok=True)
     own = identify(os.getpid())
     assert own is not None
@@ -113,7 +136,8 @@ def claim_folder(folder: RunFolder) -> int:
 
 
 def choose_sandbox(config: RunConfig, notify: Notify, lacks: Callable[[str], str | None]) -> str:
-    """The configured backend, or its fallback, announced, where nodes lack it. Raises `ConfigError` without one.
+    """The configured backend, or its fallback, announced, where nodes lack it. Raises `ConfigError` without
+    one.
 
     `lacks` says why nodes cannot use a backend.
     """
@@ -150,9 +174,15 @@ def _check_names(config: RunConfig) -> None:
             settings_of(config.of_policy(policy.name), f"update of policy {policy.name!r}")
     if trainer.advantage not in names("advantage"):
         _load("trainer.advantage", "advantage", trainer.advantage)
-    load("settings", _ADVANTAGE_SETTINGS)(trainer.advantage, trainer.advantage_settings, stream=trainer.stream)
-    pool = Pool((), trainer.group_size, trainer.groups_per_step, config.seed)
-    _named("generate", "selector", lambda: make_selector(config.generate.selector, config.generate.settings, pool))
+    load("settings", _ADVANTAGE_SETTINGS)(
+        trainer.advantage, trainer.advantage_settings, stream=trainer.stream
+    )
+    pool = SelectionPool((), trainer.group_size, trainer.groups_per_step, config.seed)
+    _named(
+        "generate",
+        "selector",
+        lambda: make_selector(config.generate.selector, config.generate.settings, pool),
+    )
 
 
 def _unapplied(config: RunConfig) -> list[str]:
@@ -160,7 +190,11 @@ def _unapplied(config: RunConfig) -> list[str]:
     trainer = config.trainer
     if trainer.algorithm in names("algorithm"):
         return []
-    own = [name for name in ("advantage", "advantage_settings", "checkpoints", "ppo") if name in trainer.model_fields_set]
+    own = [
+        name
+        for name in ("advantage", "advantage_settings", "checkpoints", "ppo")
+        if name in trainer.model_fields_set
+    ]
     return [f"trainer.{name}" for name in own] + [f"trainer.update.{name}" for name in trainer.update]
 
 
@@ -174,10 +208,13 @@ def _check_sink(name: str) -> None:
 
 
 def _check_tasks(config: RunConfig, notify: Notify) -> None:
-    """There must be tasks, and none that failed when it was checked. What is unchecked or was left out is told."""
+    """There must be tasks, and none that failed when it was checked. What is unchecked or was left out is
+    told.
+    """
     spec = config.tasks.set
     found = _named("tasks.set", "task_set", lambda: task_set(spec))
-    training, held_out = found.tasks("train"), found.tasks("test")[: config.evaluation.tasks]
+    training = found.tasks("train")
+    held_out = found.tasks("test")[: config.evaluation.tasks]
     if not training:
         raise ConfigError(f"tasks.set: the task set {spec!r} has no training tasks.")
     if config.evaluation.tasks and not held_out:
@@ -210,7 +247,11 @@ def _differences(old: Any, new: Any, where: str = "") -> list[str]:
     """Dotted settings that differ, with both values."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted({*old, *new})
-        return [line for key in keys for line in _differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))]
+        return [
+            line
+            for key in keys
+            for line in _differences(old.get(key), new.get(key), f"{where}.{key}".lstrip("."))
+        ]
     return [] if old == new else [f"{where} was {old!r} and is {new!r}"]
 
 

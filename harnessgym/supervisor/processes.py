@@ -1,4 +1,6 @@
-"""What the supervisor needs of the processes of a run, wherever they run: on this machine, or on a cluster."""
+"""What the supervisor needs of the processes of a run, wherever they run: on this machine, or on a
+cluster.
+"""
 
 import time
 from collections import deque
@@ -10,14 +12,14 @@ from typing import Protocol
 from harnessgym.errors import HarnessGymError
 from harnessgym.heartbeat import Silence
 from harnessgym.run_folder import RunFolder
-from harnessgym.supervisor.orders import Orders
+from harnessgym.supervisor.process_settings import Orders
 
 FATAL_EXIT = 2
 """Exit status of an error that a restart cannot mend; its message is the last line of the log."""
 _WINDOW_S = 60.0
 
 
-class Process(Protocol):
+class ManagedProcess(Protocol):
     """One process of a run."""
 
     @property
@@ -39,14 +41,14 @@ class Process(Protocol):
 class Processes(Protocol):
     """All processes of one run.
 
-    Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further policies. Agents of
-    outside engines are called as these are, `vllm-HOST-PORT`.
+    Their names are `proxy`, `engine-N`, `node` or `node-N`, `trainer`, and `trainer-NAME` for further
+    policies. Agents of outside engines are called as these are, `vllm-HOST-PORT`.
     """
 
     folder: RunFolder
 
     @property
-    def by_name(self) -> Mapping[str, Process]:
+    def by_name(self) -> Mapping[str, ManagedProcess]:
         """Those that are there."""
         ...
 
@@ -67,7 +69,9 @@ class Processes(Protocol):
         ...
 
     def tend(self) -> list[str]:
-        """Do what is to be done from time to time, without waiting for anything. Returns what people should be told."""
+        """Do what is to be done from time to time, without waiting for anything. Returns what people
+        should be told.
+        """
         ...
 
     def exited(self) -> list[tuple[str, int]]:
@@ -119,7 +123,8 @@ class Restarts:
             self._recent.popleft()
         if len(self._recent) >= self.limit:
             raise HarnessGymError(
-                f"The {name} process ended {len(self._recent) + 1} times within a minute, so it is not started again. "
+                f"The {name} process ended {len(self._recent) + 1} times within a minute, so it is not "
+                "started again. "
                 f"Its log is {log}; the last of it:\n{last_words(log)}"
             )
         self._recent.append(now)
@@ -127,7 +132,9 @@ class Restarts:
 
 
 def last_words(log: Path, size: int = 1_500) -> str:
-    """The end of a process's log: the error it ended with, if it is one of ours, else its last `size` bytes."""
+    """The end of a process's log: the error it ended with, if it is one of ours, else its last `size`
+    bytes.
+    """
     try:
         text = log.read_bytes()[-4 * size :].decode(errors="replace").strip()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """What a run looks like from outside: the numbers of the live dashboard, read from its folder and its store.
 
-Nothing here belongs to the process that serves the run: `harnessgym watch` looks at one that another serves, or that has ended.
-A look costs what is new since the last one, not what the store holds or how many steps there were; but failed attempts and
-groups by state are counted by the database, over an index of them.
+Nothing here belongs to the process that serves the run: `harnessgym watch` looks at one that another serves,
+or that has ended. A look costs what is new since the last one, not what the store holds or how many steps
+there were; but failed attempts and groups by state are counted by the database, over an index of them.
 """
 
 import json
@@ -17,13 +17,13 @@ from sqlalchemy import Connection
 from harnessgym.errors import StoreError
 from harnessgym.metrics.lines import Entry, StepLines
 from harnessgym.metrics.processors import Processors
+from harnessgym.metrics.run_status import SinkStatus, standings
 from harnessgym.metrics.staleness_counts import StalenessCounts
-from harnessgym.metrics.standing import Standing, standings
 from harnessgym.metrics.window import StageUse, Window, WorkerUse
 from harnessgym.rollout.plan import EVALUATIONS
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.store import TraceStore, presence, recent, rollouts, runs, workers
+from harnessgym.store import TraceStore, heartbeats, recent, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.recent import RecentCall, RecentRollout, TrainedTokens
 from harnessgym.store.runs import RunRow
@@ -66,7 +66,7 @@ class PolicyProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """One look at a run. Rates and shares are those of the last minute."""
 
     name: str
@@ -108,10 +108,11 @@ class Progress:
     versions: tuple[PolicyVersion, ...]
     """The newest, oldest first."""
     counters: Mapping[str, float]
-    """What the trainer dropped, put back or trained again, as far as its metrics say; the sums over all steps."""
+    """What the trainer dropped, put back or trained again, as far as its metrics say; the sums over all
+    steps."""
     tokens_per_s: float
     rollouts_per_s: float
-    sinks: Mapping[str, Standing]
+    sinks: Mapping[str, SinkStatus]
     """How the metrics sinks stand, by name."""
     restarts: int | None
     """Processes that were started again; None where only the supervisor knows."""
@@ -146,8 +147,10 @@ class _Seen:
 
 
 @dataclass
-class Observer:
-    """Looks at a run again and again. `restarts` counts processes that were started again, for those who know."""
+class RunObserver:
+    """Looks at a run again and again. `restarts` counts processes that were started again, for those who
+    know.
+    """
 
     folder: RunFolder
     store: TraceStore
@@ -181,18 +184,20 @@ class Observer:
             self._of_policy[policy.name] = StepLines(RunFolder(self.folder.root, policy.name).metrics_path)
         self._processors = Processors(self.folder.processes_path)
 
-    def look(self) -> Progress:
+    def look(self) -> RunProgress:
         """The run as it is now. Raises `StoreError` if its store has no run yet."""
         seen = self.store.read(self._read)
         self._follow(seen)
-        lines, config = self._lines.read(), self._config
-        trainer, recorded = trainer_use(lines[-_STEPS:]), self.folder.processes_path.exists()
+        lines = self._lines.read()
+        config = self._config
+        trainer = trainer_use(lines[-_STEPS:])
+        recorded = self.folder.processes_path.exists()
         policies = self._policies(seen)
         steps = int(lines[-1]["step"]) if lines else 0
         steps = min((each.steps for each in policies.values()), default=steps)
         silent = {} if seen.run.ended_at is not None else _silent(self.folder.silent_path)
         done, total = seen.evaluated if seen.run.status in EVALUATIONS else (steps, config.trainer.steps)
-        return Progress(
+        return RunProgress(
             name=config.name,
             status=seen.run.status,
             done=done,
@@ -236,21 +241,29 @@ class Observer:
     def _counted(self, lines: Sequence[Entry]) -> dict[str, float]:
         """`counters` of all lines, of which only the new ones are looked at, unless old ones have changed."""
         if self._lines.rewritten != self._rewritten:
-            self._sums, self._summed, self._rewritten = Counter(), 0, self._lines.rewritten
+            self._sums = Counter()
+            self._summed = 0
+            self._rewritten = self._lines.rewritten
         self._sums.update(counters(lines[self._summed :]))
         self._summed = len(lines)
         return dict(self._sums)
 
     def _stages(self, nodes: int) -> dict[str, tuple[int, StageUse]]:
-        """Places on all nodes, and use of each stage. Estimates from few rollouts may exceed them, which nothing else can."""
-        node, used = self._config.node, self._window.stages()
+        """Places on all nodes, and use of each stage. Estimates from few rollouts may exceed them, which
+        nothing else can.
+        """
+        node = self._config.node
+        used = self._window.stages()
         places = {
             "prepare": nodes * node.prepare_at_once,
             "run": nodes * node.max_running,
             "reconstruct": nodes * node.reconstruct_at_once,
             "evaluate": nodes * node.evaluate_at_once,
         }
-        return {name: (most, replace(used[name], running=min(most, used[name].running))) for name, most in places.items()}
+        return {
+            name: (most, replace(used[name], running=min(most, used[name].running)))
+            for name, most in places.items()
+        }
 
     def _read(self, conn: Connection) -> _Seen:
         run = runs.only(conn)
@@ -267,7 +280,7 @@ class Observer:
         return _Seen(
             run=run,
             engines=workers.engines_of(conn, run.id),
-            nodes=presence.nodes(conn, run.id),
+            nodes=heartbeats.nodes(conn, run.id),
             running=running,
             pending=recent.with_status(conn, run.id, "pending"),
             failed=recent.with_status(conn, run.id, "failed"),
@@ -290,7 +303,8 @@ class Observer:
 
     def _follow(self, seen: _Seen) -> None:
         """Move the window and the ledger's counts on."""
-        now, called = _now(seen.run), {call.rollout_id for call in seen.calls}
+        now = _now(seen.run)
+        called = {call.rollout_id for call in seen.calls}
         own = [rollout for rollout in seen.rollouts if rollout.run_id == seen.run.id]
         others = {rollout.id for rollout in seen.rollouts} - {rollout.id for rollout in own}
         self._foreign = self._foreign & called | others
@@ -304,7 +318,8 @@ class Observer:
         self._trained.forget_before(recent.id_at(now - _LEDGER_S))
 
     def _left_s(self, seen: _Seen, trainer: TrainerUse | None, left: int) -> float | None:
-        status, now = seen.run.status, time.time()
+        status = seen.run.status
+        now = time.time()
         if status == "training":
             return left * trainer.interval_s if trainer else None
         if status not in EVALUATIONS:
@@ -328,7 +343,9 @@ def trainer_use(lines: Sequence[Entry]) -> TrainerUse | None:
 
 
 def counters(lines: Sequence[Entry]) -> dict[str, float]:
-    """Sums of what trainers count per step: every number whose name begins with dropped, requeued or replayed."""
+    """Sums of what trainers count per step: every number whose name begins with dropped, requeued or
+    replayed.
+    """
     out: dict[str, float] = {}
     for line in lines:
         for name, value in line.items():
@@ -338,7 +355,9 @@ def counters(lines: Sequence[Entry]) -> dict[str, float]:
 
 
 def read_metrics(folder: RunFolder) -> Sequence[Entry]:
-    """One entry per training step in order. A step logged twice around a crash counts once, a line cut off not at all."""
+    """One entry per training step in order. A step logged twice around a crash counts once, a line cut off
+    not at all.
+    """
     return StepLines(folder.metrics_path).read()
 
 
@@ -352,8 +371,14 @@ def _silent(path: Path) -> dict[str, float]:
 
 
 def _as_heard(row: WorkerRow, silent: Mapping[str, float]) -> WorkerRow:
-    """An engine that the run started, whose state was recorded before it fell silent. Of others only the agent is silent."""
-    return replace(row, state="silent") if row.id in silent and row.kind == EMBEDDED and row.state not in GONE else row
+    """An engine that the run started, whose state was recorded before it fell silent. Of others only the
+    agent is silent.
+    """
+    return (
+        replace(row, state="silent")
+        if row.id in silent and row.kind == EMBEDDED and row.state not in GONE
+        else row
+    )
 
 
 def _now(run: RunRow) -> float:

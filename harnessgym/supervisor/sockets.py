@@ -1,4 +1,6 @@
-"""The listening sockets of a run, held by the supervisor so that connections queue while a process restarts."""
+"""The listening sockets of a run, held by the supervisor so that connections queue while a process
+restarts.
+"""
 
 import contextlib
 import json
@@ -16,7 +18,8 @@ _PREFIX = "harnessgym-run-"
 
 
 class Sockets:
-    """A proxy's three listeners and one per engine. Unix sockets live in a short temporary folder: their paths are limited.
+    """A proxy's three listeners and one per engine. Unix sockets live in a short temporary folder: their
+    paths are limited.
 
     The file `record` names that folder, so that the next supervisor removes it if this one is killed.
     """
@@ -67,7 +70,11 @@ def _remove_leftover(record: Path) -> None:
         folder = Path(json.loads(record.read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return
-    if folder.parent != Path(tempfile.gettempdir()) or not folder.name.startswith(_PREFIX) or not folder.is_dir():
+    if (
+        folder.parent != Path(tempfile.gettempdir())
+        or not folder.name.startswith(_PREFIX)
+        or not folder.is_dir()
+    ):
         return
     if (folder / "proxy").is_dir() or not any(folder.iterdir()):
         shutil.rmtree(folder, ignore_errors=True)
@@ -79,7 +86,9 @@ def _tcp() -> socket.socket:
     try:
         listener.bind(("127.0.0.1", 0))
     except OSError as error:
-        raise ConfigError(f"No free port on 127.0.0.1: {error}. End what holds them and start again.") from None
+        raise ConfigError(
+            f"No free port on 127.0.0.1: {error}. End what holds them and start again."
+        ) from None
     listener.listen(_BACKLOG)
     return listener
 

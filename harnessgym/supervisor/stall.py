@@ -9,8 +9,8 @@ from sqlalchemy import Connection
 from harnessgym.store import TraceStore, policies, rollouts, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.store.workers import WorkerRow
-from harnessgym.supervisor.hold_ups import Engines, hold_ups
 from harnessgym.supervisor.processes import Processes
+from harnessgym.supervisor.stall_report import Engines, hold_ups
 
 _PURPOSES: Mapping[str, tuple[str, ...]] = {
     "evaluating_before": ("before_sampled", "before_greedy"),
@@ -23,7 +23,7 @@ _SILENT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RunCounts:
     """Where a run stands, in counts."""
 
     status: RunStatus
@@ -43,7 +43,9 @@ class Standing:
 
     @property
     def progress(self) -> tuple[object, ...]:
-        """Changes whenever a rollout finishes, a step is taken or a phase ends. Failed rollouts are no progress."""
+        """Changes whenever a rollout finishes, a step is taken or a phase ends. Failed rollouts are no
+        progress.
+        """
         return (
             self.status,
             self.rollouts.get("finished", 0),
@@ -55,7 +57,9 @@ class Standing:
 
 @dataclass
 class StallWatch:
-    """Looks at a run ever so often, and explains when `period_s` have passed without progress, once per period."""
+    """Looks at a run ever so often, and explains when `period_s` have passed without progress, once per
+    period.
+    """
 
     store: TraceStore
     run_id: str
@@ -75,23 +79,31 @@ class StallWatch:
         self._next = now + self.period_s / _LOOKS_PER_PERIOD
         standing = self.store.read(lambda conn: stand(conn, self.run_id, self.policy_id, status))
         if standing.progress != self._last:
-            self._last, self._since, self._told = standing.progress, now, now
+            self._last = standing.progress
+            self._since = now
+            self._told = now
         if now - self._told < self.period_s:
             return None
         self._told = now
         return self._explain(standing, now - self._since, self._hold_ups(standing))
 
-    def _hold_ups(self, standing: Standing) -> list[str]:
+    def _hold_ups(self, standing: RunCounts) -> list[str]:
         behind = frozenset(worker.id for worker in standing.workers if standing.behind(worker))
         followed = frozenset(self.children.by_name)
         engines = Engines(standing.workers, standing.version, behind, standing.versions, followed)
         purposes = _PURPOSES.get(standing.status, ())
         return self.store.read(lambda conn: hold_ups(conn, self.run_id, purposes, engines))
 
-    def _explain(self, standing: Standing, seconds: float, held_up: list[str]) -> str:
-        engines = ", ".join(f"{each.id} v{each.version} {each.state}" for each in standing.workers) or "none has registered"
+    def _explain(self, standing: RunCounts, seconds: float, held_up: list[str]) -> str:
+        engines = (
+            ", ".join(f"{each.id} v{each.version} {each.state}" for each in standing.workers)
+            or "none has registered"
+        )
         lines = [
-            f"No rollout has finished and no step was taken for {seconds:.0f} s while {standing.status.replace('_', ' ')}.",
+            (
+                f"No rollout has finished and no step was taken for {seconds:.0f} s while "
+                f"{standing.status.replace('_', ' ')}."
+            ),
             f"  {waiting(standing)}",
             *(f"  {sentence}" for sentence in held_up),
             f"  rollouts: {_counts(standing.rollouts)}; groups of this phase: {_counts(standing.groups)}",
@@ -99,37 +111,54 @@ class StallWatch:
         ]
         for name, child in self.children.by_name.items():
             words = self.children.last_words(name).splitlines()
-            silent = f", silent for {child.silence.seconds:.0f} s" if child.silence.seconds >= _SILENT_S else ""
+            silent = (
+                f", silent for {child.silence.seconds:.0f} s" if child.silence.seconds >= _SILENT_S else ""
+            )
             lines.append(f"  {name} ({child.where}, {child.restarts} restarts{silent}): {words[-1][:160]}")
-        return "\n".join([*lines, f"  Logs: {self.children.folder.logs}. Ctrl-C ends the run; the same command goes on."])
+        return "\n".join(
+            [*lines, f"  Logs: {self.children.folder.logs}. Ctrl-C ends the run; the same command goes on."]
+        )
 
 
-def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> Standing:
+def stand(conn: Connection, run_id: str, policy_id: str, status: RunStatus) -> RunCounts:
     """A run's counts now."""
     found = [rollouts.group_states(conn, run_id, purpose) for purpose in _PURPOSES.get(status, ())]
     states = {state: sum(each.get(state, 0) for each in found) for each in found for state in each}
     ids = [policy_id, *(each for each in policies.of_run(conn, run_id).values() if each != policy_id)]
     newest = {each: -1 if (latest := policies.latest(conn, each)) is None else latest.version for each in ids}
-    version, several = min(newest.values()), newest if len(newest) > 1 else {}
+    version = min(newest.values())
+    several = newest if len(newest) > 1 else {}
     by_status = rollouts.rollout_states(conn, run_id)
-    return Standing(status, states, by_status, version, tuple(workers.engines_of(conn, run_id)), several)
+    return RunCounts(status, states, by_status, version, tuple(workers.engines_of(conn, run_id)), several)
 
 
-def waiting(standing: Standing) -> str:
+def waiting(standing: RunCounts) -> str:
     """Who waits for whom, as far as the counts tell."""
     serving = standing.workers
     reasons = (
         (standing.version < 0, "Everybody waits for the trainer to publish the starting weights."),
-        (not any(worker.state == "ready" for worker in serving), "Harnesses wait for an engine: none is ready."),
-        (standing.rollouts.get("running"), "The trainer waits for rollouts, which wait for a harness, an engine or a grader."),
-        (standing.rollouts.get("pending"), "The trainer waits for rollouts, which wait for the node to run them."),
+        (
+            not any(worker.state == "ready" for worker in serving),
+            "Harnesses wait for an engine: none is ready.",
+        ),
+        (
+            standing.rollouts.get("running"),
+            "The trainer waits for rollouts, which wait for a harness, an engine or a grader.",
+        ),
+        (
+            standing.rollouts.get("pending"),
+            "The trainer waits for rollouts, which wait for the node to run them.",
+        ),
         (
             any(standing.behind(worker) for worker in serving),
             "The node waits for every engine to serve the newest version.",
         ),
         (standing.groups.get("complete"), "The node waits for the trainer to consume complete groups."),
     )
-    return next((text for holds, text in reasons if holds), "The node submits nothing: it waits for engines or the trainer.")
+    return next(
+        (text for holds, text in reasons if holds),
+        "The node submits nothing: it waits for engines or the trainer.",
+    )
 
 
 def _counts(found: Mapping[str, int]) -> str:

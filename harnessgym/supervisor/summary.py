@@ -1,4 +1,6 @@
-"""The result of a run, computed from its store: what was learnt, at what price, and where every token went."""
+"""The result of a run, computed from its store: what was learnt, at what price, and where every token
+went.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -10,7 +12,7 @@ from harnessgym.errors import StoreError
 from harnessgym.interval import paired_difference
 from harnessgym.run_folder import RunFolder
 from harnessgym.store import TraceStore, counts, policies, rollouts, runs
-from harnessgym.traces.account import account
+from harnessgym.traces.token_accounting import account
 
 _PURPOSES = ("before_sampled", "before_greedy", "after_sampled", "after_greedy")
 
@@ -21,7 +23,8 @@ def summarise(store: TraceStore, folder: RunFolder, stages: dict[str, float], sa
 
 
 def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sandbox: str) -> dict[str, Any]:
-    run, config = runs.only(conn), folder.config()
+    run = runs.only(conn)
+    config = folder.config()
     if run is None:
         raise StoreError(f"{folder.root} has no run in its store.")
     policy_id = policies.register(conn, run.id, config.policy.name)
@@ -57,7 +60,9 @@ def _summarise(conn: Connection, folder: RunFolder, stages: dict[str, float], sa
         "evaluation": {
             "tasks": len(values["before_sampled"]),
             "rollouts": {name: len(found) for name, found in values.items()},
-            "not_graded": {name: counts.slots(conn, run.id, name) - len(found) for name, found in values.items()},
+            "not_graded": {
+                name: counts.slots(conn, run.id, name) - len(found) for name, found in values.items()
+            },
             "failed_attempts": {name: counts.failed_rollouts(conn, run.id, name) for name in _PURPOSES},
         },
         "stop_reasons": counts.stop_reasons(conn, run.id),
@@ -72,7 +77,11 @@ def _by_policy(conn: Connection, run_id: str, trained: Mapping[str, int]) -> dic
     for name, policy_id in policies.of_run(conn, run_id).items():
         versions = policies.versions(conn, policy_id)
         written = sum(version.bytes for version in versions)
-        out[name] = {"versions_published": len(versions), "tokens_trained": trained.get(policy_id, 0), "bytes": written}
+        out[name] = {
+            "versions_published": len(versions),
+            "tokens_trained": trained.get(policy_id, 0),
+            "bytes": written,
+        }
     return out
 
 

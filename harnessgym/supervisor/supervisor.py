@@ -1,7 +1,7 @@
 """The supervisor of a run: phases, processes, restarts.
 
-Everything it must remember is in the run's folder and store. Killed and started again, it ends what the earlier one left
-and goes on where the run stood.
+Everything it must remember is in the run's folder and store. Killed and started again, it ends what the
+earlier one left and goes on where the run stood.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.runs import RunStatus
 from harnessgym.supervisor.local import LocalProcesses
-from harnessgym.supervisor.orders import Orders
 from harnessgym.supervisor.preparation import Notify, choose_sandbox
+from harnessgym.supervisor.process_settings import Orders
 from harnessgym.supervisor.processes import FATAL_EXIT, Processes
 from harnessgym.supervisor.silence import SilenceWatch
 from harnessgym.supervisor.stall import StallWatch
-from harnessgym.traces.account import exclude_rest
+from harnessgym.traces.token_accounting import exclude_rest
 
 _TICK_S = 0.1
 _CLEANUP_S = 3.0
@@ -55,19 +55,27 @@ class Supervisor:
         return run.status
 
     def serve(self, watch: Callable[["Supervisor"], None]) -> RunStatus:
-        """Run until done. `watch` is called about ten times a second. Raises `HarnessGymError` if the run cannot go on."""
+        """Run until done. `watch` is called about ten times a second. Raises `HarnessGymError` if the run
+        cannot go on.
+        """
         if self.status == "done":
             return "done"
         with contextlib.ExitStack() as cleanup:
-            with interruption_deferred():  # from the first thing that is taken over or made, there is a cleanup
+            with (
+                interruption_deferred()
+            ):  # from the first thing that is taken over or made, there is a cleanup
                 cleanup.callback(self._end)
                 self._take_over()
             self._serve(watch)
         return self.status
 
     def _serve(self, watch: Callable[["Supervisor"], None]) -> None:
-        silence = SilenceWatch(self.store, self.run_id, self.children, self.config.supervisor.silent_s, self.folder.silent_path)
-        stall = StallWatch(self.store, self.run_id, self.policy_id, self.children, self.config.supervisor.stall_s)
+        silence = SilenceWatch(
+            self.store, self.run_id, self.children, self.config.supervisor.silent_s, self.folder.silent_path
+        )
+        stall = StallWatch(
+            self.store, self.run_id, self.policy_id, self.children, self.config.supervisor.stall_s
+        )
         silence.clear()  # of an earlier supervisor
         try:
             self.children.open()
@@ -111,7 +119,9 @@ class Supervisor:
                 self._count("", 0.0, save=True)
 
     def _remove_workspaces(self) -> None:
-        """Remove what rollouts worked in. What a killed node had started may write there for a moment before it is dead too."""
+        """Remove what rollouts worked in. What a killed node had started may write there for a moment
+        before it is dead too.
+        """
         deadline = time.monotonic() + _CLEANUP_S
         while self.folder.workspaces.exists() and time.monotonic() < deadline:
             with contextlib.suppress(OSError):
@@ -134,14 +144,19 @@ class Supervisor:
         else:
             run_id = run.id
         names = [policy.name for policy in self.config.all_policies]
-        return run_id, self.store.write(lambda conn: {name: policies.register(conn, run_id, name) for name in names})
+        return run_id, self.store.write(
+            lambda conn: {name: policies.register(conn, run_id, name) for name in names}
+        )
 
     def _start_all(self) -> None:
         sandbox = choose_sandbox(self.config, self.notify, self.children.lacks)
         write_json(self.folder.root / "sandbox.json", sandbox)
-        key, training = secrets.token_urlsafe(24), self.status in ("evaluating_before", "training")
+        key = secrets.token_urlsafe(24)
+        training = self.status in ("evaluating_before", "training")
         ids = self.policy_ids
-        self.children.start_all(Orders(self.folder, self.config, self.run_id, self.policy_id, key, sandbox, training, ids))
+        self.children.start_all(
+            Orders(self.folder, self.config, self.run_id, self.policy_id, key, sandbox, training, ids)
+        )
 
     def _check_processes(self, status: RunStatus) -> None:
         for name, code in self.children.exited():
@@ -151,22 +166,31 @@ class Supervisor:
             self._refuse_full_disk(None)
             if code == FATAL_EXIT:
                 words = self.children.last_words(name).removeprefix("harnessgym: ")
-                raise HarnessGymError(f"The {name} process gave up (its log: {self.children.log_path(name)}): {words}")
-            self.notify(f"The {name} process ended (status {code}) while {status.replace('_', ' ')}; starting it again.")
+                raise HarnessGymError(
+                    f"The {name} process gave up (its log: {self.children.log_path(name)}): {words}"
+                )
+            self.notify(
+                f"The {name} process ended (status {code}) while {status.replace('_', ' ')}; starting it "
+                "again."
+            )
             self.store.write(partial(workers.set_state, worker_id=name, state="dead"))  # if it was one
             if name.startswith("node"):
                 self.store.write(partial(rollouts.expire, run_id=self.run_id, node=name))
             self.children.restart(name)
 
     def _refuse_full_disk(self, error: BaseException | None) -> None:
-        """Raises `StoreError` if the run's disk is full: whatever else went wrong, that is the cause to name."""
+        """Raises `StoreError` if the run's disk is full: whatever else went wrong, that is the cause to
+        name.
+        """
         if shortage := disk.shortage(self.folder.root):
             raise StoreError(shortage) from error
 
     def _advance(self, status: RunStatus) -> None:
         """Enter the next phase when this one is over."""
         if status in EVALUATIONS:
-            done = self.store.read(lambda conn: [rollouts.group_states(conn, self.run_id, p) for p in EVALUATIONS[status]])
+            done = self.store.read(
+                lambda conn: [rollouts.group_states(conn, self.run_id, p) for p in EVALUATIONS[status]]
+            )
             if any(not states or states.get("open", 0) for states in done):
                 return
         elif status == "training" and any(name.startswith("trainer") for name in self.children.by_name):
@@ -179,14 +203,18 @@ class Supervisor:
         self.store.write(partial(self._enter, status=following[status]))
 
     def _enter(self, conn: Connection, status: RunStatus) -> None:
-        """A run that is done has a closed account: what nothing trained is excluded in the same transaction."""
+        """A run that is done has a closed account: what nothing trained is excluded in the same
+        transaction.
+        """
         if status == "done":
             exclude_rest(conn, self.run_id)
         runs.set_status(conn, self.run_id, status)
 
     def _resumed_status(self) -> RunStatus:
         """The phase a failed run goes on with."""
-        newest = [self.store.read(partial(policies.latest, policy_id=each)) for each in self.policy_ids.values()]
+        newest = [
+            self.store.read(partial(policies.latest, policy_id=each)) for each in self.policy_ids.values()
+        ]
         trained = all(latest is not None and latest.step >= self.config.trainer.steps for latest in newest)
         if self.config.evaluation.tasks and trained:
             return "evaluating_after"

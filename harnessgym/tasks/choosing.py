@@ -13,7 +13,9 @@ def all_tasks(found: TaskSet) -> list[Task]:
 
 
 def chosen(found: TaskSet, only: Sequence[str] | None = None, limit: int | None = None) -> list[Task]:
-    """The tasks with these ids, all if there are none; the first so many. Raises ConfigError for an id that there is not."""
+    """The tasks with these ids, all if there are none; the first so many. Raises ConfigError for an id
+    that there is not.
+    """
     tasks = all_tasks(found)
     if only:
         tasks = list({task.id: task for task in (named(tasks, name) for name in only)}.values())
@@ -29,5 +31,7 @@ def named(tasks: Sequence[Task], name: str) -> Task:
     if len(ending) == 1:
         return ending[0]
     if ending:
-        raise ConfigError(f"{name!r} is the end of several ids: {', '.join(task.id for task in ending)}. Give one of them.")
+        raise ConfigError(
+            f"{name!r} is the end of several ids: {', '.join(task.id for task in ending)}. Give one of them."
+        )
     raise ConfigError(f"There is no task {name!r}. {nearest(name, [task.id for task in tasks])}")

@@ -1,6 +1,8 @@
-"""One service of a docker compose file, as far as a task of one container goes: image, build folder, environment, folder.
+"""One service of a docker compose file, as far as a task of one container goes: image, build folder,
+environment, folder.
 
-What would need a second container, or more of this machine than a sandbox gives, is a TaskError or is named in `without`.
+What would need a second container, or more of this machine than a sandbox gives, is a TaskError or is named
+in `without`.
 """
 
 import os
@@ -39,7 +41,8 @@ class Service:
 
 
 def only_service(path: Path, name: str, known: Mapping[str, str]) -> Service:
-    """The service `name` of a file that has no other one. `known` are variables beside this machine's environment.
+    """The service `name` of a file that has no other one. `known` are variables beside this machine's
+    environment.
 
     Raises TaskError, naming the file and the key, for several services and for builds that cannot be done.
     """
@@ -47,10 +50,13 @@ def only_service(path: Path, name: str, known: Mapping[str, str]) -> Service:
     services = _mapping(raw.get("services"), path, "services")
     others = sorted(str(each) for each in services if each != name)
     if name not in services:
-        raise TaskError(f"{path}: services: there is no service {name!r}. It is the one that the agent works in.")
+        raise TaskError(
+            f"{path}: services: there is no service {name!r}. It is the one that the agent works in."
+        )
     if others:
         raise TaskError(
-            f"{path}: services: beside {name!r} there is {', '.join(others)}. A sandbox is one container without a network: "
+            f"{path}: services: beside {name!r} there is {', '.join(others)}. A sandbox is one container "
+            "without a network: "
             f"put what they serve into the image of {name!r}."
         )
     service = _filled(_mapping(services[name], path, name), {**os.environ, **known})
@@ -102,7 +108,10 @@ def _context(build: Any, path: Path, name: str) -> str | None:
     more = sorted(set(table) - {"context", "dockerfile", "network"})
     if more or table.get("dockerfile", "Dockerfile") not in ("Dockerfile", "./Dockerfile"):
         what = ", ".join(more) or f"dockerfile: {table['dockerfile']}"
-        raise TaskError(f"{path}: {name}.build has {what}. A build is of a folder with its Dockerfile: say the rest in there.")
+        raise TaskError(
+            f"{path}: {name}.build has {what}. A build is of a folder with its Dockerfile: say the rest in "
+            "there."
+        )
     folder = (path.parent / str(table.get("context") or ".")).resolve()
     if not (folder / "Dockerfile").is_file():
         raise TaskError(f"{path}: {name}.build: there is no {folder / 'Dockerfile'}.")
@@ -124,7 +133,11 @@ def _scalar(value: Any) -> str:
 def _without(service: Mapping[str, Any]) -> Iterator[str]:
     for key in sorted(set(service) - _HARMLESS):
         value = service[key]
-        if key == "volumes" and isinstance(value, list) and all("logs" in str(each).lower() for each in value):
+        if (
+            key == "volumes"
+            and isinstance(value, list)
+            and all("logs" in str(each).lower() for each in value)
+        ):
             continue
         if value:
             yield f"`{key}` of its compose service"

@@ -1,7 +1,9 @@
-"""The contract of a task format: one file each in this package, named by strings in the registry (`task_format`).
+"""The contract of a task format: one file each in this package, named by strings in the registry
+(`task_format`).
 
-A format looks at a path, says whether it is one of its own, and reads it: the tasks that can be used, a sentence for each that
-cannot, and notes about what was kept but means nothing here. One malformed task never takes the others with it.
+A format looks at a path, says whether it is one of its own, and reads it: the tasks that can be used, a
+sentence for each that cannot, and notes about what was kept but means nothing here. One malformed task never
+takes the others with it.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,15 +14,15 @@ from typing import Protocol
 
 from harnessgym.errors import TaskError
 from harnessgym.task import Split, Task
-from harnessgym.tasks.baseline import FILE
 from harnessgym.tasks.notes import Notes, joined
+from harnessgym.validation.baseline import FILE
 
 _SHOWN = 8
 """Problems that one message lists."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedTasks:
     """What a path held."""
 
     name: str
@@ -40,7 +42,7 @@ class TaskFormat(Protocol):
         """Whether the file or folder is of this format, by a cheap look at it."""
         ...
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """Everything in it. Raises TaskError only when nothing at all can be said of the path."""
         ...
 
@@ -52,7 +54,8 @@ class ReadTasks:
     """
 
     def __init__(self, format: TaskFormat, path: Path) -> None:  # noqa: A002
-        self._format, self.path = format, path
+        self._format = format
+        self.path = path
 
     @property
     def baseline(self) -> Path:
@@ -61,17 +64,17 @@ class ReadTasks:
 
     @property
     def name(self) -> str:
-        """See `Loaded.name`."""
+        """See `LoadedTasks.name`."""
         return self._loaded.name
 
     @property
     def problems(self) -> Sequence[str]:
-        """See `Loaded.problems`."""
+        """See `LoadedTasks.problems`."""
         return self._loaded.problems
 
     @property
     def notes(self) -> Sequence[str]:
-        """See `Loaded.notes`."""
+        """See `LoadedTasks.notes`."""
         return self._loaded.notes
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -79,22 +82,25 @@ class ReadTasks:
         return [task for task in self._loaded.tasks if task.split == split]
 
     @cached_property
-    def _loaded(self) -> Loaded:
+    def _loaded(self) -> LoadedTasks:
         loaded = self._format.read(self.path)
         if not loaded.tasks:
             shown = [
                 *loaded.problems[:_SHOWN],
                 *([f"... and {len(loaded.problems) - _SHOWN} more"] * (len(loaded.problems) > _SHOWN)),
             ]
-            raise TaskError(f"{self.path} holds no task that can be used.\n  " + "\n  ".join(shown or ["It is empty."]))
+            raise TaskError(
+                f"{self.path} holds no task that can be used.\n  " + "\n  ".join(shown or ["It is empty."])
+            )
         return loaded
 
 
-def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Task]) -> Loaded:
-    """The tasks by id, each from one folder that holds the file `marker`: `path` itself, or every such folder in it.
+def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Task]) -> LoadedTasks:
+    """The tasks by id, each from one folder that holds the file `marker`: `path` itself, or every such folder
+    in it.
 
-    `read` is given a folder, what stands before its task's id, and where to note what should be known; what it raises as
-    `TaskError` leaves the others. Raises `TaskError` if there is no such path.
+    `read` is given a folder, what stands before its task's id, and where to note what should be known; what
+    it raises as `TaskError` leaves the others. Raises `TaskError` if there is no such path.
     """
     if not path.is_dir():
         raise TaskError(f"There is no task folder {path}.")
@@ -113,7 +119,7 @@ def read_folders(path: Path, marker: str, read: Callable[[Path, str, Notes], Tas
         else:
             said += [(folder.name, note) for note in notes.said]
     kept, doubles = without_doubles(sorted(tasks, key=lambda task: task.id), path)
-    return Loaded(name, kept, (*problems, *doubles), joined(said))
+    return LoadedTasks(name, kept, (*problems, *doubles), joined(said))
 
 
 def without_doubles(tasks: Sequence[Task], where: Path) -> tuple[tuple[Task, ...], tuple[str, ...]]:

@@ -1,16 +1,33 @@
-"""What of an agent's container is graded: its working folder, `/logs/artifacts`, and what a task names beside them."""
+"""What of an agent's container is graded: its working folder, `/logs/artifacts`, and what a task names
+beside them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from harnessgym.errors import TaskError
-from harnessgym.tasks.harbor_place import WORKDIR, Place
+from harnessgym.tasks.harbor_place import WORKDIR, HarborContainer
 from harnessgym.tasks.harbor_table import Artifact
 from harnessgym.tasks.notes import Notes
 
 _ALWAYS = "/logs/artifacts"
-_NEVER = ("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys", "/tmp", "/usr")  # noqa: S108
+_NEVER = (
+    "/bin",
+    "/boot",
+    "/dev",
+    "/etc",
+    "/home",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/root",
+    "/run",
+    "/sbin",
+    "/sys",
+    "/tmp",
+    "/usr",
+)  # noqa: S108
 """What the sandbox has of its own, or the system in the image needs."""
 
 
@@ -23,7 +40,9 @@ class Graded:
     folders: tuple[str, ...]
 
 
-def graded(artifacts: Sequence[Artifact], testing: Place, where: Path, notes: Notes, *, all_of: bool) -> Graded:
+def graded(
+    artifacts: Sequence[Artifact], testing: HarborContainer, where: Path, notes: Notes, *, all_of: bool
+) -> Graded:
     """What the artifacts of a task come to; `all_of` is whether tests see the whole working folder anyway.
 
     Raises TaskError for one that no sandbox can hand over.
@@ -33,19 +52,28 @@ def graded(artifacts: Sequence[Artifact], testing: Place, where: Path, notes: No
     folders = ["/logs", "/solution", *([] if testing.has_tests else ["/tests"])]
     for artifact in artifacts:
         if artifact.service != "main":
-            raise TaskError(f"{where}: artifacts: there is no service {artifact.service!r} here, only main. Take it out.")
+            raise TaskError(
+                f"{where}: artifacts: there is no service {artifact.service!r} here, only main. Take it out."
+            )
         if artifact.exclude:
             notes.say("`exclude` of artifacts has no effect: all of the artifact is kept")
         _sort(PurePosixPath(artifact.source), testing.home, inside, collect, folders, where)
     if not all_of and testing.home == WORKDIR and artifacts:
         notes.say(
-            "tests see all of the agent's working folder, not only artifacts: environment.workdir does not say where it is"
+            "tests see all of the agent's working folder, not only artifacts: environment.workdir does not "
+            "say where it is"
         )
     whole = all_of or testing.home == WORKDIR or not artifacts
-    return Graded((".",) if whole else tuple(dict.fromkeys(inside)) or (".",), tuple(dict.fromkeys(collect)), tuple(folders))
+    return Graded(
+        (".",) if whole else tuple(dict.fromkeys(inside)) or (".",),
+        tuple(dict.fromkeys(collect)),
+        tuple(folders),
+    )
 
 
-def _sort(path: PurePosixPath, home: str, inside: list[str], collect: list[str], folders: list[str], where: Path) -> None:
+def _sort(
+    path: PurePosixPath, home: str, inside: list[str], collect: list[str], folders: list[str], where: Path
+) -> None:
     """Puts one path where it belongs."""
     if not path.is_absolute():
         inside.append(str(path))
@@ -59,7 +87,8 @@ def _sort(path: PurePosixPath, home: str, inside: list[str], collect: list[str],
         above = path.parent if path.suffix else path
         if str(above) == "/" or any(above.is_relative_to(each) for each in _NEVER):
             raise TaskError(
-                f"{where}: artifacts: {path} lies where nothing is handed over from. Write it to the working folder or to "
+                f"{where}: artifacts: {path} lies where nothing is handed over from. Write it to the working "
+                "folder or to "
                 f"{_ALWAYS}."
             )
         folders.append(str(above))

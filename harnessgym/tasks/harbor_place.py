@@ -9,7 +9,7 @@ from harnessgym.errors import TaskError
 from harnessgym.sandbox import CONTEXT
 from harnessgym.tasks.compose import only_service
 from harnessgym.tasks.container_files import workdir_of
-from harnessgym.tasks.harbor_table import Environment, Verifier
+from harnessgym.tasks.harbor_table import Environment, VerifierTable
 from harnessgym.tasks.notes import Notes
 from harnessgym.tasks.substitution import substituted_all
 
@@ -18,7 +18,7 @@ WORKDIR = "@workdir"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HarborContainer:
     """A container that a task describes."""
 
     image: str
@@ -41,7 +41,7 @@ def refuse(environment: Environment, folder: Path, where: Path) -> None:
             raise TaskError(f"{where}: environment.{why}. The task is left out.")
 
 
-def place_of(environment: Environment, folder: Path, where: Path, notes: Notes) -> Place:
+def place_of(environment: Environment, folder: Path, where: Path, notes: Notes) -> HarborContainer:
     """The container of an `environment/` folder and its table. Raises TaskError naming what is missing."""
     env = substituted_all(environment.env, os.environ, f"{where}: environment.env")
     compose = folder / "docker-compose.yaml"
@@ -56,30 +56,40 @@ def place_of(environment: Environment, folder: Path, where: Path, notes: Notes) 
         for what in service.without:
             notes.say(f"{what} has no effect")
         image = environment.docker_image or service.image or _context(folder)
-        home, env = environment.workdir or service.workdir, {**service.env, **env}
+        home = environment.workdir or service.workdir
+        env = {**service.env, **env}
     else:
-        image, home = environment.docker_image or _context(folder), environment.workdir
+        image = environment.docker_image or _context(folder)
+        home = environment.workdir
     if image is None:
-        raise TaskError(f"{where}: there is neither {folder / 'Dockerfile'} nor environment.docker_image. Add one of them.")
-    return Place(image, _home(image, home), env)
+        raise TaskError(
+            f"{where}: there is neither {folder / 'Dockerfile'} nor environment.docker_image. Add one of "
+            "them."
+        )
+    return HarborContainer(image, _home(image, home), env)
 
 
-def grading_place(verifier: Verifier, folder: Path, agents: Place, where: Path, notes: Notes) -> Place:
-    """The container that tests run in: the agent's kind, or the one that `tests/` or `[verifier.environment]` describes."""
+def grading_place(
+    verifier: VerifierTable, folder: Path, agents: HarborContainer, where: Path, notes: Notes
+) -> HarborContainer:
+    """The container that tests run in: the agent's kind, or the one that `tests/` or
+    `[verifier.environment]` describes.
+    """
     tests = folder / "tests"
     own = any((tests / name).is_file() for name in ("Dockerfile", "docker-compose.yaml"))
     said = verifier.environment or Environment()
     refuse(said, folder, where)
     if not own and said.docker_image is None:
         env = substituted_all(said.env, os.environ, f"{where}: verifier.environment.env")
-        return Place(agents.image, agents.home, {**agents.env, **env})
+        return HarborContainer(agents.image, agents.home, {**agents.env, **env})
     found = place_of(said, tests, where, notes)
     if agents.home == WORKDIR:
         raise TaskError(
-            f"{where}: environment.workdir: tests run in an image of their own, so it must be known where the agent's folder "
+            f"{where}: environment.workdir: tests run in an image of their own, so it must be known where "
+            "the agent's folder "
             "lies there. Write the absolute path that is the WORKDIR of the agent's image."
         )
-    return Place(found.image, agents.home, found.env, has_tests=own)
+    return HarborContainer(found.image, agents.home, found.env, has_tests=own)
 
 
 def _context(folder: Path) -> str | None:

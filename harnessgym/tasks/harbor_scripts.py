@@ -1,12 +1,14 @@
-"""Texts and scripts of a Harbor task or of one of its steps: instruction, solution, what is laid, what is waited for."""
+"""Texts and scripts of a Harbor task or of one of its steps: instruction, solution, what is laid, what is
+waited for.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from harnessgym.errors import TaskError
+from harnessgym.file_bundle import Bundle, bundle
 from harnessgym.task import Setup, Solution
 from harnessgym.tasks.harbor_table import Healthcheck
-from harnessgym.tasks.packing import Bundle, bundle
 
 _LAID = ".harnessgym-solution"
 """Folder of the workspace that a solution comes in, until it is moved to `/solution`."""
@@ -45,7 +47,9 @@ def instruction(folder: Path, *, needed: bool) -> str:
     path = folder / "instruction.md"
     text = path.read_text(encoding="utf-8").strip() if path.is_file() else ""
     if needed and not text:
-        raise TaskError(f"{path} is {'empty' if path.is_file() else 'not there'}. Write what the agent is to do.")
+        raise TaskError(
+            f"{path} is {'empty' if path.is_file() else 'not there'}. Write what the agent is to do."
+        )
     return text
 
 
@@ -63,7 +67,9 @@ def solved_by(files: Bundle, script: str, env: Mapping[str, str]) -> Solution:
 
 
 def working_files(folder: Path, *waits: tuple[str, ...]) -> tuple[dict[str, str], Setup]:
-    """What is laid into the working folder before a step, and the commands then: its `setup.sh` is run, then those given."""
+    """What is laid into the working folder before a step, and the commands then: its `setup.sh` is run,
+    then those given.
+    """
     files = bundle(folder)
     run = [("chmod", "+x", "--", *files.executable)] if files.executable else []
     if files.rest:

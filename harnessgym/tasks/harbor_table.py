@@ -1,4 +1,5 @@
-"""`task.toml` of a Harbor task (schema 1.4): every key with its type. Keys that are not known are kept and told.
+"""`task.toml` of a Harbor task (schema 1.4): every key with its type. Keys that are not known are kept and
+told.
 
 Deprecated keys (`version`, `memory = "2G"`, `storage`, `allow_internet`) are read as what they stand for.
 """
@@ -8,7 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
 from harnessgym.errors import TaskError
 from harnessgym.sandboxes.hosts import literal, parse, split
@@ -28,7 +37,9 @@ def mebibytes(size: str) -> int:
     """`"2G"`, `"512M"` or `"1048576K"` in MiB, rounded up. Raises ValueError."""
     found = _SIZE.fullmatch(size.strip())
     if found is None or not float(found[1]):
-        raise ValueError(f"{size!r} is no size; write a number and G, M or K, or use the key that ends in _mb")
+        raise ValueError(
+            f"{size!r} is no size; write a number and G, M or K, or use the key that ends in _mb"
+        )
     return -int(-float(found[1]) * _MIB[found[2].upper()] // 1)
 
 
@@ -39,7 +50,9 @@ def checked_host(text: str) -> str:
     except TaskError as error:
         raise ValueError(str(error)) from None
     if literal(text) is None and "/" not in text and (text.startswith("[") or split(text)[1] is not None):
-        raise ValueError(f"{text!r} has a port or brackets; write a host, `*.host`, an address or a CIDR block alone")
+        raise ValueError(
+            f"{text!r} has a port or brackets; write a host, `*.host`, an address or a CIDR block alone"
+        )
     return text
 
 
@@ -70,7 +83,9 @@ class Artifact(Table):
     @model_validator(mode="after")
     def _sensible(self) -> Self:
         if self.service != "main" and not PurePosixPath(self.source).is_absolute():
-            raise ValueError(f"the source of an artifact of the service {self.service!r} must be an absolute path")
+            raise ValueError(
+                f"the source of an artifact of the service {self.service!r} must be an absolute path"
+            )
         if PurePosixPath(self.destination or self.source).name == "manifest.json":
             raise ValueError("an artifact cannot be called `manifest.json`")
         return self
@@ -90,7 +105,7 @@ class Network(Table):
     allowed_hosts: Hosts | None = None
 
 
-class Agent(Network):
+class AgentTable(Network):
     """`[agent]`."""
 
     timeout_sec: float | None = Field(None, gt=0)
@@ -170,7 +185,9 @@ class Environment(Network):
 
 
 class Collect(Table):
-    """`[[verifier.collect]]`: a command in the agent's environment, after the agent, that makes what is graded."""
+    """`[[verifier.collect]]`: a command in the agent's environment, after the agent, that makes what is
+    graded.
+    """
 
     command: str = Field(min_length=1)
     service: str = "main"
@@ -178,7 +195,7 @@ class Collect(Table):
     user: str | int | None = None
 
 
-class Verifier(Network):
+class VerifierTable(Network):
     """`[verifier]`."""
 
     timeout_sec: float = Field(600.0, gt=0)
@@ -189,12 +206,12 @@ class Verifier(Network):
     collect: tuple[Collect, ...] = ()
 
 
-class Step(Table):
+class StepTable(Table):
     """`[[steps]]`."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    agent: Agent = Agent()
-    verifier: Verifier = Verifier()
+    agent: AgentTable = AgentTable()
+    verifier: VerifierTable = VerifierTable()
     min_reward: float | Mapping[str, float] | None = None
     healthcheck: Healthcheck | None = None
     artifacts: Artifacts = ()
@@ -215,7 +232,7 @@ class Author(Table):
     email: str | None = None
 
 
-class Package(Table):
+class PackageTable(Table):
     """`[task]`."""
 
     name: str = ""
@@ -225,7 +242,7 @@ class Package(Table):
     keywords: tuple[str, ...] = ()
 
 
-class Solution(Table):
+class SolutionTable(Table):
     """`[solution]`."""
 
     env: Mapping[str, str] = Field(default_factory=dict)
@@ -238,13 +255,13 @@ class HarborTable(Table):
     source: str | None = None
     multi_step_reward_strategy: Literal["mean", "final"] | None = None
     artifacts: Artifacts = ()
-    task: Package | None = None
+    task: PackageTable | None = None
     metadata: Mapping[str, Any] = Field(default_factory=dict)
-    agent: Agent = Agent()
-    verifier: Verifier = Verifier()
+    agent: AgentTable = AgentTable()
+    verifier: VerifierTable = VerifierTable()
     environment: Environment = Environment()
-    solution: Solution = Solution()
-    steps: tuple[Step, ...] = ()
+    solution: SolutionTable = SolutionTable()
+    steps: tuple[StepTable, ...] = ()
 
     @model_validator(mode="before")
     @classmethod

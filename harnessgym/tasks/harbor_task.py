@@ -1,4 +1,6 @@
-"""One Harbor task folder as a `Task`: what each part of it stands for here, and what of it cannot be followed."""
+"""One Harbor task folder as a `Task`: what each part of it stands for here, and what of it cannot be
+followed.
+"""
 
 import json
 import os
@@ -10,23 +12,24 @@ from typing import Any
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, TaskError
-from harnessgym.grading.harbor import KEY
-from harnessgym.grading.verifier_script import VerifierScript
-from harnessgym.grading.verifier_tools import install, tools_of
+from harnessgym.file_bundle import bundle
+from harnessgym.grading.verifiers.harbor import KEY
+from harnessgym.grading.verifiers.test_script import VerifierScript
+from harnessgym.grading.verifiers.tools import install, tools_of
 from harnessgym.task import GradingImage, Hook, Limits, Setup, Task, TaskStep
 from harnessgym.tasks.harbor_artifacts import graded
-from harnessgym.tasks.harbor_place import Place, grading_place, place_of, refuse
+from harnessgym.tasks.harbor_place import HarborContainer, grading_place, place_of, refuse
 from harnessgym.tasks.harbor_scripts import instruction, solution, waiting, working_files
-from harnessgym.tasks.harbor_table import Collect, HarborTable, Step, Verifier, unknown
+from harnessgym.tasks.harbor_table import Collect, HarborTable, StepTable, VerifierTable, unknown
 from harnessgym.tasks.notes import Notes
-from harnessgym.tasks.packing import bundle
 from harnessgym.tasks.substitution import substituted_all
 
-GRADER = "harnessgym.grading.harbor:verifier"
+GRADER = "harnessgym.grading.verifiers.harbor:verifier"
 _AGENT_S = 600.0
 """An agent's seconds where the task does not say."""
 _SHARED = (
-    "tests are run in a fresh container that holds what the agent left in its working folder and /logs/artifacts, where Harbor "
+    "tests are run in a fresh container that holds what the agent left in its working folder and "
+    "/logs/artifacts, where Harbor "
     "would use the agent's own; harbor_shared@PATH does as Harbor"
 )
 TESTS = "test_files"
@@ -46,14 +49,23 @@ def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) 
     place = place_of(table.environment, folder / "environment", where, notes)
     testing = grading_place(table.verifier, folder, place, where, notes)
     left = graded(
-        [*table.artifacts, *(each for step in table.steps for each in step.artifacts)], testing, where, notes, all_of=own
+        [*table.artifacts, *(each for step in table.steps for each in step.artifacts)],
+        testing,
+        where,
+        notes,
+        all_of=own,
     )
     reading = _Reading(folder, where, table, testing, in_agents)
     judged = {} if table.steps else reading.judged(table.verifier)
     _tell(table, folder, notes, own=own and not in_agents)
     steps = tuple(reading.step(step) for step in table.steps)
     tests = [each[TESTS] for each in (judged, *(step.metadata for step in steps)) if each.get(TESTS)]
-    kept = {"unknown": dict(unknown(table)), "task": table.task, "metadata": table.metadata, "source": table.source}
+    kept = {
+        "unknown": dict(unknown(table)),
+        "task": table.task,
+        "metadata": table.metadata,
+        "source": table.source,
+    }
     return Task(
         id=f"{prefix}/{folder.resolve().name}".lstrip("/"),
         instruction=instruction(folder, needed=not steps),
@@ -69,21 +81,32 @@ def read_task(folder: Path, prefix: str, notes: Notes, *, shared: bool = False) 
         verifier="shared" if in_agents else "separate",
         solution=None if steps else solution(folder / "solution", reading.solution_env),
         hooks=_hooks(table.verifier.collect, where),
-        grading=GradingImage(testing.image if testing.image != place.image else None, install(tools_of(tests))),
+        grading=GradingImage(
+            testing.image if testing.image != place.image else None, install(tools_of(tests))
+        ),
         steps=steps,
         step_reward=table.multi_step_reward_strategy or "mean",
-        metadata={**(judged or steps[0].metadata), "toml": _json({key: value for key, value in kept.items() if value})},
+        metadata={
+            **(judged or steps[0].metadata),
+            "toml": _json({key: value for key, value in kept.items() if value}),
+        },
     )
 
 
 class _Reading:
     """What the steps of one folder have in common."""
 
-    def __init__(self, folder: Path, where: Path, table: HarborTable, testing: Place, shared: bool) -> None:
-        self.folder, self.where, self.table, self.testing, self.shared = folder, where, table, testing, shared
+    def __init__(
+        self, folder: Path, where: Path, table: HarborTable, testing: HarborContainer, shared: bool
+    ) -> None:
+        self.folder = folder
+        self.where = where
+        self.table = table
+        self.testing = testing
+        self.shared = shared
         self.solution_env = substituted_all(table.solution.env, os.environ, f"{where}: solution.env")
 
-    def judged(self, verifier: Verifier, *more: Path) -> dict[str, Any]:
+    def judged(self, verifier: VerifierTable, *more: Path) -> dict[str, Any]:
         """The metadata that grade the task, or a step, whose tests are laid over the task's."""
         env = substituted_all(verifier.env, os.environ, f"{self.where}: verifier.env")
         spec = VerifierScript(
@@ -100,7 +123,7 @@ class _Reading:
         spec = spec.model_copy(update={"rest": tests.rest, "executable": tests.executable})
         return {KEY: spec.model_dump(mode="json"), TESTS: dict(tests.texts)}
 
-    def step(self, step: Step) -> TaskStep:
+    def step(self, step: StepTable) -> TaskStep:
         """One of several steps, from `steps/NAME`."""
         folder = self.folder / "steps" / step.name
         if not folder.is_dir():
@@ -113,15 +136,20 @@ class _Reading:
             instruction=instruction(folder, needed=True),
             files=files,
             setup=setup,
-            solution=solution(folder / "solution", self.solution_env) or solution(self.folder / "solution", self.solution_env),
+            solution=solution(folder / "solution", self.solution_env)
+            or solution(self.folder / "solution", self.solution_env),
             metadata=self.judged(verifier, folder / "tests"),
             wall_s=step.agent.timeout_sec or self.table.agent.timeout_sec,
-            min_reward={} if least is None else dict(least) if isinstance(least, Mapping) else {"reward": float(least)},
+            min_reward={}
+            if least is None
+            else dict(least)
+            if isinstance(least, Mapping)
+            else {"reward": float(least)},
             hooks=_hooks(step.verifier.collect, self.where),
         )
 
 
-def _inherited(task: Verifier, step: Verifier) -> dict[str, Any]:
+def _inherited(task: VerifierTable, step: VerifierTable) -> dict[str, Any]:
     """What a step's verifier has of the task's, because it does not say it."""
     said = step.model_fields_set
     rest = {key: getattr(task, key) for key in ("timeout_sec", "user") if key not in said}
@@ -163,9 +191,13 @@ def _hooks(collects: Sequence[Collect], where: Path) -> tuple[Hook, ...]:
     """Each once."""
     for collect in collects:
         if collect.service != "main":
-            raise TaskError(f"{where}: verifier.collect: there is no service {collect.service!r} here, only main. Take it out.")
+            raise TaskError(
+                f"{where}: verifier.collect: there is no service {collect.service!r} here, only main. Take "
+                "it out."
+            )
     hooks = [
-        Hook(("sh", "-c", each.command), root=each.user in ("root", 0, "0"), timeout_s=each.timeout_sec) for each in collects
+        Hook(("sh", "-c", each.command), root=each.user in ("root", 0, "0"), timeout_s=each.timeout_sec)
+        for each in collects
     ]
     return tuple(dict.fromkeys(hooks))
 
@@ -178,20 +210,32 @@ def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
         notes.say(_SHARED)
     environment = table.environment
     if environment.network_mode in (None, "public") and table.agent.network_mode in (None, "public"):
-        notes.say("the agent reaches nothing but the model, where Harbor's default gives it the whole network")
+        notes.say(
+            "the agent reaches nothing but the model, where Harbor's default gives it the whole network"
+        )
     elif "allowlist" in (environment.network_mode, table.agent.network_mode):
         notes.say("allowed_hosts are not in the agent's reach: it reaches nothing but the model")
     if "public" in (table.verifier.network_mode, (table.verifier.environment or environment).network_mode):
         notes.say("tests reach no network; what they fetch in plain words is put into their image ahead")
     for present, what in (
-        (table.agent.user is not None, "agent.user has no effect: agents run as the sandbox's user, who is not root"),
+        (
+            table.agent.user is not None,
+            "agent.user has no effect: agents run as the sandbox's user, who is not root",
+        ),
         (environment.skills_dir, "environment.skills_dir is not given to the agent; it lies in the image"),
         (environment.mcp_servers, "environment.mcp_servers are not given to the agent"),
         (
             any(step.verifier.environment or step.verifier.environment_mode for step in table.steps),
-            "environment and environment_mode of a step's verifier have no effect: all steps are tested as the task says",
+            (
+                "environment and environment_mode of a step's verifier have no effect: all steps are tested "
+                "as "
+                "the task says"
+            ),
         ),
-        ((folder / "trajectory.json").is_file(), "trajectory.json is not laid before the agent: every rollout begins anew"),
+        (
+            (folder / "trajectory.json").is_file(),
+            "trajectory.json is not laid before the agent: every rollout begins anew",
+        ),
     ):
         if present:
             notes.say(what)
@@ -199,4 +243,8 @@ def _tell(table: HarborTable, folder: Path, notes: Notes, *, own: bool) -> None:
 
 def _json(value: Any) -> Any:
     """As JSON values: what TOML has beyond them becomes text."""
-    return json.loads(json.dumps(value, default=lambda each: each.model_dump() if hasattr(each, "model_dump") else str(each)))
+    return json.loads(
+        json.dumps(
+            value, default=lambda each: each.model_dump() if hasattr(each, "model_dump") else str(each)
+        )
+    )

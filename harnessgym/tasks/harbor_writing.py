@@ -1,7 +1,9 @@
-"""Tasks as Harbor directories: what `harnessgym.tasks.harbor` reads, and Harbor itself, written from a `Task`.
+"""Tasks as Harbor directories: what `harnessgym.tasks.harbor` reads, and Harbor itself, written from a
+`Task`.
 
-For tasks that are judged by checks which need nothing of ours while they run: `io`, `files`, `command` and `pytest`. They
-become a test script with a program of the standard library, so the image must have python3, and pytest for the last.
+For tasks that are judged by checks which need nothing of ours while they run: `io`, `files`, `command` and
+`pytest`. They become a test script with a program of the standard library, so the image must have python3,
+and pytest for the last.
 """
 
 import json
@@ -16,10 +18,10 @@ import tomli_w
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.check import Check, read_checks
-from harnessgym.grading.checks.command import Command
+from harnessgym.grading.checks.command import CommandCheck
 from harnessgym.grading.checks.files import Files
 from harnessgym.grading.checks.io import Io
-from harnessgym.grading.checks.pytests import Pytests
+from harnessgym.grading.checks.pytests import PytestCheck
 from harnessgym.sandbox import CONTEXT
 from harnessgym.task import Solution, Task
 from harnessgym.tasks.native import GRADER
@@ -31,12 +33,22 @@ _SAID = frozenset({
     "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
     "solution", "metadata", "verifier", "env",
 })  # fmt: skip
-"""Fields of a task that a Harbor directory has a place for. Without one of the others it would be another task."""
-_WRITABLE = {"io": Io, "files": Files, "command": Command, "pytest": Pytests}
+"""Fields of a task that a Harbor directory has a place for. Without one of the others it would be another
+task."""
+_WRITABLE = {"io": Io, "files": Files, "command": CommandCheck, "pytest": PytestCheck}
 _PROGRAM = "check.py"
 _JUDGE = ("pytests.py", "testing.py", "counting.py", "outcome.py")
 """What `pytest` checks need beside the program."""
-_TAKEN = ("test.sh", _PROGRAM, "checks.json", "matching.py", "file_rules.py", *_JUDGE, "Dockerfile", "docker-compose.yaml")
+_TAKEN = (
+    "test.sh",
+    _PROGRAM,
+    "checks.json",
+    "matching.py",
+    "file_rules.py",
+    *_JUDGE,
+    "Dockerfile",
+    "docker-compose.yaml",
+)
 _TEST = f"""#!/bin/sh
 exec python3 -I -B "$(dirname "$0")/{_PROGRAM}"
 """
@@ -50,10 +62,18 @@ class HarborWriter:
         """See `harnessgym.tasks.writing.TaskWriter`."""
         checks = _checks(task)
         notes = list(_notes(task, checks))
-        lay_texts(folder, {"instruction.md": task.instruction.strip() + "\n", "task.toml": tomli_w.dumps(_table(task, checks))})
+        lay_texts(
+            folder,
+            {
+                "instruction.md": task.instruction.strip() + "\n",
+                "task.toml": tomli_w.dumps(_table(task, checks)),
+            },
+        )
         lay_texts(folder / "environment", {"Dockerfile": _dockerfile(task)})
         lay_texts(folder / "environment" / "files", task.files)
-        lay_texts(folder / "tests", {**task.metadata.get("test_files", {}), **_program(task, checks)}, {"test.sh"})
+        lay_texts(
+            folder / "tests", {**task.metadata.get("test_files", {}), **_program(task, checks)}, {"test.sh"}
+        )
         if task.solution is not None:
             lay_texts(folder / "solution", {"solve.sh": _solve(task.solution)}, {"solve.sh"})
             lay_texts(folder / "solution" / "files", task.solution.files)
@@ -66,7 +86,9 @@ def _checks(task: Task) -> Sequence[Check]:
         raise TaskError(f"It is judged by {task.grader!r}; only checks ({GRADER}) can become a test script.")
     plain = Task(task.id, task.instruction)
     unsaid = [
-        each.name for each in fields(Task) if each.name not in _SAID and getattr(task, each.name) != getattr(plain, each.name)
+        each.name
+        for each in fields(Task)
+        if each.name not in _SAID and getattr(task, each.name) != getattr(plain, each.name)
     ]
     if unsaid:
         raise TaskError(f"It has {', '.join(unsaid)}, which is not written to a Harbor directory.")
@@ -79,7 +101,8 @@ def _checks(task: Task) -> Sequence[Check]:
     for number, check in enumerate(checks):
         if type(check) is not _WRITABLE.get(check.kind):
             raise TaskError(
-                f"Its check tests[{number}] is of the kind {check.kind!r}, which needs HarnessGym while it runs. Kinds that "
+                f"Its check tests[{number}] is of the kind {check.kind!r}, which needs HarnessGym while it "
+                "runs. Kinds that "
                 f"become a test script: {', '.join(_WRITABLE)}."
             )
     clash = sorted(set(tests) & set(_TAKEN))
@@ -90,15 +113,31 @@ def _checks(task: Task) -> Sequence[Check]:
 
 def _notes(task: Task, checks: Sequence[Check]) -> Sequence[str]:
     """What the format cannot say, or says otherwise."""
-    pytest = any(isinstance(check, Pytests) for check in checks)
-    needed = "python3 of 3.10 or later with pytest, which users other than root can run" if pytest else "python3"
+    pytest = any(isinstance(check, PytestCheck) for check in checks)
+    needed = (
+        "python3 of 3.10 or later with pytest, which users other than root can run" if pytest else "python3"
+    )
     said = (
         (task.split != "train", f"split: Harbor has none; {task.split!r} is kept in the metadata."),
         (task.needs, "needs: Harbor has no capabilities; they are kept in the metadata."),
-        (task.setup.hosts, "setup.hosts: the commands become lines of the Dockerfile, where builds reach the whole network."),
-        (task.verifier == "separate", "verifier: Harbor tests in the agent's container, where what is expected can be read."),
+        (
+            task.setup.hosts,
+            "setup.hosts: the commands become lines of the Dockerfile, where builds reach the whole network.",
+        ),
+        (
+            task.verifier == "separate",
+            "verifier: Harbor tests in the agent's container, where what is expected can be read.",
+        ),
         (task.image, f"image: {task.image} must have {needed}: the tests are run with it."),
-        (pytest, "pytest: tests run in the agent's container, as a user of their own only if the script is run as root."),
+        (
+            pytest,
+            (
+                "pytest: tests run in the agent's container, as a user of their own only if the script is "
+                "run "
+                "as "
+                "root."
+            ),
+        ),
     )
     return [note for applies, note in said if applies]
 
@@ -125,11 +164,19 @@ def _table(task: Task, checks: Sequence[Check]) -> dict[str, Any]:
 
 def _seconds(check: Check) -> float:
     """The most that a check may take."""
-    return check.timeout_s * len(check.cases) + check.compile_timeout_s if isinstance(check, Io) else check.timeout_s
+    return (
+        check.timeout_s * len(check.cases) + check.compile_timeout_s
+        if isinstance(check, Io)
+        else check.timeout_s
+    )
 
 
 def _dockerfile(task: Task) -> str:
-    lines = [f"FROM {task.image or _IMAGE}", f"WORKDIR {_WORKDIR}", *(["COPY files/ ./"] if task.files else [])]
+    lines = [
+        f"FROM {task.image or _IMAGE}",
+        f"WORKDIR {_WORKDIR}",
+        *(["COPY files/ ./"] if task.files else []),
+    ]
     return "\n".join([*lines, *(f"RUN {json.dumps(command)}" for command in task.setup.run)]) + "\n"
 
 
@@ -146,7 +193,7 @@ def _program(task: Task, checks: Sequence[Check]) -> Mapping[str, str]:
         "matching.py": _text("matching.py"),
         "file_rules.py": _text("file_rules.py"),
     }
-    if any(isinstance(check, Pytests) for check in checks):
+    if any(isinstance(check, PytestCheck) for check in checks):
         runners = {"pytests.py", "testing.py"}
         modules |= {name: _text(f"runners/{name}" if name in runners else name) for name in _JUDGE}
     return {"test.sh": _TEST, "checks.json": json.dumps(plan, indent=1) + "\n", **modules}
@@ -154,7 +201,11 @@ def _program(task: Task, checks: Sequence[Check]) -> Mapping[str, str]:
 
 def _text(path: str) -> str:
     """A module of the grading, as one that lies in the folder of those it imports."""
-    return (resources("harnessgym.grading") / path).read_text(encoding="utf-8").replace("from harnessgym.grading.", "from ")
+    return (
+        (resources("harnessgym.grading") / path)
+        .read_text(encoding="utf-8")
+        .replace("from harnessgym.grading.", "from ")
+    )
 
 
 def _solve(solution: Solution) -> str:

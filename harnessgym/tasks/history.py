@@ -1,7 +1,7 @@
 """The repository of a task, from a `git fast-import` stream to one that ends at the base commit.
 
-The stream is imported on this machine, the future is scrubbed, and what is left is exported as a stream again: the text that
-goes into the sandbox holds nothing else. Commit ids stay what they were.
+The stream is imported on this machine, the future is scrubbed, and what is left is exported as a stream
+again: the text that goes into the sandbox holds nothing else. Commit ids stay what they were.
 """
 
 import os
@@ -15,14 +15,18 @@ from harnessgym.grading.git_history import BRANCH, scrub
 STREAM = ".history.stream"
 """Where the stream lies in the workspace until the set-up has imported it."""
 SETUP = (
-    f"git init -q -b {BRANCH} . && git fast-import --quiet <{STREAM} && git reset -q --mixed {BRANCH} && rm {STREAM} "
-    "&& git checkout-index -a -q && git config user.name agent && git config user.email agent@localhost && rm -rf .git/logs"
+    f"git init -q -b {BRANCH} . && git fast-import --quiet <{STREAM} && git reset -q --mixed {BRANCH} && rm "
+    f"{STREAM} "
+    "&& git checkout-index -a -q && git config user.name agent && git config user.email agent@localhost && "
+    "rm -rf .git/logs"
 )
 """What imports it. Files that the task lays besides stay as they are."""
 
 
 def past_of(stream: Path, base: str) -> tuple[str, str]:
-    """The stream of everything up to `base`, and that commit's id. Raises TaskError when it cannot be made."""
+    """The stream of everything up to `base`, and that commit's id. Raises TaskError when it cannot be
+    made.
+    """
     with tempfile.TemporaryDirectory(prefix="harnessgym-history-") as temporary:
         folder = Path(temporary)
         _git(folder, "init", "-q", "-b", BRANCH, ".")
@@ -32,23 +36,38 @@ def past_of(stream: Path, base: str) -> tuple[str, str]:
     try:
         return past.decode(), commit
     except UnicodeDecodeError as error:
-        raise TaskError(f"{stream} holds files that are not UTF-8 text up to {base!r}. Make them in `setup.run`.") from error
+        raise TaskError(
+            f"{stream} holds files that are not UTF-8 text up to {base!r}. Make them in `setup.run`."
+        ) from error
 
 
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise TaskError(f"{path}: repo.history cannot be read: {error.strerror}. Write it with `git fast-export`.") from error
+        raise TaskError(
+            f"{path}: repo.history cannot be read: {error.strerror}. Write it with `git fast-export`."
+        ) from error
 
 
 def _git(folder: Path, *words: str, stdin: bytes = b"") -> bytes:
-    env = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull, "LC_ALL": "C"}
+    env = {
+        "PATH": os.environ["PATH"],
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "LC_ALL": "C",
+    }
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], input=stdin, env=env, capture_output=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], input=stdin, env=env, capture_output=True, check=False
+        )
     except FileNotFoundError as error:
-        raise TaskError("git is not installed on this machine, and a task has a repository. Install it.") from error
+        raise TaskError(
+            "git is not installed on this machine, and a task has a repository. Install it."
+        ) from error
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise TaskError(f"`git {' '.join(words)}` failed for a task's history: {''.join(said) or done.returncode}.")
+        raise TaskError(
+            f"`git {' '.join(words)}` failed for a task's history: {''.join(said) or done.returncode}."
+        )
     return done.stdout

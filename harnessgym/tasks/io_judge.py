@@ -3,12 +3,14 @@
     sums/
       language.toml           one language, or languages/*.toml, or `languages` in judge.toml for shipped ones
       judge.toml              optional: what the set is called and how it compares
-      problems.jsonl          one problem a line; or problems.toml, .yaml, .json; or problems/, with a file or folder each
-      problems/add/           statement.md, cases/1.in, cases/1.out, solutions/lua.lua, and problem.toml for the rest
+      problems.jsonl          one problem a line; or problems.toml, .yaml, .json; or problems/, with a file or
+      folder each problems/add/           statement.md, cases/1.in, cases/1.out, solutions/lua.lua, and
+      problem.toml for the rest
 
-Every problem in every language is a task: the agent writes one source file, which is compiled and run on each case in a fresh
-sandbox. What the cases expect never enters it. Judging code by nothing but what it reads and prints, so that one verifier does
-for all languages, is the idea of Agnostics (Boruch-Gruszecki et al., 2025, arXiv:2508.04865).
+Every problem in every language is a task: the agent writes one source file, which is compiled and run on each
+case in a fresh sandbox. What the cases expect never enters it. Judging code by nothing but what it reads and
+prints, so that one verifier does for all languages, is the idea of Agnostics (Boruch-Gruszecki et al., 2025,
+arXiv:2508.04865).
 """
 
 import json
@@ -25,8 +27,16 @@ from harnessgym.grading.check import read_checks
 from harnessgym.grading.matching import Match
 from harnessgym.sandbox import Capability
 from harnessgym.task import Limits, Setup, Solution, Split, Task
-from harnessgym.tasks.format import Loaded, without_doubles
-from harnessgym.tasks.language import SUFFIXES, Language, checked, read_language, read_table, read_value, shipped
+from harnessgym.tasks.format import LoadedTasks, without_doubles
+from harnessgym.tasks.language import (
+    SUFFIXES,
+    ProgrammingLanguage,
+    checked,
+    read_language,
+    read_table,
+    read_value,
+    shipped,
+)
 from harnessgym.tasks.native import GRADER, LimitsTable
 
 _ROWS = (".jsonl", *SUFFIXES)
@@ -40,11 +50,13 @@ class Case(Config):
     args: tuple[str, ...] = ()
 
 
-class Problem(Config):
+class IoProblem(Config):
     """One problem, in no language yet."""
 
     id: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", validation_alias=AliasChoices("id", "question_id"), coerce_numbers_to_str=True
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        validation_alias=AliasChoices("id", "question_id"),
+        coerce_numbers_to_str=True,
     )
     statement: str = Field(min_length=1, validation_alias=AliasChoices("statement", "question_content"))
     cases: tuple[Case, ...] = Field(min_length=1, validation_alias=AliasChoices("cases", "test_cases"))
@@ -59,7 +71,7 @@ class Problem(Config):
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
-class Judge(Config):
+class JudgeTable(Config):
     """`judge.toml`."""
 
     name: str = ""
@@ -67,8 +79,9 @@ class Judge(Config):
     languages: tuple[str, ...] = ()
     """Shipped languages, beside those that have a file."""
     toolchains: Literal["machine", "image"] = "machine"
-    """machine: compilers and interpreters are this machine's, in sandboxes that show its programs; a language that is not there
-    is left out. image: each language is installed into a container image, as a cached layer."""
+    """machine: compilers and interpreters are this machine's, in sandboxes that show its programs; a
+    language that is not there is left out. image: each language is installed into a container image, as a
+    cached layer."""
     image: str | None = None
     """Image that it is installed into; the sandbox backend's own, if there is none."""
     match: Match = "stripped"
@@ -84,22 +97,24 @@ class _Set:
     """What all tasks of a set have in common."""
 
     name: str
-    judge: Judge
+    judge: JudgeTable
     limits: Limits
-    languages: tuple[Language, ...]
+    languages: tuple[ProgrammingLanguage, ...]
 
 
 class IoJudge:
     """The format."""
 
     def recognises(self, path: Path) -> bool:
-        """A folder with a language file, a folder of them or a judge.toml, and with problems; and no task.toml."""
+        """A folder with a language file, a folder of them or a judge.toml, and with problems; and no
+        task.toml.
+        """
         if not path.is_dir() or (path / "task.toml").exists():
             return False
         described = _first(path, "judge") or _first(path, "language") or any(_files(path / "languages"))
         return bool(described) and bool(_rows_file(path) or (path / "problems").is_dir())
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """The tasks by id."""
         notes: list[str] = []
         problems: list[str] = []
@@ -113,35 +128,42 @@ class IoJudge:
             except TaskError as error:
                 problems.append(str(error))
         kept, doubles = without_doubles(sorted(tasks, key=_id), path)
-        return Loaded(common.name, kept, (*problems, *doubles), tuple(notes))
+        return LoadedTasks(common.name, kept, (*problems, *doubles), tuple(notes))
 
 
 def _common(path: Path, notes: list[str], problems: list[str]) -> _Set:
     found = _first(path, "judge")
     raw = read_table(found) if found is not None else {}
-    notes += _strange(raw, Judge, str(found))
-    judge: Judge = checked(Judge, {key: raw[key] for key in raw.keys() & Judge.model_fields.keys()}, str(found))
+    notes += _strange(raw, JudgeTable, str(found))
+    judge: JudgeTable = checked(
+        JudgeTable, {key: raw[key] for key in raw.keys() & JudgeTable.model_fields.keys()}, str(found)
+    )
     limits = checked(LimitsTable, {"wall_s": 600.0, **judge.limits}, f"{found}: limits")
-    languages: dict[str, Language] = {}
+    languages: dict[str, ProgrammingLanguage] = {}
     for read in _languages(path, judge, notes):
         try:
             language = read()
             if language.language in languages:
                 raise TaskError(f"{path}: the language {language.language!r} is described twice. Remove one.")
             if judge.toolchains == "machine" and (missing := language.missing()):
-                raise TaskError(f'{path}: {missing}. Its tasks are left out. Or write `toolchains = "image"` in judge.toml.')
+                raise TaskError(
+                    f'{path}: {missing}. Its tasks are left out. Or write `toolchains = "image"` in '
+                    "judge.toml."
+                )
             languages[language.language] = language
         except TaskError as error:
             problems.append(str(error))
-    return _Set(judge.name or path.resolve().name, judge, Limits(**limits.model_dump()), tuple(languages.values()))
+    return _Set(
+        judge.name or path.resolve().name, judge, Limits(**limits.model_dump()), tuple(languages.values())
+    )
 
 
-def _languages(path: Path, judge: Judge, notes: list[str]) -> Iterator[Any]:
+def _languages(path: Path, judge: JudgeTable, notes: list[str]) -> Iterator[Any]:
     """Functions that each give one language, or raise TaskError."""
     own = _first(path, "language")
     for file in ([own] if own is not None else []) + _files(path / "languages"):
 
-        def read(file: Path = file) -> Language:
+        def read(file: Path = file) -> ProgrammingLanguage:
             language, said = read_language(file)
             notes.extend(said)
             return language
@@ -192,7 +214,12 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
         return
     for number, row in enumerate(rows):
         at = f"{path}: problems[{number}]"
-        yield at, lambda row=row, at=at: row if isinstance(row, dict) else _refuse(f"{at} must be a table, not {row!r}.")
+        yield (
+            at,
+            lambda row=row, at=at: (
+                row if isinstance(row, dict) else _refuse(f"{at} must be a table, not {row!r}.")
+            ),
+        )
 
 
 def _refuse(why: str) -> Any:
@@ -237,18 +264,22 @@ def _text(path: Path) -> str:
         raise TaskError(f"{path} cannot be read: {error}.") from error
 
 
-def _problem(raw: Mapping[str, Any], where: str, notes: list[str]) -> Problem:
-    notes += _strange(raw, Problem, where)
-    known = _accepted(Problem)
+def _problem(raw: Mapping[str, Any], where: str, notes: list[str]) -> IoProblem:
+    notes += _strange(raw, IoProblem, where)
+    known = _accepted(IoProblem)
     own = {key: value for key, value in raw.items() if key in known}
     rest = {key: value for key, value in raw.items() if key not in known}
-    problem: Problem = checked(Problem, own, where)
+    problem: IoProblem = checked(IoProblem, own, where)
     return problem.model_copy(update={"metadata": {**rest, **problem.metadata}})
 
 
 def _strange(raw: Mapping[str, Any], model: type[Config], where: str) -> list[str]:
     known = _accepted(model)
-    return [f"{where}: the key {key!r} has no effect. {nearest(key, sorted(known))}" for key in raw if key not in known]
+    return [
+        f"{where}: the key {key!r} has no effect. {nearest(key, sorted(known))}"
+        for key in raw
+        if key not in known
+    ]
 
 
 def _accepted(model: type[Config]) -> set[str]:
@@ -260,14 +291,15 @@ def _accepted(model: type[Config]) -> set[str]:
     return names
 
 
-def _unused(problem: Problem, common: _Set, where: str) -> list[str]:
+def _unused(problem: IoProblem, common: _Set, where: str) -> list[str]:
     known = {language.language for language in common.languages}
     return [
-        f"{where}: a solution in {name!r} is not used: no such language." for name in sorted(problem.solutions.keys() - known)
+        f"{where}: a solution in {name!r} is not used: no such language."
+        for name in sorted(problem.solutions.keys() - known)
     ]
 
 
-def _task(common: _Set, problem: Problem, language: Language, where: str) -> Task:
+def _task(common: _Set, problem: IoProblem, language: ProgrammingLanguage, where: str) -> Task:
     judge = common.judge
     check = _check(judge, problem, language)
     read_checks([check], (), where)
@@ -285,12 +317,16 @@ def _task(common: _Set, problem: Problem, language: Language, where: str) -> Tas
         artifacts=(language.source,),
         grader=GRADER,
         solution=None if solution is None else Solution({language.source: solution}),
-        metadata={**problem.metadata, **metadata, "score": "weighted" if judge.score == "fraction" else "all"},
+        metadata={
+            **problem.metadata,
+            **metadata,
+            "score": "weighted" if judge.score == "fraction" else "all",
+        },
         install=language.install if in_image else (),
     )
 
 
-def _check(judge: Judge, problem: Problem, language: Language) -> dict[str, Any]:
+def _check(judge: JudgeTable, problem: IoProblem, language: ProgrammingLanguage) -> dict[str, Any]:
     return {
         "kind": "io",
         "probe": language.probing,
@@ -298,14 +334,16 @@ def _check(judge: Judge, problem: Problem, language: Language) -> dict[str, Any]
         "compile_timeout_s": language.compile_timeout_s,
         "command": language.command(language.run),
         "timeout_s": problem.timeout_s or language.timeout_s,
-        "cases": tuple({"stdin": case.stdin, "stdout": case.stdout, "args": case.args} for case in problem.cases),
+        "cases": tuple(
+            {"stdin": case.stdin, "stdout": case.stdout, "args": case.args} for case in problem.cases
+        ),
         "match": problem.match or judge.match,
         "tolerance": judge.tolerance if problem.tolerance is None else problem.tolerance,
         "partial": judge.score == "fraction",
     }
 
 
-def _explained(language: Language, *, in_image: bool) -> tuple[str, ...]:
+def _explained(language: ProgrammingLanguage, *, in_image: bool) -> tuple[str, ...]:
     """The probe, saying how to get what is missing."""
     script = 'why=$1; shift; "$@" >/dev/null </dev/null || { printf "%s\\n" "$why" >&2; exit 1; }'
     why = f"{language.language} cannot be used in this sandbox. {language.remedy}"
@@ -314,13 +352,17 @@ def _explained(language: Language, *, in_image: bool) -> tuple[str, ...]:
     return ("sh", "-c", script, "sh", why, *language.probing)
 
 
-def _instruction(problem: Problem, language: Language, check: Mapping[str, Any]) -> str:
+def _instruction(problem: IoProblem, language: ProgrammingLanguage, check: Mapping[str, Any]) -> str:
     commands = [" ".join(words) for words in (check["compile"], check["command"]) if words]
     lines = [
         problem.statement.strip(),
         "",
         f"Write the program in the file {language.source}, in the current folder. {language.prompt}".rstrip(),
-        "It reads standard input and prints to standard output. It is judged on inputs that are not shown, by",
+        (
+            "It reads standard input and prints to standard output. It is judged on inputs that are not "
+            "shown, "
+            "by"
+        ),
         "",
         *(f"    {command}" for command in commands),
         "",

@@ -1,4 +1,5 @@
-"""Programming languages as short files: how one is installed, compiled and run. With that, the I/O judge judges any of them.
+"""Programming languages as short files: how one is installed, compiled and run. With that, the I/O judge
+judges any of them.
 
 ```toml
 language = "lua"
@@ -8,8 +9,8 @@ run = "lua5.4 {file}"
 timeout_s = 10
 ```
 
-In `compile` and `run`, `{file}` is the source file and `{program}` what the compiler makes. Those in `languages/` are shipped;
-a file that gives only some of the keys of a shipped language changes those.
+In `compile` and `run`, `{file}` is the source file and `{program}` what the compiler makes. Those in
+`languages/` are shipped; a file that gives only some of the keys of a shipped language changes those.
 """
 
 import json
@@ -32,11 +33,13 @@ SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 """Of files that hold tables."""
 _MACHINE = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin"
 """Where sandboxes that show this machine's programs look for them."""
-_THERE = 'for each in "$@"; do command -v "$each" >/dev/null || { echo "$each is not there" >&2; exit 1; }; done'
+_THERE = (
+    'for each in "$@"; do command -v "$each" >/dev/null || { echo "$each is not there" >&2; exit 1; }; done'
+)
 _PLACES = ("{file}", "{program}")
 
 
-class Language(Config):
+class ProgrammingLanguage(Config):
     """One language."""
 
     language: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9+#_-]*$")
@@ -51,7 +54,8 @@ class Language(Config):
     run: tuple[str, ...] = Field(min_length=1)
     """A command, for each case."""
     probe: tuple[str, ...] = ()
-    """A command that succeeds where the language can be used; if empty, the programs of the other two must be there."""
+    """A command that succeeds where the language can be used; if empty, the programs of the other two must
+    be there."""
     timeout_s: float = Field(10.0, gt=0, le=3_600)
     """Seconds for each case."""
     compile_timeout_s: float = Field(60.0, gt=0, le=3_600)
@@ -74,7 +78,11 @@ class Language(Config):
     @field_validator("install", mode="before")
     @classmethod
     def _steps(cls, value: Any) -> Any:
-        return [["sh", "-c", line] if isinstance(line, str) else line for line in value] if isinstance(value, list) else value
+        return (
+            [["sh", "-c", line] if isinstance(line, str) else line for line in value]
+            if isinstance(value, list)
+            else value
+        )
 
     @field_validator("compile", "run", "probe", mode="before")
     @classmethod
@@ -90,7 +98,11 @@ class Language(Config):
     def programs(self) -> tuple[str, ...]:
         """The programs that it needs, as far as they can be seen."""
         first = (words[0] for words in (self.compile, self.run) if words)
-        return tuple(dict.fromkeys(word for word in first if "/" not in word and not any(place in word for place in _PLACES)))
+        return tuple(
+            dict.fromkeys(
+                word for word in first if "/" not in word and not any(place in word for place in _PLACES)
+            )
+        )
 
     @property
     def probing(self) -> tuple[str, ...]:
@@ -105,7 +117,11 @@ class Language(Config):
     def missing(self) -> str:
         """Which of its programs this machine lacks and how to get it; empty if none."""
         absent = [name for name in self.programs if shutil.which(name, path=_MACHINE) is None]
-        return f"{self.language} needs {', '.join(absent)}, which this machine does not have. {self.remedy}" if absent else ""
+        return (
+            f"{self.language} needs {', '.join(absent)}, which this machine does not have. {self.remedy}"
+            if absent
+            else ""
+        )
 
     @property
     def remedy(self) -> str:
@@ -122,26 +138,33 @@ def _filled(word: str, names: dict[str, str]) -> str:
 
 def shipped_languages() -> list[str]:
     """Names of the languages that need no file, sorted."""
-    return sorted(entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml"))
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in _folder().iterdir() if entry.name.endswith(".toml")
+    )
 
 
-def shipped(name: str) -> Language:
+def shipped(name: str) -> ProgrammingLanguage:
     """The shipped language of a name. Raises TaskError with the known ones."""
     if name not in shipped_languages():
         raise TaskError(
-            f"No language {name!r} is shipped. {nearest(name, shipped_languages())} Or write languages/{name}.toml."
+            f"No language {name!r} is shipped. {nearest(name, shipped_languages())} Or write "
+            f"languages/{name}.toml."
         )
-    found: Language = checked(Language, _shipped_table(name), f"the shipped {name}.toml")
+    found: ProgrammingLanguage = checked(
+        ProgrammingLanguage, _shipped_table(name), f"the shipped {name}.toml"
+    )
     return found
 
 
-def read_language(path: Path) -> tuple[Language, tuple[str, ...]]:
-    """The language of one file, and a note for each key that no language has. Raises TaskError with file, key and remedy."""
+def read_language(path: Path) -> tuple[ProgrammingLanguage, tuple[str, ...]]:
+    """The language of one file, and a note for each key that no language has. Raises TaskError with file,
+    key and remedy.
+    """
     raw = read_table(path)
     raw.setdefault("language", path.stem)
     if path.stem == "language" and raw["language"] == "language":
         raise TaskError(f"{path}: language: which language is it? Write `language = ...`.")
-    known = {*Language.model_fields, "timeout"}
+    known = {*ProgrammingLanguage.model_fields, "timeout"}
     notes = [
         f"{path}: a language has no key {key!r}, so it has no effect. {nearest(key, sorted(known))}"
         for key in raw.keys() - known
@@ -149,7 +172,7 @@ def read_language(path: Path) -> tuple[Language, tuple[str, ...]]:
     own = {key: value for key, value in raw.items() if key in known}
     if own["language"] in shipped_languages():
         own = {**_shipped_table(own["language"]), **own}
-    return checked(Language, own, str(path)), tuple(sorted(notes))
+    return checked(ProgrammingLanguage, own, str(path)), tuple(sorted(notes))
 
 
 def read_table(path: Path) -> dict[str, Any]:

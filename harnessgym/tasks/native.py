@@ -17,8 +17,8 @@ command = ["python3", "median.py"]
 cases = [{ stdin = "3 1 2", stdout = "2" }]
 ```
 
-A folder of such folders is a task set; a `set.toml` in it may give a name and defaults for all. Texts are UTF-8; whether a
-file is executable is kept.
+A folder of such folders is a task set; a `set.toml` in it may give a name and defaults for all. Texts are
+UTF-8; whether a file is executable is kept.
 """
 
 import tomllib
@@ -34,16 +34,20 @@ from harnessgym.errors import CapabilityError, ConfigError, TaskError
 from harnessgym.grading.check import read_checks
 from harnessgym.sandbox import needs
 from harnessgym.task import Limits, Setup, Solution, Split, Task
-from harnessgym.tasks.format import Loaded, ReadTasks, without_doubles
+from harnessgym.tasks.format import LoadedTasks, ReadTasks, without_doubles
 from harnessgym.tasks.history import SETUP, STREAM, past_of
 
 GRADER = "harnessgym.grading.checklist:verifier"
 _MAX_BYTES = 16 << 20
 """Most that the files of one folder of a task may hold."""
-_KNOWN = frozenset({"task.toml", "instruction.md", "files", "tests", "gold", "gold.sh", "repo", "README.md", "baseline.json"})
+_KNOWN = frozenset(
+    {"task.toml", "instruction.md", "files", "tests", "gold", "gold.sh", "repo", "README.md", "baseline.json"}
+)
 
 _types = get_type_hints(Limits)
-_limits: dict[str, Any] = {each.name: (_types[each.name], Field(each.default, gt=0)) for each in fields(Limits)}
+_limits: dict[str, Any] = {
+    each.name: (_types[each.name], Field(each.default, gt=0)) for each in fields(Limits)
+}
 LimitsTable: Any = create_model("LimitsTable", __base__=Config, **_limits)
 """`[limits]`: the fields of `harnessgym.task.Limits`, all positive."""
 
@@ -60,7 +64,11 @@ class SetupTable(Config):
     @field_validator("run", mode="before")
     @classmethod
     def _words(cls, value: Any) -> Any:
-        return [["sh", "-c", line] if isinstance(line, str) else line for line in value] if isinstance(value, list) else value
+        return (
+            [["sh", "-c", line] if isinstance(line, str) else line for line in value]
+            if isinstance(value, list)
+            else value
+        )
 
 
 class RepoTable(Config):
@@ -120,7 +128,7 @@ class Native:
         """A folder with a `task.toml`, or of folders with one."""
         return path.is_dir() and ((path / "task.toml").is_file() or any(path.glob("*/task.toml")))
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """The tasks by id. A folder with a `task.toml` is a set of one."""
         if not path.is_dir():
             raise TaskError(f"There is no task folder {path}.")
@@ -136,7 +144,7 @@ class Native:
             except (TaskError, CapabilityError) as error:
                 problems.append(str(error))
         kept, doubles = without_doubles(sorted(tasks, key=_id), path)
-        return Loaded(name, kept, (*problems, *doubles))
+        return LoadedTasks(name, kept, (*problems, *doubles))
 
 
 class NativeTasks(ReadTasks):
@@ -151,14 +159,23 @@ def read_task(folder: Path, defaults: Mapping[str, Any] | None = None, prefix: s
     where = folder / "task.toml"
     table: TaskTable = _table(TaskTable, where, defaults or {})
     limits = _checked(LimitsTable, table.limits, f"{where}: limits")
-    unknown = sorted(path.name for path in folder.iterdir() if path.name not in _KNOWN and not path.name.startswith("."))
+    unknown = sorted(
+        path.name for path in folder.iterdir() if path.name not in _KNOWN and not path.name.startswith(".")
+    )
     if unknown:
-        raise TaskError(f"{folder} holds {', '.join(unknown)}, which no task has. Known: {', '.join(sorted(_KNOWN))}.")
+        raise TaskError(
+            f"{folder} holds {', '.join(unknown)}, which no task has. Known: {', '.join(sorted(_KNOWN))}."
+        )
     files, executable = _texts(folder / "files")
     tests, _ = _texts(folder / "tests")
     read_checks(table.tests, tests, str(where))
     setup = [*_executable(executable), *table.setup.run]
-    metadata: dict[str, Any] = {**table.metadata, "tests": table.tests, "test_files": tests, "score": table.score}
+    metadata: dict[str, Any] = {
+        **table.metadata,
+        "tests": table.tests,
+        "test_files": tests,
+        "score": table.score,
+    }
     if table.repo is not None:
         files[STREAM], metadata["base"] = past_of(folder / table.repo.history, table.repo.base)
         setup.insert(0, ("sh", "-c", SETUP))
@@ -219,7 +236,11 @@ def _joined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _instruction(table: TaskTable, folder: Path) -> str:
     path = folder / "instruction.md"
     if bool(table.instruction) == path.is_file():
-        how = "twice: in task.toml and in instruction.md. Remove one" if table.instruction else "nowhere. Write instruction.md"
+        how = (
+            "twice: in task.toml and in instruction.md. Remove one"
+            if table.instruction
+            else "nowhere. Write instruction.md"
+        )
         raise TaskError(f"{folder}: the instruction is given {how}.")
     text = table.instruction or path.read_text(encoding="utf-8")
     if not text.strip():
@@ -244,21 +265,29 @@ def _executable(paths: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def _texts(folder: Path) -> tuple[dict[str, str], list[str]]:
     """Relative path to text of everything in a folder, and which are executable."""
     texts: dict[str, str] = {}
-    executable, size = [], 0
+    executable = []
+    size = 0
     for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
         name = path.relative_to(folder).as_posix()
         if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            raise TaskError(f"{path} is a link or a special file. A task holds regular files; make the rest in `setup.run`.")
+            raise TaskError(
+                f"{path} is a link or a special file. A task holds regular files; make the rest in "
+                "`setup.run`."
+            )
         if path.is_dir() or "__pycache__" in path.parts:
             continue
         data = path.read_bytes()
         size += len(data)
         if size > _MAX_BYTES:
-            raise TaskError(f"{folder} holds more than {_MAX_BYTES >> 20} MiB. Make large files in `setup.run`.")
+            raise TaskError(
+                f"{folder} holds more than {_MAX_BYTES >> 20} MiB. Make large files in `setup.run`."
+            )
         try:
             texts[name] = data.decode()
         except UnicodeDecodeError as error:
-            raise TaskError(f"{path} is not UTF-8 text (byte {error.start}). Make binary files in `setup.run`.") from error
+            raise TaskError(
+                f"{path} is not UTF-8 text (byte {error.start}). Make binary files in `setup.run`."
+            ) from error
         if path.stat().st_mode & 0o100:
             executable.append(name)
     return texts, executable

@@ -24,7 +24,8 @@ _SAID = frozenset({
     "id", "instruction", "split", "seed", "files", "image", "limits", "network", "needs", "setup", "artifacts", "grader",
     "verifier", "solution", "metadata",
 })  # fmt: skip
-"""Fields of a task that a native folder has a place for. Without one of the others it would be another task."""
+"""Fields of a task that a native folder has a place for. Without one of the others it would be another
+task."""
 
 
 class NativeWriter:
@@ -34,13 +35,16 @@ class NativeWriter:
         """See `harnessgym.tasks.writing.TaskWriter`."""
         _refuse(task)
         notes: list[str] = []
-        files, setup = dict(task.files), task.setup
+        files = dict(task.files)
+        setup = task.setup
         table = _table(task, folder.name, notes)
         if STREAM in files and ("sh", "-c", SETUP) in setup.run:
             (folder / "repo").mkdir()
             (folder / "repo" / "history.stream").write_bytes(files.pop(STREAM).encode())
             table["repo"] = {"base": task.metadata.get("base", "main")}
-            setup = Setup(tuple(each for each in setup.run if each != ("sh", "-c", SETUP)), setup.hosts, setup.timeout_s)
+            setup = Setup(
+                tuple(each for each in setup.run if each != ("sh", "-c", SETUP)), setup.hosts, setup.timeout_s
+            )
         marked, rest = _executables(setup.run, files)
         lay_texts(folder / "files", files, marked)
         lay_texts(folder / "tests", task.metadata.get("test_files", {}))
@@ -59,7 +63,9 @@ def _refuse(task: Task) -> None:
     if task.grader not in (GRADER, "checks"):
         raise TaskError(f"It is judged by {task.grader!r}; a native task is judged by checks ({GRADER}).")
     plain = Task(task.id, task.instruction)
-    if unsaid := [each.name for each in fields(Task) if each.name not in _SAID and _differs(task, plain, each.name)]:
+    if unsaid := [
+        each.name for each in fields(Task) if each.name not in _SAID and _differs(task, plain, each.name)
+    ]:
         raise TaskError(f"It has {', '.join(unsaid)}, which a native task has no place for.")
     if not task.instruction.strip():
         raise TaskError("It has no instruction.")
@@ -74,9 +80,14 @@ def _differs(task: Task, plain: Task, name: str) -> bool:
 
 def _table(task: Task, folder: str, notes: list[str]) -> dict[str, Any]:
     """`task.toml`, but for the set-up and the checks."""
-    name, given = folder_name(task.id), {each.name: getattr(task.limits, each.name) for each in fields(Limits)}
-    limits = {key: value for key, value in given.items() if value is not None and value != getattr(Limits(), key)}
-    metadata = _sayable({key: value for key, value in task.metadata.items() if key not in _OWN}, "metadata", notes)
+    name = folder_name(task.id)
+    given = {each.name: getattr(task.limits, each.name) for each in fields(Limits)}
+    limits = {
+        key: value for key, value in given.items() if value is not None and value != getattr(Limits(), key)
+    }
+    metadata = _sayable(
+        {key: value for key, value in task.metadata.items() if key not in _OWN}, "metadata", notes
+    )
     if task.image is not None and task.image.startswith("context:"):
         notes.append(f"image: {task.image} is a folder of this machine; it is named, not copied.")
     every = {
@@ -105,7 +116,9 @@ def _setup(setup: Setup) -> dict[str, Any]:
 def _executables(
     run: Sequence[tuple[str, ...]], files: Mapping[str, str]
 ) -> tuple[frozenset[str], tuple[tuple[str, ...], ...]]:
-    """Which files the first command makes executable, and the commands after it. Such a file is executable in the folder."""
+    """Which files the first command makes executable, and the commands after it. Such a file is executable
+    in the folder.
+    """
     if run and run[0][:3] == _EXECUTABLE and set(run[0][3:]) <= files.keys():
         return frozenset(run[0][3:]), tuple(run[1:])
     return frozenset(), tuple(run)
@@ -125,11 +138,17 @@ def _write_solution(solution: Solution, folder: Path) -> list[str]:
 
 
 def _sayable(value: Any, where: str, notes: list[str]) -> Any:
-    """A value as TOML can say it: keys without a value are left out. Raises TaskError for a list with a gap."""
+    """A value as TOML can say it: keys without a value are left out. Raises TaskError for a list with a
+    gap.
+    """
     if isinstance(value, Mapping):
         empty = [key for key, each in value.items() if each is None]
         notes.extend(f"{where}.{key} has no value, and is left out: TOML has no null." for key in empty)
-        return {str(key): _sayable(each, f"{where}.{key}", notes) for key, each in value.items() if each is not None}
+        return {
+            str(key): _sayable(each, f"{where}.{key}", notes)
+            for key, each in value.items()
+            if each is not None
+        }
     if isinstance(value, list | tuple):
         if None in value:
             raise TaskError(f"{where} holds null, which TOML cannot say.")

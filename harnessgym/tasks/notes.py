@@ -1,4 +1,6 @@
-"""What is said about tasks that are used all the same: collected while each is read, and each sentence given once."""
+"""What is said about tasks that are used all the same: collected while each is read, and each sentence
+given once.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

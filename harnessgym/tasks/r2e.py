@@ -1,10 +1,14 @@
-"""R2E-Gym rows: a commit of a Python repository, turned into an issue, with the results its tests must have afterwards.
+"""R2E-Gym rows: a commit of a Python repository, turned into an issue, with the results its tests must have
+afterwards.
 
-    {"docker_image": "namanjain12/sympy_final:0030...", "repo_name": "sympy", "parsed_commit_content": "{...}",
-     "expected_output_json": (JSON of) {"test_a": "PASSED", "TestB.test_c": "FAILED"}, "problem_statement": "[ISSUE] ..."}
+    {"docker_image": "namanjain12/sympy_final:0030...", "repo_name": "sympy", "parsed_commit_content":
+    "{...}",
+     "expected_output_json": (JSON of) {"test_a": "PASSED", "TestB.test_c": "FAILED"}, "problem_statement":
+     "[ISSUE] ..."}
 
-The repository is at `/testbed` in the image, `run_tests.sh` in it, and the tests at `/r2e_tests`; neither is left where an
-agent can read it, nor is the history. The results are compared as a whole: every test must end as it is written, failures too.
+The repository is at `/testbed` in the image, `run_tests.sh` in it, and the tests at `/r2e_tests`; neither is
+left where an agent can read it, nor is the history. The results are compared as a whole: every test must end
+as it is written, failures too.
 """
 
 import json
@@ -15,12 +19,12 @@ from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.task import Task
-from harnessgym.tasks.format import Loaded
-from harnessgym.tasks.rows import Row, first_row
+from harnessgym.tasks.format import LoadedTasks
+from harnessgym.tasks.rows import TaskRow, first_row
 from harnessgym.tasks.swe_bench import HOME
 from harnessgym.tasks.swe_task import LIMITS, begun, read_set, rest, text
 
-GRADER = "harnessgym.grading.r2e:verifier"
+GRADER = "harnessgym.grading.verifiers.r2e:verifier"
 TESTS = "/r2e_tests"
 """For root alone, in the agent's image too."""
 HIDDEN = (
@@ -46,14 +50,15 @@ class R2e:
         row = first_row(path)
         return row is not None and row.keys() >= USED
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """The tasks in the order of the rows."""
         return read_set(path, KNOWN, r2e_task)
 
 
-def r2e_task(row: Row, name: str) -> Task:
+def r2e_task(row: TaskRow, name: str) -> Task:
     """The task of one row. Raises TaskError naming the row, the key, and what to do."""
-    image, repo = text(row, "docker_image"), text(row, "repo_name")
+    image = text(row, "docker_image")
+    repo = text(row, "repo_name")
     commit = row.values.get("commit_hash") or _commit(row) or image.rpartition(":")[2]
     issue = _ISSUE.search(text(row, "problem_statement"))
     return Task(
@@ -64,26 +69,36 @@ def r2e_task(row: Row, name: str) -> Task:
         limits=LIMITS,
         setup=begun(_HIDE, ("rm", "-rf", ".git")),
         grader=GRADER,
-        metadata={"r2e": {"repo_name": repo, "expected": _expected(row), "tests": TESTS}, "row": rest(row, USED)},
+        metadata={
+            "r2e": {"repo_name": repo, "expected": _expected(row), "tests": TESTS},
+            "row": rest(row, USED),
+        },
         home=HOME,
         install=(("sh", "-c", _CLOSE),),
     )
 
 
-def _expected(row: Row) -> dict[str, str]:
+def _expected(row: TaskRow) -> dict[str, str]:
     value: Any = row.values["expected_output_json"]
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
-        raise TaskError(f"{row.where}: expected_output_json is no JSON: {error}. Give an object of test to status.") from None
-    if not isinstance(value, Mapping) or not value or not all(isinstance(each, str) for each in value.values()):
         raise TaskError(
-            f"{row.where}: expected_output_json must be an object of test to status, such as PASSED, and not empty."
+            f"{row.where}: expected_output_json is no JSON: {error}. Give an object of test to status."
+        ) from None
+    if (
+        not isinstance(value, Mapping)
+        or not value
+        or not all(isinstance(each, str) for each in value.values())
+    ):
+        raise TaskError(
+            f"{row.where}: expected_output_json must be an object of test to status, such as PASSED, and not "
+            "empty."
         )
     return dict(value)
 
 
-def _commit(row: Row) -> str:
+def _commit(row: TaskRow) -> str:
     """The hash in `parsed_commit_content`, where that is JSON with one."""
     value = row.values.get("parsed_commit_content")
     try:

@@ -1,6 +1,8 @@
-"""Data sets as they are kept: rows of JSON, JSON lines, Parquet, or folders of these, among them what `datasets` saves to disk.
+"""Data sets as they are kept: rows of JSON, JSON lines, Parquet, or folders of these, among them what
+`datasets` saves to disk.
 
-A row is a mapping and the place it was found at, for messages. A line that is no row is a problem, and the others are read.
+A row is a mapping and the place it was found at, for messages. A line that is no row is a problem, and the
+others are read.
 """
 
 import contextlib
@@ -28,7 +30,9 @@ def _loader() -> Callable[[bytes], Any]:
 _loads = _loader()
 _LINES = (".jsonl", ".ndjson")
 _SUFFIXES = (*_LINES, ".json", ".parquet", ".arrow")
-_NO_ROWS = frozenset({"dataset_info.json", "dataset_dict.json", "state.json", "dataset_infos.json", "package.json"})
+_NO_ROWS = frozenset(
+    {"dataset_info.json", "dataset_dict.json", "state.json", "dataset_infos.json", "package.json"}
+)
 _HELD_OUT = re.compile(r"(?:test|dev|validation|valid|val|eval)(?![a-z])")
 """How the name of a file or folder begins whose rows are not for training."""
 _HEAD = 1 << 20
@@ -38,7 +42,7 @@ _CHUNK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskRow:
     """One row and where it stands."""
 
     where: str
@@ -48,30 +52,36 @@ class Row:
 
 
 @dataclass(slots=True)
-class Rows:
+class TaskRows:
     """All rows of a path."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TaskRow] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     """A sentence for each line that is no row."""
 
 
-def read_rows(path: Path) -> Rows:
-    """The rows of a file or folder in order. Raises TaskError when nothing can be read, or a package is missing for it."""
-    found = Rows()
+def read_rows(path: Path) -> TaskRows:
+    """The rows of a file or folder in order. Raises TaskError when nothing can be read, or a package is
+    missing for it.
+    """
+    found = TaskRows()
     for file in files_of(path):
         split = _split_of(file, path)
         for number, value in enumerate(_values(file, found.problems), 1):
             where = f"{file}: row {number}"
             if isinstance(value, dict):
-                found.rows.append(Row(where, value, split))
+                found.rows.append(TaskRow(where, value, split))
             elif value is not None:
-                found.problems.append(f"{where} is no object but {str(value)[:40]!r}. Write an object with the row's columns.")
+                found.problems.append(
+                    f"{where} is no object but {str(value)[:40]!r}. Write an object with the row's columns."
+                )
     return found
 
 
 def first_row(path: Path) -> Mapping[str, Any] | None:
-    """The first row, by a look at the beginning of the first file; None if there is none or it cannot be read."""
+    """The first row, by a look at the beginning of the first file; None if there is none or it cannot be
+    read.
+    """
     try:
         for file in islice(files_of(path), 8):
             reader = _first_line if file.suffix in _LINES else _first_value
@@ -84,18 +94,28 @@ def first_row(path: Path) -> Mapping[str, Any] | None:
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that rows are in: the path itself, or those of the folder, of `data/` in it, and of its splits."""
+    """The files that rows are in: the path itself, or those of the folder, of `data/` in it, and of its
+    splits.
+    """
     if path.is_file():
         return [path] if path.suffix in _SUFFIXES else []
     if not path.is_dir() or (path / "sweb.yaml").exists():
         return []
     folders = [path, path / "data", *sorted(each.parent for each in path.glob("*/dataset_info.json"))]
-    files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.glob("*")) if file.suffix in _SUFFIXES]
+    files = [
+        file
+        for folder in dict.fromkeys(folders)
+        for file in sorted(folder.glob("*"))
+        if file.suffix in _SUFFIXES
+    ]
     return [file for file in dict.fromkeys(files) if file.is_file() and file.name not in _NO_ROWS]
 
 
 def _split_of(file: Path, path: Path) -> Split:
-    names = [file.stem.lower(), *([file.parent.name.lower()] if path.is_dir() and file.parent != path else [])]
+    names = [
+        file.stem.lower(),
+        *([file.parent.name.lower()] if path.is_dir() and file.parent != path else []),
+    ]
     return "test" if any(map(_HELD_OUT.match, names)) else "train"
 
 
@@ -126,8 +146,12 @@ def _array(file: Path) -> Iterator[Any]:
     try:
         value = _loads(_bytes(file))
     except ValueError as error:
-        raise TaskError(f"{file} is no JSON: {error}. One object a line is JSON lines: name it .jsonl.") from None
-    if isinstance(value, dict) and isinstance(value.get("rows"), list):  # what the hub's viewer gives: rows in `row`
+        raise TaskError(
+            f"{file} is no JSON: {error}. One object a line is JSON lines: name it .jsonl."
+        ) from None
+    if isinstance(value, dict) and isinstance(
+        value.get("rows"), list
+    ):  # what the hub's viewer gives: rows in `row`
         value = [each.get("row", each) if isinstance(each, dict) else each for each in value["rows"]]
     yield from value if isinstance(value, list) else [value]
 
@@ -164,7 +188,9 @@ def _pyarrow(module: str, file: Path) -> Any:
     try:
         return importlib.import_module(f"pyarrow.{module}")
     except ModuleNotFoundError as error:
-        raise TaskError(f"{file} needs pyarrow to be read. Install it: pip install 'harnessgym-rl[export]'.") from error
+        raise TaskError(
+            f"{file} needs pyarrow to be read. Install it: pip install 'harnessgym-rl[export]'."
+        ) from error
 
 
 def _bytes(file: Path) -> bytes:

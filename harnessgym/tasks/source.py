@@ -31,7 +31,8 @@ def task_set(spec: str) -> TaskSet:
         return other
     hint = nearest(spec, names("task_set"))
     raise ConfigError(
-        f"There are no tasks {spec!r}. {hint} Give a registered task set, `module:Class`, or a file or folder of tasks "
+        f"There are no tasks {spec!r}. {hint} Give a registered task set, `module:Class`, or a file or "
+        "folder of tasks "
         f"(formats: {', '.join(names('task_format'))}; `FORMAT@PATH` says which)."
     )
 
@@ -59,7 +60,8 @@ def recognised(path: Path) -> TaskFormat:
         if found.recognises(path):
             return found
     raise ConfigError(
-        f"{path} is in no task format that is known ({', '.join(names('task_format'))}). A native task is a folder with a "
+        f"{path} is in no task format that is known ({', '.join(names('task_format'))}). A native task is a "
+        "folder with a "
         "task.toml; see docs/tasks.md for the others, or say the format: FORMAT@PATH."
     )
 
@@ -81,5 +83,7 @@ def remarks_of(tasks: TaskSet, most: int = 8) -> list[str]:
     lines = []
     for title, said in (("left out", problems_of(tasks)), ("note", notes_of(tasks))):
         lines += [f"{title}: {line}" for line in said[:most]]
-        lines += [f"{title}: ... and {len(said) - most} more (harnessgym tasks list says all)"] * (len(said) > most)
+        lines += [f"{title}: ... and {len(said) - most} more (harnessgym tasks list says all)"] * (
+            len(said) > most
+        )
     return lines

@@ -1,4 +1,6 @@
-"""`${VAR}` and `${VAR:-default}` in values of a task, filled in from this machine's environment or a mapping."""
+"""`${VAR}` and `${VAR:-default}` in values of a task, filled in from this machine's environment or a
+mapping.
+"""
 
 import re
 from collections.abc import Mapping
@@ -15,11 +17,14 @@ def substituted(text: str, known: Mapping[str, str], where: str) -> str:
     """
 
     def value(found: re.Match[str]) -> str:
-        name, default = found[1], found[2]
+        name = found[1]
+        default = found[2]
         if known.get(name) or (default is None and name in known):
             return known[name]
         if default is None:
-            raise TaskError(f"{where}: the environment variable {name} is not set. Set it, or write ${{{name}:-default}}.")
+            raise TaskError(
+                f"{where}: the environment variable {name} is not set. Set it, or write ${{{name}:-default}}."
+            )
         return default
 
     return _VARIABLE.sub(value, text)

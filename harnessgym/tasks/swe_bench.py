@@ -1,12 +1,15 @@
-"""SWE-bench rows: an issue of a repository, the commit before its fix, and tests that tell whether it is fixed.
+"""SWE-bench rows: an issue of a repository, the commit before its fix, and tests that tell whether it is
+fixed.
 
-    {"instance_id": "astropy__astropy-12907", "repo": "astropy/astropy", "base_commit": "d16b...", "version": "4.3",
+    {"instance_id": "astropy__astropy-12907", "repo": "astropy/astropy", "base_commit": "d16b...", "version":
+    "4.3",
      "problem_statement": "...", "patch": "diff --git ...", "test_patch": "diff --git ...",
      "FAIL_TO_PASS": ["..."] (or JSON of it), "PASS_TO_PASS": [...]}
 
-Version 5 adds `eval_script`, `image` (or `image_name`), `log_parser`, `eval_type` and `image_assets`; rows without them get the
-image's conventional name and the repository's usual command. A column of ours, `base_files` (path to text), stands for the
-image: then the repository is made of these files. What grades is `metadata["swe_bench"]`, whose keys are below.
+Version 5 adds `eval_script`, `image` (or `image_name`), `log_parser`, `eval_type` and `image_assets`; rows
+without them get the image's conventional name and the repository's usual command. A column of ours,
+`base_files` (path to text), stands for the image: then the repository is made of these files. What grades is
+`metadata["swe_bench"]`, whose keys are below.
 """
 
 import json
@@ -16,14 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.eval_script import eval_type_of, parser_of
 from harnessgym.grading.log import is_known, parser_named
+from harnessgym.grading.verifiers.eval_script import eval_type_of, parser_of
 from harnessgym.task import Task
-from harnessgym.tasks.format import Loaded
-from harnessgym.tasks.rows import Row, first_row
-from harnessgym.tasks.swe_task import LIMITS, base_files, begun, gold, ids_of, instance, read_set, rest, scrubbed, text
+from harnessgym.tasks.format import LoadedTasks
+from harnessgym.tasks.rows import TaskRow, first_row
+from harnessgym.tasks.swe_task import (
+    LIMITS,
+    base_files,
+    begun,
+    gold,
+    ids_of,
+    instance,
+    read_set,
+    rest,
+    scrubbed,
+    text,
+)
 
-GRADER = "harnessgym.grading.swe_bench:verifier"
+GRADER = "harnessgym.grading.verifiers.swe_bench:verifier"
 HOME = "/testbed"
 MARKS = frozenset({"instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS"})
 """Columns that every row of the family has."""
@@ -44,15 +58,18 @@ class SweBench:
         row = first_row(path)
         return row is not None and row.keys() >= MARKS and "install_config" not in row
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """The tasks in the order of the rows."""
         return read_set(path, KNOWN, swe_bench_task)
 
 
-def swe_bench_task(row: Row, name: str) -> Task:
+def swe_bench_task(row: TaskRow, name: str) -> Task:
     """The task of one row. Raises TaskError naming the row, the key, and what to do."""
-    given, laid = row.values, base_files(row)
-    id_, patch, repo = instance(row), text(row, "patch", ""), text(row, "repo", "")
+    given = row.values
+    laid = base_files(row)
+    id_ = instance(row)
+    patch = text(row, "patch", "")
+    repo = text(row, "repo", "")
     spec = specification(row, laid=bool(laid))
     image = given.get("image") or given.get("image_name") or (None if laid else image_name(id_))
     if image is not None and not isinstance(image, str):
@@ -72,9 +89,12 @@ def swe_bench_task(row: Row, name: str) -> Task:
     )
 
 
-def specification(row: Row, *, laid: bool) -> dict[str, Any]:
-    """What grades: the tests that are expected, how they are run, and how their log is read. Raises TaskError."""
-    repo, test_patch = text(row, "repo", ""), text(row, "test_patch", "")
+def specification(row: TaskRow, *, laid: bool) -> dict[str, Any]:
+    """What grades: the tests that are expected, how they are run, and how their log is read. Raises
+    TaskError.
+    """
+    repo = text(row, "repo", "")
+    test_patch = text(row, "test_patch", "")
     fail_to_pass = ids_of(row, "FAIL_TO_PASS", needed=True)
     parser = text(row, "log_parser", "") or parser_of(repo)
     if not is_known(parser):
@@ -88,7 +108,8 @@ def specification(row: Row, *, laid: bool) -> dict[str, Any]:
     script = text(row, "eval_script", "")
     if not test_patch.strip() and not script:
         raise TaskError(
-            f"{row.where}: test_patch is empty, and there is no eval_script, so no tests are known. Give one of them."
+            f"{row.where}: test_patch is empty, and there is no eval_script, so no tests are known. Give one "
+            "of them."
         )
     return {
         "instance_id": row.values["instance_id"],
@@ -106,13 +127,15 @@ def specification(row: Row, *, laid: bool) -> dict[str, Any]:
 
 
 def image_name(instance_id: str, namespace: str = "", arch: str = "", tag: str = "latest") -> str:
-    """The conventional name of an instance's image; `namespace`, such as `swebench`, is a registry's, which allows no `__`."""
+    """The conventional name of an instance's image; `namespace`, such as `swebench`, is a registry's,
+    which allows no `__`.
+    """
     machine = arch or ("arm64" if platform.machine() in ("aarch64", "arm64") else "x86_64")
     name = f"sweb.eval.{machine}.{instance_id}:{tag}"
     return (f"{namespace}/{name}".replace("__", "_1776_") if namespace else name).lower()
 
 
-def _assets(row: Row) -> dict[str, list[dict[str, str]]]:
+def _assets(row: TaskRow) -> dict[str, list[dict[str, str]]]:
     """Binary files that patches need: patch to a list of `path` and `url`."""
     value = row.values.get("image_assets") or {}
     try:

@@ -18,8 +18,8 @@ import yaml
 
 from harnessgym.errors import TaskError
 from harnessgym.task import Task
-from harnessgym.tasks.format import Loaded
-from harnessgym.tasks.rows import Row
+from harnessgym.tasks.format import LoadedTasks
+from harnessgym.tasks.rows import TaskRow
 from harnessgym.tasks.swe_bench import KNOWN, swe_bench_task
 from harnessgym.tasks.swe_task import read_set
 
@@ -39,9 +39,10 @@ class SweBenchRepo:
         """By a `task.yaml` with a `tests.json` beside it."""
         return bool(_folders(path))
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """The tasks by id; which are published is not asked."""
-        rows, problems = [], []
+        rows = []
+        problems = []
         for folder in _folders(path):
             try:
                 rows.append(_row(folder))
@@ -61,15 +62,18 @@ def _folders(path: Path) -> list[Path]:
     return []
 
 
-def _task(row: Row, name: str) -> Task:
+def _task(row: TaskRow, name: str) -> Task:
     folder = Path(row.where)
     task = swe_bench_task(row, name)
-    assets = {**task.metadata["swe_bench"], "assets": str((folder / _ASSETS).resolve()) if (folder / _ASSETS).is_dir() else ""}
+    assets = {
+        **task.metadata["swe_bench"],
+        "assets": str((folder / _ASSETS).resolve()) if (folder / _ASSETS).is_dir() else "",
+    }
     image = f"context:{folder.resolve()}" if (folder / "Dockerfile").is_file() else task.image
     return replace(task, image=image, metadata={**task.metadata, "swe_bench": assets})
 
 
-def _row(folder: Path) -> Row:
+def _row(folder: Path) -> TaskRow:
     values: dict[str, Any] = _mapping(folder / "task.yaml", yaml.safe_load)
     values |= {column: _text(folder / file) for column, file in _COLUMNS.items()}
     if (folder / "hints.md").is_file():
@@ -79,7 +83,7 @@ def _row(folder: Path) -> Row:
     for key in ("version", "base_commit"):  # YAML reads 1.0 as a number
         if isinstance(values.get(key), int | float):
             values[key] = str(values[key])
-    return Row(str(folder), values)
+    return TaskRow(str(folder), values)
 
 
 def _mapping(file: Path, read: Any) -> dict[str, Any]:

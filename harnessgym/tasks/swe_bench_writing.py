@@ -1,10 +1,12 @@
 """Tasks as SWE-bench rows: a line of `tasks.jsonl` for each, as `harnessgym.tasks.swe_bench` reads it.
 
-For tasks of that format, and for others whose metadata says what a row says: `fail_to_pass`, `pass_to_pass`, `test_patch`,
-`gold_patch`, and, where they are known, `repo`, `version`, `base_commit`, `test_cmd`, `eval_script`, `log_parser`.
+For tasks of that format, and for others whose metadata says what a row says: `fail_to_pass`, `pass_to_pass`,
+`test_patch`, `gold_patch`, and, where they are known, `repo`, `version`, `base_commit`, `test_cmd`,
+`eval_script`, `log_parser`.
 
-Tests that judge must be of the test patch, for what the agent does to all others stands. Where there is none, the files in
-`test_files` become it: the row's repository is without them, and grading lays them. Other rows of that kind are refused.
+Tests that judge must be of the test patch, for what the agent does to all others stands. Where there is none,
+the files in `test_files` become it: the row's repository is without them, and grading lays them. Other rows
+of that kind are refused.
 """
 
 import json
@@ -14,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.eval_script import eval_script
 from harnessgym.grading.patches import new_files, patched_paths
+from harnessgym.grading.verifiers.eval_script import eval_script
 from harnessgym.task import Task
-from harnessgym.tasks.rows import Row
+from harnessgym.tasks.rows import TaskRow
 from harnessgym.tasks.swe_bench import swe_bench_task
 from harnessgym.tasks.writing import folder_name
 
@@ -45,14 +47,16 @@ class SweBenchWriter:
         row["split"] = task.split
         notes = []
         if task.image is not None and task.image.startswith("context:"):
-            notes.append(f"The image is built from {task.image.removeprefix('context:')}, which the row only names.")
+            notes.append(
+                f"The image is built from {task.image.removeprefix('context:')}, which the row only names."
+            )
         if task.image is not None:
             row["image"] = task.image
         if task.files:
             row.setdefault("base_files", dict(task.files))
             notes.append(_BASE_FILES)
         row = {key: value for key, value in row.items() if value or key not in _LEFT_OUT}
-        swe_bench_task(Row("The row", row), "")  # refuses what could not be read again
+        swe_bench_task(TaskRow("The row", row), "")  # refuses what could not be read again
         with (folder / FILE).open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row, ensure_ascii=False) + "\n")
         return notes
@@ -61,7 +65,9 @@ class SweBenchWriter:
 def _own_row(task: Task, spec: Mapping[str, Any]) -> dict[str, Any]:
     """The row that a task of this format was read from."""
     row: dict[str, Any] = dict(task.metadata.get("row", {}))
-    row |= {key: spec[key] for key in ("instance_id", "repo", "patch", "image_assets", *_COPIED) if key in spec}
+    row |= {
+        key: spec[key] for key in ("instance_id", "repo", "patch", "image_assets", *_COPIED) if key in spec
+    }
     row |= {column: list(spec[key]) for key, column in _LISTS.items()}
     return row | {"problem_statement": task.instruction}
 
@@ -81,7 +87,11 @@ def _made_row(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
     row |= {key: metadata[key] for key in _COPIED if metadata.get(key)}
     row |= {column: list(metadata[key]) for key, column in _LISTS.items()}
-    files = list(dict.fromkeys(test.split("::")[0] for column in _LISTS.values() for test in row[column] if "::" in test))
+    files = list(
+        dict.fromkeys(
+            test.split("::")[0] for column in _LISTS.values() for test in row[column] if "::" in test
+        )
+    )
     if not row.get("test_patch"):
         row |= _with_tests_of(task, metadata)
     _check_owned(row, files)
@@ -94,7 +104,9 @@ def _made_row(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_tests_of(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a task whose judging tests are its `test_files`: a patch that makes them, and the files without them."""
+    """The columns of a task whose judging tests are its `test_files`: a patch that makes them, and the
+    files without them.
+    """
     tests = metadata.get("test_files") or {}
     if task.image is not None or not isinstance(tests, Mapping) or not tests:
         return {"test_patch": ""}
@@ -105,7 +117,9 @@ def _with_tests_of(task: Task, metadata: Mapping[str, Any]) -> dict[str, Any]:
     if not left:
         raise TaskError("Its files are the tests that judge it and nothing else, so there is no repository.")
     columns: dict[str, Any] = {"test_patch": new_files(tests), "base_files": left}
-    return columns | ({"problem_statement": metadata["problem_statement"]} if metadata.get("problem_statement") else {})
+    return columns | (
+        {"problem_statement": metadata["problem_statement"]} if metadata.get("problem_statement") else {}
+    )
 
 
 def _check_owned(row: Mapping[str, Any], files: Sequence[str]) -> None:
@@ -114,13 +128,16 @@ def _check_owned(row: Mapping[str, Any], files: Sequence[str]) -> None:
     free = sorted(set(files) - owned) if owned else [*files, "the tests"]
     if free:
         raise TaskError(
-            f"No test patch has {free[0]}, so whoever edits it is rewarded. Give metadata['test_patch'], or the pristine tests "
+            f"No test patch has {free[0]}, so whoever edits it is rewarded. Give metadata['test_patch'], or "
+            "the pristine tests "
             "as metadata['test_files']."
         )
 
 
 def _command(metadata: Mapping[str, Any]) -> str:
-    """What runs tests. Those of a `pytest` check run without settings and fixtures of the workspace, as it runs them."""
+    """What runs tests. Those of a `pytest` check run without settings and fixtures of the workspace, as it
+    runs them.
+    """
     given = metadata.get("test_cmd")
     if given:
         return given if isinstance(given, str) else " ".join(given)

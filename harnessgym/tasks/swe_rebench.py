@@ -1,10 +1,12 @@
-"""SWE-rebench V2 rows: SWE-bench's columns with lists for tests, and how a repository of any language is tested.
+"""SWE-rebench V2 rows: SWE-bench's columns with lists for tests, and how a repository of any language is
+tested.
 
     {..., "language": "go", "image_name": "docker.io/swerebenchv2/...", "install_config":
-     {"test_cmd": ["go test -v ./..."], "log_parser": "parse_log_gotest", "install": [...], "base_image_name": "..."}}
+     {"test_cmd": ["go test -v ./..."], "log_parser": "parse_log_gotest", "install": [...], "base_image_name":
+     "..."}}
 
-The repository is at `/<its name>` in the image. A task is solved when the tests that pass are those of FAIL_TO_PASS and
-PASS_TO_PASS, no more and no fewer, where durations at the end of names do not count.
+The repository is at `/<its name>` in the image. A task is solved when the tests that pass are those of
+FAIL_TO_PASS and PASS_TO_PASS, no more and no fewer, where durations at the end of names do not count.
 """
 
 from collections.abc import Mapping
@@ -14,12 +16,12 @@ from typing import Any
 from harnessgym.errors import TaskError
 from harnessgym.grading.log import is_known, parser_named
 from harnessgym.task import Task
-from harnessgym.tasks.format import Loaded
-from harnessgym.tasks.rows import Row, first_row
+from harnessgym.tasks.format import LoadedTasks
+from harnessgym.tasks.rows import TaskRow, first_row
 from harnessgym.tasks.swe_bench import MARKS
 from harnessgym.tasks.swe_task import LIMITS, gold, ids_of, instance, read_set, rest, scrubbed, text
 
-GRADER = "harnessgym.grading.swe_rebench:verifier"
+GRADER = "harnessgym.grading.verifiers.swe_rebench:verifier"
 USED = frozenset({
     "instance_id", "repo", "base_commit", "patch", "test_patch", "problem_statement", "FAIL_TO_PASS", "PASS_TO_PASS",
     "image_name", "install_config",
@@ -38,18 +40,20 @@ class SweRebench:
         row = first_row(path)
         return row is not None and row.keys() >= MARKS | {"install_config"}
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """The tasks in the order of the rows."""
         return read_set(path, KNOWN, swe_rebench_task)
 
 
-def swe_rebench_task(row: Row, name: str) -> Task:
+def swe_rebench_task(row: TaskRow, name: str) -> Task:
     """The task of one row. Raises TaskError naming the row, the key, and what to do."""
-    id_, patch = instance(row), text(row, "patch", "")
+    id_ = instance(row)
+    patch = text(row, "patch", "")
     owner, slash, repo = text(row, "repo").partition("/")
     if not (owner and slash and repo) or "/" in repo or repo in (".", ".."):
         raise TaskError(
-            f"{row.where}: repo is {text(row, 'repo')[:60]!r}. Give `owner/name`: the name is where the repository lies."
+            f"{row.where}: repo is {text(row, 'repo')[:60]!r}. Give `owner/name`: the name is where the "
+            "repository lies."
         )
     spec = {
         "instance_id": id_,
@@ -73,7 +77,7 @@ def swe_rebench_task(row: Row, name: str) -> Task:
     )
 
 
-def _run(row: Row) -> dict[str, Any]:
+def _run(row: TaskRow) -> dict[str, Any]:
     """The commands that run the tests, and the parser of what they print."""
     config = row.values.get("install_config")
     if not isinstance(config, Mapping):
@@ -82,7 +86,8 @@ def _run(row: Row) -> dict[str, Any]:
     commands = [commands] if isinstance(commands, str) else commands
     if not isinstance(commands, list) or not any(isinstance(each, str) and each.strip() for each in commands):
         raise TaskError(
-            f"{row.where}: install_config.test_cmd is {str(commands)[:60]!r}. Give the commands that run the tests."
+            f"{row.where}: install_config.test_cmd is {str(commands)[:60]!r}. Give the commands that run the "
+            "tests."
         )
     parser = config.get("log_parser")
     if not isinstance(parser, str) or not is_known(parser):
@@ -90,4 +95,7 @@ def _run(row: Row) -> dict[str, Any]:
             parser_named(str(parser))
         except TaskError as error:
             raise TaskError(f"{row.where}: install_config.log_parser: {error}") from None
-    return {"test_cmd": [each for each in commands if isinstance(each, str) and each.strip()], "log_parser": parser}
+    return {
+        "test_cmd": [each for each in commands if isinstance(each, str) and each.strip()],
+        "log_parser": parser,
+    }

@@ -1,7 +1,8 @@
-"""Tasks from rows that describe a change of a repository: what SWE-bench and data sets with its columns have in common.
+"""Tasks from rows that describe a change of a repository: what SWE-bench and data sets with its columns have
+in common.
 
-The repository is in the row's image, at a path that becomes the task's home, or, where a row has `base_files`, in the row.
-Either way its history ends where the task begins.
+The repository is in the row's image, at a path that becomes the task's home, or, where a row has
+`base_files`, in the row. Either way its history ends where the task begins.
 """
 
 import functools
@@ -14,8 +15,8 @@ from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.task import Limits, Setup, Solution, Task
-from harnessgym.tasks.format import Loaded, without_doubles
-from harnessgym.tasks.rows import Row, read_rows
+from harnessgym.tasks.format import LoadedTasks, without_doubles
+from harnessgym.tasks.rows import TaskRow, read_rows
 
 LIMITS = Limits(wall_s=3_600.0, turns=250, memory_mb=8_192, processes=1_024, disk_mb=8_192, cpus=2.0)
 """Of an agent; the suites of large repositories need no less."""
@@ -25,8 +26,15 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*\Z")
 _JSON = (str, int, float, bool, list, dict, type(None))
 
 
-def read_set(path: Path, known: frozenset[str], task: Callable[[Row, str], Task], rows: Sequence[Row] | None = None) -> Loaded:
-    """Every row as a task; `known` are the columns that mean something. One row that cannot be used leaves the rest."""
+def read_set(
+    path: Path,
+    known: frozenset[str],
+    task: Callable[[TaskRow, str], Task],
+    rows: Sequence[TaskRow] | None = None,
+) -> LoadedTasks:
+    """Every row as a task; `known` are the columns that mean something. One row that cannot be used leaves
+    the rest.
+    """
     name = path.resolve().stem if path.is_file() else path.resolve().name
     found = read_rows(path) if rows is None else None
     problems = list(found.problems) if found is not None else []
@@ -44,10 +52,10 @@ def read_set(path: Path, known: frozenset[str], task: Callable[[Row, str], Task]
         f"{where}: the key {key!r} means nothing here. It is kept in the task's metadata."
         for key, where in sorted(unknown.items())
     ]
-    return Loaded(name, kept, (*problems, *doubles), tuple(notes))
+    return LoadedTasks(name, kept, (*problems, *doubles), tuple(notes))
 
 
-def text(row: Row, key: str, default: str | None = None) -> str:
+def text(row: TaskRow, key: str, default: str | None = None) -> str:
     """A column of text. Raises TaskError when it is not, or is empty and there is no default."""
     value = row.values.get(key)
     if value is None and default is not None:
@@ -58,48 +66,60 @@ def text(row: Row, key: str, default: str | None = None) -> str:
     return value
 
 
-def instance(row: Row) -> str:
+def instance(row: TaskRow) -> str:
     """The row's id, which becomes part of names. Raises TaskError."""
     found = text(row, "instance_id")
     if _ID.match(found) is None:
-        raise TaskError(f"{row.where}: instance_id {found[:80]!r} holds signs that no id has. Use letters, digits and `._+-`.")
+        raise TaskError(
+            f"{row.where}: instance_id {found[:80]!r} holds signs that no id has. Use letters, digits and "
+            "`._+-`."
+        )
     return found
 
 
-def ids_of(row: Row, key: str, *, needed: bool = False) -> list[str]:
+def ids_of(row: TaskRow, key: str, *, needed: bool = False) -> list[str]:
     """A column of test ids: a list, or JSON of one, as older files have it. Raises TaskError."""
     value = row.values.get(key)
     if isinstance(value, str):
         try:
             value = json.loads(value) if value.strip() else []
         except ValueError as error:
-            raise TaskError(f"{row.where}: {key} is text that is no JSON: {error}. Give a list of test ids.") from None
+            raise TaskError(
+                f"{row.where}: {key} is text that is no JSON: {error}. Give a list of test ids."
+            ) from None
     if value is None:
         value = []
     if not isinstance(value, list) or not set(map(type, value)) <= {str}:
-        raise TaskError(f"{row.where}: {key} is {str(value)[:60]!r}. Give a list of test ids, or JSON of one.")
+        raise TaskError(
+            f"{row.where}: {key} is {str(value)[:60]!r}. Give a list of test ids, or JSON of one."
+        )
     if needed and not value:
         raise TaskError(f"{row.where}: {key} names no test, so nothing could be graded. Give at least one.")
     return value
 
 
-def rest(row: Row, used: Iterable[str]) -> dict[str, Any]:
+def rest(row: TaskRow, used: Iterable[str]) -> dict[str, Any]:
     """The columns that have no other place, as JSON values."""
     left = row.values.keys() - set(used)
-    return {key: row.values[key] if isinstance(row.values[key], _JSON) else str(row.values[key]) for key in sorted(left)}
+    return {
+        key: row.values[key] if isinstance(row.values[key], _JSON) else str(row.values[key])
+        for key in sorted(left)
+    }
 
 
-def base_files(row: Row) -> dict[str, str]:
+def base_files(row: TaskRow) -> dict[str, str]:
     """The repository's files, where the row itself has them."""
     value = row.values.get("base_files") or {}
     if isinstance(value, str):
         value = _json_object(row, "base_files", value)
-    if not isinstance(value, Mapping) or not all(isinstance(each, str) for pair in value.items() for each in pair):
+    if not isinstance(value, Mapping) or not all(
+        isinstance(each, str) for pair in value.items() for each in pair
+    ):
         raise TaskError(f"{row.where}: base_files must map paths to texts.")
     return dict(value)
 
 
-def _json_object(row: Row, key: str, value: str) -> Any:
+def _json_object(row: TaskRow, key: str, value: str) -> Any:
     try:
         return json.loads(value)
     except ValueError as error:
@@ -120,7 +140,9 @@ def scrubbed(base_commit: str) -> Setup:
 
 
 def begun(*before: tuple[str, ...], ignored: bool = False) -> Setup:
-    """Makes a repository of the files in the workspace; of those too that it tells git to ignore, if `ignored`."""
+    """Makes a repository of the files in the workspace; of those too that it tells git to ignore, if
+    `ignored`.
+    """
     how = ("--force",) if ignored else ()
     return Setup((*before, ("sh", "-c", _script("begin.sh"), "begin", *how)), timeout_s=_SETUP_S)
 

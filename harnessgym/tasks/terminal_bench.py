@@ -1,4 +1,5 @@
-"""terminal-bench tasks of the classic form as they are: a folder with a `task.yaml`, or a folder of such folders.
+"""terminal-bench tasks of the classic form as they are: a folder with a `task.yaml`, or a folder of such
+folders.
 
     hello-world/
       task.yaml                 instruction, time limits, the parser of the tests' output
@@ -19,21 +20,21 @@ from pydantic import Field, field_validator
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, TaskError
-from harnessgym.grading.terminal_bench import KEY, PARSERS
-from harnessgym.grading.verifier_script import VerifierScript
-from harnessgym.grading.verifier_tools import install, tools_of
+from harnessgym.file_bundle import Bundle, bundle, bundled
+from harnessgym.grading.verifiers.terminal_bench import KEY, PARSERS
+from harnessgym.grading.verifiers.test_script import VerifierScript
+from harnessgym.grading.verifiers.tools import install, tools_of
 from harnessgym.sandbox import CONTEXT
 from harnessgym.task import GradingImage, Limits, Setup, Solution, Task
 from harnessgym.tasks.compose import Service, only_service
 from harnessgym.tasks.container_files import workdir_of
-from harnessgym.tasks.format import Loaded, read_folders
+from harnessgym.tasks.format import LoadedTasks, read_folders
 from harnessgym.tasks.harbor_place import WORKDIR
 from harnessgym.tasks.harbor_scripts import solved_by
 from harnessgym.tasks.harbor_table import Table, unknown
 from harnessgym.tasks.notes import Notes
-from harnessgym.tasks.packing import Bundle, bundle, bundled
 
-GRADER = "harnessgym.grading.terminal_bench:verifier"
+GRADER = "harnessgym.grading.verifiers.terminal_bench:verifier"
 _SCRIPT = "run-tests.sh"
 _VARIABLES = {
     "T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME": "",
@@ -70,7 +71,8 @@ class TaskYaml(Table):
     def _known(cls, name: str) -> str:
         if name not in PARSERS:
             raise ValueError(
-                f"what {name!r} would read cannot be read here (known: {', '.join(PARSERS)}); the task is left out"
+                f"what {name!r} would read cannot be read here (known: {', '.join(PARSERS)}); the task is "
+                "left out"
             )
         return name
 
@@ -89,7 +91,7 @@ class TerminalBench:
         """A folder of terminal-bench's layout, or of such folders."""
         return path.is_dir() and (_is_task(path) or any(_is_task(child) for child in path.iterdir()))
 
-    def read(self, path: Path) -> Loaded:
+    def read(self, path: Path) -> LoadedTasks:
         """The tasks by id, each from one folder."""
         return read_folders(path, "task.yaml", read_task)
 
@@ -101,7 +103,10 @@ def read_task(folder: Path, prefix: str, notes: Notes) -> Task:
     service = _service(folder, notes)
     for key, _ in unknown(table):
         notes.say(f"task.yaml: {key} is not known; it is kept in the metadata and has no effect")
-    notes.say("the agent reaches nothing but the model; tests run in a fresh container that holds its working folder")
+    notes.say(
+        "the agent reaches nothing but the model; tests run in a fresh container that holds its working "
+        "folder"
+    )
     assert service.image is not None
     tests = _tests(folder)
     test = VerifierScript(
@@ -160,15 +165,23 @@ def _service(folder: Path, notes: Notes) -> Service:
     else:
         found = Service(f"{CONTEXT}{folder.resolve()}" if (folder / "Dockerfile").is_file() else None)
     if not found.image:
-        raise TaskError(f"{folder}: neither docker-compose.yaml nor a Dockerfile says what image the task has. Add one.")
+        raise TaskError(
+            f"{folder}: neither docker-compose.yaml nor a Dockerfile says what image the task has. Add one."
+        )
     if found.workdir or not found.image.startswith(CONTEXT):
         return found
-    return Service(found.image, workdir_of(Path(found.image.removeprefix(CONTEXT)) / "Dockerfile"), found.env, found.without)
+    return Service(
+        found.image,
+        workdir_of(Path(found.image.removeprefix(CONTEXT)) / "Dockerfile"),
+        found.env,
+        found.without,
+    )
 
 
 def _tests(folder: Path) -> Bundle:
     """The script and what is in `tests/`, side by side."""
-    inside, script = bundle(folder / "tests"), folder / _SCRIPT
+    inside = bundle(folder / "tests")
+    script = folder / _SCRIPT
     if not script.is_file():
         raise TaskError(f"{script} is not there. A terminal-bench task is graded by it.")
     text = script.read_text(encoding="utf-8", errors="replace")

@@ -1,7 +1,8 @@
-"""Tasks written down in a format that others read: the contract of a writer, and the conversion of a whole set.
+"""Tasks written down in a format that others read: the contract of a writer, and the conversion of a whole
+set.
 
-Writers are named by strings in the registry (`task_writer`). A writer says what its format cannot, and refuses a task that
-would be another task once it is written down.
+Writers are named by strings in the registry (`task_writer`). A writer says what its format cannot, and
+refuses a task that would be another task once it is written down.
 """
 
 import re
@@ -17,13 +18,15 @@ from harnessgym.task import Task
 
 
 class TaskWriter(Protocol):
-    """Writes tasks in one format. One whose tasks are lines of a file in the set's folder has an attribute `rows = True`."""
+    """Writes tasks in one format. One whose tasks are lines of a file in the set's folder has an attribute
+    `rows = True`.
+    """
 
     def write(self, task: Task, folder: Path) -> Sequence[str]:
         """Writes one task, and gives a sentence for each thing that the format cannot say.
 
-        `folder` is the task's own, which is there and empty; with `rows`, it is the set's, to whose file a line is added.
-        Raises TaskError, saying why, for a task that it refuses; then nothing of it is left.
+        `folder` is the task's own, which is there and empty; with `rows`, it is the set's, to whose file a
+        line is added. Raises TaskError, saying why, for a task that it refuses; then nothing of it is left.
         """
         ...
 
@@ -47,7 +50,9 @@ def task_writer(name: str) -> TaskWriter:
 
 
 def convert(tasks: Sequence[Task], writer: TaskWriter, out: Path, *, add: bool = False) -> Iterator[Written]:
-    """Writes tasks below `out`, one after another. Raises `ConfigError` if that is not empty, unless more are to be added."""
+    """Writes tasks below `out`, one after another. Raises `ConfigError` if that is not empty, unless more
+    are to be added.
+    """
     if not add and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is not an empty folder. Give another one, or --add to write into it.")
     out.mkdir(parents=True, exist_ok=True)

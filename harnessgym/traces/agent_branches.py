@@ -1,10 +1,12 @@
-"""A rollout's agents with what each of them did: its calls, in branches that continue each other, and who started it."""
+"""A rollout's agents with what each of them did: its calls, in branches that continue each other, and who
+started it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harnessgym.traces.facts import AgentFacts, CallFacts
-from harnessgym.traces.graph import Event, Graph
+from harnessgym.traces.graph import Graph, GraphEvent
 
 _SIDE = ("side", "count")
 
@@ -31,7 +33,7 @@ class AgentBranches:
     """One agent; None stands for calls that are no agent's."""
 
     agent: AgentFacts | None
-    spawn: Event | None
+    spawn: GraphEvent | None
     """What started it, if that is known."""
     branches: tuple[Branch, ...]
     children: "tuple[AgentBranches, ...]"

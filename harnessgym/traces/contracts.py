@@ -27,9 +27,9 @@ tool = "bash|shell"
 arguments = { command = 'rm\s+-rf\s+/' }
 ```
 
-Patterns are regular expressions: a tool's whole name must match, in an argument the pattern must be found. The check is pure
-and goes step by step, so the same contracts judge a recorded rollout and stop one that runs. After "Trace-Based Assurance" of
-agents: a contract says what, the trace says where.
+Patterns are regular expressions: a tool's whole name must match, in an argument the pattern must be found.
+The check is pure and goes step by step, so the same contracts judge a recorded rollout and stop one that
+runs. After "Trace-Based Assurance" of agents: a contract says what, the trace says where.
 """
 
 import re
@@ -41,7 +41,7 @@ from typing import Annotated, Literal, Protocol, Self, assert_never
 from pydantic import Field, model_validator
 
 from harnessgym.config import Config
-from harnessgym.traces.step import Pattern, Step, StepKind
+from harnessgym.traces.step import Pattern, RolloutStep, StepKind
 
 Scope = Literal["rollout", "agent"]
 ONLINE: frozenset[StepKind] = frozenset({"llm_call", "tool_call"})
@@ -130,7 +130,7 @@ class Violation:
     """The first step that breaks a contract."""
 
     contract: str
-    step: Step
+    step: RolloutStep
     ordinal: int
     """Position of the step in what was looked at, from 0."""
     what: str
@@ -140,7 +140,7 @@ class Violation:
         return f"{self.contract}: step {self.ordinal} ({self.step.kind} {self.step.id}{agent}) {self.what}"
 
 
-class Watch:
+class ContractMonitor:
     """Contracts over a rollout as it goes on. Of each contract only the first violation is kept.
 
     ```python
@@ -162,7 +162,7 @@ class Watch:
         """The first violation so far."""
         return next(iter(self._broken.values()), None)
 
-    def see(self, step: Step) -> None:
+    def see(self, step: RolloutStep) -> None:
         """A step was taken."""
         for index, (name, rule) in enumerate(self._rules):
             if index not in self._broken and (what := rule.breaks(step)) is not None:
@@ -179,9 +179,9 @@ class Watch:
         return [violation for _, violation in found]
 
 
-def check(contracts: Iterable[Contract], steps: Iterable[Step]) -> list[Violation]:
+def check(contracts: Iterable[Contract], steps: Iterable[RolloutStep]) -> list[Violation]:
     """The first violation of each contract by a rollout's steps, which are in order of time; by step."""
-    watch = Watch(contracts)
+    watch = ContractMonitor(contracts)
     for step in steps:
         watch.see(step)
     return watch.end()
@@ -209,15 +209,15 @@ def _kinds(contract: Contract) -> frozenset[StepKind]:
 class _Rule(Protocol):
     """One contract's state."""
 
-    def breaks(self, step: Step) -> str | None:
+    def breaks(self, step: RolloutStep) -> str | None:
         """What is wrong with a step, if it comes next."""
         ...
 
-    def take(self, step: Step, ordinal: int) -> None:
+    def take(self, step: RolloutStep, ordinal: int) -> None:
         """It came."""
         ...
 
-    def left_open(self) -> tuple[Step, int, str] | None:
+    def left_open(self) -> tuple[RolloutStep, int, str] | None:
         """The first step that something should have followed, and what is wrong."""
         ...
 
@@ -227,12 +227,12 @@ class _Order:
     contract: NeverBefore
     happened: bool = False
 
-    def breaks(self, step: Step) -> str | None:
+    def breaks(self, step: RolloutStep) -> str | None:
         if self.happened or not self.contract.never.meets(step):
             return None
         return f"comes before any {self.contract.before}."
 
-    def take(self, step: Step, ordinal: int) -> None:  # noqa: ARG002
+    def take(self, step: RolloutStep, ordinal: int) -> None:  # noqa: ARG002
         self.happened = self.happened or self.contract.before.meets(step)
 
     def left_open(self) -> None:
@@ -244,12 +244,15 @@ class _Count:
     contract: AtMost
     counts: Counter[str] = field(default_factory=Counter)
 
-    def breaks(self, step: Step) -> str | None:
-        if not self.contract.what.meets(step) or self.counts[_scope(self.contract.per, step)] < self.contract.n:
+    def breaks(self, step: RolloutStep) -> str | None:
+        if (
+            not self.contract.what.meets(step)
+            or self.counts[_scope(self.contract.per, step)] < self.contract.n
+        ):
             return None
         return f"is {self.contract.what} number {self.contract.n + 1}; at most {self.contract.n} are allowed."
 
-    def take(self, step: Step, ordinal: int) -> None:  # noqa: ARG002
+    def take(self, step: RolloutStep, ordinal: int) -> None:  # noqa: ARG002
         if self.contract.what.meets(step):
             self.counts[_scope(self.contract.per, step)] += 1
 
@@ -260,21 +263,23 @@ class _Count:
 @dataclass
 class _Pending:
     contract: MustReturn
-    open: dict[str, tuple[Step, int]] = field(default_factory=dict)
+    open: dict[str, tuple[RolloutStep, int]] = field(default_factory=dict)
     """By id of the step that opened it."""
 
-    def breaks(self, step: Step) -> str | None:  # noqa: ARG002
+    def breaks(self, step: RolloutStep) -> str | None:  # noqa: ARG002
         return None
 
-    def take(self, step: Step, ordinal: int) -> None:
-        opening, closing = ("spawn", "return") if self.contract.what == "agents" else ("tool_call", "tool_result")
+    def take(self, step: RolloutStep, ordinal: int) -> None:
+        opening, closing = (
+            ("spawn", "return") if self.contract.what == "agents" else ("tool_call", "tool_result")
+        )
         if step.kind == opening and (not self.contract.tool or re.fullmatch(self.contract.tool, step.tool)):
             self.open[step.id] = step, ordinal
         elif step.kind == closing:
             done = next((key for key, (opened, _) in self.open.items() if _answers(step, opened)), None)
             self.open.pop(done or "", None)
 
-    def left_open(self) -> tuple[Step, int, str] | None:
+    def left_open(self) -> tuple[RolloutStep, int, str] | None:
         first = next(iter(self.open.values()), None)
         what = "never came back." if self.contract.what == "agents" else "has no result."
         return None if first is None else (*first, what)
@@ -287,8 +292,9 @@ class _Spending:
     calls: Counter[str] = field(default_factory=Counter)
     started: dict[str, float] = field(default_factory=dict)
 
-    def breaks(self, step: Step) -> str | None:
-        who, limit = _scope(self.contract.per, step), self.contract
+    def breaks(self, step: RolloutStep) -> str | None:
+        who = _scope(self.contract.per, step)
+        limit = self.contract
         calling = step.kind == "llm_call"
         if limit.calls is not None and calling and self.calls[who] >= limit.calls:
             return f"is model call number {self.calls[who] + 1}; the budget is {limit.calls}."
@@ -300,7 +306,7 @@ class _Spending:
             return f"comes after {elapsed:.1f} s; the budget is {limit.wall_s:g} s."
         return None
 
-    def take(self, step: Step, ordinal: int) -> None:  # noqa: ARG002
+    def take(self, step: RolloutStep, ordinal: int) -> None:  # noqa: ARG002
         who = _scope(self.contract.per, step)
         self.started.setdefault(who, step.t)
         if step.kind == "llm_call":
@@ -315,10 +321,10 @@ class _Spending:
 class _Ban:
     pattern: Pattern
 
-    def breaks(self, step: Step) -> str | None:
+    def breaks(self, step: RolloutStep) -> str | None:
         return f"is a forbidden {self.pattern}." if self.pattern.meets(step) else None
 
-    def take(self, step: Step, ordinal: int) -> None:
+    def take(self, step: RolloutStep, ordinal: int) -> None:
         pass
 
     def left_open(self) -> None:
@@ -341,12 +347,14 @@ def _rule(contract: Contract) -> _Rule:
             assert_never(contract)
 
 
-def _scope(per: Scope, step: Step) -> str:
+def _scope(per: Scope, step: RolloutStep) -> str:
     return "" if per == "rollout" else step.agent_id or ""
 
 
-def _answers(step: Step, opened: Step) -> bool:
-    """Whether a return or a result is that of a step: of the agent that it started, or of the tool call that it is."""
+def _answers(step: RolloutStep, opened: RolloutStep) -> bool:
+    """Whether a return or a result is that of a step: of the agent that it started, or of the tool call
+    that it is.
+    """
     if opened.kind == "spawn" and opened.target_agent_id is not None:
         return step.agent_id == opened.target_agent_id
     return bool(opened.tool_call_id) and step.tool_call_id == opened.tool_call_id

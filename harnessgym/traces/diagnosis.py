@@ -1,7 +1,8 @@
 """Why a request does not continue what came before it: which harness habit broke the branch, and where.
 
-Pure functions of messages and texts, so that they hold for stored requests as well as for live ones. A break costs a training
-row; its class says whether the harness, its settings or the model's template is to be changed.
+Pure functions of messages and texts, so that they hold for stored requests as well as for live ones. A break
+costs a training row; its class says whether the harness, its settings or the model's template is to be
+changed.
 """
 
 import re
@@ -11,7 +12,13 @@ from operator import itemgetter
 from typing import Literal
 
 from harnessgym.message import Message, ToolCall, ToolSpec
-from harnessgym.traces.difference import common_ends, common_start, difference, only_volatile, without_volatile
+from harnessgym.traces.difference import (
+    common_ends,
+    common_start,
+    difference,
+    only_volatile,
+    without_volatile,
+)
 from harnessgym.traces.forest import replay_form
 
 BreakClass = Literal[
@@ -38,11 +45,11 @@ length_cut: the answer was cut off before its end of turn.
 compaction: the conversation was summarised.
 edited_history: a message was changed, or an answer put in that the policy did not give.
 sub_agent: another system prompt or other tools, and a history of its own.
-handoff: another agent goes on with the conversation: the system prompt is another, dates and ids aside (where there is none:
-the tools are others), and the rest is that of an earlier call, with at least one answer of the policy in it.
-template: the chat template writes something else than was sampled.
-new_root: another conversation with the same system prompt and tools.
-dropped_messages: messages were left out of the middle, or an answer was."""
+handoff: another agent goes on with the conversation: the system prompt is another, dates and ids aside
+(where there is none: the tools are others), and the rest is that of an earlier call, with at least one
+answer of the policy in it. template: the chat template writes something else than was sampled. new_root:
+another conversation with the same system prompt and tools. dropped_messages: messages were left out of the
+middle, or an answer was."""
 
 _SUMMARY = re.compile(
     r"summar(?:y|i[sz]e)|compact(?:ed|ion)|continued from a previous|previous conversation|conversation so far"
@@ -59,11 +66,12 @@ class Break:
 
     kind: BreakClass
     detail: str
-    """The first message that differs, by index and role, the call it was compared with, and a short difference."""
+    """The first message that differs, by index and role, the call it was compared with, and a short
+    difference."""
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class CallConversation:
     """What one call was asked and, once that is known, what it answered."""
 
     call_id: str
@@ -71,7 +79,8 @@ class Conversation:
     tools: tuple[ToolSpec, ...] = ()
     answer: Message | None = None
     turns: int | None = None
-    """How many of the assistant's messages the policy gave, the answer aside; those before them are examples. None: all."""
+    """How many of the assistant's messages the policy gave, the answer aside; those before them are
+    examples. None: all."""
 
     @property
     def whole(self) -> tuple[Message, ...]:
@@ -79,11 +88,13 @@ class Conversation:
         return self.messages if self.answer is None else (*self.messages, self.answer)
 
 
-def diagnose(messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[Conversation]) -> Break | None:
+def diagnose(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[CallConversation]
+) -> Break | None:
     """Where a request leaves the earlier conversation that it is most like, and what that looks like.
 
-    `earlier` is in order, newest first. None if there is nothing to compare with, or if the request is the beginning of an
-    earlier conversation.
+    `earlier` is in order, newest first. None if there is nothing to compare with, or if the request is the
+    beginning of an earlier conversation.
     """
     if not earlier:
         return None
@@ -96,7 +107,11 @@ def diagnose(messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Se
     else:
         (near, changed), at = taken, _leading(messages, taken[0].whole)
         summary = _asks_for_summary(messages, tools)
-        kind, why = ("compaction", summary) if summary else ("handoff", f"another agent goes on with its history: {changed}")
+        kind, why = (
+            ("compaction", summary)
+            if summary
+            else ("handoff", f"another agent goes on with its history: {changed}")
+        )
     if at >= len(messages):
         return Break(kind, f"all {at} messages are those of call {near.call_id}: {why}")
     ours = messages[at]
@@ -107,7 +122,9 @@ def diagnose(messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Se
 
 
 def diagnose_rendering(sampled: str, rendered: str, answer: Message) -> tuple[BreakClass, str]:
-    """Why a template writes `rendered` from where the policy sampled `sampled`, which says `answer`: class and reason."""
+    """Why a template writes `rendered` from where the policy sampled `sampled`, which says `answer`: class
+    and reason.
+    """
     if rendered.startswith(sampled):
         return "bpe_drift", "the same text, rendered as other tokens"
     shared = common_start(sampled, rendered)
@@ -121,7 +138,11 @@ def diagnose_rendering(sampled: str, rendered: str, answer: Message) -> tuple[Br
 
 
 def _classify(
-    messages: Sequence[Message], tools: Sequence[ToolSpec], near: Conversation, at: int, earlier: Sequence[Conversation]
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    near: CallConversation,
+    at: int,
+    earlier: Sequence[CallConversation],
 ) -> tuple[BreakClass, str]:
     """The class of a break at message `at`, and its reason."""
     ours = messages[at] if at < len(messages) else None
@@ -138,13 +159,16 @@ def _classify(
 
 
 def _taken_over(
-    messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[Conversation]
-) -> tuple[Conversation, str] | None:
-    """The conversation of another agent that a request goes on with, and in what the agents differ; None if there is none.
+    messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[CallConversation]
+) -> tuple[CallConversation, str] | None:
+    """The conversation of another agent that a request goes on with, and in what the agents differ; None if
+    there is none.
 
-    It has more answers in common with the request than any conversation of the same agent, and one of them is the policy's.
+    It has more answers in common with the request than any conversation of the same agent, and one of them is
+    the policy's.
     """
-    own, others = 0, list[tuple[int, Conversation, str]]()
+    own = 0
+    others = list[tuple[int, CallConversation, str]]()
     for conversation in earlier:
         answers, whole = _history(messages, conversation)
         changed = _other_agent(messages, tools, conversation) if answers else ""
@@ -158,23 +182,32 @@ def _taken_over(
     return (near, changed) if answers > own else None
 
 
-def _history(messages: Sequence[Message], conversation: Conversation) -> tuple[int, bool]:
-    """How many answers a request shares with a conversation, whatever the system prompts; and whether it goes on with its
-    history: the policy gave one of these answers, and one of the two is the beginning of the other.
+def _history(messages: Sequence[Message], conversation: CallConversation) -> tuple[int, bool]:
+    """How many answers a request shares with a conversation, whatever the system prompts; and whether it goes
+    on with its history: the policy gave one of these answers, and one of the two is the beginning of the
+    other.
     """
-    ours, theirs = messages[_opening(messages) :], conversation.whole[_opening(conversation.whole) :]
+    ours = messages[_opening(messages) :]
+    theirs = conversation.whole[_opening(conversation.whole) :]
     shared = _leading(ours, theirs)
-    answers, asked = _answers(theirs[:shared]), _answers(conversation.messages)
+    answers = _answers(theirs[:shared])
+    asked = _answers(conversation.messages)
     examples = 0 if conversation.turns is None else max(0, asked - conversation.turns)
     return answers, answers > examples and shared == min(len(ours), len(theirs))
 
 
-def _other_agent(messages: Sequence[Message], tools: Sequence[ToolSpec], conversation: Conversation) -> str:
-    """In what a request's agent differs from a conversation's; empty if it is the same. One that is merely offered other tools
-    under its system prompt is the same.
+def _other_agent(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], conversation: CallConversation
+) -> str:
+    """In what a request's agent differs from a conversation's; empty if it is the same. One that is merely
+    offered other tools under its system prompt is the same.
     """
     ours, theirs = (_instructions(each) for each in (messages, conversation.messages))
-    changed = ["another system prompt"] if ours != theirs and without_volatile(ours) != without_volatile(theirs) else []
+    changed = (
+        ["another system prompt"]
+        if ours != theirs and without_volatile(ours) != without_volatile(theirs)
+        else []
+    )
     if set(_names(tools)) != set(_names(conversation.tools)) and (changed or not ours):
         changed.append(_tools_changed(tools, conversation.tools))
     return ", ".join(changed)
@@ -194,13 +227,19 @@ def _answers(messages: Sequence[Message]) -> int:
 
 
 def _changed_message(ours: Message, theirs: Message, rest: Sequence[Message]) -> tuple[BreakClass, str]:
-    """The class of a message that is another than it was; `rest` is the earlier conversation from there on."""
+    """The class of a message that is another than it was; `rest` is the earlier conversation from there
+    on.
+    """
     skipped = next((count for count, other in enumerate(rest) if _same(ours, other)), None)
     if skipped is not None:
         return "dropped_messages", f"{skipped} messages are left out"
     if theirs.role != "assistant":
         return "edited_history", f"the {theirs.role} message has changed"
-    return _changed_answer(theirs, ours) if ours.role == "assistant" else ("dropped_messages", "the answer is left out")
+    return (
+        _changed_answer(theirs, ours)
+        if ours.role == "assistant"
+        else ("dropped_messages", "the answer is left out")
+    )
 
 
 def _is_nonce(ours: Message, theirs: Message) -> bool:
@@ -209,8 +248,8 @@ def _is_nonce(ours: Message, theirs: Message) -> bool:
 
 
 def _nearest(
-    messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[Conversation]
-) -> tuple[Conversation, int]:
+    messages: Sequence[Message], tools: Sequence[ToolSpec], earlier: Sequence[CallConversation]
+) -> tuple[CallConversation, int]:
     """The conversation that shares most leading messages, and how many.
 
     Of several it is the one whose next message is most alike, then one with the same tools, then the newest.
@@ -219,7 +258,7 @@ def _nearest(
     best = max(shared)
     candidates = [conversation for conversation, count in zip(earlier, shared, strict=True) if count == best]
 
-    def rank(conversation: Conversation) -> tuple[float, bool]:
+    def rank(conversation: CallConversation) -> tuple[float, bool]:
         likeness = _likeness(messages[best], conversation.whole[best:]) if best < len(messages) else 0.0
         return likeness, list(conversation.tools) == list(tools)
 
@@ -228,14 +267,17 @@ def _nearest(
 
 def _leading(messages: Sequence[Message], whole: Sequence[Message]) -> int:
     pairs = zip(messages, whole, strict=False)
-    return next((at for at, (one, other) in enumerate(pairs) if not _same(one, other)), min(len(messages), len(whole)))
+    return next(
+        (at for at, (one, other) in enumerate(pairs) if not _same(one, other)), min(len(messages), len(whole))
+    )
 
 
 def _likeness(message: Message, rest: Sequence[Message]) -> float:
     """How much of two messages is a common beginning or end, from 0 to 1."""
     if not rest or rest[0].role != message.role:
         return 0.0
-    one, other = message.content, rest[0].content
+    one = message.content
+    other = rest[0].content
     return sum(common_ends(one, other)) / (max(len(one), len(other)) or 1)
 
 
@@ -245,9 +287,11 @@ def _same(one: Message, other: Message) -> bool:
         return True
     if one.role != "assistant" or other.role != "assistant":
         return False
-    one, other = replay_form(one), replay_form(other)
+    one = replay_form(one)
+    other = replay_form(other)
     if not one.reasoning or not other.reasoning:
-        one, other = replace(one, reasoning=""), replace(other, reasoning="")
+        one = replace(one, reasoning="")
+        other = replace(other, reasoning="")
     return one.digest == other.digest
 
 
@@ -256,14 +300,18 @@ def _occurs(message: Message, among: Sequence[Message]) -> bool:
 
 
 def _is_root(messages: Sequence[Message], whole: Sequence[Message], at: int) -> bool:
-    """Whether a request that has `at` messages in common with an earlier conversation does not go on with that one."""
+    """Whether a request that has `at` messages in common with an earlier conversation does not go on with
+    that one.
+    """
     answers = [message for message in messages if message.role == "assistant"]
     opening = all(message.role == "system" for message in messages[:at])
-    return at == len(messages) > 0 == len(answers) or (opening and not any(_occurs(answer, whole) for answer in answers))
+    return at == len(messages) > 0 == len(answers) or (
+        opening and not any(_occurs(answer, whole) for answer in answers)
+    )
 
 
 def _another_root(
-    messages: Sequence[Message], tools: Sequence[ToolSpec], near: Conversation, at: int
+    messages: Sequence[Message], tools: Sequence[ToolSpec], near: CallConversation, at: int
 ) -> tuple[BreakClass, str]:
     """The class of a conversation that shares no more than its system prompt with an earlier one."""
     if changed := _tools_changed(tools, near.tools):
@@ -275,18 +323,26 @@ def _another_root(
     return "new_root", "another conversation with the same system prompt and tools"
 
 
-def _summarised(messages: Sequence[Message], tools: Sequence[ToolSpec], near: Conversation, at: int) -> str:
+def _summarised(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], near: CallConversation, at: int
+) -> str:
     """Why a request asks for a summary of an earlier conversation; empty if it does not."""
     return _asks_for_summary(messages, tools) if near.tools and at == len(near.whole) < len(messages) else ""
 
 
 def _asks_for_summary(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
     """What shows that a request asks for a summary; empty if nothing does."""
-    return "it asks for a summary, without the tools" if not tools and _speaks_of_summary(messages[-1]) else ""
+    return (
+        "it asks for a summary, without the tools" if not tools and _speaks_of_summary(messages[-1]) else ""
+    )
 
 
 def _compacted(
-    messages: Sequence[Message], tools: Sequence[ToolSpec], near: Conversation, at: int, earlier: Sequence[Conversation]
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    near: CallConversation,
+    at: int,
+    earlier: Sequence[CallConversation],
 ) -> str:
     """Why a request is what is left of a summarised conversation; empty if it is not."""
     longest = max((len(other.whole) for other in earlier if _same_system(messages, other.whole)), default=0)
@@ -300,14 +356,21 @@ def _compacted(
             return f"{fewer}, and one carries on what call {conversation.call_id} said"
     if 2 * len(messages) <= longest and any(_speaks_of_summary(message) for message in new[:2]):
         return f"{fewer}, which speak of a summary"
-    if 2 * len(messages) <= longest and tools and near.tools and not earlier[0].tools and earlier[0] is not near:
+    if (
+        2 * len(messages) <= longest
+        and tools
+        and near.tools
+        and not earlier[0].tools
+        and earlier[0] is not near
+    ):
         return f"{fewer} after call {earlier[0].call_id}, which had no tools"
     return ""
 
 
 def _same_system(messages: Sequence[Message], whole: Sequence[Message]) -> bool:
     """Whether two conversations have the same system prompt, or none."""
-    first, other = messages[0], whole[0]
+    first = messages[0]
+    other = whole[0]
     return _same(first, other) if "system" in (first.role, other.role) else True
 
 
@@ -334,18 +397,24 @@ def _changed_answer(theirs: Message, ours: Message) -> tuple[BreakClass, str]:
 
 def _flattened(old: Message, new: Message) -> bool:
     """Whether the tool calls of an answer now stand in its text."""
-    return len(new.tool_calls) < len(old.tool_calls) and all(call.name in new.content for call in old.tool_calls)
+    return len(new.tool_calls) < len(old.tool_calls) and all(
+        call.name in new.content for call in old.tool_calls
+    )
 
 
 def _alike(one: ToolCall, other: ToolCall) -> bool:
-    """Whether two calls are one whose arguments were written in other types, quoted otherwise, or filled up with defaults."""
+    """Whether two calls are one whose arguments were written in other types, quoted otherwise, or filled
+    up with defaults.
+    """
     if one.name != other.name:
         return False
     old, new = one.parsed, other.parsed
     if isinstance(old, dict) and isinstance(new, dict):
         shared = old.keys() & new.keys()
         few = min(len(old), len(new))
-        return len(shared) == few and all(_letters(str(old[key])) == _letters(str(new[key])) for key in shared)
+        return len(shared) == few and all(
+            _letters(str(old[key])) == _letters(str(new[key])) for key in shared
+        )
     return _letters(one.arguments) == _letters(other.arguments)
 
 
@@ -357,9 +426,15 @@ def _tools_changed(tools: Sequence[ToolSpec], others: Sequence[ToolSpec]) -> str
     """How the tools differ; empty if they do not."""
     if list(tools) == list(others):
         return ""
-    new, old = _names(tools), _names(others)
-    named = [*(f"+{name}" for name in new if name not in old), *(f"-{name}" for name in old if name not in new)]
-    return f"other tools: {' '.join(named[:12])}" if named else "a tool's description or their order has changed"
+    new = _names(tools)
+    old = _names(others)
+    named = [
+        *(f"+{name}" for name in new if name not in old),
+        *(f"-{name}" for name in old if name not in new),
+    ]
+    return (
+        f"other tools: {' '.join(named[:12])}" if named else "a tool's description or their order has changed"
+    )
 
 
 def _names(tools: Sequence[ToolSpec]) -> list[str]:

@@ -1,10 +1,14 @@
-"""Where two texts differ, for people: one short hunk; and what of a text is only dates, ids, counts and places."""
+"""Where two texts differ, for people: one short hunk; and what of a text is only dates, ids, counts and
+places.
+"""
 
 import re
 from difflib import SequenceMatcher
 from functools import lru_cache
 
-_CONTEXT, _SIDE, _LINE = 40, 200, 280
+_CONTEXT = 40
+_SIDE = 200
+_LINE = 280
 """Characters shown around a difference, of each side of it, and of a line, at most."""
 _REMEMBERED = 64
 """Texts of which it is known what stays: system texts, which come again and again."""
@@ -23,7 +27,8 @@ _PATH = re.compile(r"""(?<![\w/\\<.~])~?[/\\][^\s<>"'`),;]*""")
 _TEMPORARY = re.compile(r"/(?:private/)?(?:tmp|var/tmp|var/folders)/")
 _SAID = 48
 _WORKING = re.compile(
-    r"(?:\b[cp]wd|directory|directories|workspace|worktree)\b(?:\s+is|\s+at)?[\s:=>\"'`(]{1,4}(?:[a-z]:)?$", re.IGNORECASE
+    r"(?:\b[cp]wd|directory|directories|workspace|worktree)\b(?:\s+is|\s+at)?[\s:=>\"'`(]{1,4}(?:[a-z]:)?$",
+    re.IGNORECASE,
 )
 """What stands, within that many characters, before the path of a working directory."""
 _NUMBERS = re.compile(r"0(?:[\s.,:/+-]{0,4}0)+")
@@ -31,9 +36,14 @@ _NUMBERS = re.compile(r"0(?:[\s.,:/+-]{0,4}0)+")
 
 
 def difference(old: str, new: str) -> str:
-    """A unified difference of characters: one hunk from the first to the last that differs, in at most 600 characters."""
+    """A unified difference of characters: one hunk from the first to the last that differs, in at most 600
+    characters.
+    """
     start, tail = common_ends(old, new)
-    before, after = old[max(0, start - _CONTEXT) : start], old[len(old) - tail : len(old) - tail + _CONTEXT // 2]
+    before, after = (
+        old[max(0, start - _CONTEXT) : start],
+        old[len(old) - tail : len(old) - tail + _CONTEXT // 2],
+    )
     lines = [f"@@ -{start},{len(old) - tail - start} +{start},{len(new) - tail - start} @@"]
     for sign, text in (("-", old), ("+", new)):
         lines.append((sign + _one_line(before + _bounded(text[start : len(text) - tail]) + after))[:_LINE])
@@ -41,13 +51,18 @@ def difference(old: str, new: str) -> str:
 
 
 def only_volatile(old: str, new: str) -> bool:
-    """Whether two texts differ in nothing but words that name dates, times, ids and counts, and agree in more than that."""
+    """Whether two texts differ in nothing but words that name dates, times, ids and counts, and agree in
+    more than that.
+    """
     start, tail = _whole_words(old, *common_ends(old, new))
-    one, other = old[start : len(old) - tail], new[start : len(new) - tail]
+    one = old[start : len(old) - tail]
+    other = new[start : len(new) - tail]
     if max(len(one), len(other)) > _VOLATILE_CHARACTERS:
         return False
     before, after = _WORD.findall(one), _WORD.findall(other)
-    kept, changed, named = start + tail, 0, False
+    kept = start + tail
+    changed = 0
+    named = False
     for tag, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if tag == "equal":
             kept += sum(map(len, before[i:j]))
@@ -62,8 +77,8 @@ def only_volatile(old: str, new: str) -> bool:
 
 @lru_cache(maxsize=_REMEMBERED)
 def without_volatile(text: str) -> str:
-    """What stays of a text when it is written another day, elsewhere, or for another count: two texts that differ only in that
-    have it in common. Whitespace does not count.
+    """What stays of a text when it is written another day, elsewhere, or for another count: two texts that
+    differ only in that have it in common. Whitespace does not count.
     """
     text = _UUID.sub("0", _PATH.sub(_placeless, text))
     volatile = {word for word in set(_LETTERS.findall(text)) if _VOLATILE.search(word)}

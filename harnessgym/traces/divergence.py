@@ -1,12 +1,14 @@
-"""What a way of making rows costs: tokens trained under a context other than the one they were sampled in, and tokens lost.
+"""What a way of making rows costs: tokens trained under a context other than the one they were sampled in,
+and tokens lost.
 
-The forest's own rows are measured here, and beside them two published builders on the same calls. Both take the calls of a
-rollout as a proxy of text recorded them, each with its prompt and its completion in tokens:
+The forest's own rows are measured here, and beside them two published builders on the same calls. Both take
+the calls of a rollout as a proxy of text recorded them, each with its prompt and its completion in tokens:
 
 - `per_request`: a row per call.
-- `prefix_merging`: a call joins the chain whose newest prompt is the longest prefix of its own. A chain becomes one row: the
-  first prompt, then each completion as it was sampled, and between two of them what the later prompt has behind the earlier one
-  from its first end of turn on. Where there is no such token, as after an equal prompt, the chain ends.
+- `prefix_merging`: a call joins the chain whose newest prompt is the longest prefix of its own. A chain
+  becomes one row: the first prompt, then each completion as it was sampled, and between two of them what the
+  later prompt has behind the earlier one from its first end of turn on. Where there is no such token, as
+  after an equal prompt, the chain ends.
 
 Source of both: NVIDIA-NeMo/ProRL-Agent-Server (Polar, arXiv 2605.24220), `trajectory/builder`.
 """
@@ -38,7 +40,7 @@ class SampledCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowSpan:
     """Row tokens [start, end) are trained as the completion of a call."""
 
     call_id: str
@@ -52,12 +54,14 @@ class BuiltRow:
 
     ids: IdArray
     """int32 [T]"""
-    parts: tuple[Part, ...]
+    parts: tuple[RowSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Rows against the calls they are made of. Counts are of sampled tokens, but for `rows` and `row_tokens`."""
+    """Rows against the calls they are made of. Counts are of sampled tokens, but for `rows` and
+    `row_tokens`.
+    """
 
     rows: int
     row_tokens: int
@@ -77,13 +81,16 @@ class Divergence:
 
 
 def sampled_calls(conn: Connection, rollout_id: str, trajectory: Trajectory) -> list[SampledCall]:
-    """The calls of a rollout that are not excluded from training, in order, their prompts rebuilt segment by segment.
+    """The calls of a rollout that are not excluded from training, in order, their prompts rebuilt segment by
+    segment.
 
     Raises `TraceError` if a rebuilt prompt is not what the upstream client put on the wire.
     """
     names = ("id", "prompt_len", "prompt_hash", "prompt_segment", "completion_segment", "finish_reason")
     query = select(*(calls.c[name] for name in names)).join(sessions, sessions.c.id == calls.c.session_id)
-    query = query.where(calls.c.rollout_id == rollout_id, calls.c.completion_segment.is_not(None), calls.c.completion_len > 0)
+    query = query.where(
+        calls.c.rollout_id == rollout_id, calls.c.completion_segment.is_not(None), calls.c.completion_len > 0
+    )
     excluded = {item.call_id for item in trajectory.exclusions}
     parts = _segments(conn, rollout_id)
     out = []
@@ -92,7 +99,9 @@ def sampled_calls(conn: Connection, rollout_id: str, trajectory: Trajectory) -> 
             continue
         prompt = _path(parts, row.prompt_segment)
         if (len(prompt), hash_ids(prompt.tolist())) != (row.prompt_len, row.prompt_hash):
-            raise TraceError(f"Call {row.id}: its {len(prompt)} rebuilt prompt tokens are not what the engine was given.")
+            raise TraceError(
+                f"Call {row.id}: its {len(prompt)} rebuilt prompt tokens are not what the engine was given."
+            )
         out.append(SampledCall(row.id, prompt, parts[row.completion_segment][1], row.finish_reason == "stop"))
     return out
 
@@ -100,7 +109,10 @@ def sampled_calls(conn: Connection, rollout_id: str, trajectory: Trajectory) -> 
 def forest(trajectory: Trajectory) -> list[BuiltRow]:
     """The rows that are trained here, in the form that `measure` takes."""
     return [
-        BuiltRow(row.ids, tuple(Part(turn.call_id, turn.start, turn.end) for turn in row.turns if row.mask[turn.start]))
+        BuiltRow(
+            row.ids,
+            tuple(RowSpan(turn.call_id, turn.start, turn.end) for turn in row.turns if row.mask[turn.start]),
+        )
         for row in trajectory.rows
     ]
 
@@ -125,14 +137,20 @@ def prefix_merging(sampled: Sequence[SampledCall]) -> list[BuiltRow]:
 
 
 def measure(rows: Sequence[BuiltRow], sampled: Sequence[SampledCall]) -> Divergence:
-    """Compare rows with the calls they were made of. Raises `TraceError` if a row trains what its call did not sample."""
+    """Compare rows with the calls they were made of. Raises `TraceError` if a row trains what its call did
+    not sample.
+    """
     by_id = {call.id: call for call in sampled}
-    wrong, trained, repeated = 0, set[str](), 0
+    wrong = 0
+    trained = set[str]()
+    repeated = 0
     for row in rows:
         for part in row.parts:
             call = by_id[part.call_id]
             if not np.array_equal(row.ids[part.start : part.end], call.completion):
-                raise TraceError(f"Row tokens [{part.start}, {part.end}) are not what call {call.id} sampled.")
+                raise TraceError(
+                    f"Row tokens [{part.start}, {part.end}) are not what call {call.id} sampled."
+                )
             wrong += 0 if np.array_equal(row.ids[: part.start], call.prompt) else len(call.completion)
             repeated += len(call.completion) if call.id in trained else 0
             trained.add(call.id)
@@ -159,7 +177,9 @@ def _merged(chain: Sequence[SampledCall], end: int | None) -> BuiltRow:
 
 
 def _between(before: SampledCall, call: SampledCall, end: int | None) -> IdArray | None:
-    """What stands between two completions; None if the later prompt has no end of turn behind the earlier one."""
+    """What stands between two completions; None if the later prompt has no end of turn behind the earlier
+    one.
+    """
     added = call.prompt[len(before.prompt) :]
     (ends,) = np.nonzero(added == end) if end is not None else (np.empty(0, np.int64),)
     if not len(ends):
@@ -171,7 +191,7 @@ def _between(before: SampledCall, call: SampledCall, end: int | None) -> IdArray
 def _joined(pieces: Sequence[IdArray], placed: Sequence[tuple[SampledCall, int]]) -> BuiltRow:
     """A row of pieces, of which the numbered ones are completions."""
     starts = np.cumsum([0, *(len(piece) for piece in pieces)])
-    parts = tuple(Part(call.id, int(starts[index]), int(starts[index + 1])) for call, index in placed)
+    parts = tuple(RowSpan(call.id, int(starts[index]), int(starts[index + 1])) for call, index in placed)
     return BuiltRow(np.concatenate(pieces), parts)
 
 
@@ -182,7 +202,9 @@ def _is_prefix(short: IdArray, long: IdArray) -> bool:
 def _segments(conn: Connection, rollout_id: str) -> dict[str, tuple[str | None, IdArray]]:
     """Parent and ids by segment id."""
     query = select(segments.c.id, segments.c.parent_id, segments.c.length, segments.c.ids)
-    query = query.join(sessions, sessions.c.id == segments.c.session_id).where(sessions.c.rollout_id == rollout_id)
+    query = query.join(sessions, sessions.c.id == segments.c.session_id).where(
+        sessions.c.rollout_id == rollout_id
+    )
     return {row.id: (row.parent_id, widen_ids(row.ids, row.length, row.id)) for row in conn.execute(query)}
 
 

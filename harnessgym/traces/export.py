@@ -1,11 +1,12 @@
-"""The contract of an export: recorded rollouts in another project's form, one after the other and never all in memory.
+"""The contract of an export: recorded rollouts in another project's form, one after the other and never all
+in memory.
 
     export(store, rollout_ids, "parquet", Path("rows.parquet"))
 
 A member of `exports/` is one format. What a format has no place for is left out, and its docstring says so.
 
-Where a run has several policies, a row has one policy's tokens. A format whose records do not say whose they are is written for
-one policy: whoever trains on the file would train one model on what another one sampled.
+Where a run has several policies, a row has one policy's tokens. A format whose records do not say whose they
+are is written for one policy: whoever trains on the file would train one model on what another one sampled.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,15 +23,15 @@ from harnessgym.store import TraceStore, calls, policies, sessions
 from harnessgym.store.calls import Segment
 from harnessgym.store.tables import advantages, policy_versions, trained
 from harnessgym.tokens import TokenIds
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.facts import CallFacts, RolloutFacts, group_rewards_of, rollout_of
 from harnessgym.traces.graph import Graph, graph
 from harnessgym.traces.trajectories import Trajectory, rows_of
 from harnessgym.traces.transcript import Transcript, transcript
 
 TellsPolicies = Literal["rows", "calls"]
-"""How a format tells several policies apart. rows: every record names the policy whose tokens it has. calls: a record is a
-whole rollout, and names the policy of every call.
+"""How a format tells several policies apart. rows: every record names the policy whose tokens it has. calls:
+a record is a whole rollout, and names the policy of every call.
 """
 
 
@@ -81,7 +82,8 @@ class TracedRollout:
 
     def path(self, segment_id: str) -> list[int]:
         """All tokens from the root through a segment."""
-        parts, at = list[TokenIds](), self.segments.get(segment_id)
+        parts = list[TokenIds]()
+        at = self.segments.get(segment_id)
         while at is not None:
             parts.append(at.ids)
             at = self.segments.get(at.parent_id or "")
@@ -99,7 +101,9 @@ class TracedRollout:
     @cached_property
     def reward(self) -> float | None:
         """What it was trained on: the channel `reward` of the rollout."""
-        found = (item.value for item in self.graph.rewards if item.unit == "rollout" and item.channel == "reward")
+        found = (
+            item.value for item in self.graph.rewards if item.unit == "rollout" and item.channel == "reward"
+        )
         return next(found, None)
 
     @cached_property
@@ -110,7 +114,9 @@ class TracedRollout:
     @cached_property
     def trained_by(self) -> dict[str, str]:
         """By policy: the latest training of it that counts."""
-        made = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+        made = (policy_versions.c.policy_id == trained.c.policy_id) & (
+            policy_versions.c.version == trained.c.version
+        )
         counts = (trained.c.rollout_id == self.id, ~policy_versions.c.orphaned)
         steps = select(trained.c.policy_id, trained.c.id).join(policy_versions, made).where(*counts)
         found = self.store.read(lambda conn: conn.execute(steps.order_by(trained.c.step, trained.c.id)).all())
@@ -128,10 +134,14 @@ class TracedRollout:
 
 
 class Export(Protocol):
-    """One format. One that tells several policies apart says how in a class attribute `tells_policies: TellsPolicies`."""
+    """One format. One that tells several policies apart says how in a class attribute `tells_policies:
+    TellsPolicies`.
+    """
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write rollouts as they come; how many records that made. Raises `ConfigError` for a path it cannot use."""
+        """Write rollouts as they come; how many records that made. Raises `ConfigError` for a path it
+        cannot use.
+        """
         ...
 
 
@@ -149,22 +159,26 @@ def export(
     store: TraceStore, rollout_ids: Iterable[str], format: str, out: Path, languages: Languages | None = None,  # noqa: A002
     sampled_by: str | None = None,
 ) -> Exported:  # fmt: skip
-    """Write rollouts in a format: a registered name or `module:Class`. What stood at `out` is replaced when all is written.
+    """Write rollouts in a format: a registered name or `module:Class`. What stood at `out` is replaced when
+    all is written.
 
-    `sampled_by` names the policy whose tokens are written, of several; a rollout in which it sampled none has no record. Raises
-    `ConfigError` for an unknown format, for a policy that the run has not, and for a format that must be told which of several
-    policies to write; `StoreError` for an unknown rollout, `TraceError` for one that cannot be written. Then nothing is left at
-    `out` that was not there before.
+    `sampled_by` names the policy whose tokens are written, of several; a rollout in which it sampled none has
+    no record. Raises `ConfigError` for an unknown format, for a policy that the run has not, and for a format
+    that must be told which of several policies to write; `StoreError` for an unknown rollout, `TraceError`
+    for one that cannot be written. Then nothing is left at `out` that was not there before.
     """
     member: Export = load("export", format)()
     tells: TellsPolicies | None = getattr(member, "tells_policies", None)
     if sampled_by is not None and tells == "calls":
         raise ConfigError(
-            f"The format {format!r} writes whole rollouts and names the policy of every call; leave `--sampled-by` out."
+            f"The format {format!r} writes whole rollouts and names the policy of every call; leave "
+            "`--sampled-by` out."
         )
     passing = _Passing(format, tells, sampled_by)
     known = languages or Languages()
-    records = member.write(passing.of(TracedRollout(store, name, known, sampled_by) for name in rollout_ids), out)
+    records = member.write(
+        passing.of(TracedRollout(store, name, known, sampled_by) for name in rollout_ids), out
+    )
     return Exported(out, passing.number, records)
 
 
@@ -185,14 +199,17 @@ class _Passing:
             known = rollout.policies.values()
             if self.sampled_by is not None and self.sampled_by not in known:
                 raise ConfigError(
-                    f"The run of rollout {rollout.id} has no policy {self.sampled_by!r}. It has {_listed(known)}."
+                    f"The run of rollout {rollout.id} has no policy {self.sampled_by!r}. It has "
+                    f"{_listed(known)}."
                 )
             met = self._met.setdefault(rollout.facts.run_id, set())
             met |= rollout.sampling
             if len(met) > 1 and self.sampled_by is None and self.tells is None:
                 raise ConfigError(
-                    f"Several policies sampled these rollouts: {_listed(met)}. A record of the format {self.format!r} does not "
-                    "say whose it is. Choose one: `--sampled-by NAME`; or take `parquet`, which has a column `policy`."
+                    f"Several policies sampled these rollouts: {_listed(met)}. A record of the format "
+                    f"{self.format!r} does not "
+                    "say whose it is. Choose one: `--sampled-by NAME`; or take `parquet`, which has a column "
+                    "`policy`."
                 )
             self.number += 1
             yield rollout
@@ -204,4 +221,6 @@ def _listed(names: Iterable[str]) -> str:
 
 def needed(module: str, format: str) -> ConfigError:  # noqa: A002
     """What to say when a format needs a package that is not installed."""
-    return ConfigError(f"The format {format!r} needs {module}, which is not installed: pip install 'harnessgym-rl[export]'.")
+    return ConfigError(
+        f"The format {format!r} needs {module}, which is not installed: pip install 'harnessgym-rl[export]'."
+    )

@@ -1,4 +1,6 @@
-"""What the store knows of a rollout besides its tokens and texts: itself, its agents, its calls, its rewards, as records."""
+"""What the store knows of a rollout besides its tokens and texts: itself, its agents, its calls, its
+rewards, as records.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,26 +103,41 @@ def rollout_of(conn: Connection, rollout_id: str) -> RolloutFacts:
     query = joined.join(policies, policies.c.id == rollouts.c.policy_id).where(rollouts.c.id == rollout_id)
     row = conn.execute(query).mappings().first()
     if row is None:
-        raise StoreError(f"There is no rollout {rollout_id!r} in this store. `harnessgym traces show` lists them.")
+        raise StoreError(
+            f"There is no rollout {rollout_id!r} in this store. `harnessgym traces show` lists them."
+        )
     return RolloutFacts(**row)
 
 
 def agents_of(conn: Connection, rollout_id: str) -> list[AgentFacts]:
     """A rollout's agents in the order they appeared."""
     columns = [agents.c[name] for name in AgentFacts.__dataclass_fields__]
-    query = select(*columns).where(agents.c.rollout_id == rollout_id).order_by(agents.c.created_at, agents.c.id)
+    query = (
+        select(*columns).where(agents.c.rollout_id == rollout_id).order_by(agents.c.created_at, agents.c.id)
+    )
     return [AgentFacts(**row) for row in conn.execute(query).mappings()]
 
 
 def calls_of(conn: Connection, rollout_id: str) -> list[CallFacts]:
     """A rollout's calls: session by session in order of opening, each in the order the calls began."""
     renamed = {"versions": calls.c.version_spans, "sampling": calls.c.sampling_applied}
-    columns = [(renamed[name] if name in renamed else calls.c[name]).label(name) for name in CallFacts.__dataclass_fields__]
-    query = select(*columns).join(sessions, sessions.c.id == calls.c.session_id).where(calls.c.rollout_id == rollout_id)
+    columns = [
+        (renamed[name] if name in renamed else calls.c[name]).label(name)
+        for name in CallFacts.__dataclass_fields__
+    ]
+    query = (
+        select(*columns)
+        .join(sessions, sessions.c.id == calls.c.session_id)
+        .where(calls.c.rollout_id == rollout_id)
+    )
     out = []
     for row in conn.execute(query.order_by(sessions.c.created_at, sessions.c.id, calls.c.ordinal)).mappings():
         spans = tuple(VersionSpan(*span) for span in row["versions"] or ())
-        out.append(CallFacts(**{**row, "versions": spans, "usage": row["usage"] or {}, "timings": row["timings"] or {}}))
+        out.append(
+            CallFacts(
+                **{**row, "versions": spans, "usage": row["usage"] or {}, "timings": row["timings"] or {}}
+            )
+        )
     return out
 
 
@@ -143,4 +160,6 @@ def group_rewards_of(conn: Connection, group_id: str) -> list[float]:
     joined = select(rewards.c.value).join(rollouts, rollouts.c.id == rewards.c.rollout_id)
     of_group = joined.join(groups, groups.c.id == rollouts.c.group_id).where(groups.c.id == group_id)
     query = of_group.where(rewards.c.unit == "rollout", rewards.c.channel == "reward")
-    return [float(value) for value in conn.execute(query.order_by(rollouts.c.slot, rollouts.c.attempt)).scalars()]
+    return [
+        float(value) for value in conn.execute(query.order_by(rollouts.c.slot, rollouts.c.attempt)).scalars()
+    ]

@@ -1,8 +1,8 @@
 """The forest of one session: every token its calls were given or sampled, each stored once.
 
-Two calls join only if prompt + completion of the first is a token prefix of the second's prompt; message digests merely say
-where to look. The proxy grows a forest call by call, reconstruction builds the same one from the store. What a call adds costs
-time in proportion to what it adds.
+Two calls join only if prompt + completion of the first is a token prefix of the second's prompt; message
+digests merely say where to look. The proxy grows a forest call by call, reconstruction builds the same one
+from the store. What a call adds costs time in proportion to what it adds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,14 +17,18 @@ from harnessgym.store.tables import new_id
 from harnessgym.tokens import TokenArray, hash_ids, pack_ids
 
 _CONVERSATIONS = 4
-"""Requests that are remembered, so that one which goes on from one of them costs what it adds: sub-agents take turns."""
+"""Requests that are remembered, so that one which goes on from one of them costs what it adds: sub-agents
+take turns."""
 
-_THINK, _THINK_END = "<think>", "</think>"
+_THINK = "<think>"
+_THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """Where a new request continues: after `call_id`'s completion, with the request's messages from `matched` on being new."""
+    """Where a new request continues: after `call_id`'s completion, with the request's messages from
+    `matched` on being new.
+    """
 
     call_id: str
     segment_id: str
@@ -51,18 +55,25 @@ class _Chain:
     digests: list[str]
 
     def shared(self, context: str, messages: Sequence[Message]) -> int:
-        """How many leading messages another request has too: the very same objects, so that this costs next to nothing."""
+        """How many leading messages another request has too: the very same objects, so that this costs
+        next to nothing.
+        """
         if context != self.context:
             return 0
         if self.messages == tuple(messages[: len(self.messages)]):
             return len(self.messages)
         pairs = zip(self.messages, messages, strict=False)
-        return next((at for at, (one, other) in enumerate(pairs) if one is not other), min(len(self.messages), len(messages)))
+        return next(
+            (at for at, (one, other) in enumerate(pairs) if one is not other),
+            min(len(self.messages), len(messages)),
+        )
 
 
 @dataclass
 class Forest:
-    """Segments by id, and indexes to find where a prompt attaches. Paths are as long as a conversation; nothing recurses."""
+    """Segments by id, and indexes to find where a prompt attaches. Paths are as long as a conversation;
+    nothing recurses.
+    """
 
     session_id: str
     segments: dict[str, Segment] = field(default_factory=dict)
@@ -95,19 +106,29 @@ class Forest:
         return forest
 
     def chain(self, context: str, messages: Sequence[Message]) -> list[str]:
-        """`chain_digests`, except that an answer of ours counts as itself in every form in which a client may replay it."""
+        """`chain_digests`, except that an answer of ours counts as itself in every form in which a client
+        may replay it.
+        """
         known, shared = self._known_chain(context, messages)
         out = known.digests[:shared]
         chain = out[-1] if out else context
         for message in messages[shared:]:
-            parent, chain = chain, chain_digests(chain, (message,))[0]
+            parent = chain
+            chain = chain_digests(chain, (message,))[0]
             if message.role == "assistant" and chain not in self._answers:
                 chain = self._aliases.get(chain_digests(parent, (replay_form(message),))[0], chain)
             out.append(chain)
-        foreign = (at for at in range(shared, len(out)) if messages[at].role == "assistant" and out[at] not in self._answers)
+        foreign = (
+            at
+            for at in range(shared, len(out))
+            if messages[at].role == "assistant" and out[at] not in self._answers
+        )
         settled = next(foreign, len(out))
         others = [other for other in self._chains if other is not known or shared < len(other.messages)]
-        self._chains = [_Chain(context, tuple(messages[:settled]), out[:settled]), *others[: _CONVERSATIONS - 1]]
+        self._chains = [
+            _Chain(context, tuple(messages[:settled]), out[:settled]),
+            *others[: _CONVERSATIONS - 1],
+        ]
         return out
 
     def _known_chain(self, context: str, messages: Sequence[Message]) -> "tuple[_Chain, int]":
@@ -128,7 +149,10 @@ class Forest:
 
         Linear in `ids` and in distinct lengths.
         """
-        packed, digest, done, found = memoryview(pack_ids(ids)), xxhash.xxh3_128(), 0, None
+        packed = memoryview(pack_ids(ids))
+        digest = xxhash.xxh3_128()
+        done = 0
+        found = None
         for length in sorted(length for length in self._paths if length <= len(ids)):
             digest.update(packed[4 * done : 4 * length])
             done = length
@@ -136,7 +160,9 @@ class Forest:
         return None if found is None else Attachment(self._call_of[found], found, 0)
 
     def add_prompt(self, ids: Sequence[int], parent_id: str | None) -> tuple[Segment, bool]:
-        """The prompt segment that adds `ids` behind `parent_id`, and whether it is new: equal prompts share one."""
+        """The prompt segment that adds `ids` behind `parent_id`, and whether it is new: equal prompts
+        share one.
+        """
         known = self._prompts.get((parent_id, hash_ids(ids)))
         if known is not None:
             return self.segments[known], False
@@ -165,7 +191,8 @@ class Forest:
 
     def path(self, segment_id: str) -> list[Segment]:
         """Segments from the root to one, in order."""
-        out, at = [], self.segments.get(segment_id)
+        out = []
+        at = self.segments.get(segment_id)
         while at is not None:
             out.append(at)
             at = self.segments[at.parent_id] if at.parent_id is not None else None
@@ -194,12 +221,16 @@ class Forest:
     def leaves(self) -> list[Segment]:
         """Completions that nothing continues: one per branch, in order of recording."""
         return [
-            segment for segment in self.segments.values() if segment.kind == "completion" and not self.children.get(segment.id)
+            segment
+            for segment in self.segments.values()
+            if segment.kind == "completion" and not self.children.get(segment.id)
         ]
 
     def _add(self, segment: Segment) -> None:
         if segment.parent_id is not None and segment.parent_id not in self.segments:
-            raise TraceError(f"Session {self.session_id}: segment {segment.id} has an unknown parent {segment.parent_id}.")
+            raise TraceError(
+                f"Session {self.session_id}: segment {segment.id} has an unknown parent {segment.parent_id}."
+            )
         parent = _ROOT if segment.parent_id is None else self._ends[segment.parent_id]
         hasher = parent.hasher.copy()
         packed = pack_ids(segment.ids)
@@ -224,7 +255,8 @@ def replay_form(message: Message) -> Message:
 
     Surrounding whitespace does not count, and reasoning may stand in the content, in front of the text.
     """
-    content, reasoning = message.content.strip(), message.reasoning.strip()
+    content = message.content.strip()
+    reasoning = message.reasoning.strip()
     if not reasoning and content.startswith(_THINK) and _THINK_END in content:
         reasoning, _, content = content.removeprefix(_THINK).partition(_THINK_END)
     return replace(message, content=content.strip(), reasoning=reasoning.strip())

@@ -1,7 +1,7 @@
 """The orchestration graph of a rollout: agents, events, typed edges between events, rewards; read from SQL.
 
-Every call is an event of kind `llm_call` whose id is the call's, whether or not a row was written for it. Temporal edges,
-between successive calls of one agent, are derived here and not stored.
+Every call is an event of kind `llm_call` whose id is the call's, whether or not a row was written for it.
+Temporal edges, between successive calls of one agent, are derived here and not stored.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from harnessgym.traces.facts import (
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class GraphEvent:
     """Something that happened."""
 
     id: str
@@ -63,7 +63,7 @@ class Graph:
     rollout: RolloutFacts
     agents: tuple[AgentFacts, ...]
     """In the order they appeared."""
-    events: tuple[Event, ...]
+    events: tuple[GraphEvent, ...]
     """In order of time."""
     edges: tuple[Edge, ...]
     """In order of kind, source and target; the temporal ones included."""
@@ -71,14 +71,15 @@ class Graph:
     calls: Mapping[str, CallFacts]
     """By id."""
 
-    def of_kind(self, kind: str) -> tuple[Event, ...]:
+    def of_kind(self, kind: str) -> tuple[GraphEvent, ...]:
         """Events of one kind."""
         return tuple(event for event in self.events if event.kind == kind)
 
 
 def graph(conn: Connection, rollout_id: str) -> Graph:
     """Read a rollout's graph. Raises `StoreError` if there is no such rollout."""
-    rollout, calls = rollout_of(conn, rollout_id), calls_of(conn, rollout_id)
+    rollout = rollout_of(conn, rollout_id)
+    calls = calls_of(conn, rollout_id)
     known = {event.id: event for event in _events(conn, rollout_id)}
     for call in calls:
         known.setdefault(call.id, _call_event(call))
@@ -96,18 +97,29 @@ def graph(conn: Connection, rollout_id: str) -> Graph:
     )
 
 
-def _events(conn: Connection, rollout_id: str) -> list[Event]:
-    columns = [events.c[name] for name in Event.__dataclass_fields__]
-    return [Event(**row) for row in conn.execute(select(*columns).where(events.c.rollout_id == rollout_id)).mappings()]
+def _events(conn: Connection, rollout_id: str) -> list[GraphEvent]:
+    columns = [events.c[name] for name in GraphEvent.__dataclass_fields__]
+    return [
+        GraphEvent(**row)
+        for row in conn.execute(select(*columns).where(events.c.rollout_id == rollout_id)).mappings()
+    ]
 
 
-def _call_event(call: CallFacts) -> Event:
-    return Event(call.id, "llm_call", call.created_at, call.agent_id, None, call.id, {}, None, None, "proxy", None)
+def _call_event(call: CallFacts) -> GraphEvent:
+    return GraphEvent(
+        call.id, "llm_call", call.created_at, call.agent_id, None, call.id, {}, None, None, "proxy", None
+    )
 
 
 def _edges(conn: Connection, rollout_id: str) -> dict[tuple[str, str, str], Edge]:
     """What is stored; of edges between the same events the first."""
-    columns = [edges.c.kind, edges.c.source_event_id, edges.c.target_event_id, edges.c.evidence, edges.c.confidence]
+    columns = [
+        edges.c.kind,
+        edges.c.source_event_id,
+        edges.c.target_event_id,
+        edges.c.evidence,
+        edges.c.confidence,
+    ]
     query = select(*columns).where(edges.c.rollout_id == rollout_id).order_by(edges.c.created_at, edges.c.id)
     out: dict[tuple[str, str, str], Edge] = {}
     for row in conn.execute(query):
@@ -116,10 +128,12 @@ def _edges(conn: Connection, rollout_id: str) -> dict[tuple[str, str, str], Edge
     return out
 
 
-def _temporal(ordered: tuple[Event, ...]) -> list[Edge]:
+def _temporal(ordered: tuple[GraphEvent, ...]) -> list[Edge]:
     """From each call of an agent to its next."""
-    by_agent: dict[str, list[Event]] = {}
+    by_agent: dict[str, list[GraphEvent]] = {}
     for event in ordered:
         if event.kind == "llm_call" and event.agent_id is not None:
             by_agent.setdefault(event.agent_id, []).append(event)
-    return [Edge("temporal", one.id, other.id) for found in by_agent.values() for one, other in pairwise(found)]
+    return [
+        Edge("temporal", one.id, other.id) for found in by_agent.values() for one, other in pairwise(found)
+    ]

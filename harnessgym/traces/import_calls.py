@@ -1,4 +1,6 @@
-"""The calls of an imported rollout: their texts as chat completions, their tokens as the forest that they form."""
+"""The calls of an imported rollout: their texts as chat completions, their tokens as the forest that they
+form.
+"""
 
 import json
 from dataclasses import dataclass, field
@@ -7,11 +9,11 @@ from typing import Any, cast
 from harnessgym.errors import TraceError
 from harnessgym.message import Message
 from harnessgym.store import calls
-from harnessgym.store.body_parts import Base, SplitBody, split_body, text_hash
+from harnessgym.store.body_parts import BaseBody, SplitBody, split_body, text_hash
 from harnessgym.store.calls import FINISHED, CallIntent, CallKind, CallOutcome, CallStatus, Segment
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import VersionSpan, hash_ids
-from harnessgym.traces.atif import Metrics
+from harnessgym.traces.atif.schema import Metrics
 from harnessgym.traces.forest import Attachment, Forest
 from harnessgym.traces.import_rows import SOURCE, ImportRows
 from harnessgym.traces.wire_messages import to_wire
@@ -65,14 +67,22 @@ class ImportCalls:
     _ordinals: dict[str, int] = field(default_factory=dict)
 
     def add(self, call: ImportedCall) -> None:
-        """Write a call with its texts and tokens. Raises `TraceError` if its numbers contradict each other."""
-        conn, session_id, call_id = self.rows.conn, self.rows.session(call.session), self.rows.name(call.name)
-        metrics, about = call.metrics or Metrics(), call.about
+        """Write a call with its texts and tokens. Raises `TraceError` if its numbers contradict each
+        other.
+        """
+        conn = self.rows.conn
+        session_id = self.rows.session(call.session)
+        call_id = self.rows.name(call.name)
+        metrics = call.metrics or Metrics()
+        about = call.about
         forest = self._forests.setdefault((session_id, call.policy_id), Forest(session_id))
         ids = metrics.prompt_token_ids or []
         parent = self._parent(forest, call, ids)
-        segment, new = forest.add_prompt(ids if parent is None else ids[forest.length(parent.segment_id) :], _id(parent))
-        kind, status = cast("CallKind", about.get("kind", "policy")), cast("CallStatus", about.get("status", "committed"))
+        segment, new = forest.add_prompt(
+            ids if parent is None else ids[forest.length(parent.segment_id) :], _id(parent)
+        )
+        kind = cast("CallKind", about.get("kind", "policy"))
+        status = cast("CallStatus", about.get("status", "committed"))
         joined = (None, "none") if parent is None else (parent.call_id, "token_prefix")
         intent = CallIntent(
             id=call_id,
@@ -105,12 +115,19 @@ class ImportCalls:
             calls.set_status(conn, call_id, status, about.get("error"))
         self.rows.began(call_id, call.created_at)
 
-    def _finish(self, forest: Forest, call: ImportedCall, call_id: str, prompt: Segment, status: CallStatus) -> None:
-        metrics, about = call.metrics or Metrics(), call.about
-        ids, logprobs = tuple(metrics.completion_token_ids or ()), metrics.logprobs
+    def _finish(
+        self, forest: Forest, call: ImportedCall, call_id: str, prompt: Segment, status: CallStatus
+    ) -> None:
+        metrics = call.metrics or Metrics()
+        about = call.about
+        ids = tuple(metrics.completion_token_ids or ())
+        logprobs = metrics.logprobs
         if logprobs is not None and len(logprobs) != len(ids):
             raise TraceError(f"Call {call.name}: {len(logprobs)} logprobs for {len(ids)} completion tokens.")
-        spans = tuple(VersionSpan(*span) for span in about.get("versions", [[0, len(ids), 0]] if logprobs and ids else []))
+        spans = tuple(
+            VersionSpan(*span)
+            for span in about.get("versions", [[0, len(ids), 0]] if logprobs and ids else [])
+        )
         for span in spans:
             self.rows.version(span.version, call.policy_id)
         sampled = None if logprobs is None else tuple(logprobs)
@@ -136,13 +153,20 @@ class ImportCalls:
         """The call of its policy whose tokens the prompt begins with."""
         named = call.about.get("parent")
         end, policy_id = self._ends.get(self.rows.known(named) or "", (None, None))
-        if end is not None and policy_id == call.policy_id and ids[: forest.length(end)] == list(forest.ids(end)):
+        if (
+            end is not None
+            and policy_id == call.policy_id
+            and ids[: forest.length(end)] == list(forest.ids(end))
+        ):
             return Attachment(self.rows.known(named) or "", end, 0)
         return forest.find_prefix(ids) if ids and named is None else None
 
     def _request(self, call: ImportedCall, call_id: str) -> SplitBody | None:
-        """The conversation that was asked: only what an earlier request has not is stored. None if nothing is known of it."""
-        added, base_id = [_wire(message) for message in call.new], self.rows.known(call.continues)
+        """The conversation that was asked: only what an earlier request has not is stored. None if nothing
+        is known of it.
+        """
+        added = [_wire(message) for message in call.new]
+        base_id = self.rows.known(call.continues)
         base = self._said.get(base_id or "")
         before = [] if base is None else [*base.elements, *([] if base.answer is None else [base.answer])]
         elements = [*before[: call.shared], *added]
@@ -151,10 +175,11 @@ class ImportCalls:
         if not elements:
             return None
         tail = f'],"tools":{_dumped(call.tools)}' if call.tools else "]"
-        header, text = json.dumps([len(_HEAD), ","]), f'{_HEAD}{tail},"model":"{SOURCE}"}}'
+        header = json.dumps([len(_HEAD), ","])
+        text = f'{_HEAD}{tail},"model":"{SOURCE}"}}'
         kept = 0 if base is None else min(call.shared, len(base.elements))
         parts = tuple((text_hash(element), element) for element in elements[kept:])
-        known = Base(base_id, kept) if base_id is not None and kept else None
+        known = BaseBody(base_id, kept) if base_id is not None and kept else None
         return SplitBody(parts, f"{header}\n{text}".encode(), known)
 
 

@@ -56,14 +56,19 @@ class ImportRows:
     _policies: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        conn, facts = self.conn, self.facts
+        conn = self.conn
+        facts = self.facts
         found = conn.execute(select(rollouts_table.c.id).where(rollouts_table.c.id == facts.id)).first()
         self._keep = found is None
         self.policy_id = self.policy(facts.policy)
         task_id = runs.add_task(conn, facts.task_set, Task(facts.task_key, ""))
-        group = GroupSpec(self.run_id, task_id, self.policy_id, SOURCE, 0, 0, {}, (facts.harness,), "none", (facts.seed,))
+        group = GroupSpec(
+            self.run_id, task_id, self.policy_id, SOURCE, 0, 0, {}, (facts.harness,), "none", (facts.seed,)
+        )
         made = rollouts.start(conn, group, SOURCE, 0.0)
-        self.group_id = conn.execute(select(rollouts_table.c.group_id).where(rollouts_table.c.id == made)).scalar_one()
+        self.group_id = conn.execute(
+            select(rollouts_table.c.group_id).where(rollouts_table.c.id == made)
+        ).scalar_one()
         self.rollout_id = self.name(facts.id)
         values = {name: getattr(facts, name) for name in ("status", "stop_reason", "verdict", "ended_at")}
         if facts.created_at is not None:
@@ -86,7 +91,9 @@ class ImportRows:
         if foreign not in self._names:
             row = sessions.add(self.conn, self.rollout_id, new_id(), sampling={}, options={})
             self.conn.execute(
-                update(sessions_table).where(sessions_table.c.id == row.id).values(id=self.name(foreign), key_hash=new_id())
+                update(sessions_table)
+                .where(sessions_table.c.id == row.id)
+                .values(id=self.name(foreign), key_hash=new_id())
             )
         return self._names[foreign]
 
@@ -104,7 +111,13 @@ class ImportRows:
     def agent(self, foreign: str, name: str, session_id: str | None, created_at: float, **about: Any) -> str:
         """An agent. `about`: role, parent_agent_id, evidence, as ids of the store."""
         agent_id = self.name(foreign)
-        row = {"id": agent_id, "rollout_id": self.rollout_id, "name": name, "session_id": session_id, "created_at": created_at}
+        row = {
+            "id": agent_id,
+            "rollout_id": self.rollout_id,
+            "name": name,
+            "session_id": session_id,
+            "created_at": created_at,
+        }
         self.conn.execute(insert(agents).values({**row, "key": agent_id, **about}))
         return agent_id
 
@@ -125,24 +138,56 @@ class ImportRows:
         self.conn.execute(update(calls).where(calls.c.id == call_id).values(created_at=created_at))
 
     def event(self, foreign: str, kind: str, t: float, attributes: Mapping[str, Any], **about: Any) -> str:
-        """An event. `about`: agent_id, target_agent_id, call_id, evidence, confidence, source, span_id, as ids of the store."""
+        """An event. `about`: agent_id, target_agent_id, call_id, evidence, confidence, source, span_id, as
+        ids of the store.
+        """
         event_id = self.name(foreign)
-        row = {"id": event_id, "rollout_id": self.rollout_id, "kind": kind, "t": t, "attributes": dict(attributes)}
-        self.conn.execute(insert(events).values({**row, "source": SOURCE, "created_at": time.time(), **about}))
+        row = {
+            "id": event_id,
+            "rollout_id": self.rollout_id,
+            "kind": kind,
+            "t": t,
+            "attributes": dict(attributes),
+        }
+        self.conn.execute(
+            insert(events).values({**row, "source": SOURCE, "created_at": time.time(), **about})
+        )
         return event_id
 
-    def edge(self, kind: str, source: str, target: str, evidence: str | None, confidence: float | None) -> None:
+    def edge(
+        self, kind: str, source: str, target: str, evidence: str | None, confidence: float | None
+    ) -> None:
         """An edge between two events of the store."""
-        row = {"id": new_id(), "rollout_id": self.rollout_id, "kind": kind, "evidence": evidence, "confidence": confidence}
+        row = {
+            "id": new_id(),
+            "rollout_id": self.rollout_id,
+            "kind": kind,
+            "evidence": evidence,
+            "confidence": confidence,
+        }
         ends = {"source_event_id": source, "target_event_id": target}
         self.conn.execute(insert(edges).values({**row, **ends, "created_at": time.time()}))
 
     def reward(
-        self, unit: str, target: str, channel: str, value: float, source: str = SOURCE, detail: str | None = None
+        self,
+        unit: str,
+        target: str,
+        channel: str,
+        value: float,
+        source: str = SOURCE,
+        detail: str | None = None,
     ) -> None:
         """A reward, as it was given elsewhere."""
         name, colon, index = target.partition(":")
-        known = {"rollout": self.rollout_id, "team": self.group_id}.get(unit) or f"{self._names.get(name, name)}{colon}{index}"
-        row = {"id": new_id(), "rollout_id": self.rollout_id, "unit": unit, "target": known, "channel": channel}
+        known = {"rollout": self.rollout_id, "team": self.group_id}.get(
+            unit
+        ) or f"{self._names.get(name, name)}{colon}{index}"
+        row = {
+            "id": new_id(),
+            "rollout_id": self.rollout_id,
+            "unit": unit,
+            "target": known,
+            "channel": channel,
+        }
         values = {**row, "value": value, "source": source, "detail": detail, "created_at": time.time()}
         self.conn.execute(insert(rewards).values(values))

@@ -1,7 +1,8 @@
-"""The orchestration trace schema of awesome-llm-mas-rl (`trace-schema/trace_schema.json`), and what its validator adds to it.
+"""The orchestration trace schema of awesome-llm-mas-rl (`trace-schema/trace_schema.json`), and what its
+validator adds to it.
 
-The schema is written from its description: `mas_schema.json`. Its validator also wants event ids that are unique, edges between
-events that are there, and an order of time that begins at 0 or later.
+The schema is written from its description: `mas_schema.json`. Its validator also wants event ids that are
+unique, edges between events that are there, and an order of time that begins at 0 or later.
 """
 
 import importlib
@@ -28,7 +29,11 @@ def check(document: dict[str, Any]) -> None:
         ids = Counter(event["id"] for event in document["events"])
         found = [f"event id {name!r} is there {number} times" for name, number in ids.items() if number > 1]
         ends = ((edge[end], edge) for edge in document["edges"] for end in ("src", "dst"))
-        found += [f"a {edge['type']} edge names event {name!r}, which is not there" for name, edge in ends if name not in ids]
+        found += [
+            f"a {edge['type']} edge names event {name!r}, which is not there"
+            for name, edge in ends
+            if name not in ids
+        ]
     if found:
         more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
         raise TraceError(f"Not an orchestration trace: {'; '.join(found[:3])}{more}.")

@@ -1,4 +1,6 @@
-"""One rollout at a glance: what it called, which agents spoke, what of its tokens can be trained, where its history broke."""
+"""One rollout at a glance: what it called, which agents spoke, what of its tokens can be trained, where
+its history broke.
+"""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -34,10 +36,22 @@ class Overview:
     def rows(self) -> list[tuple[str, str]]:
         """Name and value of each line, for a table."""
         return [
-            ("calls", f"{self.calls} ({_counts(self.by_protocol)}; {_counts(self.by_kind)}; {_counts(self.by_status)})"),
+            (
+                "calls",
+                (
+                    f"{self.calls} ({_counts(self.by_protocol)}; {_counts(self.by_kind)}; "
+                    f"{_counts(self.by_status)})"
+                ),
+            ),
             ("agents", ", ".join(self.agents) or "-"),
             ("branches", str(self.branches)),
-            ("tokens", f"{self.sampled} sampled = {self.trainable} trainable + {self.sampled - self.trainable} excluded"),
+            (
+                "tokens",
+                (
+                    f"{self.sampled} sampled = {self.trainable} trainable + {self.sampled - self.trainable} "
+                    "excluded"
+                ),
+            ),
             ("excluded", _counts(self.excluded)),
             ("history breaks", _counts(self.breaks)),
             ("refused requests", _counts(self.refused)),
@@ -48,9 +62,13 @@ def overview(conn: Connection, rollout_id: str) -> Overview:
     """Count what a rollout did. Raises `TraceError` if stored tokens contradict each other."""
     columns = [calls.c[name] for name in ("protocol", "kind", "side_call", "status", "break_class")]
     found = conn.execute(select(*columns).where(calls.c.rollout_id == rollout_id)).all()
-    names = conn.execute(select(agents.c.name).where(agents.c.rollout_id == rollout_id).order_by(agents.c.id)).scalars()
+    names = conn.execute(
+        select(agents.c.name).where(agents.c.rollout_id == rollout_id).order_by(agents.c.id)
+    ).scalars()
     refused = conn.execute(
-        select(events.c.attributes).where(events.c.rollout_id == rollout_id, events.c.kind == "refused_request")
+        select(events.c.attributes).where(
+            events.c.rollout_id == rollout_id, events.c.kind == "refused_request"
+        )
     ).scalars()
     trajectory = rows_of(conn, rollout_id, group_id="")
     excluded: Counter[str] = Counter()

@@ -1,9 +1,9 @@
 """Replay: what a record answers to a request, and where a request leaves the record.
 
-A request is answered by the recorded call that was asked the same: equal messages and tools, whatever protocol they came in.
-Equal requests are answered in the order in which they were recorded, so agents that take turns keep their own order. In system
-texts and tools, dates, ids, counts and places do not count: another day or folder is no divergence. The first request that the
-record does not have ends the replay.
+A request is answered by the recorded call that was asked the same: equal messages and tools, whatever
+protocol they came in. Equal requests are answered in the order in which they were recorded, so agents that
+take turns keep their own order. In system texts and tools, dates, ids, counts and places do not count:
+another day or folder is no divergence. The first request that the record does not have ends the replay.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from harnessgym.message import Message, ToolSpec, canonical_json
 from harnessgym.registry import load
 from harnessgym.store import TraceStore, policies
 from harnessgym.tokens import TokenIds
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.difference import difference, without_volatile
 from harnessgym.traces.facts import calls_of, rollout_of
 
@@ -53,7 +53,7 @@ class RecordedTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class ReplayDivergence:
     """A request that the record does not have."""
 
     call_id: str | None
@@ -71,18 +71,19 @@ class Playback:
     """A record that is being played."""
 
     turns: Sequence[RecordedTurn]
-    divergence: Divergence | None = None
+    divergence: ReplayDivergence | None = None
     """The first one; nothing is answered after it."""
     _given: set[str] = field(default_factory=set)
     _digests: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def answer(self, request: Request) -> RecordedTurn | Divergence:
-        """The recorded call that answers a request, which then is used up. An answer that was cut off is only given if no whole
-        one is left.
+    def answer(self, request: Request) -> RecordedTurn | ReplayDivergence:
+        """The recorded call that answers a request, which then is used up. An answer that was cut off is only
+        given if no whole one is left.
         """
         if self.divergence is not None:
             return self.divergence
-        wanted, left = request.digests(), [turn for turn in self.turns if turn.call_id not in self._given]
+        wanted = request.digests()
+        left = [turn for turn in self.turns if turn.call_id not in self._given]
         equal = [turn for turn in left if self._of(turn) == wanted]
         if equal:
             found = min(equal, key=lambda turn: turn.finish_reason == "abort")
@@ -96,33 +97,44 @@ class Playback:
             self._digests[turn.call_id] = turn.request.digests()
         return self._digests[turn.call_id]
 
-    def _diverged(self, left: Sequence[RecordedTurn], request: Request, wanted: Sequence[str]) -> Divergence:
+    def _diverged(
+        self, left: Sequence[RecordedTurn], request: Request, wanted: Sequence[str]
+    ) -> ReplayDivergence:
         if not left:
             last = request.messages[-1] if request.messages else None
-            return Divergence(None, "every recorded call has been given", "" if last is None else f"+ {_text(last)[:280]}")
+            return ReplayDivergence(
+                None, "every recorded call has been given", "" if last is None else f"+ {_text(last)[:280]}"
+            )
         nearest = max(left, key=lambda turn: _common(self._of(turn), wanted))
-        return compare(nearest, request) or Divergence(nearest.call_id, "the request is the same", "")
+        return compare(nearest, request) or ReplayDivergence(nearest.call_id, "the request is the same", "")
 
 
-def compare(turn: RecordedTurn, request: Request) -> Divergence | None:
+def compare(turn: RecordedTurn, request: Request) -> ReplayDivergence | None:
     """Where a request differs first from that of a recorded call; None if it does not."""
     old, new = turn.request.digests(), request.digests()
     if old == new:
         return None
     if old[0] != new[0]:
         diff = difference(_tools_text(turn.request.tools), _tools_text(request.tools))
-        return Divergence(turn.call_id, "other tools are offered", diff)
+        return ReplayDivergence(turn.call_id, "other tools are offered", diff)
     at = _common(old, new) - 1
     recorded = turn.request.messages[at] if at < len(turn.request.messages) else None
     asked = request.messages[at] if at < len(request.messages) else None
-    one, other = recorded or asked, asked or recorded
+    one = recorded or asked
+    other = asked or recorded
     assert one is not None
     assert other is not None
     if recorded is None:
-        return Divergence(turn.call_id, f"message {at} ({other.role}) is not in the record", f"+ {_text(other)[:280]}")
+        return ReplayDivergence(
+            turn.call_id, f"message {at} ({other.role}) is not in the record", f"+ {_text(other)[:280]}"
+        )
     if asked is None:
-        return Divergence(turn.call_id, f"message {at} ({one.role}) is in the record only", f"- {_text(one)[:280]}")
-    return Divergence(turn.call_id, f"message {at} ({other.role})", difference(_text(one), _text(other)))
+        return ReplayDivergence(
+            turn.call_id, f"message {at} ({one.role}) is in the record only", f"- {_text(one)[:280]}"
+        )
+    return ReplayDivergence(
+        turn.call_id, f"message {at} ({other.role})", difference(_text(one), _text(other))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +166,12 @@ class ReplayReport:
 
 
 def replay(store: TraceStore, rollout_id: str, languages: Languages | None = None) -> ReplayReport:
-    """Put a rollout's recorded requests through a proxy's own parts again and compare the prompts token for token.
+    """Put a rollout's recorded requests through a proxy's own parts again and compare the prompts token for
+    token.
 
-    Every policy is asked in its own language. Nothing is written to the store. `languages` know the policies' folders where the
-    store does not. Raises `TraceError` where a policy's language is missing, `StoreError` if there is no such rollout.
+    Every policy is asked in its own language. Nothing is written to the store. `languages` know the policies'
+    folders where the store does not. Raises `TraceError` where a policy's language is missing, `StoreError`
+    if there is no such rollout.
     """
     known = languages or Languages()
     spoken = store.read(lambda conn: _spoken(conn, rollout_id, known))
@@ -168,7 +182,8 @@ def replay(store: TraceStore, rollout_id: str, languages: Languages | None = Non
 
 def _spoken(conn: Connection, rollout_id: str, languages: Languages) -> dict[str | None, Any]:
     """The languages of the policies that were asked in a rollout, as calls name them; None is its own."""
-    facts, out = rollout_of(conn, rollout_id), dict[str | None, Any]()
+    facts = rollout_of(conn, rollout_id)
+    out = dict[str | None, Any]()
     for policy_id in {call.policy_id for call in calls_of(conn, rollout_id)} or {None}:
         out[policy_id] = languages.of_rollout(conn, facts, policy_id)
         if isinstance(out[policy_id], str):
@@ -184,11 +199,17 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def _message_digest(message: Message) -> str:
-    return message.digest if message.role != "system" else _digest(without_volatile(message.without_nonce().content))
+    return (
+        message.digest
+        if message.role != "system"
+        else _digest(without_volatile(message.without_nonce().content))
+    )
 
 
 def _tools_text(tools: tuple[ToolSpec, ...]) -> str:
-    return without_volatile(canonical_json(sorted((tool.to_template() for tool in tools), key=canonical_json)))
+    return without_volatile(
+        canonical_json(sorted((tool.to_template() for tool in tools), key=canonical_json))
+    )
 
 
 def _digest(text: str) -> str:

@@ -1,7 +1,8 @@
 """Where two rollouts part: branch by branch, the first message and the first token that differ.
 
-A branch is a conversation that no call continues; side calls are none. Each branch of the first rollout is compared with the
-one of the second that has most tokens in common with it, of the same agent where there is one.
+A branch is a conversation that no call continues; side calls are none. Each branch of the first rollout is
+compared with the one of the second that has most tokens in common with it, of the same agent where there is
+one.
 """
 
 from collections.abc import Callable, Sequence
@@ -78,7 +79,8 @@ class _Branch:
 def compare_rollouts(one: TracedRollout, other: TracedRollout) -> list[BranchDifference]:
     """Every branch of the first with its counterpart, then those of the second that have none."""
     left, right = _branches(one), _branches(other)
-    rows, out = TokenRows(one), list[BranchDifference]()
+    rows = TokenRows(one)
+    out = list[BranchDifference]()
     for branch in left:
         found = max(right, key=lambda item: _likeness(branch, item), default=None)
         if found is None or not any(_likeness(branch, found)):
@@ -86,17 +88,31 @@ def compare_rollouts(one: TracedRollout, other: TracedRollout) -> list[BranchDif
             continue
         right.remove(found)
         said = one.transcript.conversation(branch.call_id), other.transcript.conversation(found.call_id)
-        ends, agents = (branch.number, found.number), (branch.agent, found.agent)
-        out.append(BranchDifference(ends, agents, _messages(*said), _tokens(branch, found, rows.text(branch.policy_id))))
+        ends = (branch.number, found.number)
+        agents = (branch.agent, found.agent)
+        out.append(
+            BranchDifference(
+                ends, agents, _messages(*said), _tokens(branch, found, rows.text(branch.policy_id))
+            )
+        )
     return out + [BranchDifference((None, item.number), (None, item.agent), None, None) for item in right]
 
 
 def _branches(rollout: TracedRollout) -> list[_Branch]:
     calls = rollout.graph.calls
-    policy = {name: call for name, call in calls.items() if call.kind not in _SIDE and call.status not in _UNFINISHED}
+    policy = {
+        name: call
+        for name, call in calls.items()
+        if call.kind not in _SIDE and call.status not in _UNFINISHED
+    }
     continued = {call.parent_call_id for call in policy.values()}
-    numbers, agents = TokenRows(rollout).numbers, {agent.id: agent.name for agent in rollout.graph.agents}
-    owners = {call.completion_segment: numbers[call.id] for call in calls.values() if call.completion_segment is not None}
+    numbers = TokenRows(rollout).numbers
+    agents = {agent.id: agent.name for agent in rollout.graph.agents}
+    owners = {
+        call.completion_segment: numbers[call.id]
+        for call in calls.values()
+        if call.completion_segment is not None
+    }
     out = []
     for call in policy.values():
         if call.id not in continued:
@@ -106,13 +122,18 @@ def _branches(rollout: TracedRollout) -> list[_Branch]:
     return out
 
 
-def _path(rollout: TracedRollout, segment_id: str, owners: dict[str, int]) -> tuple[IdArray, tuple[tuple[int, int, int], ...]]:
+def _path(
+    rollout: TracedRollout, segment_id: str, owners: dict[str, int]
+) -> tuple[IdArray, tuple[tuple[int, int, int], ...]]:
     """Tokens from the root through a segment, and which of them which call sampled."""
-    path, at = [], rollout.segments.get(segment_id)
+    path = []
+    at = rollout.segments.get(segment_id)
     while at is not None:
         path.append(at)
         at = rollout.segments.get(at.parent_id or "")
-    ids, sampled, start = [], [], 0
+    ids = []
+    sampled = []
+    start = 0
     for segment in reversed(path):
         ids.append(np.asarray(segment.ids, np.int32))
         if segment.id in owners:
@@ -138,7 +159,9 @@ def _messages(one: Sequence[Message], other: Sequence[Message]) -> MessageDiffer
         return None
     left, right = (said[at] if at < len(said) else None for said in (one, other))
     diff = difference("" if left is None else _said(left), "" if right is None else _said(right))
-    return MessageDifference(at, (None if left is None else left.role, None if right is None else right.role), diff)
+    return MessageDifference(
+        at, (None if left is None else left.role, None if right is None else right.role), diff
+    )
 
 
 def _tokens(one: _Branch, other: _Branch, text: Callable[[int], str | None]) -> TokenDifference | None:

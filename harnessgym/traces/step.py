@@ -19,7 +19,7 @@ WHOLE = "*"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RolloutStep:
     """One thing that happened in a rollout."""
 
     id: str
@@ -37,7 +37,9 @@ class Step:
     """JSON text of an object, as the policy wrote it."""
 
     def argument(self, name: str) -> str | None:
-        """The text of an argument, None if there is none. Where they cannot be read, the whole text stands for each."""
+        """The text of an argument, None if there is none. Where they cannot be read, the whole text stands
+        for each.
+        """
         parsed = ToolCall("", self.tool, self.arguments).parsed
         if name == WHOLE or not isinstance(parsed, dict):
             return self.arguments
@@ -52,7 +54,8 @@ class Pattern(Config):
     tool: str = ""
     """Regular expression that the tool's whole name matches."""
     arguments: Mapping[str, str] = Field(default_factory=dict)
-    """By an argument's name, a regular expression that is found in its text; `*` is the text of all of them."""
+    """By an argument's name, a regular expression that is found in its text; `*` is the text of all of
+    them."""
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -63,7 +66,7 @@ class Pattern(Config):
                 raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
         return self
 
-    def meets(self, step: Step) -> bool:
+    def meets(self, step: RolloutStep) -> bool:
         """Whether a step is meant."""
         if step.kind != self.step or (self.tool and re.fullmatch(self.tool, step.tool) is None):
             return False

@@ -3,8 +3,8 @@
 from typing import cast, get_args
 
 from harnessgym.message import canonical_json
-from harnessgym.traces.graph import Event, Graph
-from harnessgym.traces.step import Step, StepKind
+from harnessgym.traces.graph import Graph, GraphEvent
+from harnessgym.traces.step import RolloutStep, StepKind
 
 _KINDS = frozenset(get_args(StepKind))
 _SIDE = ("side", "count")
@@ -14,7 +14,7 @@ TOLD = "otlp"
 """Source of what an instrumented harness tells of itself: what runs in its sandbox can tell anything."""
 
 
-def steps_of(graph: Graph, *, told: bool = False) -> list[Step]:
+def steps_of(graph: Graph, *, told: bool = False) -> list[RolloutStep]:
     """A rollout's steps; with `told`, those too that only spans tell of.
 
     Side calls are none. Of what happens at one time a call comes first.
@@ -25,10 +25,11 @@ def steps_of(graph: Graph, *, told: bool = False) -> list[Step]:
     return sorted(found, key=lambda step: (step.t, step.kind != "llm_call"))
 
 
-def _step(graph: Graph, event: Event) -> Step:
-    said, call = event.attributes, graph.calls.get(event.id)
+def _step(graph: Graph, event: GraphEvent) -> RolloutStep:
+    said = event.attributes
+    call = graph.calls.get(event.id)
     arguments = said.get("arguments") or ""
-    return Step(
+    return RolloutStep(
         id=event.id,
         kind=cast("StepKind", event.kind),
         t=event.t,

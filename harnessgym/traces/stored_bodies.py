@@ -1,4 +1,6 @@
-"""Bodies of a rollout's calls read back from the store, each stored text fetched once however many bodies contain it."""
+"""Bodies of a rollout's calls read back from the store, each stored text fetched once however many bodies
+contain it.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -38,9 +40,14 @@ class StoredBodies:
 
     @classmethod
     def load(cls, conn: Connection, rollout_id: str, direction: Direction) -> "StoredBodies":
-        """Read what the store has. Answers are those of outside models; what the policy said is stored as tokens."""
-        of_rollout = select(bodies).join(calls, calls.c.id == bodies.c.call_id).where(calls.c.rollout_id == rollout_id)
-        rows, body_of = {}, {}
+        """Read what the store has. Answers are those of outside models; what the policy said is stored as
+        tokens.
+        """
+        of_rollout = (
+            select(bodies).join(calls, calls.c.id == bodies.c.call_id).where(calls.c.rollout_id == rollout_id)
+        )
+        rows = {}
+        body_of = {}
         for row in conn.execute(of_rollout.where(bodies.c.direction == direction)):
             hashes = tuple(row.message_hashes)
             rows[row.id] = _Row(row.base_id, row.base_elements, hashes, row.remainder, row.remainder_hash)
@@ -54,13 +61,15 @@ class StoredBodies:
         body_id = self._body_of.get(call_id)
         if body_id is None:
             return None
-        row, hashes = self._rows[body_id], self._hashes(body_id)
+        row = self._rows[body_id]
+        hashes = self._hashes(body_id)
         remainder = row.remainder if row.remainder_hash is None else self._texts[row.remainder_hash].encode()
         return join_body(self._texts.items(), hashes, remainder)
 
     def _hashes(self, body_id: str) -> list[str]:
         """The elements of a body, from the bodies that it begins with."""
-        chain, at = list[str](), body_id
+        chain = list[str]()
+        at = body_id
         while at != self._latest[0]:
             chain.append(at)
             base = self._rows[at].base_id
@@ -76,8 +85,11 @@ class StoredBodies:
 
 
 def _texts(conn: Connection, hashes: Iterable[str]) -> dict[str, str]:
-    wanted, out = sorted(hashes), dict[str, str]()
+    wanted = sorted(hashes)
+    out = dict[str, str]()
     for start in range(0, len(wanted), _AT_ONCE):
-        query = select(messages.c.hash, messages.c.body).where(messages.c.hash.in_(wanted[start : start + _AT_ONCE]))
+        query = select(messages.c.hash, messages.c.body).where(
+            messages.c.hash.in_(wanted[start : start + _AT_ONCE])
+        )
         out.update((row.hash, row.body) for row in conn.execute(query))
     return out

@@ -1,4 +1,6 @@
-"""The tokens of a rollout one by one, as they stand in its training rows: what a trainer gets, for people to read."""
+"""The tokens of a rollout one by one, as they stand in its training rows: what a trainer gets, for people
+to read.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from harnessgym.errors import StoreError
 from harnessgym.tokens import versions_of
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.facts import CallFacts
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +80,21 @@ class TokenRows:
         rows = self.rollout.trajectory.rows
         if not 0 <= index < len(rows):
             raise StoreError(
-                f"Rollout {self.rollout.id} has {len(rows)} training rows, numbered from 0: there is no row {index}."
+                f"Rollout {self.rollout.id} has {len(rows)} training rows, numbered from 0: there is no row "
+                f"{index}."
             )
         return self._of_row(index, rows[index].turns[-1].call_id)
 
     def call(self, number: int) -> TokenRow:
-        """What a call was given and what it sampled: the row that has it, up to its end. Raises `StoreError` without one."""
+        """What a call was given and what it sampled: the row that has it, up to its end. Raises
+        `StoreError` without one.
+        """
         calls = list(self.rollout.graph.calls.values())
         if not 0 <= number < len(calls):
-            raise StoreError(f"Rollout {self.rollout.id} has {len(calls)} calls, numbered from 0: there is no call {number}.")
+            raise StoreError(
+                f"Rollout {self.rollout.id} has {len(calls)} calls, numbered from 0: there is no call "
+                f"{number}."
+            )
         call_id = calls[number].id
         holding = [
             (not row.mask[turn.start], index)
@@ -111,10 +119,25 @@ class TokenRows:
         made = () if segment is None else tuple(segment.ids)
         logprobs = made and ((segment.logprobs if segment is not None else None) or (0.0,) * len(made))
         versions = versions_of(call.versions, len(made)) if made and call.versions else (-1,) * len(made)
-        text, number, agent = self.text(call.policy_id), self.numbers[call.id], self._agents.get(call.agent_id or "", "")
-        given = [TokenLine(at, int(token), text(int(token)), 0, 0.0, -1, None, None, "") for at, token in enumerate(prompt)]
+        text = self.text(call.policy_id)
+        number = self.numbers[call.id]
+        agent = self._agents.get(call.agent_id or "", "")
+        given = [
+            TokenLine(at, int(token), text(int(token)), 0, 0.0, -1, None, None, "")
+            for at, token in enumerate(prompt)
+        ]
         sampled = [
-            TokenLine(len(prompt) + at, int(token), text(int(token)), 0, float(logprob), int(version), None, number, agent)
+            TokenLine(
+                len(prompt) + at,
+                int(token),
+                text(int(token)),
+                0,
+                float(logprob),
+                int(version),
+                None,
+                number,
+                agent,
+            )
             for at, (token, logprob, version) in enumerate(zip(made, logprobs, versions, strict=True))
         ]
         reasons = {item.call_id: item.reason for item in self.rollout.trajectory.exclusions}
@@ -135,7 +158,9 @@ class TokenRows:
 
     def _text_of(self, policy_id: str | None) -> Callable[[int], str | None]:
         rollout = self.rollout
-        language: Any = rollout.store.read(lambda conn: rollout.languages.of_rollout(conn, rollout.facts, policy_id))
+        language: Any = rollout.store.read(
+            lambda conn: rollout.languages.of_rollout(conn, rollout.facts, policy_id)
+        )
         if isinstance(language, str):
             return lambda _: None
         known: dict[int, str | None] = {}
@@ -169,7 +194,7 @@ class _Names:
 
 
 def _lines(
-    row: Row, end: int, turns: Sequence[_Sampled], names: _Names, advantages: dict[int, float]
+    row: TrainingRow, end: int, turns: Sequence[_Sampled], names: _Names, advantages: dict[int, float]
 ) -> tuple[TokenLine, ...]:  # fmt: skip
     owner: list[CallFacts | None] = [None] * end
     for turn in turns:

@@ -1,7 +1,8 @@
 """Training rows: what a recorded rollout looks like to a trainer.
 
-A row is one branch of the forest, flattened: token ids and a mask ("did the policy sample this token, and is it trained in
-this row?"). There is no prompt/completion split. Where branches share a sampled segment, exactly one row trains it.
+A row is one branch of the forest, flattened: token ids and a mask ("did the policy sample this token, and is
+it trained in this row?"). There is no prompt/completion split. Where branches share a sampled segment,
+exactly one row trains it.
 """
 
 from collections import defaultdict
@@ -14,7 +15,15 @@ from sqlalchemy import Connection, RowMapping, bindparam, func, select
 
 from harnessgym.errors import TraceError
 from harnessgym.store.tables import agents, calls, rewards, rollouts, segments, sessions
-from harnessgym.tokens import FloatArray, IdArray, VersionSpan, hash_ids, unpack_logprobs, versions_of, widen_ids
+from harnessgym.tokens import (
+    FloatArray,
+    IdArray,
+    VersionSpan,
+    hash_ids,
+    unpack_logprobs,
+    versions_of,
+    widen_ids,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +35,8 @@ class Turn:
     call_id: str
     agent_id: str
     state_key: str = ""
-    """Digest of the tokens between the turn before and this one, of the whole prompt for the first: what the environment said
-    last. What came before it may differ."""
+    """Digest of the tokens between the turn before and this one, of the whole prompt for the first: what
+    the environment said last. What came before it may differ."""
     rewards: dict[str, float] = field(default_factory=dict)
     """The call's own, by channel."""
     parent_agent_id: str = ""
@@ -37,7 +46,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrainingRow:
     """One branch of one rollout. All arrays have the row's length T."""
 
     rollout_id: str
@@ -58,7 +67,8 @@ class Row:
         lengths = {len(self.ids), len(self.mask), len(self.logprobs), len(self.versions)}
         if len(lengths) != 1:
             raise TraceError(
-                f"Rollout {self.rollout_id}: ids, mask, logprobs and versions differ in length: {sorted(lengths)}."
+                f"Rollout {self.rollout_id}: ids, mask, logprobs and versions differ in length: "
+                f"{sorted(lengths)}."
             )
         if self.logprobs[self.mask == 0].any():
             raise TraceError(f"Rollout {self.rollout_id}: a token that was not sampled carries a logprob.")
@@ -91,7 +101,7 @@ class Credit:
 class Trajectory:
     """All rows of one rollout, and the account of its sampled tokens."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     exclusions: tuple[Exclusion, ...]
     sampled: int
     """Tokens the policy sampled in all calls of the rollout."""
@@ -104,7 +114,10 @@ class Trajectory:
     def __post_init__(self) -> None:
         excluded = sum(item.end - item.start for item in self.exclusions)
         if self.trained + excluded != self.sampled:
-            raise TraceError(f"{self.trained} trained + {excluded} excluded tokens are not the {self.sampled} sampled ones.")
+            raise TraceError(
+                f"{self.trained} trained + {excluded} excluded tokens are not the {self.sampled} sampled "
+                "ones."
+            )
 
     def of_policy(self, policy_id: str) -> "Trajectory":
         """What of it one policy sampled."""
@@ -116,22 +129,28 @@ class Trajectory:
 
 
 def rows_of(conn: Connection, rollout_id: str, *, group_id: str) -> Trajectory:
-    """Every branch of a rollout's forests as a row, each sampled token trained once or excluded with its reason.
+    """Every branch of a rollout's forests as a row, each sampled token trained once or excluded with its
+    reason.
 
-    A row ends with the last token it trains; branches that would train nothing give none. Rows are in order of the call they
-    end in; a shared segment is trained in the first. Raises `TraceError` if stored tokens contradict each other.
+    A row ends with the last token it trains; branches that would train nothing give none. Rows are in order
+    of the call they end in; a shared segment is trained in the first. Raises `TraceError` if stored tokens
+    contradict each other.
     """
-    found, nodes = _calls(conn, rollout_id), _nodes(conn, rollout_id)
+    found = _calls(conn, rollout_id)
+    nodes = _nodes(conn, rollout_id)
     continued = {node.parent_id for node in nodes.values()}
     owners: dict[str, RowMapping] = {}
     trained: dict[str, RowMapping] = {}
-    exclusions, sampled = [], 0
+    exclusions = []
+    sampled = 0
     for call in found:
         node = _completion(call, nodes)
         if node is None or not len(node.ids):
             continue
         if node.id in owners:
-            raise TraceError(f"Calls {owners[node.id]['id']} and {call['id']} claim the same completion segment {node.id}.")
+            raise TraceError(
+                f"Calls {owners[node.id]['id']} and {call['id']} claim the same completion segment {node.id}."
+            )
         sampled, owners[node.id] = sampled + len(node.ids), call
         reason = _exclusion_reason(call, node, continued)
         if reason is None:
@@ -172,7 +191,7 @@ class _Rows:
     """By call: see `Turn.place`."""
     _used: set[str] = field(default_factory=set)
 
-    def build(self) -> list[Row]:
+    def build(self) -> list[TrainingRow]:
         """One row per trained segment that no other trained segment comes after."""
         inner = self._ancestors(self.trained)
         return [self._row(self._path(leaf)) for leaf in self.trained if leaf not in inner]
@@ -201,21 +220,29 @@ class _Rows:
         try:
             return self.nodes[segment_id]
         except KeyError:
-            raise TraceError(f"Rollout {self.rollout_id}: segment {segment_id} is referred to, but not stored.") from None
+            raise TraceError(
+                f"Rollout {self.rollout_id}: segment {segment_id} is referred to, but not stored."
+            ) from None
 
-    def _row(self, path: Sequence[_Node]) -> Row:
+    def _row(self, path: Sequence[_Node]) -> TrainingRow:
         ids = np.concatenate([node.ids for node in path])
-        mask, logprobs = np.zeros(len(ids), np.int32), np.zeros(len(ids), np.float32)
-        versions, turns, start = np.full(len(ids), -1, np.int32), list[Turn](), 0
+        mask = np.zeros(len(ids), np.int32)
+        logprobs = np.zeros(len(ids), np.float32)
+        versions = np.full(len(ids), -1, np.int32)
+        turns = list[Turn]()
+        start = 0
         policy_id = self.owners[path[-1].id]["policy_id"]
         for node in path:
-            end, call = start + len(node.ids), self.owners.get(node.id)
+            end = start + len(node.ids)
+            call = self.owners.get(node.id)
             if call is not None:
                 state = hash_ids(ids[turns[-1].end if turns else 0 : start].tolist())
                 own_rewards = self.rewards.get(call["id"], {})
                 parent = call["parent_agent_id"] or ""
                 place = self.places[call["id"]]
-                turns.append(Turn(start, end, call["id"], call["agent_id"] or "", state, own_rewards, parent, place))
+                turns.append(
+                    Turn(start, end, call["id"], call["agent_id"] or "", state, own_rewards, parent, place)
+                )
             own = call is not None and call["policy_id"] == policy_id
             if call is not None and own and node.id in self.trained and node.id not in self._used:
                 assert node.logprobs is not None
@@ -224,7 +251,9 @@ class _Rows:
                 logprobs[start:end] = node.logprobs
                 versions[start:end] = versions_of(_spans(call), len(node.ids))
             start = end
-        return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id)
+        return TrainingRow(
+            self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id
+        )
 
 
 _CALL_COLUMNS = (
@@ -240,8 +269,8 @@ def _calls(conn: Connection, rollout_id: str) -> Sequence[RowMapping]:
 def _places(found: Sequence[RowMapping]) -> dict[str, int]:
     """Each call's place in the order in which a rollout's calls began. `found` is by session and ordinal.
 
-    Ids sort by the clock of the proxy that made them. If it was set back in between, a call counts as begun no earlier than the
-    one before it in its session, whose ordinals no clock can change.
+    Ids sort by the clock of the proxy that made them. If it was set back in between, a call counts as begun
+    no earlier than the one before it in its session, whose ordinals no clock can change.
     """
     latest: dict[str, str] = {}
     began = []
@@ -274,9 +303,13 @@ def _completion(call: RowMapping, nodes: dict[str, _Node]) -> _Node | None:
         return None
     node = nodes.get(call["completion_segment"])
     if node is None or len(node.ids) != call["completion_len"]:
-        raise TraceError(f"Call {call['id']}: its {call['completion_len']} completion tokens are not stored as such.")
+        raise TraceError(
+            f"Call {call['id']}: its {call['completion_len']} completion tokens are not stored as such."
+        )
     if node.logprobs is not None and len(node.logprobs) != len(node.ids):
-        raise TraceError(f"Call {call['id']}: {len(node.logprobs)} logprobs for {len(node.ids)} completion tokens.")
+        raise TraceError(
+            f"Call {call['id']}: {len(node.logprobs)} logprobs for {len(node.ids)} completion tokens."
+        )
     return node
 
 
@@ -296,7 +329,9 @@ def _exclusion_reason(call: RowMapping, node: _Node, continued: set[str | None])
 
 
 def _truncates(sampling: dict[str, Any]) -> bool:
-    """Whether some tokens could not be sampled at all: their policy gradient needs the set that could, which is not stored."""
+    """Whether some tokens could not be sampled at all: their policy gradient needs the set that could,
+    which is not stored.
+    """
     truncated = sampling.get("top_p", 1.0) < 1.0 or sampling.get("top_k", 0) > 0
     return bool(truncated or sampling.get("temperature", 1.0) <= 0.0)
 

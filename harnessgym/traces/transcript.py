@@ -1,9 +1,9 @@
 """What was said in a rollout, call by call: the messages that each request added, and what it was answered.
 
-Requests are read from their stored bodies by the dialect that they came in, answers from the tokens that were sampled. A
-conversation is sent again with every turn; each message of it is read once. What cannot be known is said to be missing: an
-answer without the policy's files, a request whose body is not stored. Messages are what the harness said,
-without the demands that the proxy may have put to the policy in words.
+Requests are read from their stored bodies by the dialect that they came in, answers from the tokens that were
+sampled. A conversation is sent again with every turn; each message of it is read once. What cannot be known
+is said to be missing: an answer without the policy's files, a request whose body is not stored. Messages are
+what the harness said, without the demands that the proxy may have put to the policy in words.
 """
 
 from collections import OrderedDict
@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from harnessgym.message import Message, ToolSpec
 from harnessgym.registry import load
-from harnessgym.traces.answers import Answers, AnswerSource, Languages
+from harnessgym.traces.completions import AnswerSource, CallCompletions, Languages
 from harnessgym.traces.facts import AgentFacts, CallFacts, RolloutFacts, agents_of, calls_of, rollout_of
 from harnessgym.traces.forest import replay_form
 from harnessgym.traces.stored_bodies import StoredBodies
@@ -56,7 +56,10 @@ class Transcript:
 
     def said(self, call_id: str) -> tuple[tuple[Message, str | None], ...]:
         """Every message up to and with a call's answer, with the call whose answer it is, if it is one."""
-        by_id, parts, at, end = {item.call.id: item for item in self.exchanges}, list[list[_Spoken]](), call_id, None
+        by_id = {item.call.id: item for item in self.exchanges}
+        parts = list[list[_Spoken]]()
+        at = call_id
+        end = None
         while True:
             item = by_id[at]
             part: list[_Spoken] = [(message, None) for message in item.new]
@@ -77,14 +80,18 @@ _Spoken = tuple[Message, str | None]
 
 def transcript(conn: Connection, rollout_id: str, languages: Languages | None = None) -> Transcript:
     """Read a rollout's transcript. Raises `StoreError` if there is no such rollout."""
-    rollout, known = rollout_of(conn, rollout_id), agents_of(conn, rollout_id)
+    rollout = rollout_of(conn, rollout_id)
+    known = agents_of(conn, rollout_id)
     found = calls_of(conn, rollout_id)
-    answers = Answers.load(conn, rollout, languages or Languages())
-    requests, names = StoredBodies.load(conn, rollout_id, "request"), {agent.id: agent.name for agent in known}
+    answers = CallCompletions.load(conn, rollout, languages or Languages())
+    requests = StoredBodies.load(conn, rollout_id, "request")
+    names = {agent.id: agent.name for agent in known}
     reading: dict[str, _Session] = {}
     exchanges: dict[str, Exchange] = {}
     for call in found:
-        session = reading.get(call.session_id) or reading.setdefault(call.session_id, _Session(requests, answers))
+        session = reading.get(call.session_id) or reading.setdefault(
+            call.session_id, _Session(requests, answers)
+        )
         exchange, replayed = session.exchange(call, names.get(call.agent_id or "", ""))
         exchanges[call.id] = exchange
         if replayed is not None and exchange.continues is not None:
@@ -115,7 +122,7 @@ class _Session:
     """Reads the calls of one session, in order."""
 
     requests: StoredBodies
-    answers: Answers
+    answers: CallCompletions
     _held: "OrderedDict[str, _Conversation]" = field(default_factory=OrderedDict)
     _calls: dict[str, CallFacts] = field(default_factory=dict)
     _readers: dict[str, Any] = field(default_factory=dict)
@@ -125,8 +132,11 @@ class _Session:
         self._calls[call.id] = call
         said = self._conversation(call)
         base, shared, replayed = self._base(call, said)
-        new, tools = said.messages[shared:], said.tools
-        return Exchange(call, agent, base, shared, new, tools, said.answer, said.source, said.missing), replayed
+        new = said.messages[shared:]
+        tools = said.tools
+        return Exchange(
+            call, agent, base, shared, new, tools, said.answer, said.source, said.missing
+        ), replayed
 
     def _conversation(self, call: CallFacts) -> _Conversation:
         found = self._read(call)
@@ -147,46 +157,75 @@ class _Session:
         if body is None:
             answer = self.answers.of_call(call, id_prefix="call_", tools=True, raw=False)
             missing = ("its request: the store has no body of it", *_told(answer.missing))
-            return _Conversation((), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id)
+            return _Conversation(
+                (), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id
+            )
         dialect = load("dialect", call.protocol)()
         if call.protocol not in self._readers:
             self._readers[call.protocol] = load("body_reader", "conversation")()
         try:
-            request = dialect.parse(self._readers[call.protocol].read(body), {":path": dialect.routes[0].path})
+            request = dialect.parse(
+                self._readers[call.protocol].read(body), {":path": dialect.routes[0].path}
+            )
         except load("dialect", "proxies.dialect:RequestProblem") as problem:
             answer = self.answers.of_call(call, id_prefix="call_", tools=True, raw=False)
             missing = (f"its request: {problem}", *_told(answer.missing))
-            return _Conversation((), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id)
+            return _Conversation(
+                (), answer=answer.message, source=answer.source, missing=missing, agent_id=call.agent_id
+            )
         return self._asked(call, request, f"{dialect.tool_call_prefix}{call.id}_")
 
     def _asked(self, call: CallFacts, request: Any, id_prefix: str) -> _Conversation:
         offered = bool(request.tools) and request.tool_choice != "none"
         raw = request.prompt if isinstance(request.prompt, str) else None
-        answer = self.answers.of_call(call, id_prefix=id_prefix, tools=offered, raw=request.prompt is not None)
-        missing, messages = _told(answer.missing), request.messages
+        answer = self.answers.of_call(
+            call, id_prefix=id_prefix, tools=offered, raw=request.prompt is not None
+        )
+        missing = _told(answer.missing)
+        messages = request.messages
         if request.prompt is not None:
             text = raw if raw is not None else self.answers.text(call, request.prompt)
             messages = () if text is None else self._prompted(call, text)
             missing = (
                 *missing,
-                *(("its prompt is token ids of a policy whose tokenizer is not there",) if text is None else ()),
+                *(
+                    ("its prompt is token ids of a policy whose tokenizer is not there",)
+                    if text is None
+                    else ()
+                ),
             )
         if request.previous is not None:
             earlier = self._calls.get(request.previous.removeprefix(_PREVIOUS))
             if earlier is None:
-                missing = (*missing, f"what was said before: answer {request.previous} is not in this session")
+                missing = (
+                    *missing,
+                    f"what was said before: answer {request.previous} is not in this session",
+                )
             else:
                 messages = _joined(self._known(earlier.id), request)
         return _Conversation(
-            messages, request.instructions, request.tools, answer.message, answer.source, missing, call.agent_id, raw
+            messages,
+            request.instructions,
+            request.tools,
+            answer.message,
+            answer.source,
+            missing,
+            call.agent_id,
+            raw,
         )
 
     def _prompted(self, call: CallFacts, prompt: str) -> tuple[Message, ...]:
-        """A raw prompt as messages: the longest earlier prompt and answer that it begins with, then the text behind."""
+        """A raw prompt as messages: the longest earlier prompt and answer that it begins with, then the
+        text behind.
+        """
         names = (
-            [call.parent_call_id] if call.parent_call_id in self._calls else [name for name in self._held if name != call.id]
+            [call.parent_call_id]
+            if call.parent_call_id in self._calls
+            else [name for name in self._held if name != call.id]
         )
-        earlier = [known for known in map(self._known, names) if known.raw is not None and known.answer is not None]
+        earlier = [
+            known for known in map(self._known, names) if known.raw is not None and known.answer is not None
+        ]
         begun = [(known, _written(known)) for known in earlier if prompt.startswith(_written(known))]
         if not begun:
             return (Message("user", prompt),)
@@ -195,7 +234,9 @@ class _Session:
         return (*known.messages, known.answer, Message("user", prompt[len(before) :]))
 
     def _base(self, call: CallFacts, said: _Conversation) -> tuple[str | None, int, Message | None]:
-        """The call whose conversation a request goes on from, how much of it is shared, and its answer as it is sent back."""
+        """The call whose conversation a request goes on from, how much of it is shared, and its answer as
+        it is sent back.
+        """
         if call.parent_call_id in self._calls:
             shared, replayed = _shared(self._known(call.parent_call_id), said.messages, answered=True)
             if shared:
@@ -210,14 +251,21 @@ class _Session:
 
 
 def _joined(known: _Conversation, request: Any) -> tuple[Message, ...]:
-    """The whole conversation of a request that names the answer it goes on from. Instructions hold for one request only."""
+    """The whole conversation of a request that names the answer it goes on from. Instructions hold for one
+    request only.
+    """
     old = known.messages[1:] if known.instructions else known.messages
-    front, new = (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
+    front, new = (
+        (request.messages[:1], request.messages[1:]) if request.instructions else ((), request.messages)
+    )
     return (*front, *old, *(() if known.answer is None else (known.answer,)), *new)
 
 
-def _shared(known: _Conversation, messages: tuple[Message, ...], *, answered: bool) -> tuple[int, Message | None]:
-    """How many leading messages are those of a conversation and of its answer, and the answer as it stands there.
+def _shared(
+    known: _Conversation, messages: tuple[Message, ...], *, answered: bool
+) -> tuple[int, Message | None]:
+    """How many leading messages are those of a conversation and of its answer, and the answer as it stands
+    there.
 
     `answered` says that the request is known to contain the answer, in whichever form.
     """

@@ -1,4 +1,6 @@
-"""A proxy of one's own: a child process that answers from one upstream, beside a command or a node that needs it."""
+"""A proxy of one's own: a child process that answers from one upstream, beside a command or a node that
+needs it.
+"""
 
 import secrets
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
 from harnessgym.supervisor.children import Children, ChildSpec
 from harnessgym.supervisor.sockets import Sockets
-from harnessgym.wrapping.upstream import Upstream
+from harnessgym.wrapping.upstream import WrapUpstream
 
 _RESTARTS = 5
 
@@ -45,27 +47,36 @@ class OwnProxy:
     """The child process, as long as the context of `own_proxy` is open."""
 
     def __init__(self, address: RunningProxy, children: Children) -> None:
-        self.address, self._children = address, children
+        self.address = address
+        self._children = children
 
     def check(self) -> None:
         """Raises `HarnessGymError` with its last words if it has ended."""
         if self._children.exited():
-            raise HarnessGymError(f"The proxy ended: {self._children.last_words('proxy')} Its log: {self.address.log}.")
+            raise HarnessGymError(
+                f"The proxy ended: {self._children.last_words('proxy')} Its log: {self.address.log}."
+            )
 
     def revive(self) -> None:
-        """Start it again if it has ended: connections wait meanwhile. Raises `HarnessGymError` if it ends again and again."""
+        """Start it again if it has ended: connections wait meanwhile. Raises `HarnessGymError` if it ends
+        again and again.
+        """
         for name, _ in self._children.exited():
             self._children.restart(name)
 
 
-def add_run(conn: Connection, name: str, upstream: Upstream, config: dict[str, Any] | None = None) -> str:
+def add_run(conn: Connection, name: str, upstream: WrapUpstream, config: dict[str, Any] | None = None) -> str:
     """A run with one worker; what that serves, unless it says otherwise, is version 0."""
-    values = {"upstream": upstream.address, "kind": upstream.kind, "policy": str(upstream.policy)} | (config or {})
+    values = {"upstream": upstream.address, "kind": upstream.kind, "policy": str(upstream.policy)} | (
+        config or {}
+    )
     run_id = runs.add(conn, name, values, version("harnessgym-rl"), "training")
     served = PolicyVersion(0, None, "full", upstream.address, 0, "", 0, committed=True, orphaned=False)
     policies.publish(conn, policies.register(conn, run_id, "policy"), served)
     if upstream.kind != "replay":  # which every proxy has
-        workers.upsert(conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready"))
+        workers.upsert(
+            conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready")
+        )
     return run_id
 
 
@@ -74,11 +85,12 @@ def own_proxy(
     store: TraceStore,
     folder: RunFolder,
     run_id: str,
-    upstream: Upstream,
+    upstream: WrapUpstream,
     model: str,
     timeouts: EngineTimeouts | None = None,
 ) -> Iterator[OwnProxy]:
-    """Start a proxy for a run; its log and settings are in the folder. It ends with the context, or with this process.
+    """Start a proxy for a run; its log and settings are in the folder. It ends with the context, or with this
+    process.
 
     `timeouts` has the limits on the silence of the upstream.
     """

@@ -1,4 +1,6 @@
-"""What a wrapped command is given: provider variables for every SDK, and the configuration its own harness needs."""
+"""What a wrapped command is given: provider variables for every SDK, and the configuration its own harness
+needs.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ _HOME = ".agent/"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class CommandEnvironment:
     """Environment and files of one command."""
 
     harness: str
@@ -33,17 +35,17 @@ class Surroundings:
     side_calls: Sequence[SideCallRule]
 
 
-def surroundings_of(argv: Sequence[str], endpoint: Endpoint, harness: str | None) -> Surroundings:
+def surroundings_of(argv: Sequence[str], endpoint: Endpoint, harness: str | None) -> CommandEnvironment:
     """What a command needs to find the proxy. Raises `ConfigError` for an unknown harness."""
     name = harness or PROGRAMS.get(Path(argv[0]).name, "command")
     generic = _providers(endpoint)
     if name == "command":
-        return Surroundings(name, generic, {}, ())
+        return CommandEnvironment(name, generic, {}, ())
     factory = load("harness", name)
     described: Harness = factory(factory.settings())
     launch = described.launch(Task("wrap", ""), endpoint)
     files = {path.removeprefix(_HOME): text for path, text in launch.files.items() if path.startswith(_HOME)}
-    return Surroundings(name, {**generic, **launch.env}, files, described.side_calls)
+    return CommandEnvironment(name, {**generic, **launch.env}, files, described.side_calls)
 
 
 def _providers(endpoint: Endpoint) -> dict[str, str]:

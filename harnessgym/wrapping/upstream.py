@@ -20,7 +20,7 @@ _TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Upstream:
+class WrapUpstream:
     """One worker that answers."""
 
     kind: str
@@ -33,7 +33,7 @@ class Upstream:
     """Prompt and completion together, in tokens."""
 
 
-def find_upstream(named: str | None, policy: Path | None, max_length: int | None) -> Upstream:
+def find_upstream(named: str | None, policy: Path | None, max_length: int | None) -> WrapUpstream:
     """The upstream that `--upstream` names. Raises `ConfigError`, listing what there is, if it names none."""
     if not named:
         raise ConfigError(f"Say what answers, with --upstream:\n{KINDS}")
@@ -46,36 +46,44 @@ def find_upstream(named: str | None, policy: Path | None, max_length: int | None
         if rest and not Path(rest).is_file():
             raise ConfigError(f"--upstream {named}: there is no script {rest!r}.")
         address = f"scripted:{Path(rest).resolve()}" if rest else "scripted:"
-        return Upstream("scripted", address, policy or _shipped(), max_length or 1 << 20)
+        return WrapUpstream("scripted", address, policy or _shipped(), max_length or 1 << 20)
     if kind == "replay" and rest:
-        return Upstream("replay", rest, policy or _shipped(), max_length or 1 << 20)
+        return WrapUpstream("replay", rest, policy or _shipped(), max_length or 1 << 20)
     if kind == "litellm" and rest:
-        return Upstream("litellm", named, policy or _shipped(), max_length or 1 << 20)
+        return WrapUpstream("litellm", named, policy or _shipped(), max_length or 1 << 20)
     raise ConfigError(f"--upstream {named!r} names nothing that answers. Known:\n{KINDS}")
 
 
-def _engine(kind: str, url: str, policy: Path | None, max_length: int | None) -> Upstream:
+def _engine(kind: str, url: str, policy: Path | None, max_length: int | None) -> WrapUpstream:
     """An engine says itself how much it takes and, on this machine, where its model folder is."""
     url = url.rstrip("/").removesuffix("/v1")
     try:
         with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as http:
             card = http.get(f"{url}/v1/models").raise_for_status().json()["data"][0]
     except (httpx.HTTPError, ValueError, LookupError) as error:
-        raise ConfigError(f"--upstream {url} does not answer GET /v1/models as an engine does: {error!r}. Is it up?") from error
+        raise ConfigError(
+            f"--upstream {url} does not answer GET /v1/models as an engine does: {error!r}. Is it up?"
+        ) from error
     folder = policy or Path(str(card.get("root") or card.get("id") or ""))
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(
-            f"The engine at {url} serves {card.get('id')!r}, but its model folder is not at {str(folder)!r} on this machine. "
+            f"The engine at {url} serves {card.get('id')!r}, but its model folder is not at {str(folder)!r} "
+            "on this machine. "
             "Give --policy FOLDER with its tokenizer.json, tokenizer_config.json and chat template."
         )
-    return Upstream(kind, url, folder, max_length or int(card.get("max_model_len") or 32_768))
+    return WrapUpstream(kind, url, folder, max_length or int(card.get("max_model_len") or 32_768))
 
 
 def _shipped() -> Path:
-    """The policy folder that ships with HarnessGym: its tokenizer and template serve where no engine's are asked for."""
+    """The policy folder that ships with HarnessGym: its tokenizer and template serve where no engine's are
+    asked for.
+    """
     found = find_spec(_SHIPPED)
     if found is None or not found.submodule_search_locations:
-        raise ConfigError("Give --policy FOLDER: the policy that ships with HarnessGym is not installed (harnessgym-rl[envs]).")
+        raise ConfigError(
+            "Give --policy FOLDER: the policy that ships with HarnessGym is not installed "
+            "(harnessgym-rl[envs])."
+        )
     folder = Path(found.submodule_search_locations[0]) / "policy"
     json.loads((folder / "config.json").read_text())
     return folder

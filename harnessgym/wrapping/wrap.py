@@ -1,7 +1,7 @@
 """Runs one command against a proxy of its own, or one that a run has, and records it as a rollout.
 
-The command keeps its terminal, working directory and arguments; only its environment, and where its harness reads its settings
-from files its home folder, say where the model is.
+The command keeps its terminal, working directory and arguments; only its environment, and where its harness
+reads its settings from files its home folder, say where the model is.
 """
 
 import asyncio
@@ -23,15 +23,15 @@ from harnessgym.errors import ConfigError, HarnessError
 from harnessgym.harness import Endpoint
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.process import interruption_deferred
-from harnessgym.rollout.control import ControlClient
+from harnessgym.proxy_client import ControlClient
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.run_folder import RunFolder
-from harnessgym.session_options import SessionOptions
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.task import Task
 from harnessgym.wrapping.own_proxy import RunningProxy, add_run, own_proxy
 from harnessgym.wrapping.surroundings import surroundings_of
-from harnessgym.wrapping.upstream import Upstream, find_upstream
+from harnessgym.wrapping.upstream import WrapUpstream, find_upstream
 
 _LEASE_S = 365 * 86_400.0
 """No node takes a wrapped command's rollout over."""
@@ -77,14 +77,18 @@ class Wrapped:
 
 def wrap(argv: Sequence[str], settings: WrapSettings) -> Wrapped:
     """Run a command with the proxy as its provider. Raises `HarnessGymError` if it cannot be started."""
-    upstream = None if settings.join else find_upstream(settings.upstream, settings.policy, settings.max_length)
+    upstream = (
+        None if settings.join else find_upstream(settings.upstream, settings.policy, settings.max_length)
+    )
     surroundings_of(argv, Endpoint("http://127.0.0.1", "-"), settings.harness)
     proxies = _joined(settings.join) if upstream is None else _own(settings, upstream)
     with proxies as proxy, TraceStore.open(proxy.store_url) as store:
         return asyncio.run(_run(argv, settings, proxy, store))
 
 
-async def _run(argv: Sequence[str], settings: WrapSettings, proxy: RunningProxy, store: TraceStore) -> Wrapped:
+async def _run(
+    argv: Sequence[str], settings: WrapSettings, proxy: RunningProxy, store: TraceStore
+) -> Wrapped:
     endpoint = Endpoint(proxy.url, "", settings.model)
     given = surroundings_of(argv, endpoint, settings.harness)
     rollout_id = store.write(lambda conn: _add_rollout(conn, proxy.run_id, given.harness, argv))
@@ -109,20 +113,32 @@ async def _run(argv: Sequence[str], settings: WrapSettings, proxy: RunningProxy,
         finally:
             sealed = await control.seal(session.session_id)
     seconds = time.monotonic() - started
-    reason = StopReason.NO_CALLS if not sealed.calls else StopReason.HARNESS_ERROR if status else StopReason.FINISHED
+    reason = (
+        StopReason.NO_CALLS
+        if not sealed.calls
+        else StopReason.HARNESS_ERROR
+        if status
+        else StopReason.FINISHED
+    )
     detail = f"`{shlex.join(argv)}` ended with status {status}."
-    outcome = RolloutOutcome(rollout_id, reason, "valid", source="none", detail=detail, latencies={"run": round(seconds, 3)})
+    outcome = RolloutOutcome(
+        rollout_id, reason, "valid", source="none", detail=detail, latencies={"run": round(seconds, 3)}
+    )
     store.write(lambda conn: rollouts.finish(conn, outcome))
     return Wrapped(status, proxy.store_url, rollout_id, given.harness, sealed.calls, seconds)
 
 
 def _attend(argv: Sequence[str], env: dict[str, str]) -> int:
-    """The command's exit status, as a shell tells it. Ctrl-C reaches it from the terminal; we wait for it either way."""
+    """The command's exit status, as a shell tells it. Ctrl-C reaches it from the terminal; we wait for it
+    either way.
+    """
     with interruption_deferred():
         try:
             child = subprocess.Popen(argv, env=env)
         except OSError as error:
-            raise HarnessError(f"The command {argv[0]!r} cannot be started: {error.strerror or error}.") from error
+            raise HarnessError(
+                f"The command {argv[0]!r} cannot be started: {error.strerror or error}."
+            ) from error
     earlier = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         code = child.wait()
@@ -143,7 +159,7 @@ def _add_rollout(conn: Connection, run_id: str, harness: str, argv: Sequence[str
 
 
 @contextmanager
-def _own(settings: WrapSettings, upstream: Upstream) -> Iterator[RunningProxy]:
+def _own(settings: WrapSettings, upstream: WrapUpstream) -> Iterator[RunningProxy]:
     """A proxy for this command alone, its run recorded in the folder's store."""
     settings.folder.mkdir(parents=True, exist_ok=True)
     url = f"sqlite:///{settings.folder.resolve() / 'traces.db'}"
@@ -169,7 +185,8 @@ def _joined(folder: Path | None) -> Iterator[RunningProxy]:
         raise ConfigError(
             f"--join {folder}: no run has its proxy there now ({error}). Give the folder of a live run."
         ) from error
-    control_url, key = f"unix:{socket}", settings["control_key"]
+    control_url = f"unix:{socket}"
+    key = settings["control_key"]
 
     async def address() -> str:
         async with ControlClient(control_url, key, retry_s=3.0) as control:
@@ -177,5 +194,11 @@ def _joined(folder: Path | None) -> Iterator[RunningProxy]:
 
     log = RunFolder(folder).logs / "proxy.log"
     yield RunningProxy(
-        asyncio.run(address()), control_url, key, settings["store"], settings["run_id"], log, socket.parent / "proxy"
+        asyncio.run(address()),
+        control_url,
+        key,
+        settings["store"],
+        settings["run_id"],
+        log,
+        socket.parent / "proxy",
     )

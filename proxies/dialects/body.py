@@ -98,7 +98,8 @@ class Fields:
     def each(self, name: str, read: Callable[["Fields"], T]) -> list[T]:
         """`read` of every object in an array; empty when absent.
 
-        An element that an earlier body of the session had is not read again: `read` must not depend on anything else.
+        An element that an earlier body of the session had is not read again: `read` must not depend on
+        anything else.
         """
         path = self.at(name)
         if self._body is not None:

@@ -17,8 +17,8 @@ from proxies.dialect import (
     Route,
     Stamp,
     TextDelta,
+    TokenUsage,
     ToolCallDelta,
-    Usage,
     total_usage,
 )
 from proxies.dialects.body import Fields, malformed, public_headers, unsupported
@@ -39,7 +39,8 @@ _ASKED = (
 _REFUSED = ("logprobs", "top_logprobs", "audio", "functions", "function_call", "web_search_options")
 _ERRORS = ErrorShape(
     "messages",
-    "This model's maximum context length is {max_tokens} tokens. However, your messages resulted in {tokens} tokens. "
+    "This model's maximum context length is {max_tokens} tokens. However, your messages resulted in {tokens} "
+    "tokens. "
     "Please reduce the length of the messages.",
 )
 
@@ -101,10 +102,12 @@ class Chat(OpenAIProtocol):
     async def stream(
         self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
     ) -> AsyncIterator[Event]:
-        """`chat.completion.chunk` events; the role first, the finish reason last, then usage if asked for, then `[DONE]`."""
+        """`chat.completion.chunk` events; the role first, the finish reason last, then usage if asked for,
+        then `[DONE]`.
+        """
         del prompt_tokens  # the protocol tells usage at the end
         chunks = _Chunks(stamp, request.include_usage)
-        used: list[Usage] = []
+        used: list[TokenUsage] = []
         for choice in range(request.n):
             yield Event(chunks.delta(choice, {"role": "assistant", "content": ""}), act=False)
         async for delta in deltas:
@@ -114,7 +117,9 @@ class Chat(OpenAIProtocol):
                 case ReasoningDelta(text, choice):
                     yield Event(chunks.delta(choice, {"reasoning_content": text}), act=False)
                 case ToolCallDelta(index, call, choice):
-                    yield Event(chunks.delta(choice, {"tool_calls": [{"index": index, **_call(call)}]}), act=True)
+                    yield Event(
+                        chunks.delta(choice, {"tool_calls": [{"index": index, **_call(call)}]}), act=True
+                    )
                 case Finished(reason, usage, _, choice):
                     used.append(usage)
                     yield Event(chunks.delta(choice, {}, reason), act=True)
@@ -135,7 +140,7 @@ class _Chunks:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         return sse.encode({**self._head, "choices": [choice], **self._tail})
 
-    def usage(self, usage: Usage) -> bytes:
+    def usage(self, usage: TokenUsage) -> bytes:
         """The chunk without choices that carries usage."""
         return sse.encode({**self._head, "choices": [], "usage": _usage(usage)})
 
@@ -167,7 +172,8 @@ def _message(fields: Fields) -> Message:
     if role == "user":
         return Message("user", _content(fields, "\n"), name=name, images=_images(fields))
     if role == "tool":
-        images, call_id = _images(fields), fields.text("tool_call_id")
+        images = _images(fields)
+        call_id = fields.text("tool_call_id")
         return Message("tool", _content(fields, "\n"), tool_call_id=call_id, name=name, images=images)
     if role == "assistant":
         fields.refuse(("audio", "function_call"))
@@ -180,7 +186,9 @@ def _message(fields: Fields) -> Message:
         )
     if role == "function":
         unsupported(f"{fields.at('role')}: 'function' is not supported by this endpoint; use 'tool'.")
-    return malformed(f"{fields.at('role')}: {role!r} is not one of 'system', 'developer', 'user', 'assistant', 'tool'.")
+    return malformed(
+        f"{fields.at('role')}: {role!r} is not one of 'system', 'developer', 'user', 'assistant', 'tool'."
+    )
 
 
 def _content(fields: Fields, joint: str) -> str:
@@ -190,7 +198,9 @@ def _content(fields: Fields, joint: str) -> str:
         malformed(f"{fields.at('content')}: Field required")
     if value is None or isinstance(value, str):
         return value or ""
-    return joint.join(_part(part) for part in fields.children("content") if part.raw.get("type") not in _shown(fields))
+    return joint.join(
+        _part(part) for part in fields.children("content") if part.raw.get("type") not in _shown(fields)
+    )
 
 
 def _shown(fields: Fields) -> tuple[str, ...]:
@@ -223,7 +233,8 @@ def _tool_call(fields: Fields) -> ToolCall:
 def _tool(fields: Fields) -> ToolSpec:
     if fields.text("type") != "function":
         unsupported(
-            f"{fields.at('type')}: {fields.raw['type']!r} tools are not supported by this endpoint; only 'function' is."
+            f"{fields.at('type')}: {fields.raw['type']!r} tools are not supported by this endpoint; only "
+            "'function' is."
         )
     function = fields.child("function")
     return ToolSpec(function.text("name"), function.text("description", ""), function.child("parameters").raw)
@@ -256,5 +267,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {**completion_usage(usage), "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+def _usage(usage: TokenUsage) -> dict[str, Any]:
+    return {
+        **completion_usage(usage),
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }

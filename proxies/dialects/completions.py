@@ -1,4 +1,6 @@
-"""OpenAI text completions: a raw prompt in, the text that follows it out. No chat template, no tools, no reasoning."""
+"""OpenAI text completions: a raw prompt in, the text that follows it out. No chat template, no tools, no
+reasoning.
+"""
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,7 +17,7 @@ from proxies.dialect import (
     Route,
     Stamp,
     TextDelta,
-    Usage,
+    TokenUsage,
     total_usage,
 )
 from proxies.dialects.body import Fields, malformed, public_headers, unsupported
@@ -33,7 +35,8 @@ _REFUSED = (
 )  # fmt: skip
 _ERRORS = ErrorShape(
     "prompt",
-    "This model's maximum context length is {max_tokens} tokens, however you requested {tokens} tokens in your prompt. "
+    "This model's maximum context length is {max_tokens} tokens, however you requested {tokens} tokens in "
+    "your prompt. "
     "Please reduce your prompt; or completion length.",
 )
 _MAX_TOKENS = 16
@@ -72,7 +75,10 @@ class Completions(OpenAIProtocol):
         del request
         out = {
             **_head(Stamp(answers[0].id, answers[0].model, answers[0].created)),
-            "choices": [_choice(index, answer.message.content, answer.finish_reason) for index, answer in enumerate(answers)],
+            "choices": [
+                _choice(index, answer.message.content, answer.finish_reason)
+                for index, answer in enumerate(answers)
+            ],
             "usage": completion_usage(total_usage([answer.usage for answer in answers])),
         }
         return json.dumps(out, ensure_ascii=False, separators=(",", ":")).encode()
@@ -83,7 +89,7 @@ class Completions(OpenAIProtocol):
         """`text_completion` events; the finish reason last, then usage if asked for, then `[DONE]`."""
         del prompt_tokens  # the protocol tells usage at the end
         head = {**_head(stamp), **({"usage": None} if request.include_usage else {})}
-        used: list[Usage] = []
+        used: list[TokenUsage] = []
         async for delta in deltas:
             match delta:
                 case TextDelta(text, choice):
@@ -94,7 +100,9 @@ class Completions(OpenAIProtocol):
                 case _:
                     raise TypeError(f"A raw answer is text, it has no {type(delta).__name__}.")
         if request.include_usage:
-            yield Event(sse.encode({**head, "choices": [], "usage": completion_usage(total_usage(used))}), act=True)
+            yield Event(
+                sse.encode({**head, "choices": [], "usage": completion_usage(total_usage(used))}), act=True
+            )
         yield Event(sse.DONE, act=True)
 
 

@@ -13,9 +13,12 @@ _ROLE = attrgetter("role")
 def merge_systems(messages: Sequence[Message]) -> tuple[Message, ...]:
     """Adjacent system messages become one, joined by an empty line.
 
-    Those further down stay where they are: moving them to the top would change the prompt's beginning and break continuation.
+    Those further down stay where they are: moving them to the top would change the prompt's beginning and
+    break continuation.
     """
-    systems = messages.tally(_is_system) if isinstance(messages, Made) else countOf(map(_ROLE, messages), "system")
+    systems = (
+        messages.tally(_is_system) if isinstance(messages, Made) else countOf(map(_ROLE, messages), "system")
+    )
     if systems < 2:
         return tuple(messages)
     out: list[Message] = []

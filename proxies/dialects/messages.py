@@ -22,8 +22,8 @@ from proxies.dialect import (
     Route,
     Stamp,
     TextDelta,
+    TokenUsage,
     ToolCallDelta,
-    Usage,
 )
 from proxies.dialects.body import Fields, bearer, malformed, public_headers, unsupported
 from proxies.dialects.conversation import merge_systems
@@ -72,7 +72,10 @@ class Messages:
             malformed("messages: at least one message is required")
         messages = [message for made in turns for message in made]
         if messages[-1].role == "assistant":
-            unsupported("This model does not support assistant message prefill. The conversation must end with a user message.")
+            unsupported(
+                "This model does not support assistant message prefill. The conversation must end with a "
+                "user message."
+            )
         tools = tuple(fields.each("tools", _tool))
         return ModelRequest(
             model=fields.text("model"),
@@ -109,7 +112,7 @@ class Messages:
     ) -> AsyncIterator[Event]:
         """`message_start`, the content blocks, `message_delta`, `message_stop`."""
         del request
-        message = {**_opening(stamp.id, stamp.model), "usage": _usage(Usage(prompt_tokens, 0))}
+        message = {**_opening(stamp.id, stamp.model), "usage": _usage(TokenUsage(prompt_tokens, 0))}
         yield _event("message_start", message=message)
         writer = _BlockWriter()
         async for delta in deltas:
@@ -134,7 +137,11 @@ class Messages:
             headers["x-should-retry"] = "false"
         if problem.kind in ("overloaded", "unavailable"):
             headers["retry-after"] = str(math.ceil(problem.retry_after_s or 1))
-        return status, headers, json.dumps({**_error(problem), "request_id": None}, ensure_ascii=False).encode()
+        return (
+            status,
+            headers,
+            json.dumps({**_error(problem), "request_id": None}, ensure_ascii=False).encode(),
+        )
 
     def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:  # noqa: ARG002
         """An `error` event."""
@@ -198,7 +205,10 @@ def _output(fields: Fields) -> OutputFormat | None:
     if not wanted.raw:
         return None
     if wanted.text("type") != "json_schema":
-        unsupported(f"{wanted.at('type')}: {wanted.raw['type']!r} is not supported by this endpoint; 'json_schema' is.")
+        unsupported(
+            f"{wanted.at('type')}: {wanted.raw['type']!r} is not supported by this endpoint; 'json_schema' "
+            "is."
+        )
     return OutputFormat(schema=wanted.child("schema").raw)
 
 
@@ -206,7 +216,10 @@ def _check_edits(fields: Fields) -> None:
     """Refuse edits of the history by the provider, except the one that keeps everything."""
     for edit in fields.child("context_management").children("edits"):
         if edit.text("type") != "clear_thinking_20251015" or edit.raw.get("keep") != "all":
-            unsupported(f"{edit.path}: {edit.raw['type']!r} would edit the history, which this endpoint does not support.")
+            unsupported(
+                f"{edit.path}: {edit.raw['type']!r} would edit the history, which this endpoint does not "
+                "support."
+            )
 
 
 def _system(fields: Fields) -> list[Message]:
@@ -217,12 +230,17 @@ def _system(fields: Fields) -> list[Message]:
 
 def _messages(turn: Fields) -> list[Message]:
     """One turn as messages: a user turn's tool results and texts become messages of their own, in order."""
-    role, content = turn.text("role"), turn.need("content")
+    role = turn.text("role")
+    content = turn.need("content")
     if role not in ("user", "assistant", "system"):
         malformed(f"{turn.at('role')}: Input should be 'user' or 'assistant'")
     plain = isinstance(content, str)
     if role == "system":
-        return [Message("system", content if plain else "\n".join(_text(block) for block in turn.children("content")))]
+        return [
+            Message(
+                "system", content if plain else "\n".join(_text(block) for block in turn.children("content"))
+            )
+        ]
     if role == "assistant":
         return [Message("assistant", content) if plain else _assistant(turn.children("content"))]
     return [Message("user", content)] if plain else _user(turn.children("content"))
@@ -233,7 +251,14 @@ def _user(blocks: list[Fields]) -> list[Message]:
     open_text = False
     for block in blocks:
         if block.text("type") == "tool_result":
-            out.append(Message("tool", _result(block), tool_call_id=block.text("tool_use_id"), images=_result_images(block)))
+            out.append(
+                Message(
+                    "tool",
+                    _result(block),
+                    tool_call_id=block.text("tool_use_id"),
+                    images=_result_images(block),
+                )
+            )
             open_text = False
             continue
         if not open_text:
@@ -248,7 +273,9 @@ def _user(blocks: list[Fields]) -> list[Message]:
 
 
 def _assistant(blocks: list[Fields]) -> Message:
-    content, reasoning, calls = "", "", []
+    content = ""
+    reasoning = ""
+    calls = []
     for block in blocks:
         match block.text("type"):
             case "thinking":
@@ -304,7 +331,9 @@ def _text(block: Fields) -> str:
 def _tool(fields: Fields) -> ToolSpec:
     kind = fields.text("type", "custom")
     if kind != "custom":
-        unsupported(f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint; only 'custom' is.")
+        unsupported(
+            f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint; only 'custom' is."
+        )
     return ToolSpec(fields.text("name"), fields.text("description", ""), fields.child("input_schema").raw)
 
 
@@ -360,11 +389,13 @@ def _input_text(call: ToolCall) -> str:
 
 
 def _signature(reasoning: str) -> str:
-    """What a thinking block carries as its signature. Clients drop blocks that have none; nobody checks ours."""
+    """What a thinking block carries as its signature. Clients drop blocks that have none; nobody checks
+    ours.
+    """
     return base64.b64encode(hashlib.blake2b(reasoning.encode(), digest_size=32).digest()).decode()
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, Any]:
     """Cached tokens are not counted among the input tokens in this protocol."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,

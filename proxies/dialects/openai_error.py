@@ -1,4 +1,6 @@
-"""Errors as OpenAI's protocols word them. The protocols differ only in how they say that a prompt is too long."""
+"""Errors as OpenAI's protocols word them. The protocols differ only in how they say that a prompt is too
+long.
+"""
 
 import json
 import math
@@ -35,7 +37,8 @@ class ErrorShape:
     def describe(self, problem: Problem) -> dict[str, Any]:
         """The error object: message, type, param, code."""
         _, kind, code = _STATUS[problem.kind]
-        message, param = problem.message, None
+        message = problem.message
+        param = None
         if problem.kind == "overflow":
             param = self.overflow_param
             if problem.tokens is not None and problem.max_tokens is not None:

@@ -1,10 +1,12 @@
-"""What OpenAI's protocols have in common: how keys, errors and signs of life travel, and fields that all of them have."""
+"""What OpenAI's protocols have in common: how keys, errors and signs of life travel, and fields that all
+of them have.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from proxies import sse
-from proxies.dialect import Problem, Stamp, Usage
+from proxies.dialect import Problem, Stamp, TokenUsage
 from proxies.dialects.body import Fields, bearer, malformed
 from proxies.dialects.openai_error import ErrorShape
 
@@ -48,7 +50,9 @@ def read_choices(fields: Fields) -> int:
 
 
 def read_choice_word(fields: Fields) -> str | None:
-    """`tool_choice` where it is a word or absent, which means auto; None where it is an object that names a tool."""
+    """`tool_choice` where it is a word or absent, which means auto; None where it is an object that names
+    a tool.
+    """
     choice = fields.raw.get("tool_choice")
     if choice is not None and not isinstance(choice, str):
         return None
@@ -68,7 +72,7 @@ def completion_head(prefix: str, kind: str, stamp: Stamp) -> dict[str, Any]:
     }
 
 
-def completion_usage(usage: Usage) -> dict[str, Any]:
+def completion_usage(usage: TokenUsage) -> dict[str, Any]:
     """Token counts of a completion, be it of a chat or of text."""
     return {
         "prompt_tokens": usage.prompt_tokens,

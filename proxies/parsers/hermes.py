@@ -1,6 +1,8 @@
-"""Hermes markup, which Qwen writes too: `<think>…</think>`, text, `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+"""Hermes markup, which Qwen writes too: `<think>…</think>`, text, `<tool_call>{"name": …, "arguments":
+{…}}</tool_call>`.
 
-Separators that a template writes are not content, so that a canonical turn, parsed and rendered, is the same text:
+Separators that a template writes are not content, so that a canonical turn, parsed and rendered, is the same
+text:
 
 - newlines at the ends of the reasoning and after `</think>`;
 - one newline between text and a call;
@@ -21,7 +23,10 @@ from proxies.detokenizer import Detokenizer, TokenTable
 from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
 from proxies.parser import ParsedDelta
 
-_THINK, _THINK_END, _CALL, _CALL_END = "<think>", "</think>", "<tool_call>", "</tool_call>"
+_THINK = "<think>"
+_THINK_END = "</think>"
+_CALL = "<tool_call>"
+_CALL_END = "</tool_call>"
 
 
 class _State(Enum):
@@ -33,8 +38,9 @@ class _State(Enum):
 class HermesParser:
     """One sampled turn.
 
-    `call_prefix` begins the ids of its tool calls, the call's index ends them. `stop_token_ids` are control, not text.
-    `in_reasoning` says that the prompt has opened the reasoning already. Without `tools` a `<tool_call>` is text.
+    `call_prefix` begins the ids of its tool calls, the call's index ends them. `stop_token_ids` are control,
+    not text. `in_reasoning` says that the prompt has opened the reasoning already. Without `tools` a
+    `<tool_call>` is text.
     """
 
     def __init__(
@@ -56,7 +62,8 @@ class HermesParser:
         self._tags = (_THINK, _THINK_END, _CALL, _CALL_END) if tools else (_THINK, _THINK_END)
         self._any_tag = re.compile("|".join(self._tags))
         self._state = _State.THINK if in_reasoning else _State.TEXT
-        self._opened, self._thought = in_reasoning, in_reasoning
+        self._opened = in_reasoning
+        self._thought = in_reasoning
         """Whether the prompt has opened the reasoning; whether there is any."""
         self._marked = in_reasoning
         """Whether reasoning or a call came already."""
@@ -76,11 +83,14 @@ class HermesParser:
 
     @property
     def reasoning_tokens(self) -> int:
-        """See `Parser.reasoning_tokens`. Looked for in the bytes that the tokens write: a delimiter may be several tokens."""
+        """See `Parser.reasoning_tokens`. Looked for in the bytes that the tokens write: a delimiter may be
+        several tokens.
+        """
         if not self._thought:
             return 0
         written = [self._table[token] for token in self._ids]
-        data, starts = b"".join(written), [0, *accumulate(map(len, written))]
+        data = b"".join(written)
+        starts = [0, *accumulate(map(len, written))]
         begin = 0 if self._opened else data.index(_THINK.encode()) + len(_THINK)
         end = data.find(_THINK_END.encode(), begin)
         end = len(data) if end < 0 else end
@@ -99,7 +109,8 @@ class HermesParser:
             return []
         self._flushed = True
         self._read(self._detokenizer.flush())
-        rest, self._pending = self._pending, ""
+        rest = self._pending
+        self._pending = ""
         if self._state is _State.THINK:
             self._reason(rest)
         elif self._state is _State.CALL:
@@ -113,10 +124,16 @@ class HermesParser:
     def finish(self) -> Message:
         """The whole turn."""
         self.flush()
-        return Message("assistant", "".join(self._content), reasoning="".join(self._reasoning), tool_calls=tuple(self._calls))
+        return Message(
+            "assistant",
+            "".join(self._content),
+            reasoning="".join(self._reasoning),
+            tool_calls=tuple(self._calls),
+        )
 
     def _take(self) -> list[ParsedDelta]:
-        deltas, self._deltas = self._deltas, []
+        deltas = self._deltas
+        self._deltas = []
         return deltas
 
     def _read(self, text: str) -> None:
@@ -130,9 +147,14 @@ class HermesParser:
         if self._state is _State.CALL:
             return self._step_call(searched)
         tags = (_THINK_END,) if self._state is _State.THINK else self._tags
-        found = self._any_tag.search(self._pending) if self._state is _State.TEXT else re.search(_THINK_END, self._pending)
+        found = (
+            self._any_tag.search(self._pending)
+            if self._state is _State.TEXT
+            else re.search(_THINK_END, self._pending)
+        )
         end = found.start() if found else len(self._pending) - _overlap(self._pending, tags)
-        before, self._pending = self._pending[:end], self._pending[found.end() if found else end :]
+        before = self._pending[:end]
+        self._pending = self._pending[found.end() if found else end :]
         if self._state is _State.THINK:
             self._reason(before)
         else:
@@ -145,7 +167,8 @@ class HermesParser:
         end = self._pending.find(_CALL_END, searched)
         if end < 0:
             return False
-        body, self._pending = self._pending[:end], self._pending[end + len(_CALL_END) :]
+        body = self._pending[:end]
+        self._pending = self._pending[end + len(_CALL_END) :]
         self._state = _State.TEXT
         call = read_call(body, f"{self._call_prefix}{len(self._calls)}")
         if call is None:
@@ -163,14 +186,18 @@ class HermesParser:
         elif tag == _CALL:
             self._state = _State.CALL
         elif tag == _THINK and not self._marked and not self._solid:
-            self._state, self._thought = _State.THINK, True
+            self._state = _State.THINK
+            self._thought = True
             self._begin(trim=True)
         else:
             self._reject(tag)
 
     def _begin(self, *, trim: bool) -> None:
         """Begin a new stretch of text or reasoning behind a tag."""
-        self._held, self._solid, self._trim, self._marked = "", False, trim, True
+        self._held = ""
+        self._solid = False
+        self._trim = trim
+        self._marked = True
 
     def _reject(self, markup: str) -> None:
         self.unparsed += 1
@@ -207,7 +234,8 @@ class HermesParser:
 
 
 def read_call(body: str, call_id: str) -> ToolCall | None:
-    """The call in the body of a `<tool_call>`; None unless it is a JSON object of exactly a name and an object of arguments.
+    """The call in the body of a `<tool_call>`; None unless it is a JSON object of exactly a name and an
+    object of arguments.
 
     The arguments are the very text that was written.
     """

@@ -9,9 +9,13 @@ from proxies.parser import ParsedDelta
 
 
 class RawParser:
-    """One sampled continuation. `written` gives the bytes of token ids; `stop_token_ids` are control, not text."""
+    """One sampled continuation. `written` gives the bytes of token ids; `stop_token_ids` are control, not
+    text.
+    """
 
-    def __init__(self, written: Callable[[Sequence[int]], bytes], *, stop_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self, written: Callable[[Sequence[int]], bytes], *, stop_token_ids: Collection[int] = ()
+    ) -> None:
         self.unparsed = 0
         self._written = written
         self._stop = frozenset(stop_token_ids)

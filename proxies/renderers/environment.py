@@ -22,7 +22,9 @@ class _Generation(Extension):
 
 
 def template_environment(now: datetime) -> ImmutableSandboxedEnvironment:
-    """An environment in which templates see the time `now`, so that a prompt does not change while it is in use."""
+    """An environment in which templates see the time `now`, so that a prompt does not change while it is
+    in use.
+    """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
@@ -40,7 +42,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON without the HTML escapes of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise(message: str) -> NoReturn:

@@ -1,8 +1,10 @@
-"""Continuations by the `renderers` package, which knows families whose templates cannot be continued by a suffix.
+"""Continuations by the `renderers` package, which knows families whose templates cannot be continued by a
+suffix.
 
-In some formats nothing ends an assistant turn but the beginning of the next one (GLM), or a turn ends otherwise once others
-follow it (gpt-oss). The package has code for each such family. It is trusted only with a folder whose own chat template writes
-the same tokens, on conversations that show every kind of message. Whole prompts are always the folder's template's.
+In some formats nothing ends an assistant turn but the beginning of the next one (GLM), or a turn ends
+otherwise once others follow it (gpt-oss). The package has code for each such family. It is trusted only with
+a folder whose own chat template writes the same tokens, on conversations that show every kind of message.
+Whole prompts are always the folder's template's.
 """
 
 import importlib
@@ -43,7 +45,11 @@ class Family(Protocol):
     """What is used of a renderer of the package."""
 
     def render_ids(
-        self, messages: list[dict[str, Any]], *, tools: list[dict[str, Any]] | None, add_generation_prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
     ) -> list[int]:
         """The tokens of a conversation."""
         ...
@@ -65,28 +71,44 @@ class Family(Protocol):
 
 
 class FamilyRenderer(TemplateRenderer):
-    """A folder's template, continued by the package's code for its family, and where that has no answer by a proven suffix."""
+    """A folder's template, continued by the package's code for its family, and where that has no answer by
+    a proven suffix.
+    """
 
     family: Family
     _opening: list[int]
 
     @classmethod
     def from_folder(cls, folder: Path) -> "FamilyRenderer":
-        """The renderer of a model folder. Raises `PolicyError` unless the package knows the family and writes the same."""
+        """The renderer of a model folder. Raises `PolicyError` unless the package knows the family and
+        writes the same.
+        """
         renderer = super().from_folder(folder)
         assert isinstance(renderer, cls)
         names = FAMILIES.get(_model_type(folder), ())
         if not names:
-            raise PolicyError(f"{folder}: renderers has no family for the model_type in config.json; use renderer 'template'.")
+            raise PolicyError(
+                f"{folder}: renderers has no family for the model_type in config.json; use renderer "
+                "'template'."
+            )
         if importlib.util.find_spec("renderers") is None:
-            raise PolicyError("The renderers package is not installed; pip install renderers, or use renderer 'template'.")
+            raise PolicyError(
+                "The renderers package is not installed; pip install renderers, or use renderer 'template'."
+            )
         for name in names:
             if renderer.follow(name):
                 return renderer
-        raise PolicyError(f"{folder}: its template does not agree with renderers' {', '.join(names)}; use renderer 'template'.")
+        raise PolicyError(
+            f"{folder}: its template does not agree with renderers' {', '.join(names)}; use renderer "
+            "'template'."
+        )
 
-    def extend(self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
-        """The tokens to append to `ids`; None if the turn was cut off or the family cannot be continued that way."""
+    def extend(
+        self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> list[int] | None:
+        """The tokens to append to `ids`; None if the turn was cut off or the family cannot be continued
+        that way.
+        """
         begun = _rfind(ids, self._opening)
         if not ids or ids[-1] not in self.stop_token_ids or begun is None or self._quotes(new_messages):
             return super().extend(ids, new_messages, tools)
@@ -114,7 +136,9 @@ class FamilyRenderer(TemplateRenderer):
         if agrees:
             self.family = family
             with_prompt, without = (
-                family.render_ids([{"role": "user", "content": "a"}], tools=None, add_generation_prompt=prompt)
+                family.render_ids(
+                    [{"role": "user", "content": "a"}], tools=None, add_generation_prompt=prompt
+                )
                 for prompt in (True, False)
             )
             self._opening = with_prompt[len(without) :]
@@ -122,8 +146,11 @@ class FamilyRenderer(TemplateRenderer):
         return agrees
 
     def _agrees(self, family: Family, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
-        given, offered = [message.to_template() for message in messages], [tool.to_template() for tool in tools]
-        return family.render_ids(given, tools=offered or None, add_generation_prompt=True) == self.render(messages, tools)
+        given = [message.to_template() for message in messages]
+        offered = [tool.to_template() for tool in tools]
+        return family.render_ids(given, tools=offered or None, add_generation_prompt=True) == self.render(
+            messages, tools
+        )
 
     def _quotes(self, messages: Sequence[Message]) -> bool:
         """Whether messages quote control tokens: the package would take them for real ones."""
@@ -143,7 +170,9 @@ class AutoRenderer:
         try:
             return FamilyRenderer.from_folder(folder)
         except PolicyError as error:
-            log.warning("Every call of this policy starts a branch: its template cannot be continued, and %s", error)
+            log.warning(
+                "Every call of this policy starts a branch: its template cannot be continued, and %s", error
+            )
             return renderer
 
 
@@ -180,19 +209,31 @@ def _model_type(folder: Path) -> str:
 def _continues(renderer: TemplateRenderer) -> bool:
     """Whether questions and tool results can follow a sampled turn."""
     follow = ([Message("user", "a")], [Message("tool", "a", tool_call_id="a0")])
-    return all(any(renderer.extend([end], new, ()) is not None for end in renderer.stop_token_ids) for new in follow)
+    return all(
+        any(renderer.extend([end], new, ()) is not None for end in renderer.stop_token_ids) for new in follow
+    )
 
 
 def _rfind(ids: Sequence[int], part: Sequence[int]) -> int | None:
     """Where what follows the last occurrence of `part` begins."""
-    width, wanted = len(part), list(part)
+    width = len(part)
+    wanted = list(part)
     ends = range(len(ids), width - 1, -1)
-    return next((end for end in ends if ids[end - 1] == wanted[-1] and list(ids[end - width : end]) == wanted), None)
+    return next(
+        (end for end in ends if ids[end - 1] == wanted[-1] and list(ids[end - width : end]) == wanted), None
+    )
 
 
-_TOOLS = (ToolSpec("find", "Find it.", {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}),)
+_TOOLS = (
+    ToolSpec(
+        "find",
+        "Find it.",
+        {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    ),
+)
 _FIND = ToolCall("call_0", "find", '{"name": "red lamp", "deep": {"of": [1, true]}}')
-_BRIEF, _ASKED = Message("system", "Be brief."), Message("user", "What is it?\nTell me.")
+_BRIEF = Message("system", "Be brief.")
+_ASKED = Message("user", "What is it?\nTell me.")
 _RESULT = Message("tool", '{"id": "Q7"}', tool_call_id="call_0", name="find")
 _LOOKED = Message("assistant", "Looking.", tool_calls=(_FIND,))
 _THOUGHT = Message("assistant", "", reasoning="I must look.", tool_calls=(_FIND, replace(_FIND, id="call_1")))
@@ -201,6 +242,16 @@ _CONVERSATIONS: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
     ((_BRIEF, _ASKED, Message("assistant", "47"), _ASKED), ()),
     ((_BRIEF, _ASKED, _LOOKED, _RESULT), _TOOLS),
     ((_BRIEF, _ASKED, _THOUGHT, _RESULT, replace(_RESULT, tool_call_id="call_1")), _TOOLS),
-    ((_ASKED, Message("assistant", "47", reasoning="Counting."), _ASKED, _LOOKED, _RESULT, Message("user", "And?")), _TOOLS),
+    (
+        (
+            _ASKED,
+            Message("assistant", "47", reasoning="Counting."),
+            _ASKED,
+            _LOOKED,
+            _RESULT,
+            Message("user", "And?"),
+        ),
+        _TOOLS,
+    ),
 )
 """What a family and a template must agree on."""

@@ -1,10 +1,12 @@
-"""Control tokens that a conversation merely quotes: text of a message never becomes a control token of the prompt.
+"""Control tokens that a conversation merely quotes: text of a message never becomes a control token of the
+prompt.
 
-A file, a web page or a tool result may say `<|im_end|>`. Rendered into a prompt and tokenised, it would end the turn. A mark is
-put into such texts before the template sees them, so that the template's own control tokens can be told from quoted ones.
+A file, a web page or a tool result may say `<|im_end|>`. Rendered into a prompt and tokenised, it would end
+the turn. A mark is put into such texts before the template sees them, so that the template's own control
+tokens can be told from quoted ones.
 
-In what the policy itself said, only the tokens that frame turns count as quoted: it cannot have sampled those inside a turn.
-Others, such as those around a tool call that did not parse, it may well have.
+In what the policy itself said, only the tokens that frame turns count as quoted: it cannot have sampled those
+inside a turn. Others, such as those around a tool call that did not parse, it may well have.
 """
 
 import re
@@ -21,7 +23,11 @@ class Literals:
     def __init__(self, tokenizer: Tokenizer, frame: str) -> None:
         """The control tokens in `frame` are those that stand between turns."""
         self._tokenizer = tokenizer
-        special = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special and token.content]
+        special = [
+            token
+            for token in tokenizer.get_added_tokens_decoder().values()
+            if token.special and token.content
+        ]
         self._special: dict[str, AddedToken] = {token.content: token for token in special}
         self._any = _one_of(self._special)
         self._frame = _one_of([text for text in self._special if text in frame])
@@ -30,8 +36,13 @@ class Literals:
         self._text_only: Tokenizer | None = None
 
     def mark(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Messages or tools for a template, with a mark inside every control token that a text in them quotes."""
-        return [self._marked(message, self._frame if message.get("role") == "assistant" else self._any) for message in messages]
+        """Messages or tools for a template, with a mark inside every control token that a text in them
+        quotes.
+        """
+        return [
+            self._marked(message, self._frame if message.get("role") == "assistant" else self._any)
+            for message in messages
+        ]
 
     def unmark(self, text: str) -> str:
         """The text without marks."""
@@ -42,7 +53,8 @@ class Literals:
         if self._any is None or self._mark not in text:
             return self._encode(text)
         out: list[int] = []
-        pieces, parsed = self._any.split(text), ""
+        pieces = self._any.split(text)
+        parsed = ""
         for index in range(0, len(pieces), 2):
             piece = pieces[index]
             if self._mark in piece:
@@ -82,4 +94,8 @@ class Literals:
 
 def _one_of(texts: Collection[str]) -> "re.Pattern[str] | None":
     """Any of the texts, the longest that fits; None if there are none."""
-    return re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")") if texts else None
+    return (
+        re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")")
+        if texts
+        else None
+    )

@@ -1,7 +1,8 @@
 """Prompts by the chat template of a model folder, and continuations that leave what was sampled as it is.
 
-A continuation is a suffix: what the template writes behind the end of an assistant turn when more messages follow. It is
-rendered in a made-up conversation, and only used if the template is shown not to care which conversation that is.
+A continuation is a suffix: what the template writes behind the end of an assistant turn when more messages
+follow. It is rendered in a made-up conversation, and only used if the template is shown not to care which
+conversation that is.
 """
 
 import json
@@ -37,14 +38,20 @@ class _Setting:
 class TemplateRenderer:
     """One model folder's chat template and tokenizer.
 
-    `stop_token_ids` end an assistant turn. `opens_reasoning` says that the generation prompt ends inside a `<think>`. `bos` is
-    the token that a raw text begins with, if the tokenizer adds one.
+    `stop_token_ids` end an assistant turn. `opens_reasoning` says that the generation prompt ends inside a
+    `<think>`. `bos` is the token that a raw text begins with, if the tokenizer adds one.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: str, tokens: Mapping[str, str] | None = None, where: str = "template"
+        self,
+        tokenizer: Tokenizer,
+        template: str,
+        tokens: Mapping[str, str] | None = None,
+        where: str = "template",
     ) -> None:
-        """`tokens` are the special tokens by role, e.g. `eos_token`. Raises `PolicyError` if the template does not compile."""
+        """`tokens` are the special tokens by role, e.g. `eos_token`. Raises `PolicyError` if the template
+        does not compile.
+        """
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
@@ -83,7 +90,11 @@ class TemplateRenderer:
             raise PolicyError(f"{folder}: there is no chat template; add chat_template.jinja.")
         renderer = cls(tokenizer, template, _special_tokens(config), str(folder))
         if config.get("add_bos_token") is not None:
-            renderer.bos = tokenizer.token_to_id(renderer.tokens.get("bos_token", "")) if config["add_bos_token"] else None
+            renderer.bos = (
+                tokenizer.token_to_id(renderer.tokens.get("bos_token", ""))
+                if config["add_bos_token"]
+                else None
+            )
         ends = generation.get("eos_token_id")
         more = ends if isinstance(ends, list) else [] if ends is None else [ends]
         renderer.stop_token_ids = tuple(sorted({*renderer.stop_token_ids, *more}))
@@ -98,23 +109,30 @@ class TemplateRenderer:
                 Problem("unsupported", f"The model's chat template refuses this conversation: {error}")
             ) from error
 
-    def extend(self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[int] | None:
+    def extend(
+        self, ids: Sequence[int], new_messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> list[int] | None:
         """The tokens to append to `ids`; None if the turn was cut off or the template cannot be continued."""
         answered = _leading_results(new_messages)
         end = self._turn_ends[min(answered, 1)]
         if not ids or end is None or ids[-1] not in {end, *self.stop_token_ids} or not new_messages:
             return None
-        kinds = tuple((message.role, bool(message.tool_calls), bool(message.reasoning)) for message in new_messages)
+        kinds = tuple(
+            (message.role, bool(message.tool_calls), bool(message.reasoning)) for message in new_messages
+        )
         key = (kinds, context_digest(tuple(tools)))
         if key not in self._proofs:
             self._proofs[key] = self._prove(new_messages, tools, answered)
         needs_tools = self._proofs[key]
         if needs_tools is None:
             return None
-        suffix = self._suffix(_settings(new_messages, answered)[0], new_messages, tools if needs_tools else ())
+        suffix = self._suffix(
+            _settings(new_messages, answered)[0], new_messages, tools if needs_tools else ()
+        )
         if suffix is None:
             return None
-        # Encoded behind the end of turn: an added token splits the text, so nothing before it has an influence.
+        # Encoded behind the end of turn: an added token splits the text, so nothing before it has an
+        # influence.
         encoded = self._literals.encode(self.decode([end]) + suffix)
         if encoded[:1] != [end]:
             return None
@@ -122,7 +140,9 @@ class TemplateRenderer:
         return encoded[2:] if ids[-1] != end and encoded[1:2] == [ids[-1]] else encoded[1:]
 
     def write(self, answer: Message | str) -> list[int] | None:
-        """The tokens of a turn that says this; None if the template does not put it behind its generation prompt."""
+        """The tokens of a turn that says this; None if the template does not put it behind its generation
+        prompt.
+        """
         calls = 0 if isinstance(answer, str) else min(len(answer.tool_calls), 1)
         token = self._turn_ends[calls]
         if token is None:
@@ -132,22 +152,29 @@ class TemplateRenderer:
             return self.encode(answer + end)
         before = [Message("user", "a")]
         try:
-            prompt, whole = self.text(before), self._marked([*before, answer], (), generate=False)
+            prompt = self.text(before)
+            whole = self._marked([*before, answer], (), generate=False)
         except (TemplateError, TypeError, ValueError):
             return None
         said, found, _ = whole.removeprefix(prompt).rpartition(end)
         return self._literals.encode(said + end) if found and whole.startswith(prompt) else None
 
-    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True) -> str:
+    def text(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generate: bool = True
+    ) -> str:
         """The prompt as text; `generate` opens the next assistant turn."""
-        return self._fill([message.to_template() for message in messages], [tool.to_template() for tool in tools], generate)
+        return self._fill(
+            [message.to_template() for message in messages], [tool.to_template() for tool in tools], generate
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, control tokens included."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def opening(self, text: str) -> tuple[int, ...]:
-        """The token of the beginning of a text, if the tokenizer adds one and the text does not begin with it."""
+        """The token of the beginning of a text, if the tokenizer adds one and the text does not begin with
+        it.
+        """
         return () if self.bos is None or text.startswith(self.tokens["bos_token"]) else (self.bos,)
 
     def encode(self, text: str) -> list[int]:
@@ -158,10 +185,16 @@ class TemplateRenderer:
         """The bytes of token ids, control tokens included."""
         return b"".join([self.table[token] for token in ids])
 
-    def _marked(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generate: bool = True) -> str:
-        """The prompt as text in which quoted control tokens are marked, unless the template takes offence at the marks."""
-        given, offered = [message.to_template() for message in messages], [tool.to_template() for tool in tools]
-        plain, marked = self._fill(given, offered, generate), (self._literals.mark(given), self._literals.mark(offered))
+    def _marked(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generate: bool = True
+    ) -> str:
+        """The prompt as text in which quoted control tokens are marked, unless the template takes offence
+        at the marks.
+        """
+        given = [message.to_template() for message in messages]
+        offered = [tool.to_template() for tool in tools]
+        plain = self._fill(given, offered, generate)
+        marked = (self._literals.mark(given), self._literals.mark(offered))
         if marked == (given, offered):
             return plain
         text = self._fill(*marked, generate)
@@ -169,7 +202,11 @@ class TemplateRenderer:
 
     def _fill(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], generate: bool) -> str:
         return self._template.render(
-            **self.tokens, messages=messages, tools=tools or None, documents=None, add_generation_prompt=generate
+            **self.tokens,
+            messages=messages,
+            tools=tools or None,
+            documents=None,
+            add_generation_prompt=generate,
         )
 
     def _smallest_prompt(self) -> str:
@@ -195,7 +232,8 @@ class TemplateRenderer:
         suffixes = {self._suffix(setting, new, tools) for setting in settings}
         if answered == 0:  # the sampled turn may have made a call that the harness passed over
             suffixes.add(
-                self._suffix(_Setting(settings[0].before, _answer("", _calls(["a0"]))), new, tools) or next(iter(suffixes))
+                self._suffix(_Setting(settings[0].before, _answer("", _calls(["a0"]))), new, tools)
+                or next(iter(suffixes))
             )
         if len(suffixes) != 1 or None in suffixes:
             return None
@@ -208,11 +246,16 @@ class TemplateRenderer:
             if len(self._known_settings) >= _SETTINGS:
                 self._known_settings.clear()
             before = self._marked(setting.before, tools, generate=False)
-            self._known_settings[key] = (before, self._marked([*setting.before, setting.turn], tools, generate=False))
+            self._known_settings[key] = (
+                before,
+                self._marked([*setting.before, setting.turn], tools, generate=False),
+            )
         return self._known_settings[key]
 
     def _suffix(self, setting: _Setting, new: Sequence[Message], tools: Sequence[ToolSpec]) -> str | None:
-        """What follows the end of the setting's turn; None if the template writes anything before that turn differently."""
+        """What follows the end of the setting's turn; None if the template writes anything before that
+        turn differently.
+        """
         token = self._turn_ends[min(len(setting.turn.tool_calls), 1)]
         if token is None:
             return None
@@ -268,5 +311,11 @@ def _template_of(config: Mapping[str, Any]) -> str:
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Special tokens by role; each is written as text or as an object with `content`."""
-    values = {name: value for name, value in config.items() if name.endswith("_token") and isinstance(value, str | dict)}
-    return {name: value if isinstance(value, str) else str(value["content"]) for name, value in values.items()}
+    values = {
+        name: value
+        for name, value in config.items()
+        if name.endswith("_token") and isinstance(value, str | dict)
+    }
+    return {
+        name: value if isinstance(value, str) else str(value["content"]) for name, value in values.items()
+    }

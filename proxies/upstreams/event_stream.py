@@ -10,7 +10,9 @@ from proxies.http_client import Response
 
 
 async def check(response: Response) -> None:
-    """Raises `UpstreamLost` for the statuses of an engine that is going away, `UpstreamError` for others but 200."""
+    """Raises `UpstreamLost` for the statuses of an engine that is going away, `UpstreamError` for others
+    but 200.
+    """
     if response.status == 200:
         return
     text = (await response.body()).decode(errors="replace")[:2_000]

@@ -1,10 +1,12 @@
 """Outside models through litellm: teachers and data collection, whoever the provider.
 
-A worker of kind `litellm` at `litellm:openai/gpt-4o`: litellm's own model name, then, like a URL's query, what litellm is to be
-told besides: `litellm:openai/tiny?api_base=http://127.0.0.1:8000/v1&max_retries=0`. Keys never stand in an address: they come
-from the provider's environment variable, or from the one that `api_key_env=NAME` names.
+A worker of kind `litellm` at `litellm:openai/gpt-4o`: litellm's own model name, then, like a URL's query,
+what litellm is to be told besides: `litellm:openai/tiny?api_base=http://127.0.0.1:8000/v1&max_retries=0`.
+Keys never stand in an address: they come from the provider's environment variable, or from the one that
+`api_key_env=NAME` names.
 
-The answer comes whole; a client that asked for a stream gets its pieces at the end. `pip install 'harnessgym-rl[litellm]'`.
+The answer comes whole; a client that asked for a stream gets its pieces at the end. `pip install
+'harnessgym-rl[litellm]'`.
 """
 
 import asyncio
@@ -22,7 +24,9 @@ from harnessgym.message import Message, ToolCall
 from proxies.dialect import ModelRequest, OutputFormat, Problem
 from proxies.text_upstream import TextAnswer, TextCall, TextRefusal
 
-_COUNTS = re.compile(r"maximum context length[^\d]*([\d,]+)|prompt is too long[^\d]*[\d,]+ tokens > ([\d,]+)", re.IGNORECASE)
+_COUNTS = re.compile(
+    r"maximum context length[^\d]*([\d,]+)|prompt is too long[^\d]*[\d,]+ tokens > ([\d,]+)", re.IGNORECASE
+)
 """How providers say what a prompt may have."""
 
 
@@ -36,14 +40,18 @@ class LitellmUpstream:
         options = {name: parse_value(value) for name, value in parse_qsl(query)}
         if not self._model or "api_key" in options:
             raise ConfigError(
-                f"{address.partition('api_key=')[0]!r} is not an outside model: write `litellm:PROVIDER/MODEL?api_base=URL`, "
-                "and put the key into the provider's environment variable or into one that `api_key_env=NAME` names."
+                f"{address.partition('api_key=')[0]!r} is not an outside model: write "
+                "`litellm:PROVIDER/MODEL?api_base=URL`, "
+                "and put the key into the provider's environment variable or into one that "
+                "`api_key_env=NAME` names."
             )
         self._key_env = options.pop("api_key_env", None)
         self._options = options
 
     async def complete(self, call: TextCall) -> TextAnswer:
-        """Ask the model. Raises `TextRefusal` for what its provider refuses, `ConfigError` without litellm."""
+        """Ask the model. Raises `TextRefusal` for what its provider refuses, `ConfigError` without
+        litellm.
+        """
         if call.request.prompt is not None:
             detail = "Raw prompts are in the tokens of the policy; an outside model takes messages. Use a chat protocol."
             raise TextRefusal(Problem("unsupported", detail))
@@ -62,8 +70,11 @@ class LitellmUpstream:
         """Connections are litellm's own."""
 
     def _arguments(self, call: TextCall) -> dict[str, Any]:
-        """What litellm is called with: of the sampling what is not the default anyway, since some models take nothing else."""
-        sampling, request = call.sampling, call.request
+        """What litellm is called with: of the sampling what is not the default anyway, since some models
+        take nothing else.
+        """
+        sampling = call.sampling
+        request = call.request
         given = {
             "temperature": None if sampling.temperature == 1.0 else sampling.temperature,
             "top_p": None if sampling.top_p == 1.0 else sampling.top_p,
@@ -87,13 +98,18 @@ class LitellmUpstream:
 
 @cache
 def _litellm() -> Any:
-    """litellm, imported when it is first needed: that takes seconds, and unless it is told not to it asks the network."""
+    """litellm, imported when it is first needed: that takes seconds, and unless it is told not to it asks
+    the network.
+    """
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     try:
         litellm: Any = importlib.import_module("litellm")
     except ModuleNotFoundError as error:
-        raise ConfigError(f"Outside models need litellm ({error}): pip install 'harnessgym-rl[litellm]'.") from error
-    litellm.suppress_debug_info, litellm.telemetry = True, False
+        raise ConfigError(
+            f"Outside models need litellm ({error}): pip install 'harnessgym-rl[litellm]'."
+        ) from error
+    litellm.suppress_debug_info = True
+    litellm.telemetry = False
     return litellm
 
 
@@ -101,7 +117,9 @@ def _key(name: str) -> str:
     try:
         return os.environ[name]
     except KeyError:
-        raise ConfigError(f"The environment variable {name}, which is to hold an outside model's key, is not set.") from None
+        raise ConfigError(
+            f"The environment variable {name}, which is to hold an outside model's key, is not set."
+        ) from None
 
 
 def _message(message: Message) -> dict[str, Any]:
@@ -122,7 +140,10 @@ def _choice(request: ModelRequest) -> str | dict[str, Any]:
 def _format(output: OutputFormat) -> dict[str, Any]:
     if output.schema is None:
         return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"name": output.name or "answer", "schema": dict(output.schema)}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": output.name or "answer", "schema": dict(output.schema)},
+    }
 
 
 def _read(reply: Any) -> TextAnswer:
@@ -130,7 +151,8 @@ def _read(reply: Any) -> TextAnswer:
     choices = json.loads(body).get("choices") or []
     if not choices:
         raise UpstreamError(f"The outside model gave no answer: {body[:500]}")
-    said, finish = choices[0]["message"], choices[0].get("finish_reason")
+    said = choices[0]["message"]
+    finish = choices[0].get("finish_reason")
     calls = tuple(
         ToolCall(call.get("id") or "", call["function"]["name"], call["function"]["arguments"] or "{}")
         for call in said.get("tool_calls") or ()
@@ -141,9 +163,11 @@ def _read(reply: Any) -> TextAnswer:
 
 
 def _refusal(error: Exception, call: TextCall) -> UpstreamError:
-    """The provider's refusal in our terms. litellm names the kinds after OpenAI's errors, whoever the provider.
+    """The provider's refusal in our terms. litellm names the kinds after OpenAI's errors, whoever the
+    provider.
 
-    It takes some for bad requests that the provider's client named better: so the errors it was raised from count as well.
+    It takes some for bad requests that the provider's client named better: so the errors it was raised from
+    count as well.
     """
     kinds = {kind.__name__ for one in _chain(error) for kind in type(one).__mro__}
     text = f"The outside model refused: {error}"
@@ -156,7 +180,9 @@ def _refusal(error: Exception, call: TextCall) -> UpstreamError:
     if kinds & {"RateLimitError", "ServiceUnavailableError", "Timeout"}:
         return TextRefusal(Problem("overloaded", text, retry_after_s=_retry_after(error)))
     if kinds & {"AuthenticationError", "PermissionDeniedError", "BudgetExceededError"}:
-        return TextRefusal(Problem("limit", f"{text} (The key is that of this proxy's outside model, not yours.)"))
+        return TextRefusal(
+            Problem("limit", f"{text} (The key is that of this proxy's outside model, not yours.)")
+        )
     if "NotFoundError" in kinds:
         return TextRefusal(Problem("not_found", text))
     if "BadRequestError" in kinds:

@@ -1,7 +1,8 @@
 """Calls that wait for somebody outside: a gymnasium environment's agent, a person, a test.
 
-Each call of a session that names the upstream `parked` waits here until it is answered through the control routes, its client
-has been gone for the grace time, its session is sealed, or its time is over. Several may wait at once.
+Each call of a session that names the upstream `parked` waits here until it is answered through the control
+routes, its client has been gone for the grace time, its session is sealed, or its time is over. Several may
+wait at once.
 """
 
 import asyncio
@@ -40,13 +41,18 @@ class ParkedUpstream:
 
     def waiting(self, session_id: str) -> list[TextCall]:
         """The calls of a session that wait for an answer, oldest first."""
-        found = [call for call, answer in self._waiting.values() if call.session_id == session_id and not answer.done()]
+        found = [
+            call
+            for call, answer in self._waiting.values()
+            if call.session_id == session_id and not answer.done()
+        ]
         return sorted(found, key=lambda call: call.ordinal)
 
     def answer(self, session_id: str, call_id: str, answer: TextAnswer) -> bool:
         """Answer a call; sent again, the same answer changes nothing. Returns whether there is such a call.
 
-        Raises `UpstreamError` for an answer that cannot be written in the policy's language; the call then goes on waiting.
+        Raises `UpstreamError` for an answer that cannot be written in the policy's language; the call then
+        goes on waiting.
         """
         found = self._waiting.get(call_id)
         if found is None or found[0].session_id != session_id or found[1].done():

@@ -1,4 +1,5 @@
-"""The prompt that an engine repeats in its answer: compared as it arrives, and taken out before anything is parsed.
+"""The prompt that an engine repeats in its answer: compared as it arrives, and taken out before anything is
+parsed.
 
 In a long conversation it is longer than everything else together.
 """
@@ -11,7 +12,9 @@ _KEY = b'"prompt_token_ids":'
 
 
 class PromptEcho:
-    """Takes the array behind `"prompt_token_ids":` out of the first event of a stream; `null` stands there instead."""
+    """Takes the array behind `"prompt_token_ids":` out of the first event of a stream; `null` stands there
+    instead.
+    """
 
     def __init__(self, prompt: bytes) -> None:
         """`prompt` is a JSON array as it was sent."""
@@ -25,7 +28,9 @@ class PromptEcho:
         self._over = False
 
     def strip(self, piece: bytes) -> bytes:
-        """What is to be read of the next piece. Raises `UpstreamError` if the engine was given another prompt."""
+        """What is to be read of the next piece. Raises `UpstreamError` if the engine was given another
+        prompt.
+        """
         if self._over:
             return piece
         return self._search(piece) if self._at is None else self._compare(piece, self._at)

@@ -1,14 +1,16 @@
-"""Answers from the record: a session that names a rollout, or one of its sessions, is given what was sampled there.
+"""Answers from the record: a session that names a rollout, or one of its sessions, is given what was sampled
+there.
 
 The tokens, logprobs, versions and finish reasons are the recorded ones; what counts as the same request is in
-`harnessgym.traces.replay`. After the first request that the record does not have, the session gets no more answers.
+`harnessgym.traces.replay`. After the first request that the record does not have, the session gets no more
+answers.
 """
 
 import asyncio
 from collections.abc import Callable
 
 from harnessgym.message import Message
-from harnessgym.traces.replay import Divergence, Playback, Request
+from harnessgym.traces.replay import Playback, ReplayDivergence, Request
 from proxies.dialect import ModelRequest, Problem
 from proxies.text_upstream import TextAnswer, TextCall, TextRefusal
 
@@ -31,7 +33,7 @@ class ReplayUpstream:
             self._playing[call.session_id] = asyncio.create_task(asyncio.to_thread(self._load, call.replay))
         playback = await asyncio.shield(self._playing[call.session_id])
         found = playback.answer(request_of(call.request))
-        if isinstance(found, Divergence):
+        if isinstance(found, ReplayDivergence):
             raise TextRefusal(Problem("limit", str(found)))
         logprobs = None if found.logprobs is None else tuple(found.logprobs)
         return TextAnswer(

@@ -1,6 +1,7 @@
 """An engine that answers from a script, for trying a harness or a recipe without a model.
 
-A worker of kind `scripted` at `scripted:/path/to/script.toml`; at plain `scripted:` it answers with a fixed text. In TOML:
+A worker of kind `scripted` at `scripted:/path/to/script.toml`; at plain `scripted:` it answers with a fixed
+text. In TOML:
 
 ```toml
 answers = [
@@ -10,8 +11,9 @@ answers = [
 ]
 ```
 
-The answers are taken in turn, whoever asks, and begin again after the last. They are written in the policy's language and end
-with its end of turn. Logprobs are made up: what a script says is for testing, not for learning.
+The answers are taken in turn, whoever asks, and begin again after the last. They are written in the policy's
+language and end with its end of turn. Logprobs are made up: what a script says is for testing, not for
+learning.
 """
 
 import json
@@ -24,10 +26,12 @@ from harnessgym.config import Config, load_config
 from harnessgym.errors import ConfigError, UpstreamError
 from harnessgym.message import Message, Sampling, ToolCall
 from harnessgym.tokens import TokenIds
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstreams.scripted import ScriptedUpstream
 
-_GREETING = "Hello! I am a scripted stand-in for a model: whatever you ask, this is my answer. Thank you for trying."
+_GREETING = (
+    "Hello! I am a scripted stand-in for a model: whatever you ask, this is my answer. Thank you for trying."
+)
 
 
 class ScriptedCall(Config):
@@ -80,7 +84,7 @@ class ScriptUpstream(ScriptedUpstream):
         self._given = 0
         super().__init__(self._next, version=version)
 
-    def use_language(self, language: Language) -> None:
+    def use_language(self, language: PolicyLanguage) -> None:
         """Write the answers in the policy's language. Raises `ConfigError` for one that it cannot say."""
         for index, answer in enumerate(self._answers):
             try:
@@ -90,7 +94,9 @@ class ScriptUpstream(ScriptedUpstream):
 
     def _next(self, prompt: TokenIds, sampling: Sampling) -> TokenIds:  # noqa: ARG002
         if not self._written:
-            raise UpstreamError("A scripted worker needs the policy's language: it serves behind a proxy only.")
+            raise UpstreamError(
+                "A scripted worker needs the policy's language: it serves behind a proxy only."
+            )
         self._given += 1
         self.asked.clear()  # nobody looks at them, and a proxy may live long
         return self._written[(self._given - 1) % len(self._written)]

@@ -1,7 +1,8 @@
-"""An engine that answers what it was told to: for tests of harnesses, recipes and the proxy itself, without a model.
+"""An engine that answers what it was told to: for tests of harnesses, recipes and the proxy itself, without a
+model.
 
-Deterministic: the answers are a list, taken in turn, or a function of the prompt; logprobs are a function of the token, the
-same one that `score` uses.
+Deterministic: the answers are a list, taken in turn, or a function of the prompt; logprobs are a function of
+the token, the same one that `score` uses.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ScriptedRequest:
     """One request that a scripted engine was asked."""
 
     prompt: tuple[int, ...]
@@ -56,24 +57,33 @@ class ScriptedUpstream:
         failures: Sequence[Failure | None] = (),
         miscount: int = 0,
     ) -> None:
-        """Give `chunk` tokens at a time with `delay_s` before each; the n-th request fails as `failures[n]` says; report
-        `miscount` tokens too many.
+        """Give `chunk` tokens at a time with `delay_s` before each; the n-th request fails as `failures[n]`
+        says; report `miscount` tokens too many.
         """
         self.version = version
-        self.asked: list[Asked] = []
+        self.asked: list[ScriptedRequest] = []
         self.gate = asyncio.Event()
         """While clear, nothing is given; set at first."""
         self.gate.set()
-        self._script, self._chunk, self._delay_s = script, chunk, delay_s
-        self._failures, self._miscount = list(failures), miscount
+        self._script = script
+        self._chunk = chunk
+        self._delay_s = delay_s
+        self._failures = list(failures)
+        self._miscount = miscount
         self.cancelled = 0
         """Requests whose caller went away before their end."""
 
-    async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
+    async def generate(
+        self, prompt: TokenIds, sampling: Sampling, *, salt: str
+    ) -> AsyncGenerator[TokenChunk]:
         """Give the script's next answer, cut to `max_tokens`."""
         number = len(self.asked)
-        self.asked.append(Asked(tuple(prompt), sampling, salt))
-        whole = tuple(self._script(prompt, sampling) if callable(self._script) else self._script[number % len(self._script)])
+        self.asked.append(ScriptedRequest(tuple(prompt), sampling, salt))
+        whole = tuple(
+            self._script(prompt, sampling)
+            if callable(self._script)
+            else self._script[number % len(self._script)]
+        )
         ids = whole[: sampling.max_tokens]
         failure = self._failures[number] if number < len(self._failures) else None
         end = len(ids) if failure is None else min(failure.after, len(ids))
@@ -87,10 +97,14 @@ class ScriptedUpstream:
             self.cancelled += 1
             raise
         if failure is not None:
-            raise (UpstreamLost if failure.lost else UpstreamError)(f"The scripted engine fails after {end} tokens.")
+            raise (UpstreamLost if failure.lost else UpstreamError)(
+                f"The scripted engine fails after {end} tokens."
+            )
         counts = {"prompt_tokens": len(prompt), "completion_tokens": len(ids) + self._miscount}
         cut = len(ids) < len(whole)
-        yield TokenChunk((), (), (), "length" if cut else "stop", None if cut or not ids else ids[-1], **counts)
+        yield TokenChunk(
+            (), (), (), "length" if cut else "stop", None if cut or not ids else ids[-1], **counts
+        )
 
     async def score(self, ids: TokenIds, temperature: float = 1.0) -> FloatArray:  # noqa: ARG002
         """What `generate` would say of these tokens, float32 [T]; entry 0 is 0."""

@@ -1,10 +1,11 @@
 """SGLang's own `/generate`, with token ids in and out.
 
-Logprobs are those of `meta_info.output_token_logprobs`. SGLang takes them after the temperature and before top-p and top-k,
-unless it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`, which a policy gradient cannot use. Seeds hold only under
-`--enable-deterministic-inference`. Tokens are labelled with `meta_info.weight_versions` (spans) or `weight_version`: a weight
-update must say which policy version it is. An engine that says "default" has the weights that it was started with, which are
-version 0 and no other; one that says anything else that is no number serves no version.
+Logprobs are those of `meta_info.output_token_logprobs`. SGLang takes them after the temperature and before
+top-p and top-k, unless it runs with `SGLANG_RETURN_ORIGINAL_LOGPROB`, which a policy gradient cannot use.
+Seeds hold only under `--enable-deterministic-inference`. Tokens are labelled with `meta_info.weight_versions`
+(spans) or `weight_version`: a weight update must say which policy version it is. An engine that says
+"default" has the weights that it was started with, which are version 0 and no other; one that says anything
+else that is no number serves no version.
 """
 
 from collections.abc import AsyncGenerator
@@ -32,8 +33,12 @@ class SglangUpstream:
         self.version = version
         self._client = HttpClient(address)
 
-    async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
-        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError` when it refuses."""
+    async def generate(
+        self, prompt: TokenIds, sampling: Sampling, *, salt: str
+    ) -> AsyncGenerator[TokenChunk]:
+        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError`
+        when it refuses.
+        """
         body = {
             "input_ids": list(prompt),
             "sampling_params": _parameters(sampling),
@@ -59,12 +64,19 @@ class SglangUpstream:
         if temperature != 1.0:
             raise UpstreamError(f"SGLang scores prompts at temperature 1, not {temperature}. Ask for 1.")
         parameters = {"max_new_tokens": 0, "temperature": 1.0}
-        body = {"input_ids": list(ids), "sampling_params": parameters, "return_logprob": True, "logprob_start_len": 0}
+        body = {
+            "input_ids": list(ids),
+            "sampling_params": parameters,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
         async with self._client.request("POST", "/generate", orjson.dumps(body)) as response:
             await check(response)
             entries = orjson.loads(await response.body())["meta_info"]["input_token_logprobs"]
         if [entry[1] for entry in entries] != list(ids):
-            raise UpstreamError(f"The engine was given {len(ids)} tokens and scored {len(entries)}, or others.")
+            raise UpstreamError(
+                f"The engine was given {len(ids)} tokens and scored {len(entries)}, or others."
+            )
         return np.array([0.0, *(entry[0] for entry in entries[1:])], dtype=np.float32)
 
     async def healthy(self) -> bool:
@@ -80,20 +92,25 @@ class SglangUpstream:
         self._client.close()
 
     def _read(self, answer: dict[str, Any], seen: int) -> TokenChunk:
-        """What is new in an event: events repeat all tokens, or give the new ones under `--incremental-streaming-output`."""
+        """What is new in an event: events repeat all tokens, or give the new ones under
+        `--incremental-streaming-output`.
+        """
         if "error" in answer:
             raise UpstreamError(f"The engine failed while it answered: {answer['error']}")
         meta = answer["meta_info"]
         total = meta.get("completion_tokens", seen)
         entries = (meta.get("output_token_logprobs") or [])[seen - total :] if total > seen else []
         if len(entries) != max(0, total - seen):
-            raise UpstreamError(f"The engine gave logprobs of {len(entries)} new tokens; it has sampled {total - seen}.")
+            raise UpstreamError(
+                f"The engine gave logprobs of {len(entries)} new tokens; it has sampled {total - seen}."
+            )
         ids = tuple(int(entry[1]) for entry in entries)
         versions = self._versions(meta, seen, total)
         finish = meta.get("finish_reason")
         if finish is None:
             return TokenChunk(ids, tuple(entry[0] for entry in entries), versions)
-        kind, matched = finish["type"], finish.get("matched")
+        kind = finish["type"]
+        matched = finish.get("matched")
         if kind not in ("stop", "length", "abort"):
             raise UpstreamError(f"The engine ended its answer for an unknown reason: {finish}.")
         if kind == "abort" and finish.get("status_code") in (400, 422):
@@ -110,8 +127,12 @@ class SglangUpstream:
         )
 
     def _versions(self, meta: dict[str, Any], seen: int, total: int) -> tuple[int, ...]:
-        """Versions of the tokens [seen, total); that which the worker is known to serve where the engine labels none."""
-        spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": total}]
+        """Versions of the tokens [seen, total); that which the worker is known to serve where the engine
+        labels none.
+        """
+        spans = meta.get("weight_versions") or [
+            {"version": meta.get("weight_version"), "start": 0, "end": total}
+        ]
         out = [self.version] * (total - seen)
         for span in spans:
             for index in range(max(span["start"], seen), min(span["end"], total)):
@@ -119,13 +140,16 @@ class SglangUpstream:
         return tuple(out)
 
     def _version(self, label: object) -> int:
-        """The version that a label names. Raises `UpstreamLost` if it names none: the engine was started anew, or updates."""
+        """The version that a label names. Raises `UpstreamLost` if it names none: the engine was started
+        anew, or updates.
+        """
         if label is None or (label == "default" and self.version == 0):
             return self.version
         version = str(label).partition("@")[0]  # a weight agent says `VERSION@POLICY`
         if not version.isdecimal():
             raise UpstreamLost(
-                f"The engine serves weights {label!r}, the worker is known for version {self.version}. Was it started anew? "
+                f"The engine serves weights {label!r}, the worker is known for version {self.version}. Was "
+                "it started anew? "
                 "Its weight agent will bring it to the newest version."
             )
         return int(version)

@@ -1,8 +1,9 @@
 """vLLM's completions protocol with token prompts; the embedded engine speaks it too.
 
-vLLM must run with `--logprobs-mode processed_logprobs`, so that logprobs are of the distribution that was sampled from. An
-engine that adds `policy_versions` (run-length `[[count, version], ...]`) to its choices labels its own tokens; otherwise they
-get the version that the worker is known to serve when their sequence begins, and the sequence ends when that changes.
+vLLM must run with `--logprobs-mode processed_logprobs`, so that logprobs are of the distribution that was
+sampled from. An engine that adds `policy_versions` (run-length `[[count, version], ...]`) to its choices
+labels its own tokens; otherwise they get the version that the worker is known to serve when their sequence
+begins, and the sequence ends when that changes.
 """
 
 import json
@@ -34,10 +35,17 @@ class VllmUpstream:
     def _connect(self, address: str) -> HttpClient:
         return HttpClient(address)
 
-    async def generate(self, prompt: TokenIds, sampling: Sampling, *, salt: str) -> AsyncGenerator[TokenChunk]:
-        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError` when it refuses."""
-        given, version = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY), self.version
-        async with self._client.request("POST", "/v1/completions", _request(given, sampling, salt)) as response:
+    async def generate(
+        self, prompt: TokenIds, sampling: Sampling, *, salt: str
+    ) -> AsyncGenerator[TokenChunk]:
+        """Sample a continuation. Raises `UpstreamLost` when the worker is gone or silent, `UpstreamError`
+        when it refuses.
+        """
+        given = orjson.dumps(np.asarray(prompt, dtype=np.int32), option=orjson.OPT_SERIALIZE_NUMPY)
+        version = self.version
+        async with self._client.request(
+            "POST", "/v1/completions", _request(given, sampling, salt)
+        ) as response:
             await _check(response)
             async with aclosing(_events(response, given)) as batches:
                 held: TokenChunk | None = None
@@ -97,26 +105,36 @@ class VllmUpstream:
                 held = _last(choice, *chunk)
         return TokenChunk(tuple(ids), tuple(logprobs), tuple(versions)), held
 
-    def _tokens(self, choice: dict[str, Any], version: int) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
+    def _tokens(
+        self, choice: dict[str, Any], version: int
+    ) -> tuple[Sequence[int], Sequence[float], Sequence[int]]:
         """Ids, logprobs and versions of one event, for a sequence that began under `version`."""
         ids = choice.get("token_ids") or ()
         logprobs = choice["logprobs"]["token_logprobs"] if ids and choice["logprobs"] else ()
         runs = choice.get("policy_versions")
         if runs is None and self.version != version:
-            raise UpstreamLost(f"The worker went from version {version} to {self.version} in the middle of an answer.")
-        versions = (version,) * len(ids) if runs is None else [number for count, number in runs for _ in range(count)]
+            raise UpstreamLost(
+                f"The worker went from version {version} to {self.version} in the middle of an answer."
+            )
+        versions = (
+            (version,) * len(ids)
+            if runs is None
+            else [number for count, number in runs for _ in range(count)]
+        )
         if not len(ids) == len(logprobs) == len(versions):
             counts = f"{len(ids)} ids, {len(logprobs)} logprobs, {len(versions)} versions"
-            raise UpstreamError(f"The engine gave {counts} in one event. Is it asked for logprobs and token ids?")
+            raise UpstreamError(
+                f"The engine gave {counts} in one event. Is it asked for logprobs and token ids?"
+            )
         return ids, logprobs, versions
 
 
 class OutsideVllmUpstream(VllmUpstream):
     """A vLLM server, which does not label its tokens.
 
-    Every connection to one that has the routes of weight updates begins with the question which weights it serves (its "weight
-    version": `VERSION@POLICY` from a weight agent, "default" when it was started anew). None is used whose answer is not the
-    version that the worker is known for.
+    Every connection to one that has the routes of weight updates begins with the question which weights it
+    serves (its "weight version": `VERSION@POLICY` from a weight agent, "default" when it was started anew).
+    None is used whose answer is not the version that the worker is known for.
     """
 
     def _connect(self, address: str) -> HttpClient:
@@ -126,20 +144,26 @@ class OutsideVllmUpstream(VllmUpstream):
         if status == 404:  # it has no such route, so nobody updates it
             return
         if status != 200:
-            raise UpstreamLost(f"The engine does not say which weights it serves: /weight_info answers with status {status}.")
+            raise UpstreamLost(
+                f"The engine does not say which weights it serves: /weight_info answers with status {status}."
+            )
         try:
             serves = str(orjson.loads(body)["weight_version"])
         except (orjson.JSONDecodeError, KeyError, TypeError):  # what answers any path, but not this question
             return
         if serves.partition("@")[0] != str(self.version) and not (serves == "default" and self.version == 0):
             raise UpstreamLost(
-                f"The engine serves weights {serves!r}, the worker is known for version {self.version}. Was it started anew? "
+                f"The engine serves weights {serves!r}, the worker is known for version {self.version}. Was "
+                "it started anew? "
                 "Its weight agent will bring it to the newest version."
             )
 
 
-def _last(choice: dict[str, Any], ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]) -> TokenChunk:
-    finish, stop = choice["finish_reason"], choice.get("stop_reason")
+def _last(
+    choice: dict[str, Any], ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
+) -> TokenChunk:
+    finish = choice["finish_reason"]
+    stop = choice.get("stop_reason")
     stop_token = None
     if finish == "stop" and not isinstance(stop, str):
         stop_token = stop if stop is not None else (ids[-1] if ids else None)
@@ -150,7 +174,11 @@ def _with_usage(held: TokenChunk | None, usage: dict[str, Any]) -> TokenChunk:
     if held is None:
         raise UpstreamError("The engine sent its usage before a finish reason.")
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    counts = {"prompt_tokens": usage["prompt_tokens"], "completion_tokens": usage["completion_tokens"], "cached_tokens": cached}
+    counts = {
+        "prompt_tokens": usage["prompt_tokens"],
+        "completion_tokens": usage["completion_tokens"],
+        "cached_tokens": cached,
+    }
     return TokenChunk(held.ids, held.logprobs, held.versions, held.finish_reason, held.stop_token, **counts)
 
 
@@ -186,11 +214,13 @@ async def _check(response: Response) -> None:
 
 
 async def _events(response: Response, prompt: bytes) -> AsyncGenerator[list[dict[str, Any]]]:
-    """The JSON values of a server-sent event stream, up to its `[DONE]`; those that arrive together come together.
+    """The JSON values of a server-sent event stream, up to its `[DONE]`; those that arrive together come
+    together.
 
     Raises `UpstreamError` if an event repeats another prompt than this one, which is a JSON array.
     """
-    echo, buffer = PromptEcho(prompt), b""
+    echo = PromptEcho(prompt)
+    buffer = b""
     async for piece in response.pieces():
         *events, buffer = (buffer + echo.strip(piece)).split(b"\n\n")
         try:

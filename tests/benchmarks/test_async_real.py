@@ -37,7 +37,11 @@ def test_the_level_is_reached_by_a_whole_window_and_not_by_one_lucky_step():
 
 def test_seeds_are_compared_with_themselves():
     rewards = [0.2] * 4 + [0.8] * 4
-    runs = [result(eta, seed, rewards, step_s) for seed, slow in ((0, 2), (1, 4)) for eta, step_s in ((0, slow), (4, 1))]
+    runs = [
+        result(eta, seed, rewards, step_s)
+        for seed, slow in ((0, 2), (1, 4))
+        for eta, step_s in ((0, slow), (4, 1))
+    ]
     (pair,) = compare(runs)
     assert pair["times_to_level"] == pair["times_all_steps"] == {"median": 3, "low": 2, "high": 4}
 

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.bernoulli_pool import ARMS, WORLDS, Learner, play, sooner
 from benchmarks.curation import by_selector, summary
 from benchmarks.seeds import t_interval
-from harnessgym.selection import Visit
+from harnessgym.scheduling.selection import Visit
 
 ROOT = Path(__file__).parents[2]
 SMALL = replace(WORLDS[0], tasks=30, rollouts=1_000)
@@ -70,7 +70,12 @@ def test_refilled_batches_have_more_signal_and_are_fewer():
 
 def test_a_level_is_reached_between_two_steps():
     curve = [(0, 0.2), (100, 0.4), (200, 0.4), (300, 0.8)]
-    assert [sooner(curve, level) for level in (0.3, 0.4, 0.6, 0.9)] == [pytest.approx(50), 100, pytest.approx(250), None]
+    assert [sooner(curve, level) for level in (0.3, 0.4, 0.6, 0.9)] == [
+        pytest.approx(50),
+        100,
+        pytest.approx(250),
+        None,
+    ]
 
 
 def test_intervals_are_the_textbooks_and_arms_are_compared_seed_by_seed():
@@ -80,7 +85,9 @@ def test_intervals_are_the_textbooks_and_arms_are_compared_seed_by_seed():
     own = [play(SMALL, ARMS[2], seed) for seed in range(2)]
     uniform = [play(SMALL, ARMS[0], seed) for seed in range(2)]
     found = summary(ARMS[2], own, uniform)
-    assert found["gain"][0] == pytest.approx(np.mean([a["final"] - b["final"] for a, b in zip(own, uniform, strict=True)]))
+    assert found["gain"][0] == pytest.approx(
+        np.mean([a["final"] - b["final"] for a, b in zip(own, uniform, strict=True)])
+    )
     itself = summary(ARMS[0], uniform, uniform)
     assert itself["gain"] == (0.0, 0.0, 0.0)
     assert itself["never"] == 0
@@ -103,7 +110,9 @@ def test_the_short_form_prints_a_table_that_says_simulated_and_goes_on_where_it_
     command = [sys.executable, "-m", "benchmarks.curation", "--quick", "--plot", "gains.png"]
 
     def run():
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
 
     assert "simulated: either" in run()
     out = tmp_path / "benchmarks/out/curation.json"

@@ -29,14 +29,18 @@ def folder():
 
 
 def processes(folder):
-    """Command lines of engines and what they start that name the folder, and of the containers that these tests start."""
+    """Command lines of engines and what they start that name the folder, and of the containers that these
+    tests start.
+    """
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        engine = str(folder) in " ".join(command) and Path(command[0]).name.startswith(("dockerd", "containerd"))
+        engine = str(folder) in " ".join(command) and Path(command[0]).name.startswith(
+            ("dockerd", "containerd")
+        )
         if engine or FOREVER in command:
             found.append(command)
     return found
@@ -107,7 +111,10 @@ def test_detached_it_says_how_to_reach_it_and_is_ended_by_name(folder):
     first = subprocess.run([*command, "--detach"], capture_output=True, text=True, check=True).stdout
     assert first == f"export DOCKER_HOST=unix://{folder}/docker.sock\n"
     pid = (folder / "docker.pid").read_text()
-    assert subprocess.run([*command, "--detach", "--reuse"], capture_output=True, text=True, check=True).stdout == first
+    assert (
+        subprocess.run([*command, "--detach", "--reuse"], capture_output=True, text=True, check=True).stdout
+        == first
+    )
     assert (folder / "docker.pid").read_text() == pid
     subprocess.run([*command, "--stop"], check=True)
     assert processes(folder) == []

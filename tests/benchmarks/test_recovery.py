@@ -12,7 +12,9 @@ ENDLESS = ["--trainer.steps", "1000", *SMALL[2:]]
 
 
 @pytest.mark.timeout(280)
-@pytest.mark.parametrize(("victim", "seed"), [("proxy", 1), ("engine", 2), ("node", 3), ("trainer", 4), ("supervisor", 5)])
+@pytest.mark.parametrize(
+    ("victim", "seed"), [("proxy", 1), ("engine", 2), ("node", 3), ("trainer", 4), ("supervisor", 5)]
+)
 def test_killed_three_times_nothing_is_lost_and_nothing_trained_twice(tmp_path, victim, seed):
     report = Campaign(tmp_path / "run", [victim] * 3, seed, SMALL).run()
     assert report.kills == {victim: 3}
@@ -36,7 +38,9 @@ def test_a_weight_agent_killed_comes_back_and_every_call_has_the_version_that_sa
 @pytest.mark.timeout(420)
 def test_a_machine_of_a_cluster_is_killed_and_joins_again(tmp_path):
     with PostgresServer() as database:
-        report = MachineCampaign(tmp_path / "run", [MACHINE] * 3, 7, ENDLESS, store_url=database.create_database()).run()
+        report = MachineCampaign(
+            tmp_path / "run", [MACHINE] * 3, 7, ENDLESS, store_url=database.create_database()
+        ).run()
     assert report.kills == {MACHINE: 3}
     assert report.clean, report.findings
     assert report.steps >= 1

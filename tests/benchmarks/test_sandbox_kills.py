@@ -6,8 +6,8 @@
 import pytest
 
 from benchmarks.sandbox.campaign import CUT, Campaign
-from harnessgym.images.layers import ensure
 from harnessgym.sandboxes.docker import DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
 
 pytestmark = pytest.mark.docker
 

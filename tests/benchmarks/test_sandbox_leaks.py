@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.sandbox.leaks import KINDS, Inventory, Place, difference, lasting
 from benchmarks.sandbox.witness import Witness
-from harnessgym.images.layers import ensure
 from harnessgym.run_folder import RunFolder
 from harnessgym.sandboxes.docker import DockerSettings
 from harnessgym.sandboxes.engine import address
+from harnessgym.sandboxes.images.layers import ensure
 from tests.support.cable import Cable
 
 
@@ -46,7 +46,9 @@ def kinds(items):
 @pytest.mark.parametrize("where", ["argument", "environment", "folder"])
 def test_a_process_is_found_by_what_it_was_given(place, where):
     before = Inventory.take(place, None)
-    given = {"environment": {"env": {"TMPDIR": str(place.temporary)}}, "folder": {"cwd": place.run.root}}.get(where, {})
+    given = {"environment": {"env": {"TMPDIR": str(place.temporary)}}, "folder": {"cwd": place.run.root}}.get(
+        where, {}
+    )
     argument = str(place.run.root / "x") if where == "argument" else "x"
     process = subprocess.Popen(["sh", "-c", "sleep 60; true", argument], start_new_session=True, **given)
     try:
@@ -103,7 +105,18 @@ def test_a_mount_is_found(place):
 def test_everything_of_a_container_is_found_until_it_is_removed(place, witness):
     image = ensure(DockerSettings().image, ())
     before = Inventory.take(place, witness)
-    words = ["docker", "run", "--detach", "--label", witness.label, "--network", "none", "--volume", "/data", image]
+    words = [
+        "docker",
+        "run",
+        "--detach",
+        "--label",
+        witness.label,
+        "--network",
+        "none",
+        "--volume",
+        "/data",
+        image,
+    ]
     made = subprocess.run([*words, "sleep", "600"], check=True, capture_output=True, text=True).stdout.strip()
     try:
         found = came(place, witness, before)
@@ -122,7 +135,18 @@ def test_everything_of_a_container_is_found_until_it_is_removed(place, witness):
 @pytest.mark.docker
 def test_a_container_that_the_engine_removed_is_remembered_with_its_volumes(place, witness):
     image = ensure(DockerSettings().image, ())
-    words = ["docker", "run", "--label", witness.label, "--network", "none", "--volume", "/data", image, "true"]
+    words = [
+        "docker",
+        "run",
+        "--label",
+        witness.label,
+        "--network",
+        "none",
+        "--volume",
+        "/data",
+        image,
+        "true",
+    ]
     subprocess.run(words, check=True, capture_output=True)
     assert len(witness.containers) == 1
     for container in witness.containers:
@@ -136,13 +160,17 @@ def test_a_container_that_the_engine_removed_is_remembered_with_its_volumes(plac
 def test_networks_and_volumes_with_our_label_are_found(place, witness):
     before = Inventory.take(place, witness)
     name = f"hg-leaks-{os.getpid()}"
-    subprocess.run(["docker", "volume", "create", "--label", witness.label, name], check=True, capture_output=True)
+    subprocess.run(
+        ["docker", "volume", "create", "--label", witness.label, name], check=True, capture_output=True
+    )
     try:
         assert [(item.kind, item.key) for item in came(place, witness, before)] == [("volume", name)]
     finally:
         subprocess.run(["docker", "volume", "rm", name], check=True, capture_output=True)
     assert came(place, witness, before) == []
-    made = witness.client.create_network(name, labels=dict([witness.label.split("=", 1)]), driver="bridge", internal=True)
+    made = witness.client.create_network(
+        name, labels=dict([witness.label.split("=", 1)]), driver="bridge", internal=True
+    )
     try:
         assert [(item.kind, item.what) for item in came(place, witness, before)] == [("network", name)]
     finally:

@@ -1,4 +1,6 @@
-"""Lost, doubled and unearned rewards, made on purpose, are named; and where rollouts are is told from the store."""
+"""Lost, doubled and unearned rewards, made on purpose, are named; and where rollouts are is told from the
+store.
+"""
 
 import json
 
@@ -28,8 +30,13 @@ def claimed(store):
 
     def add(conn):
         run_id = runs.add(conn, "x", {}, "0", "training")
-        policy_id, task_id = policies.register(conn, run_id, "policy"), runs.add_task(conn, "set", Task("t", "Do."))
-        rollouts.submit(conn, GroupSpec(run_id, task_id, policy_id, "rollout", 0, 0, {}, ("a", "a"), "process", (0, 1)))
+        policy_id, task_id = (
+            policies.register(conn, run_id, "policy"),
+            runs.add_task(conn, "set", Task("t", "Do.")),
+        )
+        rollouts.submit(
+            conn, GroupSpec(run_id, task_id, policy_id, "rollout", 0, 0, {}, ("a", "a"), "process", (0, 1))
+        )
         return rollouts.claim(conn, run_id, "node", 60.0, 2)
 
     return store.write(add)
@@ -56,7 +63,9 @@ def test_nothing_is_wrong_with_one_right_reward_each(store, claimed, tmp_path):
 
 def test_a_sample_without_a_verdict_is_lost(store, claimed, tmp_path):
     finish(store, claimed[0], 1.0)
-    failed = RolloutOutcome(claimed[1].id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
+    failed = RolloutOutcome(
+        claimed[1].id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED
+    )
     store.write(lambda conn: rollouts.fail(conn, failed, 1))
     report = found(store, tmp_path, [0, 1])
     assert report.lost == ["t sample 1: finished 0 times, 1 lines"]
@@ -76,7 +85,9 @@ def test_a_line_too_few_and_one_too_many_are_named(store, claimed, tmp_path):
 def test_another_reward_than_the_work_deserves_is_unearned(store, claimed, tmp_path):
     finish(store, claimed[0], 1.0)
     finish(store, claimed[1], 0.0)
-    assert found(store, tmp_path, [0, 1]).unearned == [f"t sample 1, rollout {claimed[1].id}: [0.0] after 0 calls"]
+    assert found(store, tmp_path, [0, 1]).unearned == [
+        f"t sample 1, rollout {claimed[1].id}: [0.0] after 0 calls"
+    ]
 
 
 def test_a_reward_of_an_attempt_that_did_not_finish_is_unearned(store, claimed, tmp_path):

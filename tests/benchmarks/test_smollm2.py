@@ -1,4 +1,6 @@
-"""What the benchmark with SmolLM2 makes of its parts: shots, run file, phases that are run once, remarks and verdict."""
+"""What the benchmark with SmolLM2 makes of its parts: shots, run file, phases that are run once, remarks
+and verdict.
+"""
 
 import json
 import re
@@ -16,7 +18,7 @@ from environments.one_liners import OneLiners
 from environments.one_liners.tasks import words
 from harnessgym.config import load_config
 from harnessgym.registry import load
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 
 RUN = load_config(RunConfig, Path(__file__).parents[2] / "benchmarks/smollm2.toml")
 MINI = yaml.safe_load(RUN.harnesses[0].settings["config"])
@@ -37,7 +39,9 @@ def rendered(shots: list[tuple[str, str]], messages: list[dict[str, str]]) -> st
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(SAID, SAID), max_size=3), SAID, SAID)
-def test_shots_are_turns_between_the_system_prompt_and_the_task(shots: list[tuple[str, str]], system: str, task: str) -> None:
+def test_shots_are_turns_between_the_system_prompt_and_the_task(
+    shots: list[tuple[str, str]], system: str, task: str
+) -> None:
     messages = [{"role": "system", "content": system}, {"role": "user", "content": task}]
     turns = re.findall(r"<\|im_start\|>(\w+)\n(.*?)<\|im_end\|>\n", rendered(shots, messages), re.DOTALL)
     shown = [turn for question, answer in shots for turn in (("user", question), ("assistant", answer))]
@@ -50,7 +54,10 @@ def test_no_prompt_can_have_more_tokens_than_it_may(split: str) -> None:
     agent = MINI["agent"]
     for task in OneLiners().tasks(split):  # type: ignore[arg-type]
         asked = agent["instance_template"].replace("{{task}}", task.instruction)
-        messages = [{"role": "system", "content": agent["system_template"]}, {"role": "user", "content": asked}]
+        messages = [
+            {"role": "system", "content": agent["system_template"]},
+            {"role": "user", "content": asked},
+        ]
         prompt = rendered(list(smollm2.SHOTS), messages)
         assert len(re.sub(r"<\|\w+\|>", "|", prompt)) <= 400
 
@@ -78,7 +85,9 @@ def test_the_run_file_trains_an_agent_that_acts_once() -> None:
     ],
 )
 def test_the_first_line_is_the_command(said: str, command: str) -> None:
-    assert [found.strip() for found in re.findall(MINI["model"]["action_regex"], said, re.DOTALL)] == [command]
+    assert [found.strip() for found in re.findall(MINI["model"]["action_regex"], said, re.DOTALL)] == [
+        command
+    ]
 
 
 def test_the_policy_folder_has_the_weights_and_its_own_template(tmp_path: Path) -> None:
@@ -125,12 +134,20 @@ def test_what_was_asked_and_does_not_hold_is_said(name: str, value: object, said
 
 @pytest.mark.parametrize(
     ("verdict", "shuffled", "holds"),
-    [("better", False, True), ("no improvement shown", False, False), ("better", True, False), ("worse", True, True)],
+    [
+        ("better", False, True),
+        ("no improvement shown", False, False),
+        ("better", True, False),
+        ("worse", True, True),
+    ],
 )
 def test_a_seed_must_improve_and_a_control_must_not(verdict: str, shuffled: bool, holds: bool) -> None:
     assert smollm2.as_claimed({"verdict": verdict, "reward_shuffle": shuffled}) is holds
 
 
 def test_arms_have_folders_of_their_own() -> None:
-    arms = [smollm2.Arm("seed 0", 0, shuffled=False), smollm2.Arm("shuffled rewards, seed 0", 0, shuffled=True)]
+    arms = [
+        smollm2.Arm("seed 0", 0, shuffled=False),
+        smollm2.Arm("shuffled rewards, seed 0", 0, shuffled=True),
+    ]
     assert [arm.folder for arm in arms] == ["seed-0", "shuffled-rewards-seed-0"]

@@ -1,4 +1,6 @@
-"""The toys, who learns on them from what lag, and how runs are judged; and the benchmark's shortest form, as a command."""
+"""The toys, who learns on them from what lag, and how runs are judged; and the benchmark's shortest form,
+as a command.
+"""
 
 import json
 import os
@@ -42,7 +44,9 @@ def random_policy(toy, seed=0):
 
 
 def batch_of(student, toy, world, random):
-    """Groups as a run plays them, with one reward in each that is another one's opposite, so that every group has a signal."""
+    """Groups as a run plays them, with one reward in each that is another one's opposite, so that every
+    group has a signal.
+    """
     prompts_B = np.repeat(random.integers(toy.tokens, size=toy.groups, dtype=np.int32), toy.group_size)
     with student.sampling() as policy:
         ids_BT, logprobs_BT = rollouts(policy, prompts_B, toy.length, random)
@@ -59,7 +63,9 @@ def test_the_expected_reward_is_the_mean_of_sampled_ones(toy):
     prompts_B = np.tile(np.arange(toy.tokens, dtype=np.int32), 1_500)
     ids_BT, _ = rollouts(policy, prompts_B, toy.length, random)
     rewards = world.rewards(prompts_B, ids_BT, random)
-    assert abs(rewards.mean() - world.expected(probabilities(policy))) < 5 * rewards.std() / len(rewards) ** 0.5
+    assert (
+        abs(rewards.mean() - world.expected(probabilities(policy))) < 5 * rewards.std() / len(rewards) ** 0.5
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -69,8 +75,12 @@ def test_a_chain_is_worth_the_sum_over_all_that_can_be_sampled(tokens, length, s
     table_VV = np.random.default_rng(seed).dirichlet(np.ones(tokens), tokens)
     total = 0.0
     for prompt, *said in product(range(tokens), repeat=length + 1):
-        chance = np.prod([table_VV[before, after] for before, after in zip([prompt, *said], said, strict=False)])
-        reward = world.rewards(np.array([prompt], np.int32), np.array([said], np.int32), np.random.default_rng(0))
+        chance = np.prod(
+            [table_VV[before, after] for before, after in zip([prompt, *said], said, strict=False)]
+        )
+        reward = world.rewards(
+            np.array([prompt], np.int32), np.array([said], np.int32), np.random.default_rng(0)
+        )
         total += chance * float(reward[0]) / tokens
     assert world.expected(table_VV) == pytest.approx(total)
 
@@ -130,7 +140,11 @@ def test_fresh_rollouts_leave_nothing_to_correct(own):
     """All methods but the one with another baseline take the plain step."""
     weights, metrics = [], None
     for one in (own, method("none")):
-        student, world, random = Student(CHAIN.policy(0), one, 0.05, 0), make_world(CHAIN, 0), np.random.default_rng(0)
+        student, world, random = (
+            Student(CHAIN.policy(0), one, 0.05, 0),
+            make_world(CHAIN, 0),
+            np.random.default_rng(0),
+        )
         for _ in range(3):
             metrics = student.learn(batch_of(student, CHAIN, world, random))
         weights.append(copies(student.policy))
@@ -144,7 +158,11 @@ def test_fresh_rollouts_leave_nothing_to_correct(own):
 def test_stale_rollouts_are_told_apart_by_every_method():
     weights = {}
     for own in METHODS:
-        student, world, random = Student(CHAIN.policy(0), own, 0.1, 4), make_world(CHAIN, 0), np.random.default_rng(0)
+        student, world, random = (
+            Student(CHAIN.policy(0), own, 0.1, 4),
+            make_world(CHAIN, 0),
+            np.random.default_rng(0),
+        )
         seen = [student.learn(batch_of(student, CHAIN, world, random)) for _ in range(6)]
         assert min(metrics.rollout_ess for metrics in seen) < 0.95
         lowered = [metrics.lr < 0.1 * 0.99 for metrics in seen]
@@ -270,7 +288,9 @@ def test_the_short_form_prints_tables_draws_them_and_goes_on_where_it_stopped(tm
 
     def run(*options):
         command = [sys.executable, "-m", "benchmarks.stability", "--quick", *options]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        ).stdout
 
     shown = run("--plot", "found.png")
     assert all(f"{name}, in process" in shown for name in ("bandit", "chain", "quickstart"))

@@ -24,7 +24,9 @@ def test_a_proxy_killed_on_sqlite_loses_no_answered_call_and_takes_up_what_it_le
 @pytest.mark.postgres
 def test_a_proxy_or_a_server_killed_on_postgresql_loses_no_answered_call():
     with PostgresServer() as cluster:
-        report = asyncio.run(Campaign(cluster.create_database(), 2, cluster).run(["proxy", "server", "proxy"]))
+        report = asyncio.run(
+            Campaign(cluster.create_database(), 2, cluster).run(["proxy", "server", "proxy"])
+        )
     assert report.kills == {"proxy": 2, "server": 1}
     assert report.answered >= 3 * 2 * 8
     assert report.torn > 0

@@ -9,7 +9,10 @@ from trainers.weights.publish import publish_full
 
 
 def two_steps():
-    old = {"a": torch.randn(30_000, generator=torch.Generator().manual_seed(0)).bfloat16(), "b": torch.ones(4).bfloat16()}
+    old = {
+        "a": torch.randn(30_000, generator=torch.Generator().manual_seed(0)).bfloat16(),
+        "b": torch.ones(4).bfloat16(),
+    }
     new = {name: tensor.clone() for name, tensor in old.items()}
     new["a"][::100] += 1
     return old, new

@@ -41,7 +41,10 @@ class Outside(Few):
     """One more, whose set-up writes beside the workspace."""
 
     def tasks(self, split):
-        return [*super().tasks(split), task("few/outside", setup=Setup((("sh", "-c", "echo outside > /tmp/made.txt"),)))]
+        return [
+            *super().tasks(split),
+            task("few/outside", setup=Setup((("sh", "-c", "echo outside > /tmp/made.txt"),))),
+        ]
 
 
 class Broken:

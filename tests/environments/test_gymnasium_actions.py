@@ -6,11 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.workspace.action import ActionSpace, Edit, Misread, Run, Submit, Write, parse
+from environments.workspace.action import (
+    ActionSpace,
+    EditAction,
+    Misread,
+    RunAction,
+    SubmitAction,
+    Write,
+    parse,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["run", "write", "edit", "old", "new", "text"]), inner),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.sampled_from(["run", "write", "edit", "old", "new", "text"]), inner)
+    ),
     max_leaves=8,
 )
 
@@ -18,10 +29,10 @@ JSON = st.recursive(
 @pytest.mark.parametrize(
     ("text", "action"),
     [
-        ('{"run": "ls -l"}', Run("ls -l")),
+        ('{"run": "ls -l"}', RunAction("ls -l")),
         ('{"write": "a/b", "text": ""}', Write("a/b", "")),
-        ('{"edit": "a", "old": "x", "new": "\\u6f22"}', Edit("a", "x", "漢")),
-        (' {"submit": true}\n', Submit()),
+        ('{"edit": "a", "old": "x", "new": "\\u6f22"}', EditAction("a", "x", "漢")),
+        (' {"submit": true}\n', SubmitAction()),
     ],
 )
 def test_an_object_is_an_action(text, action):
@@ -66,13 +77,19 @@ def test_no_text_is_an_error(text):
 @given(st.text(min_size=1), st.text(), st.text())
 def test_what_is_written_as_an_edit_is_read_as_one(path, old, new):
     found = parse(json.dumps({"edit": path, "old": old, "new": new}))
-    assert isinstance(found, Misread) or found == Edit(path, old, new)
+    assert isinstance(found, Misread) or found == EditAction(path, old, new)
 
 
 def test_samples_lie_in_the_space_and_are_actions_of_every_kind():
     space = ActionSpace(seed=3)
     samples = [space.sample() for _ in range(200)]
     assert all(space.contains(sample) for sample in samples)
-    assert {type(parse(sample)) for sample in samples} == {Run, Write, Edit, Submit, Misread}
+    assert {type(parse(sample)) for sample in samples} == {
+        RunAction,
+        Write,
+        EditAction,
+        SubmitAction,
+        Misread,
+    }
     again = ActionSpace(seed=3)
     assert [again.sample() for _ in range(200)] == samples

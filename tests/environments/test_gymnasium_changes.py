@@ -1,4 +1,6 @@
-"""The difference of a workspace: what it shows, and that traps and tricks in it neither stop it nor hide anything."""
+"""The difference of a workspace: what it shows, and that traps and tricks in it neither stop it nor hide
+anything.
+"""
 
 import os
 import shutil
@@ -8,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.workspace.changes import Changes, look
+from environments.workspace.changes import WorkspaceChanges, look
 from harnessgym.sandboxes.workspace import Workspace
 
 TEXTS = {"a.txt": "one\ntwo\n", "src/b.py": "x = 1\n"}
@@ -23,7 +25,7 @@ def folder(tmp_path):
 
 
 def changes(folder, texts=TEXTS, told=None):
-    return Changes(Workspace(folder, None, 1 << 20), texts, told)
+    return WorkspaceChanges(Workspace(folder, None, 1 << 20), texts, told)
 
 
 def test_nothing_changed_is_nothing(folder):

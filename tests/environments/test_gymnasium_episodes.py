@@ -12,9 +12,9 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 import harnessgym
-from environments.workspace import station
+from environments.workspace import backend_pool
 from environments.workspace.env import WorkspaceEnv
-from environments.workspace.observation import Status
+from environments.workspace.observation import ActionStatus
 from harnessgym.errors import CapabilityError, ConfigError, HarnessGymError
 from tests.environments.playing import ID, SOLVE, SUBMIT, edit, make, run, write
 
@@ -42,12 +42,12 @@ def begin(env, task="plain"):
 def test_a_solved_task_is_rewarded_each_time_it_is_played(env, task):
     for _ in range(2):
         seen, info = begin(env, task)
-        assert (seen["status"], seen["output"], seen["diff"]) == (Status.READY, info["instruction"], "")
+        assert (seen["status"], seen["output"], seen["diff"]) == (ActionStatus.READY, info["instruction"], "")
         seen, reward, terminated, truncated, _ = env.step(SOLVE)
-        assert (reward, terminated, truncated, seen["status"]) == (0.0, False, False, Status.DONE)
+        assert (reward, terminated, truncated, seen["status"]) == (0.0, False, False, ActionStatus.DONE)
         assert "+++ b/answer.txt" in seen["diff"]
         seen, reward, terminated, truncated, info = env.step(SUBMIT)
-        assert (reward, terminated, truncated, seen["status"]) == (1.0, True, False, Status.SUBMITTED)
+        assert (reward, terminated, truncated, seen["status"]) == (1.0, True, False, ActionStatus.SUBMITTED)
         assert (info["verdict"], info["rewards"]["reward"], info["reason"]) == ("valid", 1.0, "")
 
 
@@ -74,9 +74,9 @@ def test_what_a_set_up_leaves_outside_the_workspace_is_there_each_time():
 def test_commands_say_what_they_say_and_how_they_ended(env):
     begin(env)
     seen, _, _, _, info = env.step(run("echo out; echo err >&2; exit 3"))
-    assert (seen["output"], seen["status"], info["exit_code"]) == ("out\nerr\n", Status.FAILED, 3)
+    assert (seen["output"], seen["status"], info["exit_code"]) == ("out\nerr\n", ActionStatus.FAILED, 3)
     seen = env.step(run("printf 'a\\000\\377\\033[1m'; cat; head -c 100000 /dev/zero | tr '\\0' x"))[0]
-    assert seen["status"] == Status.DONE
+    assert seen["status"] == ActionStatus.DONE
     assert "characters left out" in seen["output"]
     assert env.observation_space.contains(seen)
 
@@ -88,16 +88,16 @@ def test_nothing_that_a_command_started_outlives_it(env):
     env.step(run("(sleep 1000; echo late > late) & setsid sleep 1000 & echo started"))
     assert time.monotonic() - began < 100
     seen = env.step(run("ls"))[0]
-    assert (seen["output"], seen["status"]) == ("readme.txt\n", Status.DONE)
+    assert (seen["output"], seen["status"]) == ("readme.txt\n", ActionStatus.DONE)
 
 
 @pytest.mark.bubblewrap
 def test_a_command_that_kills_everything_is_a_failed_one(env):
     begin(env)
     seen, _, _, truncated, info = env.step(run("kill -9 -1; sleep 1000"))
-    assert (seen["status"], truncated, info["exit_code"]) == (Status.FAILED, False, -9)
+    assert (seen["status"], truncated, info["exit_code"]) == (ActionStatus.FAILED, False, -9)
     seen = env.step(run("echo alive"))[0]
-    assert (seen["output"], seen["status"]) == ("alive\n", Status.DONE)
+    assert (seen["output"], seen["status"]) == ("alive\n", ActionStatus.DONE)
     env.step(SOLVE)
     assert env.step(SUBMIT)[1] == 1.0
 
@@ -105,9 +105,9 @@ def test_a_command_that_kills_everything_is_a_failed_one(env):
 @BOTH
 def test_files_are_written_and_edited_in_place(env):
     begin(env, "setup")
-    assert env.step(edit("readme.txt", "hello", "bye ✓"))[0]["status"] == Status.DONE
+    assert env.step(edit("readme.txt", "hello", "bye ✓"))[0]["status"] == ActionStatus.DONE
     assert env.step(run("cat readme.txt; test -x readme.txt"))[0]["output"] == "bye ✓\n"
-    assert env.step(write("deep/er/file.txt", "one two one"))[0]["status"] == Status.DONE
+    assert env.step(write("deep/er/file.txt", "one two one"))[0]["status"] == ActionStatus.DONE
     for action, why in [
         (edit("deep/er/file.txt", "one", "1"), "stands 2 times"),
         (edit("deep/er/file.txt", "three", "3"), "stands 0 times"),
@@ -117,14 +117,14 @@ def test_files_are_written_and_edited_in_place(env):
         (write("/etc/passwd", "x"), "no path of a file in the workspace"),
     ]:
         seen = env.step(action)[0]
-        assert seen["status"] == Status.FAILED
+        assert seen["status"] == ActionStatus.FAILED
         assert why in seen["output"]
 
 
 @pytest.mark.bubblewrap
 def test_files_have_the_names_that_commands_see(env):
     begin(env)
-    assert env.step(write("/workspace/a.txt", "x"))[0]["status"] == Status.DONE
+    assert env.step(write("/workspace/a.txt", "x"))[0]["status"] == ActionStatus.DONE
     assert env.step(run("cat $PWD/a.txt"))[0]["output"] == "x"
 
 
@@ -133,8 +133,8 @@ def test_links_are_not_followed_out_of_the_workspace(env, tmp_path):
     begin(env)
     (tmp_path / "secret").write_text("secret\n")
     env.step(run(f"ln -s {tmp_path}/secret link; ln -s {tmp_path} folder"))
-    assert env.step(edit("link", "secret", "public"))[0]["status"] == Status.FAILED
-    assert env.step(write("folder/new", "x"))[0]["status"] == Status.FAILED
+    assert env.step(edit("link", "secret", "public"))[0]["status"] == ActionStatus.FAILED
+    assert env.step(write("folder/new", "x"))[0]["status"] == ActionStatus.FAILED
     assert "secret\n" not in env.step(write("link", "mine"))[0]["output"]
     assert (tmp_path / "secret").read_text() == "secret\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret"]
@@ -145,7 +145,7 @@ def test_what_is_no_action_is_an_observation(env):
     begin(env)
     for text in ("", "ls", "{}", "漢", "[" * 5_000, "x" * 40_000):
         seen, reward, terminated, truncated, _ = env.step(text)
-        assert (seen["status"], reward, terminated, truncated) == (Status.MISREAD, 0.0, False, False)
+        assert (seen["status"], reward, terminated, truncated) == (ActionStatus.MISREAD, 0.0, False, False)
         assert env.observation_space.contains(seen)
 
 
@@ -155,7 +155,13 @@ def test_a_limit_of_steps_truncates_without_a_reward():
     begin(env)
     env.step(SOLVE)
     _, reward, terminated, truncated, info = env.step(run("true"))
-    assert (reward, terminated, truncated, info["reason"], info["verdict"]) == (0.0, False, True, "step_limit", "none")
+    assert (reward, terminated, truncated, info["reason"], info["verdict"]) == (
+        0.0,
+        False,
+        True,
+        "step_limit",
+        "none",
+    )
     with pytest.raises(ResetNeeded):
         env.step(SUBMIT)
     begin(env)
@@ -169,7 +175,7 @@ def test_a_limit_of_time_ends_the_command_and_the_episode(env):
     env.unwrapped._wall_s = 3.0
     begin(env)
     seen, reward, terminated, truncated, info = env.step(run("sleep 1000"))
-    assert (seen["status"], reward, terminated, truncated) == (Status.TIMED_OUT, 0.0, False, True)
+    assert (seen["status"], reward, terminated, truncated) == (ActionStatus.TIMED_OUT, 0.0, False, True)
     assert (info["reason"], info["verdict"]) == ("wall_clock", "none")
 
 
@@ -179,7 +185,7 @@ def test_a_sandbox_that_fails_truncates_and_the_next_episode_is_a_new_one(env):
     inner = env.unwrapped
     inner._station.call(inner._episode._sandbox.aclose)
     seen, reward, terminated, truncated, info = env.step(run("true"))
-    assert (seen["status"], reward, terminated, truncated) == (Status.STOPPED, 0.0, False, True)
+    assert (seen["status"], reward, terminated, truncated) == (ActionStatus.STOPPED, 0.0, False, True)
     assert (info["reason"], info["verdict"]) == ("infrastructure", "none")
     assert info["cause"]
     assert info["detail"]
@@ -204,7 +210,7 @@ def test_a_task_that_cannot_begin_is_truncated_and_an_error_when_it_goes_on():
     env = make("Broken")
     for _ in range(2):
         seen, info = env.reset(options={"task_id": "broken/setup"})
-        assert seen["status"] == Status.READY
+        assert seen["status"] == ActionStatus.READY
         _, _, _, truncated, info = env.step(SUBMIT)
         assert (truncated, info["reason"], info["cause"]) == (True, "infrastructure", "setup_failed")
     with pytest.raises(HarnessGymError, match="false"):
@@ -252,7 +258,9 @@ def test_the_episode_so_far_can_be_read():
     env.step(run("echo hello"))
     env.step(SUBMIT)
     shown = env.render()
-    assert all(part in shown for part in ("few/plain", "echo hello", "hello\n", "Submitted: valid, reward 0."))
+    assert all(
+        part in shown for part in ("few/plain", "echo hello", "hello\n", "Submitted: valid, reward 0.")
+    )
     env.close()
 
 
@@ -275,7 +283,7 @@ def test_closing_is_idempotent_ends_everything_and_allows_another_reset():
     env.step(SOLVE)
     assert env.step(SUBMIT)[1] == 1.0
     env.close()
-    assert not station._stations
+    assert not backend_pool._stations
 
 
 @pytest.mark.bubblewrap
@@ -311,7 +319,9 @@ def test_a_forked_child_leaves_its_parents_environment_alone_and_can_use_its_own
 @pytest.mark.bubblewrap
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle])
 def test_functions_that_make_environments_can_be_sent(pickler):
-    made = pickler.loads(pickler.dumps(functools.partial(gymnasium.make, ID, tasks="tests.environments.playing:Few")))()
+    made = pickler.loads(
+        pickler.dumps(functools.partial(gymnasium.make, ID, tasks="tests.environments.playing:Few"))
+    )()
     begin(made)
     made.close()
 

@@ -20,7 +20,9 @@ def test_what_the_page_shows_runs(number, tmp_path):
     program = tmp_path / "program.py"
     program.write_text(PROGRAMS[number])
     command = [sys.executable, "-W", "error", str(program)]
-    done = subprocess.run(command, cwd=ROOT, env=None, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env=None, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(EXPECTED[number])
 

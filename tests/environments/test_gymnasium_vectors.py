@@ -1,4 +1,6 @@
-"""The shipped ids under gymnasium's own checker, vectorised in every way, and without anything left behind."""
+"""The shipped ids under gymnasium's own checker, vectorised in every way, and without anything left
+behind.
+"""
 
 import gymnasium
 import pytest
@@ -7,7 +9,7 @@ from gymnasium.vector import AutoresetMode
 
 from environments import IDS
 from environments.agents import GoldAgent, RandomAgent, play
-from environments.workspace.observation import Status
+from environments.workspace.observation import ActionStatus
 from tests.environments.playing import ID, SOLVE, SUBMIT, make, run
 from tests.support.left_behind import left_behind
 
@@ -19,7 +21,13 @@ WAYS = pytest.mark.parametrize("way", ["sync", "async"])
 def vector(way, mode, count=2, **options):
     kwargs = {"autoreset_mode": mode, **options}
     return gymnasium.make_vec(
-        ID, num_envs=count, vectorization_mode=way, vector_kwargs=kwargs, tasks=FEW, max_steps=3, sandbox="bubblewrap"
+        ID,
+        num_envs=count,
+        vectorization_mode=way,
+        vector_kwargs=kwargs,
+        tasks=FEW,
+        max_steps=3,
+        sandbox="bubblewrap",
     )
 
 
@@ -54,14 +62,16 @@ def test_vectorised_environments_begin_again_as_they_are_told(way, mode):
     assert (list(rewards), list(terminated), list(truncated)) == ([1.0, 0.0], [True, False], [False, False])
     final = infos["final_info"] if mode == AutoresetMode.SAME_STEP else infos
     assert (final["verdict"][0], final["rewards"]["reward"][0]) == ("valid", 1.0)
-    expected = Status.READY if mode == AutoresetMode.SAME_STEP else Status.SUBMITTED
+    expected = ActionStatus.READY if mode == AutoresetMode.SAME_STEP else ActionStatus.SUBMITTED
     assert observations["status"][0] == expected
     if mode == AutoresetMode.DISABLED:
         observations, _ = envs.reset(options={"reset_mask": terminated})
-        assert observations["status"][0] == Status.READY
+        assert observations["status"][0] == ActionStatus.READY
     observations, rewards, terminated, truncated, infos = envs.step((run("true"), run("true")))
     assert (list(rewards), bool(truncated[1])) == ([0.0, 0.0], True)
-    assert observations["status"][0] == (Status.READY if mode == AutoresetMode.NEXT_STEP else Status.DONE)
+    assert observations["status"][0] == (
+        ActionStatus.READY if mode == AutoresetMode.NEXT_STEP else ActionStatus.DONE
+    )
     envs.close()
 
 
@@ -89,7 +99,7 @@ def test_a_failed_sandbox_in_a_vector_does_not_stop_the_others():
     assert (list(rewards), list(truncated)) == ([0.0, 0.0], [True, False])
     assert list(infos["reason"]) == ["infrastructure", ""]
     observations = envs.step((SOLVE, SUBMIT))[0]
-    assert list(observations["status"]) == [Status.READY, Status.SUBMITTED]
+    assert list(observations["status"]) == [ActionStatus.READY, ActionStatus.SUBMITTED]
     envs.close()
 
 

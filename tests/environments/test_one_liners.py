@@ -78,7 +78,13 @@ def test_the_solution_scores_one_and_nothing_scores_zero(kind: str, split: Split
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "command",
-    ["rm -rf *", "rm *.txt", "touch {one} {other}", "mkdir -p {one} {other} {word}", "mkdir elsewhere; mv *.txt elsewhere"],
+    [
+        "rm -rf *",
+        "rm *.txt",
+        "touch {one} {other}",
+        "mkdir -p {one} {other} {word}",
+        "mkdir elsewhere; mv *.txt elsewhere",
+    ],
 )
 def test_other_commands_score_zero(kind: str, command: str, tmp_path: Path) -> None:
     task = FIRST[kind]

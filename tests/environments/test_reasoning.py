@@ -1,4 +1,6 @@
-"""Reasoning: the same items everywhere, judged by their family's own score, whose trouble is nobody's reward."""
+"""Reasoning: the same items everywhere, judged by their family's own score, whose trouble is nobody's
+reward.
+"""
 
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import pytest
 
 from environments.code.reasoning import DIGESTS, ReasoningTasks, digest_of, generated, grade
 from harnessgym.errors import TaskError
-from harnessgym.grading.judging import judge
+from harnessgym.grading.grade import judge
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.tasks.source import problems_of, task_set
@@ -44,7 +46,8 @@ def test_another_process_with_another_hash_seed_makes_the_same(tmp_path):
     program = (
         "from environments.code.reasoning import ReasoningTasks\n"
         "import sys\n"
-        "print(len(ReasoningTasks().tasks('train')), ReasoningTasks().problems, 'reasoning_gym' in sys.modules)"
+        "print(len(ReasoningTasks().tasks('train')), ReasoningTasks().problems, 'reasoning_gym' in "
+        "sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "256 () False\n"

@@ -1,4 +1,6 @@
-"""The shipped set-up tasks: gold makes everything work, doing nothing nothing, and stubs count for nothing."""
+"""The shipped set-up tasks: gold makes everything work, doing nothing nothing, and stubs count for
+nothing.
+"""
 
 from contextlib import asynccontextmanager
 
@@ -7,16 +9,18 @@ import pytest
 from environments.setup_tasks import SetupTasks
 from environments.setup_tasks.search import Search, Shipped, imported, modules_below
 from harnessgym.errors import TaskError
-from harnessgym.grading.judging import judge
-from harnessgym.images.layers import ensure
+from harnessgym.grading.grade import judge
 from harnessgym.registry import load
-from harnessgym.rollout.furnishing import furnish
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
+from harnessgym.task_setup.workspace_setup import furnish
 from harnessgym.tasks.source import task_set
 
-TASKS = {task.id.removeprefix("setup/"): task for split in ("train", "test") for task in SetupTasks().tasks(split)}
+TASKS = {
+    task.id.removeprefix("setup/"): task for split in ("train", "test") for task in SetupTasks().tasks(split)
+}
 NOTHING = {"reward": 0.0, "imports": 0.0, "collected": 0.0}
 ALL = {"reward": 1.0, "imports": 1.0, "collected": 1.0}
 
@@ -36,7 +40,9 @@ async def docker(tmp_path):
 
 BACKENDS = [
     pytest.param(bubblewrap, TASKS, marks=pytest.mark.bubblewrap, id="bubblewrap"),
-    pytest.param(docker, ("missing-module", "editable-install", "local-wheels"), marks=pytest.mark.docker, id="docker"),
+    pytest.param(
+        docker, ("missing-module", "editable-install", "local-wheels"), marks=pytest.mark.docker, id="docker"
+    ),
 ]
 """In containers, those whose gold uses what an image may lack."""
 
@@ -63,11 +69,11 @@ async def test_gold_scores_1_and_doing_nothing_0(tmp_path, open_backend, names):
             assert nothing.rewards["reward"] == nothing.rewards["imports"] == 0.0, (task.id, nothing)
 
 
-STUB = (
-    "class Any:\n    def __getattr__(self, name):\n        return self\n    def __call__(self, *rest):\n        return self\n"
-)
+STUB = "class Any:\n    def __getattr__(self, name):\n        return self\n    def __call__(self, *rest):\n        return self\n"
 HERE = 'export PYTHONPATH="$PWD/lib"\n'
-PATCH = "import _pytest.main, os, sys\nprint('tests: all')\nsys.modules['__main__']._import = lambda name: ''\n"
+PATCH = (
+    "import _pytest.main, os, sys\nprint('tests: all')\nsys.modules['__main__']._import = lambda name: ''\n"
+)
 HOOKS = ("sitecustomize", "conftest", "pytest", "dataclasses")
 EMPTY = "def test_one_line(): pass\ndef test_no_people(): pass\ndef test_width(): pass\n"
 CHEATS = {
@@ -120,7 +126,10 @@ async def test_part_of_the_work_is_part_of_the_reward(tmp_path):
         old = (
             "sh",
             "-c",
-            "python3 -m pip install -q --no-index --no-deps --target lib wheels/palette-1.4*.whl wheels/hexcolor*.whl",
+            (
+                "python3 -m pip install -q --no-index --no-deps --target lib wheels/palette-1.4*.whl "
+                "wheels/hexcolor*.whl"
+            ),
         )
         grade = await graded(backend, task, {"env.sh": HERE}, [old])
         assert grade.rewards["imports"] == 0.25, grade
@@ -141,7 +150,11 @@ async def test_wrong_settings_are_told(tmp_path):
 @pytest.mark.anyio
 @pytest.mark.bubblewrap
 async def test_the_folder_alone_says_how_to_name_the_set(tmp_path):
-    (task,) = [task for task in task_set("environments/setup_tasks/tasks").tasks("train") if task.id == "setup/src-layout"]
+    (task,) = [
+        task
+        for task in task_set("environments/setup_tasks/tasks").tasks("train")
+        if task.id == "setup/src-layout"
+    ]
     async with bubblewrap(tmp_path) as backend:
         with pytest.raises(TaskError, match="Name the task set `setup`"):
             await graded(backend, task)
@@ -164,20 +177,28 @@ def test_everything_that_is_counted_is_there():
             path, _, name = test.partition("::")
             assert path in shipped, test
             assert f"def {name}(" in task.files[f"repo/tests/{path}"], test
-        sources = [text for path, text in task.files.items() if path.startswith("repo/") and path.endswith(".py")]
+        sources = [
+            text for path, text in task.files.items() if path.startswith("repo/") and path.endswith(".py")
+        ]
         named = {name for text in sources for name in imported(text, "x")}
         assert set(check["imports"]) <= named | {"tablefmt.cells"}, (task.id, set(check["imports"]) - named)
 
 
 def test_modules_are_looked_for_as_python_does(tmp_path):
-    files = {"a/pkg/__init__.py": "from . import one\n", "a/pkg/one.py": "import json\n", "b/pkg/two.py": "X = 1\n"}
+    files = {
+        "a/pkg/__init__.py": "from . import one\n",
+        "a/pkg/one.py": "import json\n",
+        "b/pkg/two.py": "X = 1\n",
+    }
     for path, text in files.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
     shipped = {**modules_below(files, "a"), "pkg.two": Shipped("X = 1\n", package=False)}
     search = Search((tmp_path / "a", tmp_path / "b"), shipped)
     assert search.problem("import pkg.one") == ""
-    assert search.problem("from pkg import two") == "pkg.two is not found"  # the first folder has the whole package
+    assert (
+        search.problem("from pkg import two") == "pkg.two is not found"
+    )  # the first folder has the whole package
     assert Search((tmp_path / "b",), {"pkg.two": shipped["pkg.two"]}).problem("import pkg.two") == ""
     (tmp_path / "a/pkg/one.py").write_text("import json\n\n")
     assert search.problem("import pkg") == "pkg.one is not what came with the task"

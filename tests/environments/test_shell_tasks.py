@@ -1,16 +1,18 @@
-"""The shipped shell tasks: each is solved by its gold, and by nothing less, on every backend that confines."""
+"""The shipped shell tasks: each is solved by its gold, and by nothing less, on every backend that
+confines.
+"""
 
 from contextlib import asynccontextmanager
 
 import pytest
 
 from environments.shell_tasks import ShellTasks
-from harnessgym.grading.judging import judge
-from harnessgym.images.layers import ensure
+from harnessgym.grading.grade import judge
 from harnessgym.registry import load
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
 
 pytestmark = pytest.mark.anyio
 TASKS = [task for split in ("train", "test") for task in ShellTasks().tasks(split)]
@@ -94,7 +96,13 @@ def test_the_set_is_registered_and_the_same_each_time():
     assert len({task.id for task in TASKS}) == len(TASKS) >= 10
     assert tasks.tasks("train")
     assert tasks.tasks("test")
-    assert {check["kind"] for task in TASKS for check in task.metadata["tests"]} == {"call", "command", "files", "io", "pytest"}
+    assert {check["kind"] for task in TASKS for check in task.metadata["tests"]} == {
+        "call",
+        "command",
+        "files",
+        "io",
+        "pytest",
+    }
 
 
 def test_nothing_that_judges_is_among_what_the_agent_sees():

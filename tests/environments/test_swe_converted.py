@@ -1,14 +1,16 @@
-"""SWE tasks written as SWE-bench rows and read again: the change to the package decides, and no edit of the tests does."""
+"""SWE tasks written as SWE-bench rows and read again: the change to the package decides, and no edit of
+the tests does.
+"""
 
 import re
 
 import pytest
 
 from environments.swe import SweTasks
-from harnessgym.equipping import equipment_of
-from harnessgym.grading.judging import judge
-from harnessgym.rollout.furnishing import furnish
+from harnessgym.grading.grade import judge
+from harnessgym.provisioning import equipment_of
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
+from harnessgym.task_setup.workspace_setup import furnish
 from harnessgym.tasks.source import problems_of, task_set
 from harnessgym.tasks.writing import convert, task_writer
 
@@ -29,7 +31,9 @@ async def graded(tmp_path, anyio_backend):
                 for command in run:
                     done = await sandbox.exec(command)
                     assert done.ok, done.stderr
-                return await judge(task, sandbox, lambda: backend.open(task.limits, equipment_of(task, grades=True)))
+                return await judge(
+                    task, sandbox, lambda: backend.open(task.limits, equipment_of(task, grades=True))
+                )
 
         yield go
 

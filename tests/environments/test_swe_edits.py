@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.swe.drawing import drawn
-from environments.swe.edit import Edit, edited, patch, undone
+from environments.swe.edit import SourceEdit, edited, patch, undone
 from environments.swe.faults import faults
 from environments.swe.source import Source
 from environments.swe.tree import tree
@@ -74,7 +74,15 @@ def test_every_kind_of_mistake_is_found_in_a_sample():
 
 def test_only_bodies_and_defaults_of_functions_are_touched():
     assert {fault.function for fault in kept()} == {"plain", "Thing.method"}
-    safe = ['"A docstring: 1 < 2."', "limit = 5", "at most 7", "1 + 1", "assert a < b", "@property", "import os"]
+    safe = [
+        '"A docstring: 1 < 2."',
+        "limit = 5",
+        "at most 7",
+        "1 + 1",
+        "assert a < b",
+        "@property",
+        "import os",
+    ]
     for fault in kept():
         changed = edited({"m.py": SAMPLE}, [fault.edit])["m.py"]
         assert all(text in changed for text in safe if text not in fault.edit.old), fault
@@ -114,7 +122,9 @@ def test_faults_are_what_somebody_would_have_typed(line, result):
     assert f"{head}{result}\n" in made
 
 
-@pytest.mark.parametrize("text", ["", "x = 1 < 2\n", "def f(: pass", "\x00", "def f():\n    pass\n", "class A: limit = 3\n"])
+@pytest.mark.parametrize(
+    "text", ["", "x = 1 < 2\n", "def f(: pass", "\x00", "def f():\n    pass\n", "class A: limit = 3\n"]
+)
 def test_what_offers_no_fault_gives_none(text):
     assert faults("m.py", text) == []
 
@@ -128,7 +138,7 @@ def test_edits_of_any_text_are_undone_to_the_byte(pieces, data):
     before, edits, at = "".join(pieces), [], 0
     for number, piece in enumerate(pieces):
         if number % 2:
-            edits.append(Edit("t", at, piece, data.draw(st.text(max_size=5))))
+            edits.append(SourceEdit("t", at, piece, data.draw(st.text(max_size=5))))
         at += len(piece.encode())
     after = edited({"t": before}, edits)
     expected = list(pieces)
@@ -141,7 +151,7 @@ def test_edits_of_any_text_are_undone_to_the_byte(pieces, data):
 @pytest.mark.parametrize("new", [("0", "/"), ("", "0"), ("0", ""), ("b", "ab")])
 @pytest.mark.parametrize("old", ["", "a"])
 def test_insertions_at_one_place_stand_in_the_order_given(old, new):
-    edits = [*(Edit("t", 0, "", each) for each in new), Edit("t", 0, old, "")]
+    edits = [*(SourceEdit("t", 0, "", each) for each in new), SourceEdit("t", 0, old, "")]
     after = edited({"t": old}, edits)
     assert after == {"t": "".join(new)}
     assert edited(after, undone(edits)) == {"t": old}
@@ -150,10 +160,10 @@ def test_insertions_at_one_place_stand_in_the_order_given(old, new):
 @pytest.mark.parametrize(
     "edits",
     [
-        [Edit("t", 0, "b", "c")],
-        [Edit("t", 9, "a", "c")],
-        [Edit("other", 0, "a", "c")],
-        [Edit("t", 0, "abc", "x"), Edit("t", 2, "cd", "y")],
+        [SourceEdit("t", 0, "b", "c")],
+        [SourceEdit("t", 9, "a", "c")],
+        [SourceEdit("other", 0, "a", "c")],
+        [SourceEdit("t", 0, "abc", "x"), SourceEdit("t", 2, "cd", "y")],
     ],
 )
 def test_an_edit_that_does_not_fit_is_refused(edits):
@@ -176,4 +186,6 @@ def test_a_seed_draws_the_same_faults_again_and_another_one_others():
     assert first == again
     assert first != other
     assert len({fault.edit for fault in first}) == len(first)
-    assert all(Source(fault.edit.path, package.files[fault.edit.path]).parses_with(fault.edit) for fault in first)
+    assert all(
+        Source(fault.edit.path, package.files[fault.edit.path]).parses_with(fault.edit) for fault in first
+    )

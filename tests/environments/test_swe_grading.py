@@ -9,11 +9,11 @@ from environments.swe.generation import generate
 from environments.swe.manifest import read
 from environments.swe.package import package
 from environments.swe.tree import tree
-from harnessgym.grading.judging import judge
-from harnessgym.images.layers import ensure
+from harnessgym.grading.grade import judge
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
 
 pytestmark = pytest.mark.anyio
 TASKS = {task.id: task for split in ("train", "test") for task in SweTasks().tasks(split)}

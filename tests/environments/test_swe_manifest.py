@@ -1,4 +1,6 @@
-"""The committed manifest: every task fits its pinned package, is its own, and says nothing of where its fault is."""
+"""The committed manifest: every task fits its pinned package, is its own, and says nothing of where its
+fault is.
+"""
 
 import json
 import subprocess
@@ -9,7 +11,7 @@ import pytest
 
 from environments.swe import SweTasks
 from environments.swe.edit import edited, undone
-from environments.swe.manifest import FOLDER, Manifest, read, write
+from environments.swe.manifest import FOLDER, PackageManifest, read, write
 from environments.swe.package import package, packages
 from environments.swe.proof import MOST
 from environments.swe.tree import tree
@@ -77,7 +79,9 @@ def test_statements_tell_what_is_wrong_and_never_where(name):
     for entry in read(package(name)).entries:
         text = entry.statement
         assert "\n- " in text
-        assert not [path for path in (*found.code, *names, " at 0x", "/root/", "/tmp/", "Traceback") if path in text], text
+        assert not [
+            path for path in (*found.code, *names, " at 0x", "/root/", "/tmp/", "Traceback") if path in text
+        ], text
         assert not [edit.old for edit in entry.edits if len(edit.old) > 25 and edit.old in text]
 
 
@@ -89,7 +93,15 @@ def test_licences_lie_with_the_source(name):
 def test_a_task_is_what_a_writer_needs_and_can_travel():
     task = ALL[0]
     told = task.metadata
-    assert {"repo", "version", "base_commit", "gold_patch", "test_patch", "fail_to_pass", "pass_to_pass"} <= set(told)
+    assert {
+        "repo",
+        "version",
+        "base_commit",
+        "gold_patch",
+        "test_patch",
+        "fail_to_pass",
+        "pass_to_pass",
+    } <= set(told)
     assert not set(told["fail_to_pass"]) & set(told["pass_to_pass"])
     assert {*told["fail_to_pass"], *told["pass_to_pass"]} == set(told["tests"][0]["expect"])
     assert len({task.metadata["base_commit"] for task in ALL}) == len(ALL)
@@ -102,8 +114,12 @@ def test_gold_patches_are_taken_by_git(tmp_path):
         for path in task.solution.files:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(task.files[path].encode())
-        subprocess.run(["git", "apply", "-"], input=task.metadata["gold_patch"].encode(), cwd=folder, check=True)
-        assert all((folder / path).read_bytes() == text.encode() for path, text in task.solution.files.items())
+        subprocess.run(
+            ["git", "apply", "-"], input=task.metadata["gold_patch"].encode(), cwd=folder, check=True
+        )
+        assert all(
+            (folder / path).read_bytes() == text.encode() for path, text in task.solution.files.items()
+        )
 
 
 def test_a_manifest_survives_its_file_and_a_wrong_one_says_what_to_do(tmp_path):
@@ -114,7 +130,12 @@ def test_a_manifest_survives_its_file_and_a_wrong_one_says_what_to_do(tmp_path):
     told = replace(manifest, entries=(replace(manifest.entries[0], statement="a\u2028b\x85c\x0cd"),))
     write(told, tmp_path)
     assert read(wanted, tmp_path) == told
-    path = write(Manifest(**{**{key: getattr(manifest, key) for key in Manifest.__slots__}, "version": "0"}), tmp_path)
+    path = write(
+        PackageManifest(
+            **{**{key: getattr(manifest, key) for key in PackageManifest.__slots__}, "version": "0"}
+        ),
+        tmp_path,
+    )
     with pytest.raises(TaskError, match=r"is of inflection 0, and packages\.toml pins"):
         read(wanted, tmp_path)
     path.write_text("{}\n")

@@ -1,4 +1,6 @@
-"""Source distributions: downloaded once and checked, from any index that pip knows; without one, an error says what to do."""
+"""Source distributions: downloaded once and checked, from any index that pip knows; without one, an error
+says what to do.
+"""
 
 import hashlib
 import shutil
@@ -54,7 +56,8 @@ def test_what_was_cut_off_is_downloaded_again(alone):
 
 def test_without_an_index_the_error_says_what_to_do(alone):
     with pytest.raises(
-        TaskError, match=r"itsdangerous==2\.2\.0 cannot be had: .*put the file at .*itsdangerous-2\.2\.0\.tar\.gz"
+        TaskError,
+        match=r"itsdangerous==2\.2\.0 cannot be had: .*put the file at .*itsdangerous-2\.2\.0\.tar\.gz",
     ):
         archive(package(NAME))
 
@@ -65,7 +68,9 @@ def test_another_file_under_the_name_is_refused(alone, tmp_path):
         whole.extractall(tmp_path / "inside", filter="data")
     (tmp_path / "inside" / known.name.removesuffix(".tar.gz") / "README.md").write_text("changed")
     with tarfile.open(shelf / known.name, "w:gz") as changed:
-        changed.add(tmp_path / "inside" / known.name.removesuffix(".tar.gz"), known.name.removesuffix(".tar.gz"))
+        changed.add(
+            tmp_path / "inside" / known.name.removesuffix(".tar.gz"), known.name.removesuffix(".tar.gz")
+        )
     with pytest.raises(TaskError, match="cannot be had"):
         archive(package(NAME))
 
@@ -98,10 +103,16 @@ for root in {sys.prefix, sys.base_prefix, "/usr", "/opt"}:
 async def test_no_solution_lies_where_an_agent_could_read_it(tmp_path):
     """Other versions of a package may: what is looked for is the text that a task's solution restores."""
     golds = {
-        text for split in ("train", "test") for task in task_set("swe").tasks(split) for text in task.solution.files.values()
+        text
+        for split in ("train", "test")
+        for task in task_set("swe").tasks(split)
+        for text in task.solution.files.values()
     }
     known = "\n".join(hashlib.sha256(text.encode()).hexdigest() for text in golds)
-    async with Bubblewrap(BubblewrapSettings(workspace_root=tmp_path)) as backend, backend.open(Limits(wall_s=200)) as sandbox:
+    async with (
+        Bubblewrap(BubblewrapSettings(workspace_root=tmp_path)) as backend,
+        backend.open(Limits(wall_s=200)) as sandbox,
+    ):
         found = await sandbox.exec(["python3", "-c", _SEARCH], stdin=known.encode(), timeout_s=200)
     assert found.ok, found.stderr
     assert found.stdout == b""

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from environments.swe.telling import statement
+from environments.swe.problem_statement import statement
 from environments.swe.tree import tree
 
 TREE = tree("itsdangerous")
@@ -15,7 +15,9 @@ def fact(code, error="AssertionError", message="", **more):
 
 
 def told(*facts):
-    text = statement(TREE, {f"tests/test_x.py::test_{number}": each for number, each in enumerate(facts)}, Random(0))
+    text = statement(
+        TREE, {f"tests/test_x.py::test_{number}": each for number, each in enumerate(facts)}, Random(0)
+    )
     return text and text.split("\n- ", 1)[1]
 
 
@@ -33,9 +35,18 @@ def test_names_become_their_values_and_the_value_that_came_is_said_first():
     ("failure", "wanted"),
     [
         (fact("assert f(1) == 2", "KeyError", "'sep'"), "`f(1)` raises `KeyError` ('sep')."),
-        (fact("f(1)", "KeyError", "", wanted="ValueError"), "`f(1)` raises `KeyError`, where `ValueError` is expected."),
         (
-            fact("with pytest.raises(ValueError):\n    f(n)", "Failed", "DID NOT RAISE", wanted="ValueError", names={"n": "3"}),
+            fact("f(1)", "KeyError", "", wanted="ValueError"),
+            "`f(1)` raises `KeyError`, where `ValueError` is expected.",
+        ),
+        (
+            fact(
+                "with pytest.raises(ValueError):\n    f(n)",
+                "Failed",
+                "DID NOT RAISE",
+                wanted="ValueError",
+                names={"n": "3"},
+            ),
             "`f(3)` raises nothing, where `ValueError` is expected.",
         ),
         (fact("assert f(1) != 2", op="!=", left="2", right="2"), "`f(1)` gives `2`, which is not expected."),
@@ -52,21 +63,60 @@ def test_names_become_their_values_and_the_value_that_came_is_said_first():
             "`f(1)` gives `1`, and `g(1)` gives `2`; the two should be equal.",
         ),
         (
-            fact("assert p.f == 2", op="==", left="1", right="2", locals=["p"], before="p = make(1)\nassert p.f == 2"),
-            "In this:\n\n  ```python\n  p = make(1)\n  assert p.f == 2\n  ```\n\n  `p.f` gives `1`, where `2` is expected.",
+            fact(
+                "assert p.f == 2",
+                op="==",
+                left="1",
+                right="2",
+                locals=["p"],
+                before="p = make(1)\nassert p.f == 2",
+            ),
+            (
+                "In this:\n\n  ```python\n  p = make(1)\n  assert p.f == 2\n  ```\n\n  `p.f` gives `1`, "
+                "where "
+                "`2` is expected."
+            ),
         ),
         (
-            fact("assert r == 2", op="==", left="1", right="2", names={"r": "1", "n": "7"}, before="r = f(n)\nassert r == 2"),
-            "In this, with `n = 7`:\n\n  ```python\n  r = f(n)\n  assert r == 2\n  ```\n\n  `r` is `1`, where `2` is expected.",
+            fact(
+                "assert r == 2",
+                op="==",
+                left="1",
+                right="2",
+                names={"r": "1", "n": "7"},
+                before="r = f(n)\nassert r == 2",
+            ),
+            (
+                "In this, with `n = 7`:\n\n  ```python\n  r = f(n)\n  assert r == 2\n  ```\n\n  `r` is `1`, "
+                "where `2` is expected."
+            ),
         ),
         (fact("assert not f(1)", "KeyError", "7"), "`f(1)` raises `KeyError` (7)."),
         (
-            fact("assert f(n) == 2", op="==", left="1", right="2", names={"n": "7"}, before="n = 7\nassert f(n) == 2"),
+            fact(
+                "assert f(n) == 2",
+                op="==",
+                left="1",
+                right="2",
+                names={"n": "7"},
+                before="n = 7\nassert f(n) == 2",
+            ),
             "`f(7)` gives `1`, where `2` is expected.",
         ),
         (
-            fact("assert len(r) == 2", op="==", left="1", right="2", names={"r": "[1]"}, before="r = f(n)\nassert len(r) == 2"),
-            "In this:\n\n  ```python\n  r = f(n)\n  assert len(r) == 2\n  ```\n\n  `len(r)` gives `1`, where `2` is expected.",
+            fact(
+                "assert len(r) == 2",
+                op="==",
+                left="1",
+                right="2",
+                names={"r": "[1]"},
+                before="r = f(n)\nassert len(r) == 2",
+            ),
+            (
+                "In this:\n\n  ```python\n  r = f(n)\n  assert len(r) == 2\n  ```\n\n  `len(r)` gives `1`, "
+                "where "
+                "`2` is expected."
+            ),
         ),
         (
             fact("assert '-'.join(['a', 'b']) == f(1)", op="==", left="'a-b'", right="'ab'"),
@@ -81,7 +131,12 @@ def test_names_become_their_values_and_the_value_that_came_is_said_first():
                 names={"r": "'b'"},
                 before="r = f(1)\nassert 'a' == r",
             ),
-            "In this:\n\n  ```python\n  r = f(1)\n  assert 'a' == r\n  ```\n\n  `r` is `'b'`, where `'a'` is expected.",
+            (
+                "In this:\n\n  ```python\n  r = f(1)\n  assert 'a' == r\n  ```\n\n  `r` is `'b'`, where "
+                "`'a'` "
+                "is "
+                "expected."
+            ),
         ),
     ],
 )
@@ -117,7 +172,9 @@ def test_what_the_class_of_a_test_sets_is_said_with_it():
 
 def test_a_few_examples_stand_for_many_and_the_subject_is_what_they_call():
     facts = {
-        f"tests/test_a.py::test_a[{number}]": fact(f"assert Signer('k').sign({number}) == 1", op="==", left="0", right="1")
+        f"tests/test_a.py::test_a[{number}]": fact(
+            f"assert Signer('k').sign({number}) == 1", op="==", left="0", right="1"
+        )
         for number in range(8)
     }
     text = statement(TREE, facts, Random(0))

@@ -40,7 +40,9 @@ def module(name):
 
 
 class Provider(ThreadingHTTPServer):
-    """Answers with the scripted turns: a list of (name, arguments) to call, or a text. The last one repeats."""
+    """Answers with the scripted turns: a list of (name, arguments) to call, or a text. The last one
+    repeats.
+    """
 
     daemon_threads = True
 
@@ -86,25 +88,49 @@ def chat(turn, stream):
     base = {"id": "1", "created": 0, "model": "m"}
     if not stream:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return json.dumps({**base, "object": "chat.completion", "choices": [choice]}).encode(), "application/json"
-    deltas = [{"role": "assistant"}, *({"content": piece} for piece in (turn if isinstance(turn, str) else ""))]
+        return json.dumps(
+            {**base, "object": "chat.completion", "choices": [choice]}
+        ).encode(), "application/json"
+    deltas = [
+        {"role": "assistant"},
+        *({"content": piece} for piece in (turn if isinstance(turn, str) else "")),
+    ]
     for index, call in enumerate(message.get("tool_calls", [])):
         text = call["function"]["arguments"]
         deltas.append(
-            {"tool_calls": [{**call, "index": index, "function": {"name": call["function"]["name"], "arguments": ""}}]}
+            {
+                "tool_calls": [
+                    {**call, "index": index, "function": {"name": call["function"]["name"], "arguments": ""}}
+                ]
+            }
         )
-        deltas += [{"tool_calls": [{"index": index, "function": {"arguments": piece}}]} for piece in (text[:3], text[3:])]
-    chunks = [{**base, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]} for delta in deltas]
-    return "".join(f"data: {json.dumps(each)}\n\n" for each in chunks).encode() + b"data: [DONE]\n\n", "text/event-stream"
+        deltas += [
+            {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}
+            for piece in (text[:3], text[3:])
+        ]
+    chunks = [
+        {**base, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": delta}]}
+        for delta in deltas
+    ]
+    return "".join(
+        f"data: {json.dumps(each)}\n\n" for each in chunks
+    ).encode() + b"data: [DONE]\n\n", "text/event-stream"
 
 
 def messages(turn, stream):
     blocks = [{"type": "text", "text": turn}] if isinstance(turn, str) else []
     if not isinstance(turn, str):
         blocks = [
-            {"type": "tool_use", "id": f"c{n}", "name": name, "input": json.loads(text)} for n, (name, text) in enumerate(turn)
+            {"type": "tool_use", "id": f"c{n}", "name": name, "input": json.loads(text)}
+            for n, (name, text) in enumerate(turn)
         ]
-    base = {"id": "m", "type": "message", "role": "assistant", "model": "m", "usage": {"input_tokens": 1, "output_tokens": 1}}
+    base = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+    }
     if not stream:
         return json.dumps({**base, "content": blocks, "stop_reason": "end_turn"}).encode(), "application/json"
     events = [{"type": "message_start", "message": {**base, "content": []}}]
@@ -113,15 +139,23 @@ def messages(turn, stream):
         events.append({"type": "content_block_start", "index": index, "content_block": empty})
         if block["type"] == "text":
             events.append(
-                {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": block["text"]}}
+                {
+                    "type": "content_block_delta",
+                    "index": index,
+                    "delta": {"type": "text_delta", "text": block["text"]},
+                }
             )
         else:
             part = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
             events.append({"type": "content_block_delta", "index": index, "delta": part})
         events.append({"type": "content_block_stop", "index": index})
-    events.append({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}})
+    events.append(
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}
+    )
     events.append({"type": "message_stop"})
-    return "".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events).encode(), "text/event-stream"
+    return "".join(
+        f"event: {e['type']}\ndata: {json.dumps(e)}\n\n" for e in events
+    ).encode(), "text/event-stream"
 
 
 def run(name, turns, folder, *options):
@@ -132,7 +166,9 @@ def run(name, turns, folder, *options):
         env = {"PATH": os.environ["PATH"], "OPENAI_BASE_URL": f"{url}/v1", "ANTHROPIC_BASE_URL": url}
         env |= {"OPENAI_API_KEY": "k-1", "ANTHROPIC_API_KEY": "k-1"}
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+        )
     assert done.returncode == 0, done.stderr
     return provider.requests, (folder / protocol.ANSWER_FILE).read_text(), done.stdout
 
@@ -141,7 +177,9 @@ def results(name, request):
     """Tool results of a request, in order."""
     if name == "lookup_openai":
         return [message["content"] for message in request["messages"] if message["role"] == "tool"]
-    blocks = [block for message in request["messages"] for block in message["content"] if isinstance(block, dict)]
+    blocks = [
+        block for message in request["messages"] for block in message["content"] if isinstance(block, dict)
+    ]
     return [block["content"] for block in blocks if block["type"] == "tool_result"]
 
 
@@ -171,7 +209,9 @@ def test_each_request_continues_the_one_before(name, options, tmp_path):
     bodies = [body for _, _, body in requests]
     for earlier, later in pairwise(bodies):
         assert later["messages"][: len(earlier["messages"])] == earlier["messages"]
-        assert {k: v for k, v in later.items() if k != "messages"} == {k: v for k, v in earlier.items() if k != "messages"}
+        assert {k: v for k, v in later.items() if k != "messages"} == {
+            k: v for k, v in earlier.items() if k != "messages"
+        }
 
 
 def test_the_protocol_is_repeated_to_the_character(tmp_path):
@@ -188,7 +228,8 @@ def test_the_protocol_is_repeated_to_the_character(tmp_path):
     assert body["messages"] == [{"role": "user", "content": TASK.instruction}]
     functions = [tool["function"] for tool in protocol.TOOLS]
     assert body["tools"] == [
-        {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]} for f in functions
+        {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+        for f in functions
     ]
 
 
@@ -198,7 +239,18 @@ def test_constants_and_results_agree_with_the_protocol(name):
     assert (example.SYSTEM_PROMPT, example.MAX_TURNS) == (protocol.SYSTEM_PROMPT, protocol.MAX_TURNS)
     catalog = json.loads(TASK.files[protocol.CATALOG_FILE])
     for tool in ("find", *protocol.KINDS, "nothing"):
-        for arguments in ({"name": NAME}, {"id": ID}, {}, {"id": "x"}, {"name": 1}, {"id": None}, [], "x", None, 3):
+        for arguments in (
+            {"name": NAME},
+            {"id": ID},
+            {},
+            {"id": "x"},
+            {"name": 1},
+            {"id": None},
+            [],
+            "x",
+            None,
+            3,
+        ):
             given = json.dumps(arguments) if name == "lookup_openai" else arguments
             assert example.call_tool(catalog, tool, given) == CATALOG.call(tool, arguments)
 

@@ -24,7 +24,10 @@ def agent():
 
 
 def test_a_command_says_what_it_says_and_how_it_ended(agent):
-    assert agent.call_tool("shell", json.dumps({"command": "echo out; echo err >&2; exit 3"})) == "out\nerr\n\n[exit code 3]"
+    assert (
+        agent.call_tool("shell", json.dumps({"command": "echo out; echo err >&2; exit 3"}))
+        == "out\nerr\n\n[exit code 3]"
+    )
 
 
 def test_of_long_output_both_ends_are_shown(agent):
@@ -44,7 +47,8 @@ def test_an_edit_replaces_the_one_place(agent, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "call", [("nothing", "{}"), ("shell", "{"), ("shell", "{}"), ("edit", '{"path": "no", "old": "x", "new": ""}')]
+    "call",
+    [("nothing", "{}"), ("shell", "{"), ("shell", "{}"), ("edit", '{"path": "no", "old": "x", "new": ""}')],
 )
 def test_what_goes_wrong_is_for_the_model_to_read(agent, call):
     assert agent.call_tool(*call).startswith("error: ")
@@ -72,7 +76,13 @@ def test_it_solves_a_shipped_task_when_the_model_does(tmp_path):
     ]
     script = tmp_path / "script.toml"
     script.write_text("answers = [\n" + "".join(f"    {toml(answer)},\n" for answer in answers) + "]\n")
-    words = ["rollout", "--folder", str(tmp_path / "run"), "--tasks", "tests.examples.test_shell_agent:FreeSlots"]
+    words = [
+        "rollout",
+        "--folder",
+        str(tmp_path / "run"),
+        "--tasks",
+        "tests.examples.test_shell_agent:FreeSlots",
+    ]
     words += ["--set", f"argv={json.dumps(['python', str(AGENT)])}", "--upstream", f"scripted:{script}"]
     done = subprocess.run(
         [sys.executable, "-m", "harnessgym", *words],

@@ -1,4 +1,6 @@
-"""The two-agent example under `harnessgym wrap`, played from its script: the task is done, the whole graph is in the store."""
+"""The two-agent example under `harnessgym wrap`, played from its script: the task is done, the whole graph
+is in the store.
+"""
 
 import importlib.util
 import json
@@ -12,7 +14,7 @@ import pytest
 
 from harnessgym.store import TraceStore
 from harnessgym.traces.graph import graph
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = f"scripted:{EXAMPLES / 'two_agents_script.toml'}"
@@ -33,13 +35,25 @@ def task():
 
 def wrapped(folder, *options):
     """The graph of a run, and what it printed."""
-    argv = [sys.executable, "-m", "harnessgym", "wrap", "--folder", str(folder / "traces"), "--upstream", SCRIPT, "--"]
+    argv = [
+        sys.executable,
+        "-m",
+        "harnessgym",
+        "wrap",
+        "--folder",
+        str(folder / "traces"),
+        "--upstream",
+        SCRIPT,
+        "--",
+    ]
     argv += [sys.executable, str(EXAMPLES / "two_agents.py"), "--folder", str(folder / "task"), *options]
     done = subprocess.run(argv, env=ENV, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     with TraceStore.open(f"sqlite:///{folder}/traces/traces.db") as store:
         assert verify(store).ok
-        (rollout_id,) = store.read(lambda conn: [row.id for row in conn.exec_driver_sql("SELECT id FROM rollouts")])
+        (rollout_id,) = store.read(
+            lambda conn: [row.id for row in conn.exec_driver_sql("SELECT id FROM rollouts")]
+        )
         return store.read(lambda conn: graph(conn, rollout_id)), done.stdout
 
 
@@ -56,7 +70,9 @@ def test_every_kind_of_event_and_edge_is_there_and_nothing_twice(spans, tmp_path
     assert {edge.kind for edge in found.edges} == EDGES
     assert kinds(found, "otlp") == {"message": 2, "human_intervention": 1, "safety_event": 1}
     seen = kinds(found, "proxy")
-    assert [seen[kind] for kind in ("llm_call", "tool_call", "tool_result", "spawn", "return", "aggregate")] == [
+    assert [
+        seen[kind] for kind in ("llm_call", "tool_call", "tool_result", "spawn", "return", "aggregate")
+    ] == [
         10,
         8,
         8,
@@ -72,14 +88,21 @@ def test_what_only_spans_tell_is_joined_to_the_calls(tmp_path):
     by_id = {event.id: event for event in found.events}
     planner, *workers = (agent.id for agent in found.agents)
     messages = [event for event in found.of_kind("message") if event.source == "otlp"]
-    assert {(event.agent_id, event.target_agent_id) for event in messages} == {tuple(workers), tuple(reversed(workers))}
+    assert {(event.agent_id, event.target_agent_id) for event in messages} == {
+        tuple(workers),
+        tuple(reversed(workers)),
+    }
     for event in messages:
         (read,) = [edge for edge in found.edges if edge.kind == "message" and edge.source == event.id]
         assert by_id[read.target].agent_id == event.target_agent_id
     (refused,), (human,) = found.of_kind("safety_event"), found.of_kind("human_intervention")
     assert (refused.agent_id, human.agent_id) == (planner, planner)
     (flow,) = [edge for edge in found.edges if edge.kind == "safety_flow"]
-    assert (flow.source, by_id[flow.target].attributes["tool"], flow.confidence) == (refused.id, "erase_history", None)
+    assert (flow.source, by_id[flow.target].attributes["tool"], flow.confidence) == (
+        refused.id,
+        "erase_history",
+        None,
+    )
     causes = [by_id[edge.source] for edge in found.edges if edge.kind == "causal" and edge.target == human.id]
     assert [event.attributes["tool"] for event in causes] == ["post"]
     assert human.attributes["approved"] is True

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from harnessgym.config import Config, load_config, validate
 from harnessgym.errors import ConfigError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +26,9 @@ def test_file_and_overrides(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('name = "a"\n[inner]\nsteps = 2\n')
     assert load_config(Outer, path) == Outer(name="a", inner=Inner(steps=2))
-    assert load_config(Outer, path, ["--inner.steps", "5", "--name=b c"]) == Outer(name="b c", inner=Inner(steps=5))
+    assert load_config(Outer, path, ["--inner.steps", "5", "--name=b c"]) == Outer(
+        name="b c", inner=Inner(steps=5)
+    )
 
 
 def test_json_by_suffix(tmp_path):
@@ -88,8 +90,14 @@ RUN = {"name": "x", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnes
     ("engine", "said"),
     [
         ({"workers": 0}, "engine.workers: no engine serves policy. Raise engine.workers"),
-        ({"workers": 0, "outside": [{"kind": "vllm", "url": "http://a:1", "policy": "b"}]}, "which the run does not have"),
-        ({"outside": [{"kind": "vllm", "url": "http://a:1"}] * 2}, "engine: outside has an engine twice: http://a:1"),
+        (
+            {"workers": 0, "outside": [{"kind": "vllm", "url": "http://a:1", "policy": "b"}]},
+            "which the run does not have",
+        ),
+        (
+            {"outside": [{"kind": "vllm", "url": "http://a:1"}] * 2},
+            "engine: outside has an engine twice: http://a:1",
+        ),
         ({"outside": [{"kind": "vllm", "url": "a:1"}]}, "engine.outside.0.url"),
         ({"outside": [{"kind": "vllm", "url": "http://me:secret@a:1"}]}, "engine.outside.0.url"),
         ({"outside": [{"kind": "tgi", "url": "http://a:1"}]}, "engine.outside.0.kind"),
@@ -105,25 +113,42 @@ def test_several_policies_train_no_group_again():
     assert validate(RunConfig, RUN | replay, "the test")
     with pytest.raises(ConfigError, match=r"one batch for a group that several policies train.*Set it to 0"):
         validate(RunConfig, RUN | replay | several, "the test")
-    with pytest.raises(ConfigError, match=r"replay\.success_pool needs trainer\.max_staleness above 0, one policy"):
+    with pytest.raises(
+        ConfigError, match=r"replay\.success_pool needs trainer\.max_staleness above 0, one policy"
+    ):
         validate(RunConfig, RUN | {"replay": {"success_pool": 1}} | several, "the test")
-    assert validate(RunConfig, RUN | {"trainer": {"over_launch": 2, "when_stale": "drop"}} | several, "the test")
+    assert validate(
+        RunConfig, RUN | {"trainer": {"over_launch": 2, "when_stale": "drop"}} | several, "the test"
+    )
 
 
 def test_dapo_is_uniform_with_refills():
     told = validate(RunConfig, RUN | {"generate": {"selector": "dapo"}}, "the test")
     assert (told.filter.zero_signal, told.filter.refill_batches) == ("refill", 3)
-    told = validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"refill_batches": 1}}, "the test")
+    told = validate(
+        RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"refill_batches": 1}}, "the test"
+    )
     assert (told.filter.zero_signal, told.filter.refill_batches) == ("refill", 1)
     assert validate(RunConfig, told.model_dump(mode="json"), "the test") == told
     with pytest.raises(ConfigError, match=r"generate\.selector: dapo refills"):
-        validate(RunConfig, RUN | {"generate": {"selector": "dapo"}, "filter": {"zero_signal": "leave_out"}}, "the test")
+        validate(
+            RunConfig,
+            RUN | {"generate": {"selector": "dapo"}, "filter": {"zero_signal": "leave_out"}},
+            "the test",
+        )
 
 
 def test_two_harnesses_may_not_share_a_name():
     section = {"name": "a"}
     with pytest.raises(ConfigError, match="harnesses: two share a name: a, a"):
-        load_config_dict({"name": "r", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [section, section]})
+        load_config_dict(
+            {
+                "name": "r",
+                "policy": {"path": "p"},
+                "tasks": {"set": "lookup"},
+                "harnesses": [section, section],
+            }
+        )
 
 
 def load_config_dict(raw):
@@ -195,7 +220,11 @@ CHOICE = '{name = "ewma", window = "w"}'
         (
             ["--training.steps", "x"],
             {"agents": [{"steps": "y"}]},
-            f"{FILE}agents.0.steps: {NOT_A_NUMBER} (got 'y').\n{LINE}--training.steps: {NOT_A_NUMBER} (got 'x').",
+            (
+                f"{FILE}agents.0.steps: {NOT_A_NUMBER} (got 'y').\n{LINE}--training.steps: {NOT_A_NUMBER} "
+                "(got "
+                "'x')."
+            ),
         ),
         (["--name", "none"], {}, LINE + "name: 'none' is kept for jobs that do nothing."),
         ([], {"name": "none"}, FILE + "name: 'none' is kept for jobs that do nothing."),
@@ -205,14 +234,22 @@ CHOICE = '{name = "ewma", window = "w"}'
             LINE + "training: 13 steps bring bad luck: take 12.",
         ),
         ([], {"agents": []}, FILE + "agents: Tuple should have at least 1 item after validation, not 0."),
-        ([], {"agents": [{"stps": 1}]}, FILE + "agents.0.stps: there is no such setting. Did you mean 'steps'?"),
+        (
+            [],
+            {"agents": [{"stps": 1}]},
+            FILE + "agents.0.stps: there is no such setting. Did you mean 'steps'?",
+        ),
         (["--training.update.proximal", "curent"], {}, f"{LINE}--training.update.proximal: {NOT_A_CHOICE}"),
         (
             ["--training.update.proximal", CHOICE],
             {},
             f"{LINE}--training.update.proximal.window: {NOT_A_NUMBER} (got 'w').",
         ),
-        (["--training", "3"], {}, LINE + "--training: this is a section, not a value (got 3). Known: steps, update."),
+        (
+            ["--training", "3"],
+            {},
+            LINE + "--training: this is a section, not a value (got 3). Known: steps, update.",
+        ),
     ],
 )
 def test_each_problem_is_one_line_with_its_key_and_its_origin(tmp_path, overrides, given, said):
@@ -228,7 +265,10 @@ def test_each_problem_is_one_line_with_its_key_and_its_origin(tmp_path, override
     [
         (["--trainer.lr", "1"], "--trainer.lr: there is no such setting. Did you mean 'trainer.update.lr'"),
         (["--max_tokens", "1"], "Did you mean 'sampling.max_tokens'"),
-        (["--proxy.port", "1"], "`harnessgym proxy` has the setting 'port'; a run starts that process itself, and sets it."),
+        (
+            ["--proxy.port", "1"],
+            "`harnessgym proxy` has the setting 'port'; a run starts that process itself, and sets it.",
+        ),
     ],
 )
 def test_a_setting_that_is_elsewhere_is_found_there(overrides, said):

@@ -1,7 +1,7 @@
 """Admission, consumption and the version chain together, under random completions, lags, kills and resumes.
 
-The machine keeps what the store would hold, what the trainer holds in memory, and the checkpoints on disk. The decisions are
-the package's own.
+The machine keeps what the store would hold, what the trainer holds in memory, and the checkpoints on disk.
+The decisions are the package's own.
 """
 
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from harnessgym.admission import Admission
-from harnessgym.consumption import Candidate, Replayable, choose, places_for_replays, replay
-from harnessgym.staleness import VersionChain
+from harnessgym.scheduling.admission import Admission
+from harnessgym.scheduling.consumption import Candidate, Replayable, choose, places_for_replays, replay
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store.policies import PolicyVersion
 
 STEPS = 8
@@ -58,7 +58,13 @@ class Flow(RuleBasedStateMachine):
         self.over_launch = over_launch if eta and policy != "wait" else None
         self.replayed = min(replayed, batch - 1) if eta and reuse else 0
         self.reuse = reuse if self.replayed else 0
-        self.eta, self.batch, self.policy, self.refill, self.max_running = eta, batch, policy, refill, max_running
+        self.eta, self.batch, self.policy, self.refill, self.max_running = (
+            eta,
+            batch,
+            policy,
+            refill,
+            max_running,
+        )
         self.groups: list[Group] = []
         self.ledger: list[Step] = []
         self.published: dict[int, PolicyVersion] = {}
@@ -75,7 +81,9 @@ class Flow(RuleBasedStateMachine):
     @rule()
     def submit(self):
         for _ in range(self.capacity()):
-            due = [group for group in self.groups if group.given_up == "requeued" and not self.replaced(group)]
+            due = [
+                group for group in self.groups if group.given_up == "requeued" and not self.replaced(group)
+            ]
             if due:
                 task, replaces = due[0].task, due[0].ordinal
             else:
@@ -124,7 +132,10 @@ class Flow(RuleBasedStateMachine):
                 return  # waits; what it holds in memory is gathered again, as after a kill
             for name in found.take:
                 group = self.groups[int(name)]
-                spent = sum(each.given_up == "no_signal" and each.given_up_for == self.last.version for each in self.groups)
+                spent = sum(
+                    each.given_up == "no_signal" and each.given_up_for == self.last.version
+                    for each in self.groups
+                )
                 if self.refill and not group.signal and spent < REFILLS:
                     self.give_up(name, "no_signal")
                 else:
@@ -178,7 +189,11 @@ class Flow(RuleBasedStateMachine):
     def a_requeued_task_comes_again_once_and_every_other_in_turn(self):
         replaced = [group.replaces for group in self.groups if group.replaces is not None]
         assert len(replaced) == len(set(replaced))
-        assert all(self.groups[group.replaces].task == group.task for group in self.groups if group.replaces is not None)
+        assert all(
+            self.groups[group.replaces].task == group.task
+            for group in self.groups
+            if group.replaces is not None
+        )
         fresh = [group.task for group in self.groups if group.replaces is None]
         assert fresh == list(range(len(fresh)))
 
@@ -217,11 +232,21 @@ class Flow(RuleBasedStateMachine):
         chain, start = self.chain(), self.last.version
         alive = self.alive() + list(self.last.took if self.pending is not None else ())
         trained = [
-            Replayable(str(ordinal), ordinal, alive.count(ordinal), chain.between(start, self.groups[ordinal].born))
+            Replayable(
+                str(ordinal), ordinal, alive.count(ordinal), chain.between(start, self.groups[ordinal].born)
+            )
             for ordinal in sorted(set(alive))
         ]
-        stands = [group for group in self.groups if group.state in ("open", "complete") and group.ordinal not in alive]
-        ages = [chain.between(start, group.submitted) for group in stands if self.policy == "wait" or group.state == "complete"]
+        stands = [
+            group
+            for group in self.groups
+            if group.state in ("open", "complete") and group.ordinal not in alive
+        ]
+        ages = [
+            chain.between(start, group.submitted)
+            for group in stands
+            if self.policy == "wait" or group.state == "complete"
+        ]
         if self.policy != "wait":
             ages = [age for age in ages if age <= self.eta]
         places = places_for_replays(ages, self.batch, self.replayed, self.eta, STEPS - self.last.step)
@@ -231,10 +256,19 @@ class Flow(RuleBasedStateMachine):
         return found[:places]
 
     def alive(self):
-        return [ordinal for step in self.ledger if not self.published[step.version].orphaned for ordinal in step.took]
+        return [
+            ordinal
+            for step in self.ledger
+            if not self.published[step.version].orphaned
+            for ordinal in step.took
+        ]
 
     def candidates(self, taken):
-        free = [group for group in self.groups if group.state in ("open", "complete") and group.ordinal not in taken]
+        free = [
+            group
+            for group in self.groups
+            if group.state in ("open", "complete") and group.ordinal not in taken
+        ]
         busy = self.last.took
         chain = self.chain()
         return [
@@ -242,7 +276,9 @@ class Flow(RuleBasedStateMachine):
                 str(group.ordinal),
                 group.ordinal,
                 group.state == "complete",
-                chain.between(self.last.version, group.born) if group.state == "complete" or self.policy != "wait" else 0,
+                chain.between(self.last.version, group.born)
+                if group.state == "complete" or self.policy != "wait"
+                else 0,
             )
             for group in free
             if group.ordinal not in busy or self.last.version in self.published
@@ -268,7 +304,9 @@ class Flow(RuleBasedStateMachine):
         return next(step for step in self.ledger if step.version == number)
 
     def version_row(self, step, *, orphaned=False):
-        return PolicyVersion(step.version, step.parent, "full", "", step.step, "", 0, committed=True, orphaned=orphaned)
+        return PolicyVersion(
+            step.version, step.parent, "full", "", step.step, "", 0, committed=True, orphaned=orphaned
+        )
 
     def record(self, step):
         """The transaction that makes a step count; again it changes nothing."""

@@ -140,14 +140,18 @@ def test_mini_swe_agent_takes_a_configuration_of_its_own():
 
 
 def test_what_a_forked_mini_swe_agent_no_longer_reads_is_refused():
-    assert launch("mini_swe_agent", env={"MSWEA_GLOBAL_CALL_LIMIT": "5"}).env["MSWEA_GLOBAL_CALL_LIMIT"] == "5"
+    assert (
+        launch("mini_swe_agent", env={"MSWEA_GLOBAL_CALL_LIMIT": "5"}).env["MSWEA_GLOBAL_CALL_LIMIT"] == "5"
+    )
     with pytest.raises(ValueError, match="only as it loads"):
         launch("mini_swe_agent", env={"MSWEA_GLOBAL_CALL_LIMIT": "5"}, prewarm=True)
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_mini_swe_agent_is_forked_as_it_is_started(inside):
-    cold, forked = (launch("mini_swe_agent", prewarm=each, inside=inside, args=("--more",)) for each in (False, True))
+    cold, forked = (
+        launch("mini_swe_agent", prewarm=each, inside=inside, args=("--more",)) for each in (False, True)
+    )
     assert (cold.prewarm, forked.prewarm.warm) == (None, "mini_swe_agent")
     assert forked.prewarm.python == "/opt/agents/mini_swe_agent-2.4.6/bin/python"
     assert forked.argv[:2] == (forked.prewarm.python, "/opt/agents/mini_swe_agent-2.4.6/bin/mini")

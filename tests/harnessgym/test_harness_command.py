@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from harnessgym.errors import CapabilityError, HarnessError
 from harnessgym.harness import Endpoint
-from harnessgym.harnesses.command import Command, CommandConfig
+from harnessgym.harnesses.command import CommandConfig, CommandHarness
 from harnessgym.sandbox import Capability, Prewarm, needs, require
 from harnessgym.task import Limits, Task
 
@@ -14,7 +14,7 @@ ENDPOINT = Endpoint("http://127.0.0.1:8080", "hg-secret", "tiny", seed=11)
 
 
 def launch(**config):
-    return Command(CommandConfig(**config)).launch(TASK, ENDPOINT)
+    return CommandHarness(CommandConfig(**config)).launch(TASK, ENDPOINT)
 
 
 def test_defaults_point_both_sdks_at_the_proxy_and_lay_out_the_instruction():
@@ -31,7 +31,9 @@ def test_defaults_point_both_sdks_at_the_proxy_and_lay_out_the_instruction():
 
 
 def test_env_adds_to_and_overrides_the_providers():
-    made = launch(argv=("a", "{seed}"), env={"X": "{task}", "OPENAI_API_KEY": "p-{key}"}, stdin="{instruction}")
+    made = launch(
+        argv=("a", "{seed}"), env={"X": "{task}", "OPENAI_API_KEY": "p-{key}"}, stdin="{instruction}"
+    )
     assert made.argv == ("a", "11")
     assert made.env["X"] == "t/1"
     assert made.env["OPENAI_API_KEY"] == "p-hg-secret"

@@ -4,11 +4,11 @@ import pytest
 
 from harnessgym.errors import HarnessError
 from harnessgym.installation import install, installed
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 
 
 def append(path, text):
-    return Step(("sh", "-c", f'printf "%s" "$WORD" >> {path}'), {"WORD": text})
+    return InstallStep(("sh", "-c", f'printf "%s" "$WORD" >> {path}'), {"WORD": text})
 
 
 def test_each_step_runs_once_in_order_with_its_environment(tmp_path):
@@ -25,7 +25,7 @@ def test_a_failed_installation_says_why_and_goes_on_where_it_stopped(tmp_path):
     log, folder = tmp_path / "log", tmp_path / "agents"
     steps = [
         append(log, "a"),
-        Step(("sh", "-c", f"test -e {tmp_path}/ready || {{ echo not yet >&2; exit 3; }}")),
+        InstallStep(("sh", "-c", f"test -e {tmp_path}/ready || {{ echo not yet >&2; exit 3; }}")),
         append(log, "b"),
     ]
     with pytest.raises(HarnessError, match=r"exited with 3\.\nnot yet"):
@@ -38,4 +38,4 @@ def test_a_failed_installation_says_why_and_goes_on_where_it_stopped(tmp_path):
 
 def test_a_missing_program_is_named(tmp_path):
     with pytest.raises(HarnessError, match="no-such-program"):
-        install([Step(("no-such-program",))], tmp_path)
+        install([InstallStep(("no-such-program",))], tmp_path)

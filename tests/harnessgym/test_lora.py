@@ -4,7 +4,7 @@ import pytest
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
-from harnessgym.lora import PROJECTIONS, LoraSection
+from harnessgym.run_config.trainer import PROJECTIONS, LoraSection
 
 
 def section(**given):

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.message import Message, Sampling, ToolCall, ToolSpec, canonical_json, chain_digests, context_digest
+from harnessgym.message import (
+    Message,
+    Sampling,
+    ToolCall,
+    ToolSpec,
+    canonical_json,
+    chain_digests,
+    context_digest,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -46,7 +54,14 @@ def test_a_digest_tells_what_is_said_apart(other):
 
 def test_calls_differ_by_name_arguments_and_order():
     one, two = ToolCall("1", "f", '{"x": 1}'), ToolCall("2", "g", '{"x": 1}')
-    forms = [(one,), (two,), (one, two), (two, one), (ToolCall("1", "f", '{"x": 2}'),), (ToolCall("1", "f", '{"x"'),)]
+    forms = [
+        (one,),
+        (two,),
+        (one, two),
+        (two, one),
+        (ToolCall("1", "f", '{"x": 2}'),),
+        (ToolCall("1", "f", '{"x"'),),
+    ]
     assert len({Message("assistant", tool_calls=form).digest for form in forms}) == len(forms)
 
 
@@ -127,7 +142,9 @@ def test_a_context_is_its_tools():
     assert len({context_digest(()), context_digest(tools), context_digest(tools[::-1])}) == 3
 
 
-MESSAGES = st.lists(st.builds(Message, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3)), max_size=6)
+MESSAGES = st.lists(
+    st.builds(Message, st.sampled_from(["user", "assistant", "tool"]), st.text(max_size=3)), max_size=6
+)
 
 
 @given(MESSAGES, MESSAGES)

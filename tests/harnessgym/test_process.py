@@ -27,7 +27,8 @@ def test_an_identity_is_not_fooled_by_a_reused_pid():
 
 def test_end_is_patient_and_then_is_not():
     stubborn = sleeper(
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); time.sleep(60)"
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('x', flush=True); "
+        "time.sleep(60)"
     )
     time.sleep(0.3)
     end(identify(stubborn.pid), grace_s=0.2)
@@ -44,7 +45,10 @@ def test_a_child_dies_with_its_parent(tmp_path):
         [
             sys.executable,
             "-c",
-            f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)",
+            (
+                f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); "
+                "time.sleep(60)"
+            ),
         ]
     )
     deadline = time.monotonic() + 20

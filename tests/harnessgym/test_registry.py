@@ -4,7 +4,9 @@ from harnessgym.errors import ConfigError
 from harnessgym.registry import REGISTRY, load, names
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, known in REGISTRY.items() for name in known])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, known in REGISTRY.items() for name in known]
+)
 def test_every_name_loads(kind, name):
     assert load(kind, name) is not None
 

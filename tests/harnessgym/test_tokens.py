@@ -30,7 +30,12 @@ def test_ids_survive_packing(ids):
     assert pack_ids(TokenArray(ids)) == pack_ids(ids)
 
 
-@given(IDS | st.lists(st.integers(0, 2**16 - 1)) | st.lists(st.integers(0, 2**24 - 1)) | st.lists(st.integers(-(2**31), 0)))
+@given(
+    IDS
+    | st.lists(st.integers(0, 2**16 - 1))
+    | st.lists(st.integers(0, 2**24 - 1))
+    | st.lists(st.integers(-(2**31), 0))
+)
 def test_ids_survive_storage(ids):
     """So do those that were stored in four bytes each."""
     for blob in (narrow_ids(ids), pack_ids(ids)):
@@ -39,7 +44,9 @@ def test_ids_survive_storage(ids):
         assert TokenArray.stored(blob, len(ids)) == ids
 
 
-@pytest.mark.parametrize(("highest", "width"), [(0, 2), (65_535, 2), (65_536, 3), (2**24 - 1, 3), (2**24, 4), (-1, 4)])
+@pytest.mark.parametrize(
+    ("highest", "width"), [(0, 2), (65_535, 2), (65_536, 3), (2**24 - 1, 3), (2**24, 4), (-1, 4)]
+)
 def test_ids_are_stored_in_as_few_bytes_as_they_need(highest, width):
     assert len(narrow_ids([1, highest])) == 2 * width
 

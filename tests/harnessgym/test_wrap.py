@@ -16,7 +16,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.harness import Endpoint
 from harnessgym.store import TraceStore, runs
 from harnessgym.store.tables import calls, rollouts
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from harnessgym.wrapping.surroundings import PROGRAMS, surroundings_of
 from harnessgym.wrapping.upstream import find_upstream
 
@@ -69,7 +69,16 @@ def test_any_command_is_recorded_and_keeps_its_exit_status(engine: str, tmp_path
         (row,) = store.read(lambda conn: conn.execute(select(rollouts)).mappings().all())
         assert (row["status"], row["stop_reason"], row["harness"]) == ("finished", "harness_error", "command")
         assert len(store.read(lambda conn: conn.execute(select(calls.c.id)).all())) == 2
-    again = wrap(tmp_path / "traces", "--upstream", engine, "--turns", "1", "--", sys.executable, str(tmp_path / "agent.py"))
+    again = wrap(
+        tmp_path / "traces",
+        "--upstream",
+        engine,
+        "--turns",
+        "1",
+        "--",
+        sys.executable,
+        str(tmp_path / "agent.py"),
+    )
     assert again.returncode != 0
     assert "1 limit" in again.stderr
 
@@ -85,7 +94,9 @@ def test_a_command_is_replayed_from_its_record(tmp_path: Path) -> None:
         (recorded,) = store.read(lambda conn: conn.execute(select(rollouts.c.id)).scalars().all())
         again = wrap(tmp_path / "traces", "--upstream", f"replay:{recorded}", *words)
         assert (again.returncode, again.stdout) == (7, done.stdout), again.stderr
-        hashes = store.read(lambda conn: conn.execute(select(calls.c.completion_hash, calls.c.upstream)).all())
+        hashes = store.read(
+            lambda conn: conn.execute(select(calls.c.completion_hash, calls.c.upstream)).all()
+        )
         assert len({row.completion_hash for row in hashes}) == 1
         assert [row.upstream for row in hashes].count("replay") == 2
         assert verify(store).ok

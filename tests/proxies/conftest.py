@@ -11,7 +11,7 @@ import httpx
 import pytest
 from sqlalchemy import select
 
-from harnessgym.rollout.control import ControlClient, OpenedSession
+from harnessgym.proxy_client import ControlClient, OpenedSession
 from harnessgym.store import calls, policies, rollouts, runs
 from harnessgym.store.calls import RecordedCall, Segment
 from harnessgym.store.tables import calls as calls_table
@@ -19,7 +19,7 @@ from harnessgym.store.trace_store import TraceStore
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Task
 from proxies.app import Proxy, ProxySettings
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstream import Upstream
 from proxies.upstreams.scripted import ScriptedUpstream
 
@@ -34,7 +34,7 @@ class World:
     store: TraceStore
     settings: ProxySettings
     rollout_id: str
-    language: Language
+    language: PolicyLanguage
     upstreams: dict[str, Upstream]
     http: httpx.AsyncClient
     proxy: Proxy = field(init=False)
@@ -75,7 +75,9 @@ class World:
     async def add_worker(self, name: str, upstream: Upstream) -> None:
         """One more engine."""
         self.upstreams[name] = upstream
-        await self.proxy.workers.put(WorkerRow(name, self.settings.run_id, "scripted", name, upstream.version, "ready"))
+        await self.proxy.workers.put(
+            WorkerRow(name, self.settings.run_id, "scripted", name, upstream.version, "ready")
+        )
 
     def break_of(self, call: RecordedCall) -> str | None:
         """Why a call did not continue the one before, if it did not."""
@@ -122,14 +124,14 @@ MakeWorld = Callable[..., AbstractAsyncContextManager[World]]
 
 
 @pytest.fixture(scope="session")
-def language() -> Language:
-    return Language.of_policy(POLICY)
+def language() -> PolicyLanguage:
+    return PolicyLanguage.of_policy(POLICY)
 
 
 @pytest.fixture
-def make_world(tmp_path: Path, language: Language) -> MakeWorld:
-    """`async with make_world(*answers) as world`: one worker that gives the answers in turn, or `upstreams=` by id; `url=` is
-    that of an empty database, a file's if not given.
+def make_world(tmp_path: Path, language: PolicyLanguage) -> MakeWorld:
+    """`async with make_world(*answers) as world`: one worker that gives the answers in turn, or `upstreams=`
+    by id; `url=` is that of an empty database, a file's if not given.
     """
 
     @asynccontextmanager
@@ -140,7 +142,9 @@ def make_world(tmp_path: Path, language: Language) -> MakeWorld:
             run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
             policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
             task_id = store.write(lambda conn: runs.add_task(conn, "set", Task("task", "Do it.")))
-            spec = rollouts.GroupSpec(run_id, task_id, policy_id, "train", 0, 0, {}, ("command",), "process", (0,))
+            spec = rollouts.GroupSpec(
+                run_id, task_id, policy_id, "train", 0, 0, {}, ("command",), "process", (0,)
+            )
             store.write(lambda conn: rollouts.submit(conn, spec))
             (row,) = store.write(lambda conn: rollouts.claim(conn, run_id, "node", 60.0, 1))
             fields = {"port": 0, "control_port": 0, "max_length": 4_000, "worker_wait_s": 5.0, **options}

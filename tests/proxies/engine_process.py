@@ -1,10 +1,11 @@
-"""An engine as a process of its own, which a test may stop with SIGSTOP: vLLM's protocol, without a model and without torch.
+"""An engine as a process of its own, which a test may stop with SIGSTOP: vLLM's protocol, without a model and
+without torch.
 
     python tests/proxies/engine_process.py FD PAUSE_S ANSWERS POLICY
 
-It samples the token `TOKENS[n % len(TOKENS)]` as the n-th of a context, one at a time and `PAUSE_S` apart, so that an answer
-does not depend on which engine gives which part of it. With `PAUSE_S` of "inf" it is healthy and gives none. After `ANSWERS`
-answers it stops itself. It says that it serves the model folder `POLICY`.
+It samples the token `TOKENS[n % len(TOKENS)]` as the n-th of a context, one at a time and `PAUSE_S` apart, so
+that an answer does not depend on which engine gives which part of it. With `PAUSE_S` of "inf" it is healthy
+and gives none. After `ANSWERS` answers it stops itself. It says that it serves the model folder `POLICY`.
 """
 
 import asyncio
@@ -51,7 +52,9 @@ class EngineProcess:
             self.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
             given = (listener.fileno(), pause_s, answers, POLICY)
             argv = [sys.executable, __file__, *map(str, given)]
-            self._process = subprocess.Popen(argv, pass_fds=[listener.fileno()], cwd=Path(__file__).parents[2])
+            self._process = subprocess.Popen(
+                argv, pass_fds=[listener.fileno()], cwd=Path(__file__).parents[2]
+            )
 
     def __enter__(self) -> Self:
         httpx.get(f"{self.address}/health", timeout=60.0, trust_env=False).raise_for_status()

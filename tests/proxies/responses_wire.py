@@ -5,14 +5,19 @@ from typing import Any
 
 from harnessgym.message import Message, ToolCall
 from proxies.dialect import ModelRequest
-from proxies.dialects.responses import Responses
+from proxies.dialects.responses.dialect import Responses
 
 RESPONSES = Responses()
 USER = {"role": "user", "content": "Hi"}
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 FUNCTION = {"type": "function", "name": "find", "description": "Find.", "parameters": SCHEMA, "strict": False}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Patch.", "format": {"type": "text"}}
-AGENTS = {"type": "namespace", "name": "agents", "description": "Agents.", "tools": [{**FUNCTION, "name": "spawn"}, PATCH]}
+AGENTS = {
+    "type": "namespace",
+    "name": "agents",
+    "description": "Agents.",
+    "tools": [{**FUNCTION, "name": "spawn"}, PATCH],
+}
 TOOLS = [FUNCTION, PATCH, AGENTS]
 FIND = ToolCall("call_a1_0", "find", '{"name":  "lamp"}')
 ENCRYPTED = ["reasoning.encrypted_content"]

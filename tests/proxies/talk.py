@@ -1,4 +1,6 @@
-"""A harness and an engine around `continue_from`, without a proxy: what is asked, what is sampled, what it becomes."""
+"""A harness and an engine around `continue_from`, without a proxy: what is asked, what is sampled, what it
+becomes.
+"""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +12,7 @@ from proxies.continuation import Prompt, continue_from
 from proxies.conversations import Conversations
 from proxies.dialect import ModelRequest
 from proxies.dialects.chat import Chat
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.session import answer_digest
 
 Json = dict[str, Any]
@@ -19,7 +21,7 @@ Json = dict[str, Any]
 class Talk:
     """One session's calls, in order."""
 
-    def __init__(self, language: Language, history: str = "keep") -> None:
+    def __init__(self, language: PolicyLanguage, history: str = "keep") -> None:
         self.language, self.history = language, history
         self.forest, self.conversations = Forest("s"), Conversations()
         self.heads: set[str] = set()
@@ -27,17 +29,25 @@ class Talk:
         self.sampled: list[list[int]] = []
 
     def call(
-        self, messages: Sequence[Json], sampled: Sequence[int], tools: Sequence[Json] = (), finish_reason: str = "stop"
+        self,
+        messages: Sequence[Json],
+        sampled: Sequence[int],
+        tools: Sequence[Json] = (),
+        finish_reason: str = "stop",
     ) -> Message:
         """Ask over the wire form of chat completions; the policy samples these tokens."""
-        request = Chat().parse(json.dumps({"model": "m", "messages": list(messages), "tools": list(tools)}).encode(), {})
+        request = Chat().parse(
+            json.dumps({"model": "m", "messages": list(messages), "tools": list(tools)}).encode(), {}
+        )
         return self.ask(request, sampled, finish_reason)
 
     def ask(self, request: ModelRequest, sampled: Sequence[int], finish_reason: str = "stop") -> Message:
         """Ask; the policy samples these tokens."""
         number = len(self.prompts)
         chain = self.forest.chain(context_digest(request.tools), request.messages)
-        prompt = continue_from(self.forest, self.heads, self.conversations, chain, request, self.language, self.history)
+        prompt = continue_from(
+            self.forest, self.heads, self.conversations, chain, request, self.language, self.history
+        )
         parent = prompt.parent
         if parent is not None:
             assert list(prompt.ids) == [*self.forest.ids(parent.segment_id), *prompt.added]

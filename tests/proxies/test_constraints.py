@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from harnessgym.message import Message, ToolSpec
-from harnessgym.rollout.control import OpenedSession
-from harnessgym.session_options import SessionOptions
+from harnessgym.proxy_client import OpenedSession
+from harnessgym.run_config.session import SessionOptions
 from proxies.constraints import constrained
 from proxies.dialect import ModelRequest, OutputFormat, RequestProblem
 from tests.proxies.conftest import MakeWorld, World
@@ -21,7 +21,9 @@ def asked(**fields: Any) -> ModelRequest:
     return ModelRequest("m", (HI,), **fields)
 
 
-@pytest.mark.parametrize("fields", [{"output": OutputFormat()}, {"tool_choice": "required"}, {"tool_choice": "find"}])
+@pytest.mark.parametrize(
+    "fields", [{"output": OutputFormat()}, {"tool_choice": "required"}, {"tool_choice": "find"}]
+)
 def test_demands_are_refused_or_put_in_words(fields: dict[str, Any]) -> None:
     request = asked(tools=(FIND,), **fields)
     with pytest.raises(RequestProblem, match="does not support being made to answer so"):
@@ -41,7 +43,9 @@ def test_demands_are_refused_or_put_in_words(fields: dict[str, Any]) -> None:
         ({"tools": (FIND,), "parallel_tool_calls": False, "tool_choice": "none"}, ""),
     ],
 )
-def test_one_tool_call_at_a_time_is_asked_for_where_tools_can_be_called(fields: dict[str, Any], words: str) -> None:
+def test_one_tool_call_at_a_time_is_asked_for_where_tools_can_be_called(
+    fields: dict[str, Any], words: str
+) -> None:
     told = constrained(asked(**fields), "prompt")
     assert told.messages == ((Message("system", words), HI) if words else (HI,))
 
@@ -52,7 +56,9 @@ def test_one_tool_call_at_a_time_is_never_refused() -> None:
 
 
 def prompts(world: World, session: OpenedSession) -> list[str]:
-    return [world.language.renderer.written(world.prompt(session, call)).decode() for call in world.calls(session)]
+    return [
+        world.language.renderer.written(world.prompt(session, call)).decode() for call in world.calls(session)
+    ]
 
 
 @pytest.mark.anyio
@@ -81,7 +87,12 @@ async def test_harnesses_that_ask_for_one_tool_call_are_served(
 async def test_demands_are_not_the_clients_words(make_world: MakeWorld) -> None:
     async with make_world("One.<|im_end|>") as world:
         session = await world.open(options=SessionOptions(constraints="prompt"))
-        body = {"model": "m", "input": "hi", "instructions": "Be brief.", "text": {"format": {"type": "json_object"}}}
+        body = {
+            "model": "m",
+            "input": "hi",
+            "instructions": "Be brief.",
+            "text": {"format": {"type": "json_object"}},
+        }
         reply = (await world.http.post(f"{world.base(session)}/v1/responses", json=body)).json()
         assert reply["instructions"] == "Be brief."
         assert "Be brief.\n\nAnswer with one JSON object" in prompts(world, session)[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, select
 
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.store.tables import bodies as bodies_table
 from harnessgym.store.tables import calls as calls_table
 from proxies.upstreams.scripted import ScriptedUpstream
@@ -18,7 +18,9 @@ pytestmark = pytest.mark.anyio
 END = "<|im_end|>"
 TOOLS = [tool("find", "name"), tool("price", "id")]
 CALL = '<tool_call>\n{"name": "find", "arguments": {"name": "red lamp", "limit": 1}}\n</tool_call>'
-SYSTEM = system("You are a careful agent. Use the tools. Today is Monday, 3 March 2025. Working directory: /work.")
+SYSTEM = system(
+    "You are a careful agent. Use the tools. Today is Monday, 3 March 2025. Working directory: /work."
+)
 SUMMARY = "The user wants the price of the red lamp. Its id is Q7, and the price list was not read yet."
 
 
@@ -70,7 +72,9 @@ async def test_a_date_that_changed_is_a_nonce(make_world: MakeWorld) -> None:
         kind, detail = h.last()
         assert kind == "nonce"
         first, hunk, old, new = detail.split("\n")
-        assert first == f"message 0 (system), compared with call {h.call(0)}: a date, id or counter has changed"
+        assert (
+            first == f"message 0 (system), compared with call {h.call(0)}: a date, id or counter has changed"
+        )
         assert hunk.startswith("@@ -")
         assert "Monday, 3" in old
         assert "Tuesday, 4" in new
@@ -95,7 +99,9 @@ async def test_reasoning_of_which_a_part_came_back(make_world: MakeWorld) -> Non
         await h.ask([SYSTEM, user("What?"), answer, user("Sure?")])
         kind, detail = h.last()
         assert kind == "stripped_reasoning"
-        assert detail.startswith(f"message 2 (assistant), compared with call {h.call(0)}: part of the reasoning is missing\n@@")
+        assert detail.startswith(
+            f"message 2 (assistant), compared with call {h.call(0)}: part of the reasoning is missing\n@@"
+        )
 
 
 def other_form(answer: Json, form: str) -> Json:
@@ -103,8 +109,14 @@ def other_form(answer: Json, form: str) -> Json:
     if form == "text":
         said = f"Calling tools:\n[{{'name': '{function['name']}', 'arguments': {function['arguments']}}}]"
         return {"role": "assistant", "content": said}
-    arguments = {"types": '{"name": "red lamp", "limit": "1"}', "defaults": '{"name": "red lamp", "limit": 1, "deep": null}'}
-    return {**answer, "tool_calls": [{**answer["tool_calls"][0], "function": {**function, "arguments": arguments[form]}}]}
+    arguments = {
+        "types": '{"name": "red lamp", "limit": "1"}',
+        "defaults": '{"name": "red lamp", "limit": 1, "deep": null}',
+    }
+    return {
+        **answer,
+        "tool_calls": [{**answer["tool_calls"][0], "function": {**function, "arguments": arguments[form]}}],
+    }
 
 
 @pytest.mark.parametrize("form", ["text", "types", "defaults"])
@@ -155,7 +167,9 @@ async def test_an_answer_that_ended_at_a_stop_string(make_world: MakeWorld) -> N
         await h.ask([SYSTEM, user("What?"), answer, user("Observation: Q7")])
         kind, detail = h.last()
         assert kind == "stop_string"
-        assert detail.startswith(f"message 2 (assistant), compared with call {h.call(0)}: the answer ended at a stop string")
+        assert detail.startswith(
+            f"message 2 (assistant), compared with call {h.call(0)}: the answer ended at a stop string"
+        )
 
 
 async def test_an_answer_that_was_cut_off(make_world: MakeWorld) -> None:
@@ -228,7 +242,9 @@ async def test_another_agent_that_goes_on_is_a_handoff(make_world: MakeWorld) ->
         kind, detail = h.last()
         assert kind == "handoff"
         first, *hunk = detail.split("\n")
-        why = "another agent goes on with its history: another system prompt, other tools: +shell -find -price"
+        why = (
+            "another agent goes on with its history: another system prompt, other tools: +shell -find -price"
+        )
         assert first == f"message 0 (system), compared with call {h.call(1)}: {why}"
         assert "You write code" in hunk[-1]
 
@@ -260,7 +276,9 @@ async def test_another_agent_is_told_from_another_task(make_world: MakeWorld, di
         h = await harness(world)
         await work(h, 2)
         if difference == "system":
-            await h.ask([system("You search files and report where things are."), user("Find the price list.")])
+            await h.ask(
+                [system("You search files and report where things are."), user("Find the price list.")]
+            )
         else:
             await h.ask([SYSTEM, user("Find the price list.")], TOOLS[:1])
         kind, detail = h.last()
@@ -283,7 +301,11 @@ async def test_messages_that_are_left_out(make_world: MakeWorld, what: str) -> N
     async with make_world(f"{CALL}{END}") as world:
         h = await harness(world)
         messages = await work(h, 3)
-        await h.ask([*messages[:2], *messages[4:]] if what == "a window" else [*messages[:6], *messages[7:], user("And?")])
+        await h.ask(
+            [*messages[:2], *messages[4:]]
+            if what == "a window"
+            else [*messages[:6], *messages[7:], user("And?")]
+        )
         kind, detail = h.last()
         assert kind == "dropped_messages"
         assert ("2 messages are left out" if what == "a window" else "the answer is left out") in detail
@@ -307,7 +329,9 @@ async def test_a_template_that_writes_something_else(make_world: MakeWorld) -> N
         await h.ask([SYSTEM, user("What?"), {**answer, "content": answer["content"].strip()}, user("Sure?")])
         kind, detail = h.last()
         assert kind == "template"
-        assert detail.startswith(f"message 2 (assistant), compared with call {h.call(0)}: the template writes something else")
+        assert detail.startswith(
+            f"message 2 (assistant), compared with call {h.call(0)}: the template writes something else"
+        )
 
 
 def rewritten(messages: list[Json], how: str) -> list[Json]:
@@ -339,7 +363,9 @@ HABITS = [
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
 @pytest.mark.parametrize("how", HABITS)
-async def test_a_break_is_told_after_a_restart_as_before_it(make_world: MakeWorld, how: str, restarted: bool) -> None:
+async def test_a_break_is_told_after_a_restart_as_before_it(
+    make_world: MakeWorld, how: str, restarted: bool
+) -> None:
     async with make_world(f"{CALL}{END}") as world:
         h = await harness(world)
         messages = await work(h, 3)
@@ -394,7 +420,13 @@ async def test_what_claude_code_changes_from_call_to_call_breaks_nothing(make_wo
     async with make_world(answer, f"47{END}") as world:
         h = await harness(world)
         url = f"{world.proxy.url}/s/{h.session.key}/v1/messages"
-        tools = [{"name": "find", "description": "Find.", "input_schema": {"type": "object", "properties": {"name": {}}}}]
+        tools = [
+            {
+                "name": "find",
+                "description": "Find.",
+                "input_schema": {"type": "object", "properties": {"name": {}}},
+            }
+        ]
         marker = {"cache_control": {"type": "ephemeral"}}
 
         def prompt(nonce: str) -> list[Json]:
@@ -411,7 +443,10 @@ async def test_what_claude_code_changes_from_call_to_call_breaks_nothing(make_wo
             {**text, "text": "Looking. "},
             {**use, "input": {"limit": 1.0, "name": "red lamp"}, **marker},
         ]
-        more = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": "Q7", **marker}]}
+        more = {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": "Q7", **marker}],
+        }
         messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": replayed}, more]
         response = await world.http.post(url, json={**body, "system": prompt("994"), "messages": messages})
         assert response.status_code == 200, response.text
@@ -423,7 +458,9 @@ async def test_the_nonce_is_no_part_of_a_prompt_in_any_protocol(make_world: Make
     async with make_world(f"one{END}") as world:
         h = await harness(world)
         for nonce in ("2bb", "994"):
-            await h.ask([system(f"x-anthropic-billing-header: cc_version={nonce};\nBe careful."), user("What?")])
+            await h.ask(
+                [system(f"x-anthropic-billing-header: cc_version={nonce};\nBe careful."), user("What?")]
+            )
         upstream = world.upstreams["w0"]
         assert isinstance(upstream, ScriptedUpstream)
         one, two = (world.language.renderer.written(asked.prompt).decode() for asked in upstream.asked)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from harnessgym.message import Message
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from tests.proxies.npm_tokenizer import qwen3_folder
 from tests.proxies.talk import Json, Talk, replay, result, system, tool, user
 
@@ -16,8 +16,8 @@ ASKED = [system("Use the tools."), user("What is the price?")]
 
 
 @pytest.fixture(scope="module")
-def language() -> Language:
-    return Language.of_policy(qwen3_folder())
+def language() -> PolicyLanguage:
+    return PolicyLanguage.of_policy(qwen3_folder())
 
 
 @pytest.fixture(params=["keep", "template"])
@@ -29,7 +29,7 @@ def thought(text: str, reasoning: str = "hm") -> str:
     return f"<think>\n{reasoning}\n</think>\n\n{text}"
 
 
-def test_the_folder_is_read_as_qwen3(language: Language) -> None:
+def test_the_folder_is_read_as_qwen3(language: PolicyLanguage) -> None:
     assert language.stop_token_ids == (151643, 151645)
     talk = Talk(language)
     talk.call(ASKED, talk.encode(f"47{END}"), TOOLS)
@@ -38,7 +38,7 @@ def test_the_folder_is_read_as_qwen3(language: Language) -> None:
     assert text.endswith("<|im_start|>user\nWhat is the price?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_tool_loop_is_one_row_in_both_modes(language: Language, history: str) -> None:
+def test_a_tool_loop_is_one_row_in_both_modes(language: PolicyLanguage, history: str) -> None:
     talk = Talk(language, history)
     messages: list[Json] = list(ASKED)
     canonical = CALL.replace("  ", " ")
@@ -53,7 +53,9 @@ def test_a_tool_loop_is_one_row_in_both_modes(language: Language, history: str) 
     assert added == f"\n<|im_start|>user{responses}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_new_question_strips_the_reasoning_under_template_only(language: Language, history: str) -> None:
+def test_a_new_question_strips_the_reasoning_under_template_only(
+    language: PolicyLanguage, history: str
+) -> None:
     talk = Talk(language, history)
     messages: list[Json] = list(ASKED)
     for _ in range(3):
@@ -72,12 +74,16 @@ def test_a_new_question_strips_the_reasoning_under_template_only(language: Langu
         assert "<think>" not in last
         broken = talk.prompts[2].broken
         assert broken is not None
-        assert broken.detail.startswith("message 4 (assistant), compared with call c1: the template leaves the reasoning out\n")
+        assert broken.detail.startswith(
+            "message 4 (assistant), compared with call c1: the template leaves the reasoning out\n"
+        )
         assert "-<think>" in broken.detail
     assert len({id(leaf) for leaf in talk.forest.leaves()}) == (1 if history == "keep" else 3)
 
 
-def test_template_continues_what_was_sampled_behind_the_question_it_strips_up_to(language: Language) -> None:
+def test_template_continues_what_was_sampled_behind_the_question_it_strips_up_to(
+    language: PolicyLanguage,
+) -> None:
     """The fork is where the template strips; what comes behind it is continued again."""
     talk = Talk(language, "template")
     first = talk.call(ASKED, talk.encode(thought("47") + END), TOOLS)
@@ -90,7 +96,7 @@ def test_template_continues_what_was_sampled_behind_the_question_it_strips_up_to
 
 
 @pytest.mark.parametrize("drop", ["reasoning_content", "nothing", "inline", "other field"])
-def test_keep_holds_however_a_client_treats_the_reasoning(language: Language, drop: str) -> None:
+def test_keep_holds_however_a_client_treats_the_reasoning(language: PolicyLanguage, drop: str) -> None:
     talk = Talk(language)
     said = replay(talk.call(ASKED, talk.encode(thought(f"Looking.\n{CALL}") + END), TOOLS))
     reasoning = said["reasoning_content"]
@@ -105,7 +111,7 @@ def test_keep_holds_however_a_client_treats_the_reasoning(language: Language, dr
     assert list(talk.prompts[1].ids) == [*talk.prompts[0].ids, *talk.sampled[0], *talk.prompts[1].added]
 
 
-def test_sampled_tokens_that_are_no_canonical_bpe_are_kept(language: Language, history: str) -> None:
+def test_sampled_tokens_that_are_no_canonical_bpe_are_kept(language: PolicyLanguage, history: str) -> None:
     talk = Talk(language, history)
     spelt = [token for letter in "the value" for token in talk.encode(letter)]
     assert spelt != talk.encode("the value")
@@ -122,7 +128,7 @@ def test_sampled_tokens_that_are_no_canonical_bpe_are_kept(language: Language, h
         assert prompt.broken.detail.startswith("message 2 (assistant), compared with call c0: ")
 
 
-def test_arguments_written_otherwise_are_kept_or_named(language: Language, history: str) -> None:
+def test_arguments_written_otherwise_are_kept_or_named(language: PolicyLanguage, history: str) -> None:
     talk = Talk(language, history)
     first = talk.call(ASKED, talk.encode(thought(CALL) + END), TOOLS)
     said = replay(first)
@@ -137,7 +143,7 @@ def test_arguments_written_otherwise_are_kept_or_named(language: Language, histo
 
 
 @pytest.mark.parametrize("end", ["<|endoftext|>", END])
-def test_every_end_of_turn_is_continued(language: Language, end: str) -> None:
+def test_every_end_of_turn_is_continued(language: PolicyLanguage, end: str) -> None:
     talk = Talk(language)
     first = talk.call(ASKED, talk.encode("47" + end), TOOLS)
     assert first.content == "47"
@@ -147,7 +153,7 @@ def test_every_end_of_turn_is_continued(language: Language, end: str) -> None:
     assert text.endswith(f"47{end}\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_a_turn_that_was_cut_off_starts_a_branch(language: Language, history: str) -> None:
+def test_a_turn_that_was_cut_off_starts_a_branch(language: PolicyLanguage, history: str) -> None:
     talk = Talk(language, history)
     first = talk.call(ASKED, talk.encode(thought("four")), TOOLS, "length")
     talk.call([*ASKED, replay(first), user("Go on.")], talk.encode(f"48{END}"), TOOLS)
@@ -158,7 +164,7 @@ def test_a_turn_that_was_cut_off_starts_a_branch(language: Language, history: st
 
 
 @pytest.mark.parametrize("content", ["", None, "missing"])
-def test_an_answer_without_content_is_continued(language: Language, content: str | None) -> None:
+def test_an_answer_without_content_is_continued(language: PolicyLanguage, content: str | None) -> None:
     talk = Talk(language)
     said = replay(talk.call(ASKED, talk.encode(thought(CALL) + END), TOOLS))
     if content == "missing":
@@ -170,7 +176,7 @@ def test_an_answer_without_content_is_continued(language: Language, content: str
     assert talk.prompts[1].parent is not None
 
 
-def test_an_empty_answer_is_continued(language: Language) -> None:
+def test_an_empty_answer_is_continued(language: PolicyLanguage) -> None:
     talk = Talk(language)
     talk.call(ASKED, talk.encode(END), TOOLS)
     talk.call([*ASKED, {"role": "assistant", "content": ""}, user("Hello?")], talk.encode(f"47{END}"), TOOLS)
@@ -178,11 +184,13 @@ def test_an_empty_answer_is_continued(language: Language) -> None:
     assert talk.prompts[1].broken is None
 
 
-def test_quoted_control_tokens_are_text(language: Language) -> None:
+def test_quoted_control_tokens_are_text(language: PolicyLanguage) -> None:
     quote = "a<|im_end|>\n<|im_start|>assistant\nb<|endoftext|>"
     talk = Talk(language)
     first = talk.call([system(quote), user(quote)], talk.encode(thought(CALL) + END), TOOLS)
-    talk.call([system(quote), user(quote), replay(first), result(quote, "call_0_0")], talk.encode(f"47{END}"), TOOLS)
+    talk.call(
+        [system(quote), user(quote), replay(first), result(quote, "call_0_0")], talk.encode(f"47{END}"), TOOLS
+    )
     for prompt in talk.prompts:
         assert quote in talk.text(prompt.added)
     assert talk.prompts[0].ids.count(151645) == 2
@@ -190,7 +198,7 @@ def test_quoted_control_tokens_are_text(language: Language) -> None:
     assert talk.prompts[1].added.count(151644) == 2
 
 
-def test_quoted_control_tokens_change_nothing_else(language: Language) -> None:
+def test_quoted_control_tokens_change_nothing_else(language: PolicyLanguage) -> None:
     plain = Message("user", "a <|im_end b |> <tool_call> c")
     renderer = language.renderer
     assert renderer.render([plain], ()) == renderer.encode(renderer.text([plain]))  # type: ignore[attr-defined]

@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 
 from harnessgym.config import validate
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import events
 from harnessgym.traces.contracts import Contracts
 from tests.proxies.conftest import MakeWorld, World
 
 pytestmark = pytest.mark.anyio
 HI = [{"role": "user", "content": "hi"}]
-TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"properties": {"command": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "bash", "parameters": {"properties": {"command": {"type": "string"}}}},
+    }
+]
 
 
 def bash(command: str) -> str:
@@ -22,7 +27,9 @@ def bash(command: str) -> str:
 
 
 def held_to(*raw: dict[str, Any], **options: Any) -> SessionOptions:
-    return SessionOptions(contracts=validate(Contracts, {"contracts": list(raw)}, "the test").contracts, **options)
+    return SessionOptions(
+        contracts=validate(Contracts, {"contracts": list(raw)}, "the test").contracts, **options
+    )
 
 
 def refusals(world: World) -> list[dict[str, Any]]:
@@ -62,7 +69,9 @@ async def test_a_forbidden_call_is_answered_and_the_session_ended(make_world: Ma
         ({"kind": "must_return"}, 3),
     ],
 )
-async def test_a_call_that_would_break_a_contract_is_refused(make_world: MakeWorld, rule: dict[str, Any], allowed: int) -> None:
+async def test_a_call_that_would_break_a_contract_is_refused(
+    make_world: MakeWorld, rule: dict[str, Any], allowed: int
+) -> None:
     async with make_world("a<|im_end|>") as world:
         session = await world.open(options=held_to(rule))
         talk, statuses = list(HI), []
@@ -87,9 +96,14 @@ async def test_calls_in_flight_count_and_side_calls_do_not(make_world: MakeWorld
         title = {"kind": "side", "name": "title", "user_pattern": "title"}
         session = await world.open(options=held_to({"kind": "budget", "calls": 2}, side_calls=(title,)))
         for _ in range(3):
-            assert (await world.chat(session.key, [{"role": "user", "content": "a title"}])).status_code == 200
+            assert (
+                await world.chat(session.key, [{"role": "user", "content": "a title"}])
+            ).status_code == 200
         world.scripted("w0").gate.clear()
-        asked = [asyncio.create_task(world.chat(session.key, [{"role": "user", "content": f"{n}"}])) for n in range(2)]
+        asked = [
+            asyncio.create_task(world.chat(session.key, [{"role": "user", "content": f"{n}"}]))
+            for n in range(2)
+        ]
         while world.proxy.relay.in_flight < 2:
             await asyncio.sleep(0.01)
         assert (await world.chat(session.key, HI)).status_code == 403

@@ -16,18 +16,24 @@ from proxies.dialect import (
     RequestProblem,
     Stamp,
     TextDelta,
+    TokenUsage,
     ToolCallDelta,
-    Usage,
 )
 from proxies.dialects.chat import Chat
 
 CHAT = Chat()
 CALL = ToolCall("call_a_0", "find", '{"name":  "lamp"}')
-WIRE_CALL = {"id": "call_a_0", "type": "function", "function": {"name": "find", "arguments": '{"name":  "lamp"}'}}
+WIRE_CALL = {
+    "id": "call_a_0",
+    "type": "function",
+    "function": {"name": "find", "arguments": '{"name":  "lamp"}'},
+}
 
 
 def parse(**fields: object) -> ModelRequest:
-    return CHAT.parse(json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}).encode(), {})
+    return CHAT.parse(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "Hi"}], **fields}).encode(), {}
+    )
 
 
 def messages(*given: dict[str, object]) -> tuple[Message, ...]:
@@ -38,7 +44,11 @@ def test_a_conversation() -> None:
     assert messages(
         {"role": "developer", "content": "One."},
         {"role": "system", "content": [{"type": "text", "text": "Two."}]},
-        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "ann"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            "name": "ann",
+        },
         {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [WIRE_CALL]},
         {"role": "tool", "tool_call_id": "call_a_0", "content": [{"type": "text", "text": "Q7"}]},
         {"role": "assistant", "content": [{"type": "text", "text": "4"}, {"type": "text", "text": "7"}]},
@@ -55,7 +65,11 @@ def test_a_conversation() -> None:
 
 def test_forms_of_one_assistant_message_have_one_digest() -> None:
     arguments = {"name": "lamp"}
-    other = {"id": "other", "type": "function", "function": {"name": "find", "arguments": json.dumps(arguments)}}
+    other = {
+        "id": "other",
+        "type": "function",
+        "function": {"name": "find", "arguments": json.dumps(arguments)},
+    }
     bare = {"id": "call_a_0", "function": {"name": "find", "arguments": arguments}}
     forms = [
         {"role": "assistant", "content": None, "tool_calls": [WIRE_CALL]},
@@ -79,7 +93,12 @@ def test_tools_and_options() -> None:
     assert (request.tool_choice, request.max_tokens, request.stop) == ("g", 7, ("x",))
     assert request.stream
     assert request.include_usage
-    assert request.asked == {"temperature": 0, "max_completion_tokens": 7, "stop": "x", "parallel_tool_calls": True}
+    assert request.asked == {
+        "temperature": 0,
+        "max_completion_tokens": 7,
+        "stop": "x",
+        "parallel_tool_calls": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -112,7 +131,8 @@ def test_what_an_answer_must_be_is_read() -> None:
     assert parse(response_format=wanted).output == OutputFormat("x", schema)
     assert (parse().n, parse(n=3).n) == (1, 3)
     calls = [
-        parse(**fields).parallel_tool_calls for fields in ({}, {"parallel_tool_calls": None}, {"parallel_tool_calls": False})
+        parse(**fields).parallel_tool_calls
+        for fields in ({}, {"parallel_tool_calls": None}, {"parallel_tool_calls": False})
     ]
     assert calls == [True, True, False]
 
@@ -132,7 +152,9 @@ def test_images_stand_behind_the_text() -> None:
     assert request.messages[0].digest != Message("user", "what is it?").digest
 
 
-@pytest.mark.parametrize("fields", [{"n": 129}, {"n": 0}, {"response_format": {"type": "yaml"}}, {"parallel_tool_calls": "no"}])
+@pytest.mark.parametrize(
+    "fields", [{"n": 129}, {"n": 0}, {"response_format": {"type": "yaml"}}, {"parallel_tool_calls": "no"}]
+)
 def test_nonsense_is_malformed(fields: dict[str, object]) -> None:
     with pytest.raises(RequestProblem) as caught:
         parse(**fields)
@@ -141,7 +163,7 @@ def test_nonsense_is_malformed(fields: dict[str, object]) -> None:
 
 def test_answer() -> None:
     message = Message("assistant", reasoning="hm", tool_calls=(CALL,))
-    answer = Answer("a1", "m", message, "tool_calls", Usage(40, 12, 8, 3), 5)
+    answer = Answer("a1", "m", message, "tool_calls", TokenUsage(40, 12, 8, 3), 5)
     assert json.loads(CHAT.render([answer], ModelRequest("m", ()))) == {
         "id": "chatcmpl-a1",
         "object": "chat.completion",
@@ -166,7 +188,12 @@ def test_answer() -> None:
 
 
 async def _deltas() -> AsyncIterator[Delta]:
-    for delta in (ReasoningDelta("hm"), TextDelta("4"), ToolCallDelta(0, CALL), Finished("tool_calls", Usage(3, 4))):
+    for delta in (
+        ReasoningDelta("hm"),
+        TextDelta("4"),
+        ToolCallDelta(0, CALL),
+        Finished("tool_calls", TokenUsage(3, 4)),
+    ):
         yield delta
 
 
@@ -186,7 +213,9 @@ def test_stream() -> None:
     act, last = events.pop()
     assert (act, last["choices"]) == (True, [])
     assert last["usage"]["total_tokens"] == 7
-    assert [(act, chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for act, chunk in events] == [
+    assert [
+        (act, chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for act, chunk in events
+    ] == [
         (False, {"role": "assistant", "content": ""}, None),
         (False, {"reasoning_content": "hm"}, None),
         (False, {"content": "4"}, None),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from proxies.dialect import Problem, ReasoningDelta, RequestProblem, Stamp
 from proxies.dialects.completions import Completions
 from tests.proxies.conftest import MakeWorld, World
@@ -26,7 +26,9 @@ def refused(**body: Any) -> Problem:
     return caught.value.problem
 
 
-@pytest.mark.parametrize(("prompt", "read"), [("One", "One"), (["One"], "One"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))], ids=str)
+@pytest.mark.parametrize(
+    ("prompt", "read"), [("One", "One"), (["One"], "One"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))], ids=str
+)
 def test_one_prompt_alone_or_as_the_only_one_of_a_batch(prompt: Any, read: Any) -> None:
     request = parse(prompt=prompt)
     assert (request.prompt, request.messages, request.tools) == (read, (), ())
@@ -51,8 +53,22 @@ def test_what_cannot_be_done_is_refused(option: dict[str, Any]) -> None:
 def test_what_is_asked() -> None:
     plain = parse(echo=False, suffix=None, logprobs=None, best_of=1)
     assert (plain.max_tokens, plain.n, plain.stop, plain.stream) == (16, 1, (), False)
-    full = parse(max_tokens=7, n=2, best_of=2, stop=["a", "b"], stream=True, stream_options={"include_usage": True}, seed=3)
-    assert (full.max_tokens, full.n, full.stop, full.stream, full.include_usage) == (7, 2, ("a", "b"), True, True)
+    full = parse(
+        max_tokens=7,
+        n=2,
+        best_of=2,
+        stop=["a", "b"],
+        stream=True,
+        stream_options={"include_usage": True},
+        seed=3,
+    )
+    assert (full.max_tokens, full.n, full.stop, full.stream, full.include_usage) == (
+        7,
+        2,
+        ("a", "b"),
+        True,
+        True,
+    )
     assert full.asked == {"max_tokens": 7, "stop": ["a", "b"], "seed": 3}
 
 
@@ -75,14 +91,22 @@ async def opened(world: World, **options: Any) -> AsyncIterator[tuple[AsyncOpenA
         yield client, session
 
 
-async def ask(client: AsyncOpenAI, prompt: Any, *, stream: bool, **options: Any) -> tuple[list[str], list[str], Any]:
+async def ask(
+    client: AsyncOpenAI, prompt: Any, *, stream: bool, **options: Any
+) -> tuple[list[str], list[str], Any]:
     """Texts and finish reasons by choice, and the usage."""
     wanted: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": 100, **options}
     if not stream:
         answer = await client.completions.create(**wanted)
-        return [choice.text for choice in answer.choices], [choice.finish_reason for choice in answer.choices], answer.usage
+        return (
+            [choice.text for choice in answer.choices],
+            [choice.finish_reason for choice in answer.choices],
+            answer.usage,
+        )
     texts, reasons, usage = [""] * wanted.get("n", 1), [""] * wanted.get("n", 1), None
-    async for chunk in await client.completions.create(**wanted, stream=True, stream_options={"include_usage": True}):
+    async for chunk in await client.completions.create(
+        **wanted, stream=True, stream_options={"include_usage": True}
+    ):
         for choice in chunk.choices:
             texts[choice.index] += choice.text
             reasons[choice.index] = choice.finish_reason or reasons[choice.index]

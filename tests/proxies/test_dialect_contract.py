@@ -21,8 +21,8 @@ from proxies.dialect import (
     RequestProblem,
     Stamp,
     TextDelta,
+    TokenUsage,
     ToolCallDelta,
-    Usage,
 )
 from proxies.dialects import DIALECTS, load_dialect
 
@@ -31,7 +31,10 @@ every_dialect = pytest.mark.parametrize("dialect", ALL, ids=lambda dialect: dial
 GOOD = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
 GOODS = {
     "completions": {"model": "m", "max_tokens": 5, "prompt": "Hi"},
-    "gemini": {"contents": [{"role": "user", "parts": [{"text": "Hi"}]}], "generationConfig": {"maxOutputTokens": 5}},
+    "gemini": {
+        "contents": [{"role": "user", "parts": [{"text": "Hi"}]}],
+        "generationConfig": {"maxOutputTokens": 5},
+    },
 }
 """Good bodies of protocols that are unlike `GOOD`."""
 HEADERS = {"gemini": {":path": "/v1beta/models/m:generateContent"}}
@@ -80,7 +83,9 @@ def run(dialect: Dialect, deltas: list[Delta], include_usage: bool = True) -> li
             yield delta
 
     async def collect() -> list[Event]:
-        request = ModelRequest("m", (), stream=True, include_usage=include_usage, headers={":query": "alt=sse"})
+        request = ModelRequest(
+            "m", (), stream=True, include_usage=include_usage, headers={":query": "alt=sse"}
+        )
         return [event async for event in dialect.stream(source(), Stamp("a1", "m", 1), request, 3)]
 
     return asyncio.run(collect())
@@ -101,7 +106,7 @@ DELTAS = st.lists(
 def test_whoever_lacks_the_act_events_cannot_act(dialect: Dialect, deltas: list[Delta], reason: str) -> None:
     if dialect.name == "completions":  # raw answers are text
         deltas = [delta for delta in deltas if isinstance(delta, TextDelta)]
-    events = run(dialect, [*deltas, Finished(reason, Usage(3, 4))])
+    events = run(dialect, [*deltas, Finished(reason, TokenUsage(3, 4))])
     assert events[-1].act
     held = b"".join(event.data for event in events if not event.act)
     for sign in SIGNS[dialect.name]:
@@ -142,7 +147,9 @@ BADS: dict[str, list[dict[str, object]]] = {
 @pytest.mark.parametrize(
     ("dialect", "bad"),
     [(dialect, bad) for dialect in ALL for bad in (*NO_JSON, *BADS.get(dialect.name, BAD))],
-    ids=lambda value: value[:60].decode("latin1") if isinstance(value, bytes) else getattr(value, "name", str(value)[:60]),
+    ids=lambda value: (
+        value[:60].decode("latin1") if isinstance(value, bytes) else getattr(value, "name", str(value)[:60])
+    ),
 )
 def test_malformed_requests_are_the_providers_400(dialect: Dialect, bad: bytes | dict[str, object]) -> None:
     with pytest.raises(RequestProblem) as caught:
@@ -151,17 +158,48 @@ def test_malformed_requests_are_the_providers_400(dialect: Dialect, bad: bytes |
     assert dialect.error(caught.value.problem)[0] == 400
 
 
-ITEMS = ("reasoning", "function_call", "custom_tool_call_output", "namespace", "custom", "input_image", "message")
-FIELDS = ("call_id", "output", "arguments", "summary", "encrypted_content", "tools", "format", "parts", "mode")
-GEMINI = ("functionCall", "functionResponse", "inlineData", "functionDeclarations", "functionCallingConfig", "responseSchema")
+ITEMS = (
+    "reasoning",
+    "function_call",
+    "custom_tool_call_output",
+    "namespace",
+    "custom",
+    "input_image",
+    "message",
+)
+FIELDS = (
+    "call_id",
+    "output",
+    "arguments",
+    "summary",
+    "encrypted_content",
+    "tools",
+    "format",
+    "parts",
+    "mode",
+)
+GEMINI = (
+    "functionCall",
+    "functionResponse",
+    "inlineData",
+    "functionDeclarations",
+    "functionCallingConfig",
+    "responseSchema",
+)
 JSON = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(), st.text(), st.sampled_from(["user", "text", "assistant", "tool_use", *ITEMS])
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.text(),
+        st.sampled_from(["user", "text", "assistant", "tool_use", *ITEMS]),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=3),
         st.dictionaries(
-            st.sampled_from(["type", "role", "content", "text", "name", "input", "id", "function", *FIELDS, *GEMINI]),
+            st.sampled_from(
+                ["type", "role", "content", "text", "name", "input", "id", "function", *FIELDS, *GEMINI]
+            ),
             inner,
             max_size=4,
         ),
@@ -211,7 +249,10 @@ def test_half_a_surrogate_pair_is_replaced(dialect: Dialect) -> None:
         "completions": {"prompt": "cut \ud83c"},
         "gemini": {"contents": [{"parts": [{"text": "cut \ud83c"}]}]},
     }
-    request = parse(dialect, body(dialect, **said.get(dialect.name, {"messages": [{"role": "user", "content": "cut \ud83c"}]})))
+    request = parse(
+        dialect,
+        body(dialect, **said.get(dialect.name, {"messages": [{"role": "user", "content": "cut \ud83c"}]})),
+    )
     assert (request.prompt or request.messages[0].content) == "cut \ufffd"
 
 

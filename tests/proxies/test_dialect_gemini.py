@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from harnessgym.message import Message
 from proxies.dialect import ModelRequest, Problem, RequestProblem
-from proxies.dialects.gemini import Gemini
-from proxies.dialects.gemini_contents import result_text
-from proxies.dialects.gemini_tools import json_schema
+from proxies.dialects.gemini.contents import result_text
+from proxies.dialects.gemini.dialect import Gemini
+from proxies.dialects.gemini.tools import json_schema
 
 PATH = "/v1beta/models/m:generateContent"
 USER = {"role": "user", "parts": [{"text": "Hi"}]}
@@ -59,7 +59,12 @@ def test_snake_case_and_single_objects_mean_the_same() -> None:
     usual = parse(
         systemInstruction={"parts": [{"text": "Be brief."}, {"text": "Always."}]},
         tools=[{"functionDeclarations": [tool]}],
-        generationConfig={"maxOutputTokens": 7, "stopSequences": ["x"], "topK": 3, "thinkingConfig": {"includeThoughts": True}},
+        generationConfig={
+            "maxOutputTokens": 7,
+            "stopSequences": ["x"],
+            "topK": 3,
+            "thinkingConfig": {"includeThoughts": True},
+        },
     )
     docs = parse(
         contents={"parts": {"text": "Hi"}},
@@ -72,7 +77,12 @@ def test_snake_case_and_single_objects_mean_the_same() -> None:
     assert usual == docs
     assert usual.messages[0] == Message("system", "Be brief.\nAlways.")
     assert (usual.max_tokens, usual.stop) == (7, ("x",))
-    assert usual.asked == {"topK": 3, "maxOutputTokens": 7, "stopSequences": ["x"], "thinkingConfig": {"includeThoughts": True}}
+    assert usual.asked == {
+        "topK": 3,
+        "maxOutputTokens": 7,
+        "stopSequences": ["x"],
+        "thinkingConfig": {"includeThoughts": True},
+    }
 
 
 @pytest.mark.parametrize(
@@ -80,7 +90,9 @@ def test_snake_case_and_single_objects_mean_the_same() -> None:
     [
         lambda part: part,
         lambda part: {**part, "thoughtSignature": "c2tpcA=="},
-        lambda part: {"functionCall": {"name": part["functionCall"]["name"], "args": part["functionCall"]["args"]}},
+        lambda part: {
+            "functionCall": {"name": part["functionCall"]["name"], "args": part["functionCall"]["args"]}
+        },
         lambda part: {"functionCall": {**part["functionCall"], "id": f"get__{part['functionCall']['id']}"}},
         lambda part: {"function_call": part["functionCall"], "thought_signature": "x"},
     ],
@@ -95,7 +107,11 @@ def test_what_clients_do_to_a_call_does_not_change_what_it_says(decorate: Any) -
 
 def test_chunks_of_a_streamed_answer_are_one_message() -> None:
     call = {"functionCall": {"name": "get", "args": {}}}
-    chunks = [model({"text": "Thi", "thought": True}), model({"text": "nk.", "thought": True}), model({"text": "He"})]
+    chunks = [
+        model({"text": "Thi", "thought": True}),
+        model({"text": "nk.", "thought": True}),
+        model({"text": "He"}),
+    ]
     (message,) = said(*chunks, model({"text": "llo"}), model(call), model({"text": ""}))
     assert (message.content, message.reasoning, len(message.tool_calls)) == ("Hello", "Think.", 1)
 
@@ -121,7 +137,10 @@ def test_results_find_their_calls_with_and_without_ids() -> None:
         ("0", "1"), ("1", "2"), ("2", "3"),
     ]  # fmt: skip
     given_ids = model(call("f", id="x"), call("f", id="y"))
-    assert answered(given_ids, user(result("f", "2", id="y"), result("f", "1", id="x"))) == [("1", "2"), ("0", "1")]
+    assert answered(given_ids, user(result("f", "2", id="y"), result("f", "1", id="x"))) == [
+        ("1", "2"),
+        ("0", "1"),
+    ]
     assert answered(given_ids, user(result("f", "1", id="lost"))) == [("0", "1")]
     assert answered(model(call("f")), user(result("f", "1")), model(call("f")), user(result("f", "2"))) == [
         ("0", "1"), ("1", "2"),
@@ -130,8 +149,15 @@ def test_results_find_their_calls_with_and_without_ids() -> None:
 
 def test_texts_between_results_keep_their_place() -> None:
     result = {"functionResponse": {"name": "f", "response": {"result": "5"}}}
-    messages = said(model({"functionCall": {"name": "f"}}), {"parts": [{"text": "a"}, {"text": "b"}, result, {"text": "c"}]})
-    assert [(message.role, message.content) for message in messages[1:]] == [("user", "a\nb"), ("tool", "5"), ("user", "c")]
+    messages = said(
+        model({"functionCall": {"name": "f"}}),
+        {"parts": [{"text": "a"}, {"text": "b"}, result, {"text": "c"}]},
+    )
+    assert [(message.role, message.content) for message in messages[1:]] == [
+        ("user", "a\nb"),
+        ("tool", "5"),
+        ("user", "c"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +178,11 @@ def test_a_response_is_text(response: dict[str, Any], text: str) -> None:
 
 VALUES = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False), st.text()
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**53), 2**53),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(),
     ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
     max_leaves=8,
@@ -169,7 +199,10 @@ def test_images() -> None:
     inline = {"inlineData": {"mimeType": "image/png", "data": "-_8"}}
     remote = {"fileData": {"mimeType": "image/jpeg", "fileUri": "https://host/a.jpg"}}
     (message,) = said({"parts": [inline, {"text": "What?"}, remote]})
-    assert (message.content, message.images) == ("What?", ("data:image/png;base64,+/8=", "https://host/a.jpg"))
+    assert (message.content, message.images) == (
+        "What?",
+        ("data:image/png;base64,+/8=", "https://host/a.jpg"),
+    )
     for part in (
         {"inlineData": {"mimeType": "audio/wav", "data": ""}},
         {"fileData": {"fileUri": "gs://bucket/a"}},
@@ -179,7 +212,9 @@ def test_images() -> None:
         assert refused(contents=[{"parts": [part]}]).kind in ("unsupported", "malformed")
 
 
-@pytest.mark.parametrize("tool", ["googleSearch", "codeExecution", "urlContext", "google_search", "mcpServers"])
+@pytest.mark.parametrize(
+    "tool", ["googleSearch", "codeExecution", "urlContext", "google_search", "mcpServers"]
+)
 def test_tools_of_the_provider_are_refused(tool: str) -> None:
     assert refused(tools=[{tool: {}}]).kind == "unsupported"
 
@@ -238,8 +273,12 @@ def test_output_formats() -> None:
 
     assert output(responseMimeType="text/plain") is None
     assert output(responseMimeType="application/json").schema is None
-    assert output(responseMimeType="application/json", responseSchema={"type": "STRING"}).schema == {"type": "string"}
-    assert output(responseMimeType="application/json", responseJsonSchema={"type": "STRING"}).schema == {"type": "string"}
+    assert output(responseMimeType="application/json", responseSchema={"type": "STRING"}).schema == {
+        "type": "string"
+    }
+    assert output(responseMimeType="application/json", responseJsonSchema={"type": "STRING"}).schema == {
+        "type": "string"
+    }
     assert refused(generationConfig={"responseMimeType": "text/x.enum"}).kind == "unsupported"
 
 
@@ -266,14 +305,28 @@ def test_what_says_nothing_to_the_policy_is_passed_over() -> None:
 def test_counting_takes_a_whole_request_and_a_conversation_that_ends_anywhere() -> None:
     path = "/v1beta/models/m:countTokens"
     whole = {"model": "models/m", "contents": [USER], "systemInstruction": {"parts": [{"text": "Be brief."}]}}
-    assert [message.role for message in parse(path, generateContentRequest=whole).messages] == ["system", "user"]
-    assert [message.role for message in parse(path, contents=[USER, model({"text": "Hi"})]).messages] == ["user", "assistant"]
+    assert [message.role for message in parse(path, generateContentRequest=whole).messages] == [
+        "system",
+        "user",
+    ]
+    assert [message.role for message in parse(path, contents=[USER, model({"text": "Hi"})]).messages] == [
+        "user",
+        "assistant",
+    ]
     assert json.loads(Gemini().count(7))["totalTokens"] == 7
 
 
 def test_errors_tell_google_s_clients_when_to_come_back() -> None:
     status, headers, body = Gemini().error(Problem("overloaded", "Busy.", retry_after_s=2.5))
     error = json.loads(body)["error"]
-    assert (status, headers["retry-after"], error["code"], error["status"]) == (429, "3", 429, "RESOURCE_EXHAUSTED")
+    assert (status, headers["retry-after"], error["code"], error["status"]) == (
+        429,
+        "3",
+        429,
+        "RESOURCE_EXHAUSTED",
+    )
     assert error["details"] == [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "2.5s"}]
-    assert json.loads(Gemini().error(Problem("unknown_key", "No."))[2])["error"]["details"][0]["reason"] == "API_KEY_INVALID"
+    assert (
+        json.loads(Gemini().error(Problem("unknown_key", "No."))[2])["error"]["details"][0]["reason"]
+        == "API_KEY_INVALID"
+    )

@@ -16,8 +16,8 @@ from proxies.dialect import (
     RequestProblem,
     Stamp,
     TextDelta,
+    TokenUsage,
     ToolCallDelta,
-    Usage,
 )
 from proxies.dialects.messages import Messages
 
@@ -51,14 +51,23 @@ def test_a_conversation() -> None:
             "role": "user",
             "content": [
                 {"type": "tool_result", "tool_use_id": "toolu_a_0", "content": "Q7"},
-                {"type": "tool_result", "tool_use_id": "toolu_a_1", "content": [text("4"), text("7")], "is_error": True},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "toolu_a_1",
+                    "content": [text("4"), text("7")],
+                    "is_error": True,
+                },
                 text("Well?"),
                 {"type": "tool_result", "tool_use_id": "toolu_a_2"},
             ],
         },
         {"role": "system", "content": [text("Later.")]},
     ]
-    system = [text("x-anthropic-billing-header: cc_version=2.1.197.2bb;"), text("One.", **CACHE), text("Two.")]
+    system = [
+        text("x-anthropic-billing-header: cc_version=2.1.197.2bb;"),
+        text("One.", **CACHE),
+        text("Two."),
+    ]
     request = parse(system=system, messages=turns)
     assert tuple(message.without_nonce() for message in request.messages) == (
         Message("system", "One.\nTwo."),
@@ -90,7 +99,12 @@ def test_tools_and_options() -> None:
         context_management={"edits": []},
     )  # fmt: skip
     assert request.tools == (ToolSpec("f", "F.", schema), ToolSpec("g"))
-    assert (request.tool_choice, request.max_tokens, request.stop, request.stream) == ("required", 9, ("x",), True)
+    assert (request.tool_choice, request.max_tokens, request.stop, request.stream) == (
+        "required",
+        9,
+        ("x",),
+        True,
+    )
     assert (request.parallel_tool_calls, parse().parallel_tool_calls) == (False, True)
     assert parse(tool_choice={"type": "auto", "disable_parallel_tool_use": False}).parallel_tool_calls
     assert set(request.asked) == {"temperature", "top_k", "stop_sequences", "thinking", "max_tokens"}
@@ -104,13 +118,19 @@ def test_a_billing_line_takes_nothing_else_with_it() -> None:
 def test_images_documents_and_foreign_thoughts() -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     linked = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
-    document = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "the file"}}
+    document = {
+        "type": "document",
+        "source": {"type": "text", "media_type": "text/plain", "data": "the file"},
+    }
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "done"}, image]}
     thought = {"type": "redacted_thinking", "data": "x"}
     request = parse(
         messages=[
             {"role": "user", "content": [image, {"type": "text", "text": "look"}, document]},
-            {"role": "assistant", "content": [thought, {"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+            {
+                "role": "assistant",
+                "content": [thought, {"type": "tool_use", "id": "t", "name": "f", "input": {}}],
+            },
             {"role": "user", "content": [result, linked]},
         ]
     )
@@ -141,7 +161,11 @@ def test_keeping_all_thoughts_is_no_edit() -> None:
         {"output_config": {"format": {"type": "grammar"}}},
         {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}
+            ]
+        },
         {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]},
         {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "I"}]},
     ],
@@ -158,8 +182,14 @@ def test_max_tokens_is_required() -> None:
 
 
 def test_answer() -> None:
-    message = Message("assistant", "See.", reasoning="hm", tool_calls=(FIRST, ToolCall("toolu_a_1", "f", "no object")))
-    out = json.loads(MESSAGES.render([Answer("a1", "m", message, "length", Usage(40, 12, 8), 5)], ModelRequest("m", ())))
+    message = Message(
+        "assistant", "See.", reasoning="hm", tool_calls=(FIRST, ToolCall("toolu_a_1", "f", "no object"))
+    )
+    out = json.loads(
+        MESSAGES.render(
+            [Answer("a1", "m", message, "length", TokenUsage(40, 12, 8), 5)], ModelRequest("m", ())
+        )
+    )
     assert out["content"][0].pop("signature")
     assert out == {
         "id": "msg_a1",
@@ -178,12 +208,14 @@ def test_answer() -> None:
             "input_tokens": 32, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8, "output_tokens": 12,
         },
     }  # fmt: skip
-    again = parse(messages=[{"role": "assistant", "content": out["content"]}, {"role": "user", "content": "Hi"}])
+    again = parse(
+        messages=[{"role": "assistant", "content": out["content"]}, {"role": "user", "content": "Hi"}]
+    )
     assert again.messages[0].digest == message.digest
 
 
 async def _deltas() -> AsyncIterator[Delta]:
-    finished = Finished("tool_calls", Usage(40, 12, 8))
+    finished = Finished("tool_calls", TokenUsage(40, 12, 8))
     for delta in (
         ReasoningDelta("h"), ReasoningDelta("m"), TextDelta("Se"), TextDelta("e."), ToolCallDelta(0, FIRST),
         ToolCallDelta(1, SECOND), finished,
@@ -205,7 +237,11 @@ def test_stream() -> None:
     events = asyncio.run(_stream())
     act, start = events.pop(0)
     assert not act
-    assert (start["message"]["id"], start["message"]["content"], start["message"]["usage"]["input_tokens"]) == (
+    assert (
+        start["message"]["id"],
+        start["message"]["content"],
+        start["message"]["usage"]["input_tokens"],
+    ) == (
         "msg_a1",
         [],
         40,
@@ -213,12 +249,15 @@ def test_stream() -> None:
     signature = events[3][1]["delta"].pop("signature")
     whole = json.loads(
         MESSAGES.render(
-            [Answer("a1", "m", Message("assistant", reasoning="hm"), "stop", Usage(1, 1), 5)], ModelRequest("m", ())
+            [Answer("a1", "m", Message("assistant", reasoning="hm"), "stop", TokenUsage(1, 1), 5)],
+            ModelRequest("m", ()),
         )
     )
     assert signature == whole["content"][0]["signature"]
 
-    def block(index: int, start: dict[str, object], *deltas: dict[str, object], act: bool = False) -> list[tuple[bool, object]]:
+    def block(
+        index: int, start: dict[str, object], *deltas: dict[str, object], act: bool = False
+    ) -> list[tuple[bool, object]]:
         return [
             (False, {"type": "content_block_start", "index": index, "content_block": start}),
             *((act, {"type": "content_block_delta", "index": index, "delta": delta}) for delta in deltas),
@@ -260,4 +299,6 @@ def test_error_shape() -> None:
         "type": "error", "error": {"type": "authentication_error", "message": "invalid x-api-key"}, "request_id": None,
     }  # fmt: skip
     assert MESSAGES.keepalive() == b'event: ping\ndata: {"type":"ping"}\n\n'
-    assert MESSAGES.stream_error(Problem("overloaded", "Busy."), Stamp("a1", "m", 1)).startswith(b"event: error\ndata: {")
+    assert MESSAGES.stream_error(Problem("overloaded", "Busy."), Stamp("a1", "m", 1)).startswith(
+        b"event: error\ndata: {"
+    )

@@ -10,7 +10,7 @@ from proxies.dialect import (
     ModelRequest,
     OutputFormat,
     RequestProblem,
-    Usage,
+    TokenUsage,
 )
 from proxies.reading import BodyReader
 from tests.proxies.responses_wire import (
@@ -29,7 +29,12 @@ from tests.proxies.responses_wire import (
 
 
 def says(text: str, **more: Any) -> dict[str, Any]:
-    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}], **more}
+    return {
+        "type": "message",
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": text}],
+        **more,
+    }
 
 
 def calls(name: str, call_id: str, arguments: str = "{}", **more: Any) -> dict[str, Any]:
@@ -43,7 +48,7 @@ def gives(call_id: str, output: Any) -> dict[str, Any]:
 def echo(request: ModelRequest) -> dict[str, Any]:
     """What an answer repeats of its request."""
     body: dict[str, Any] = json.loads(
-        RESPONSES.render([Answer("a1", "m", Message("assistant"), "stop", Usage(1, 2), 5)], request)
+        RESPONSES.render([Answer("a1", "m", Message("assistant"), "stop", TokenUsage(1, 2), 5)], request)
     )
     return body
 
@@ -54,7 +59,10 @@ def test_a_conversation() -> None:
         input=[
             {"role": "developer", "content": "One."},
             {"type": "message", "role": "system", "content": [{"type": "input_text", "text": "Two."}]},
-            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+            },
             {"type": "reasoning", "id": "rs_a1_0", "summary": [{"type": "summary_text", "text": "hm"}]},
             says("See."),
             calls("find", "call_a1_0", '{"name":  "lamp"}', id="fc_a1_0", status="completed"),
@@ -134,7 +142,9 @@ def test_items_find_together_by_their_answer() -> None:
 
 def test_tools() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: x"}
-    request = parse(tools=[*TOOLS, {**PATCH, "name": "sql", "format": grammar}, {"type": "function", "name": "bare"}])
+    request = parse(
+        tools=[*TOOLS, {**PATCH, "name": "sql", "format": grammar}, {"type": "function", "name": "bare"}]
+    )
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     assert request.tools == (
         ToolSpec("find", "Find.", SCHEMA),
@@ -145,7 +155,9 @@ def test_tools() -> None:
         ToolSpec("bare"),
     )
     for clash in ([AGENTS, AGENTS], [AGENTS, {**FUNCTION, "name": "agents__spawn"}]):
-        with pytest.raises(RequestProblem, match="two tools would both be known as 'agents__spawn'") as caught:
+        with pytest.raises(
+            RequestProblem, match="two tools would both be known as 'agents__spawn'"
+        ) as caught:
             parse(tools=clash)
         assert caught.value.problem.kind == "malformed"
 
@@ -232,14 +244,20 @@ def test_a_previous_response() -> None:
 def test_tokens_are_counted_without_a_model() -> None:
     assert parse("/v1/responses/input_tokens", model=None).messages == (Message("user", "Hi"),)
     assert json.loads(RESPONSES.count(9)) == {"object": "response.input_tokens", "input_tokens": 9}
-    assert [route.purpose for route in RESPONSES.routes if route.path.endswith("input_tokens")] == ["count", "count"]
+    assert [route.purpose for route in RESPONSES.routes if route.path.endswith("input_tokens")] == [
+        "count",
+        "count",
+    ]
 
 
 def test_reasoning_of_others() -> None:
     summary = [{"type": "summary_text", "text": "a"}, {"type": "summary_text", "text": "b"}]
     item = {"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": "gAAAAABo"}
     assert messages(item)[0].reasoning == "a\n\nb"
-    full = {**item, "content": [{"type": "reasoning_text", "text": "all "}, {"type": "reasoning_text", "text": "of it"}]}
+    full = {
+        **item,
+        "content": [{"type": "reasoning_text", "text": "all "}, {"type": "reasoning_text", "text": "of it"}],
+    }
     assert messages(full)[0].reasoning == "all of it"
     for sealed in ("gAAAAABo", "not base64!", "ü", base64.b64encode(b"harnessgym-reasoning:\xff").decode()):
         with pytest.raises(RequestProblem, match="could not be verified"):
@@ -249,16 +267,31 @@ def test_reasoning_of_others() -> None:
 def test_what_an_earlier_request_had_is_not_read_again() -> None:
     reader = BodyReader()
     thought = {"type": "reasoning", "id": "rs_a1_0", "summary": [{"type": "summary_text", "text": "hm"}]}
-    items = [USER, thought, says("See.", id="msg_a1_0"), calls("find", "call_a1_0", id="fc_a1_0"), gives("call_a1_0", "Q7")]
+    items = [
+        USER,
+        thought,
+        says("See.", id="msg_a1_0"),
+        calls("find", "call_a1_0", id="fc_a1_0"),
+        gives("call_a1_0", "Q7"),
+    ]
     later = [*items, says("47"), {"role": "user", "content": "Sure?"}]
 
     def read(given: list[dict[str, Any]]) -> ModelRequest:
-        body = {"model": "m", "instructions": "Be brief.", "input": given, "tools": TOOLS, "client_metadata": {}}
+        body = {
+            "model": "m",
+            "instructions": "Be brief.",
+            "input": given,
+            "tools": TOOLS,
+            "client_metadata": {},
+        }
         return RESPONSES.parse(reader.read(json.dumps(body).encode()), {":path": "/v1/responses"})
 
     first, second = read(items), read(later)
     assert [message.role for message in first.messages] == ["system", "user", "assistant", "tool"]
-    pairs = [*zip(first.messages[1:], second.messages[1:4], strict=True), *zip(first.tools, second.tools, strict=True)]
+    pairs = [
+        *zip(first.messages[1:], second.messages[1:4], strict=True),
+        *zip(first.tools, second.tools, strict=True),
+    ]
     assert all(one is other for one, other in pairs)
     assert [message.content for message in second.messages[4:]] == ["47", "Sure?"]
     assert second == parse(instructions="Be brief.", input=later, tools=TOOLS)
@@ -272,7 +305,13 @@ def test_a_retry_is_told_by_all_but_the_clients_metadata() -> None:
     assert same == parse(**asked, client_metadata={"b": "2", "a": "1"}).identity
     swapped = {"content": "Hi", "role": "user"}
     assert same == parse(**{**asked, "input": [swapped, says("Hello.")]}).identity
-    for other in ({"input": [USER]}, {"input": [says("Hello."), USER]}, {"input": "Hi"}, {"input": []}, {"tools": []}):
+    for other in (
+        {"input": [USER]},
+        {"input": [says("Hello."), USER]},
+        {"input": "Hi"},
+        {"input": []},
+        {"tools": []},
+    ):
         assert parse(**{**asked, **other}, previous_response_id="resp_1").identity != same
         assert (
             parse(**{**asked, **other, "previous_response_id": "resp_1"}).identity

@@ -1,4 +1,6 @@
-"""Answers of the Responses protocol: whole or streamed they are the same items, and they come back as what was sampled."""
+"""Answers of the Responses protocol: whole or streamed they are the same items, and they come back as what
+was sampled.
+"""
 
 import asyncio
 import json
@@ -23,14 +25,16 @@ from proxies.dialect import (
     ReasoningDelta,
     Stamp,
     TextDelta,
+    TokenUsage,
     ToolCallDelta,
-    Usage,
 )
 from tests.proxies.responses_wire import ENCRYPTED, FIND, RESPONSES, TOOLS, USER, messages, parse
 
 
 def render(message: Message, request: ModelRequest, reason: FinishReason = "stop") -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(RESPONSES.render([Answer("a1", "m", message, reason, Usage(40, 12, 8, 3), 5)], request))
+    body: dict[str, Any] = json.loads(
+        RESPONSES.render([Answer("a1", "m", message, reason, TokenUsage(40, 12, 8, 3), 5)], request)
+    )
     return body
 
 
@@ -58,7 +62,7 @@ def deltas(message: Message, reason: FinishReason = "stop", size: int = 3) -> li
     said: list[Delta] = [ReasoningDelta(piece) for piece in pieces(message.reasoning)]
     said += [TextDelta(piece) for piece in pieces(message.content)]
     said += [ToolCallDelta(index, call) for index, call in enumerate(message.tool_calls)]
-    return [*said, Finished(reason, Usage(40, 12, 8, 3))]
+    return [*said, Finished(reason, TokenUsage(40, 12, 8, 3))]
 
 
 PLAIN = ToolCall("call_a1_1", "apply_patch", '{"input": "*** Begin\\n\\u2028 ü"}')
@@ -107,9 +111,9 @@ def test_an_answer_that_comes_back_is_the_answer_that_was_given(name: str, inclu
                 ToolCall,
                 st.integers(0, 3).map(lambda number: f"call_a1_{number}"),
                 st.sampled_from(["find", "apply_patch", "agents__spawn", "agents__apply_patch", "other"]),
-                st.dictionaries(st.sampled_from(["input", "name"]), st.text(max_size=5) | st.integers(), max_size=2).map(
-                    json.dumps
-                ),
+                st.dictionaries(
+                    st.sampled_from(["input", "name"]), st.text(max_size=5) | st.integers(), max_size=2
+                ).map(json.dumps),
             ),
             max_size=3,
         ).map(tuple),
@@ -158,7 +162,9 @@ def unknown(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize("name", sorted(ANSWERS))
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_every_event_is_of_the_official_protocol(name: str, reason: FinishReason) -> None:
-    events = [event for _, event in stream(deltas(ANSWERS[name], reason), parse(tools=TOOLS, include=ENCRYPTED))]
+    events = [
+        event for _, event in stream(deltas(ANSWERS[name], reason), parse(tools=TOOLS, include=ENCRYPTED))
+    ]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for event in events:
         read = EVENTS.validate_python(event)
@@ -169,7 +175,9 @@ def test_every_event_is_of_the_official_protocol(name: str, reason: FinishReason
 def test_the_order_of_a_stream() -> None:
     message = Message("assistant", "See.", reasoning="hmmm", tool_calls=(FIND, PLAIN))
     events = stream(deltas(message, "tool_calls"), parse(tools=TOOLS))
-    assert [(act, event["type"].removeprefix("response."), event.get("output_index")) for act, event in events] == [
+    assert [
+        (act, event["type"].removeprefix("response."), event.get("output_index")) for act, event in events
+    ] == [
         (False, "created", None),
         (False, "in_progress", None),
         (False, "output_item.added", 0),
@@ -207,7 +215,12 @@ def test_the_order_of_a_stream() -> None:
 
 
 def test_text_after_a_call_is_a_message_of_its_own() -> None:
-    said: list[Delta] = [TextDelta("1"), ToolCallDelta(0, FIND), TextDelta("2"), Finished("tool_calls", Usage(1, 2))]
+    said: list[Delta] = [
+        TextDelta("1"),
+        ToolCallDelta(0, FIND),
+        TextDelta("2"),
+        Finished("tool_calls", TokenUsage(1, 2)),
+    ]
     output = stream(said, parse(tools=TOOLS))[-1][1]["response"]["output"]
     assert [item["id"] for item in output] == ["msg_a1_0", "fc_a1_0", "msg_a1_1"]
     whole = Message("assistant", "12", tool_calls=(FIND,))
@@ -230,7 +243,8 @@ def test_errors() -> None:
     status, _, body = RESPONSES.error(problem)
     assert status == 400
     assert json.loads(body)["error"] == {
-        "message": "Your input exceeds the context window of this model. Please adjust your input and try again.",
+        "message": ("Your input exceeds the context window of this model. Please adjust your input and try "
+                   "again."),
         "type": "invalid_request_error", "param": "input", "code": "context_length_exceeded",
     }  # fmt: skip
     blocks = RESPONSES.stream_error(problem, Stamp("a1", "m", 1)).decode().split("\n\n")
@@ -239,5 +253,7 @@ def test_errors() -> None:
     assert error["error"]["code"] == error["code"] == "context_length_exceeded"
     assert (failed["type"], failed["response"]["status"]) == ("response.failed", "failed")
     assert failed["response"]["error"]["code"] == "context_length_exceeded"
-    assert b'"code":"server_error"' in RESPONSES.stream_error(Problem("upstream", "Gone."), Stamp("a1", "m", 1))
+    assert b'"code":"server_error"' in RESPONSES.stream_error(
+        Problem("upstream", "Gone."), Stamp("a1", "m", 1)
+    )
     assert RESPONSES.keepalive() == b": keepalive\n\n"

@@ -31,12 +31,12 @@ from proxies.dialect import (
     RequestProblem,
     Stamp,
     TextDelta,
+    TokenUsage,
     ToolCallDelta,
-    Usage,
 )
 from proxies.dialects import DIALECTS, load_dialect
 
-USAGE = Usage(40, 12, 8)
+USAGE = TokenUsage(40, 12, 8)
 CALLS = (ToolCall("x_0", "find", '{"name":  "red lämp 🎉"}'), ToolCall("x_1", "price", "{}"))
 ANSWERS = {
     "text": Message("assistant", "Hello\u2028wörld 🎉"),
@@ -54,7 +54,9 @@ PROBLEMS = {
 
 
 class Served:
-    """A dialect behind a real server. The model's name says what is answered; requests are kept as they were read."""
+    """A dialect behind a real server. The model's name says what is answered; requests are kept as they
+    were read.
+    """
 
     def __init__(self, dialect: Dialect) -> None:
         self.dialect, self.url = dialect, ""
@@ -75,12 +77,15 @@ class Served:
         message = ANSWERS[asked.model]
         finish = "tool_calls" if message.tool_calls else "stop"
         return Response(
-            self.dialect.render([Answer("a1", asked.model, message, finish, USAGE, 1)], asked), media_type="application/json"
+            self.dialect.render([Answer("a1", asked.model, message, finish, USAGE, 1)], asked),
+            media_type="application/json",
         )
 
     async def events(self, asked: ModelRequest) -> AsyncIterator[bytes]:
         yield self.dialect.keepalive()
-        async for event in self.dialect.stream(deltas(asked.model), Stamp("a1", asked.model, 1), asked, USAGE.prompt_tokens):
+        async for event in self.dialect.stream(
+            deltas(asked.model), Stamp("a1", asked.model, 1), asked, USAGE.prompt_tokens
+        ):
             yield event.data
             yield self.dialect.keepalive()
             if asked.model == BROKEN:
@@ -104,7 +109,9 @@ async def deltas(name: str) -> AsyncIterator[Delta]:
 def served(request: pytest.FixtureRequest) -> Iterator[Served]:
     here = Served(load_dialect(request.param))
     routes = [Route(route.path, here.answer, methods=[route.method]) for route in here.dialect.routes]
-    server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="warning", ws="none", lifespan="off"))
+    server = uvicorn.Server(
+        uvicorn.Config(Starlette(routes=routes), log_level="warning", ws="none", lifespan="off")
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     here.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -158,7 +165,10 @@ class ChatClient:
         self.sdk = openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
 
     def ask(self, model: str, history: list[Any], *, stream: bool) -> Any:
-        tools = [{"type": "function", "function": {"name": n, "description": d, "parameters": SCHEMA}} for n, d in TOOLS]
+        tools = [
+            {"type": "function", "function": {"name": n, "description": d, "parameters": SCHEMA}}
+            for n, d in TOOLS
+        ]
         options = {"model": model, "messages": history, "tools": tools}
         if not stream:
             return self.sdk.chat.completions.create(**options)
@@ -189,7 +199,13 @@ class MessagesClient:
 
     def ask(self, model: str, history: list[Any], *, stream: bool) -> Any:
         tools = [{"name": n, "description": d, "input_schema": SCHEMA} for n, d in TOOLS]
-        options = {"model": model, "messages": history, "tools": tools, "max_tokens": 100, "system": "Be brief."}
+        options = {
+            "model": model,
+            "messages": history,
+            "tools": tools,
+            "max_tokens": 100,
+            "system": "Be brief.",
+        }
         if not stream:
             return self.sdk.messages.create(**options)
         with self.sdk.messages.stream(**options) as events:
@@ -199,11 +215,18 @@ class MessagesClient:
         return [{"role": "user", "content": "What is the price?"}]
 
     def resend(self, answer: Any) -> list[Any]:
-        return [{"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in answer.content]}]
+        return [
+            {
+                "role": "assistant",
+                "content": [block.model_dump(exclude_none=True) for block in answer.content],
+            }
+        ]
 
     def results(self, answer: Any) -> list[Any]:
         uses = [block for block in answer.content if block.type == "tool_use"]
-        content = [{"type": "tool_result", "tool_use_id": use.id, "content": f"Q{i}"} for i, use in enumerate(uses)]
+        content = [
+            {"type": "tool_result", "tool_use_id": use.id, "content": f"Q{i}"} for i, use in enumerate(uses)
+        ]
         return [{"role": "user", "content": [*content, {"type": "text", "text": "Go on."}]}]
 
     def ended(self, answer: Any) -> tuple[str, tuple[int, int, int]]:
@@ -219,7 +242,10 @@ class ResponsesClient:
         self.sdk = openai.OpenAI(base_url=f"{url}/v1", api_key="k", max_retries=0)
 
     def ask(self, model: str, history: list[Any], *, stream: bool) -> Any:
-        tools = [{"type": "function", "name": n, "description": d, "parameters": SCHEMA, "strict": False} for n, d in TOOLS]
+        tools = [
+            {"type": "function", "name": n, "description": d, "parameters": SCHEMA, "strict": False}
+            for n, d in TOOLS
+        ]
         options = {"model": model, "input": history, "tools": tools, "instructions": "Be brief."}
         if not stream:
             return self.sdk.responses.create(**options)
@@ -234,11 +260,18 @@ class ResponsesClient:
 
     def results(self, answer: Any) -> list[Any]:
         calls = [item for item in answer.output if item.type == "function_call"]
-        return [{"type": "function_call_output", "call_id": call.call_id, "output": f"Q{i}"} for i, call in enumerate(calls)]
+        return [
+            {"type": "function_call_output", "call_id": call.call_id, "output": f"Q{i}"}
+            for i, call in enumerate(calls)
+        ]
 
     def ended(self, answer: Any) -> tuple[str, tuple[int, int, int]]:
         usage = answer.usage
-        return answer.status, (usage.input_tokens, usage.output_tokens, usage.input_tokens_details.cached_tokens)
+        return answer.status, (
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.input_tokens_details.cached_tokens,
+        )
 
 
 class CompletionsClient:
@@ -251,7 +284,9 @@ class CompletionsClient:
         options = {"model": model, "prompt": "".join(history)}
         if not stream:
             return self.sdk.completions.create(**options)
-        chunks = list(self.sdk.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+        chunks = list(
+            self.sdk.completions.create(**options, stream=True, stream_options={"include_usage": True})
+        )
         whole = chunks[-2].model_copy(update={"usage": chunks[-1].usage})
         whole.choices[0].text = "".join(chunk.choices[0].text for chunk in chunks[:-1])
         return whole
@@ -300,7 +335,12 @@ class GeminiClient:
         return [chunk.candidates[0].content for chunk in answer]
 
     def results(self, answer: Any) -> list[Any]:
-        calls = [part.function_call for chunk in answer for part in chunk.candidates[0].content.parts if part.function_call]
+        calls = [
+            part.function_call
+            for chunk in answer
+            for part in chunk.candidates[0].content.parts
+            if part.function_call
+        ]
         part = google.genai.types.Part.from_function_response
         results = [part(name=call.name, response={"output": f"Q{i}"}) for i, call in enumerate(calls)]
         return [google.genai.types.UserContent([*results, "Go on."])]
@@ -327,7 +367,9 @@ def client(served: Served) -> Iterator[Client]:
     client.sdk.close()
 
 
-@pytest.mark.parametrize("served", sorted(DIALECTS.keys() - {"completions"}), indirect=True)  # which has no conversations
+@pytest.mark.parametrize(
+    "served", sorted(DIALECTS.keys() - {"completions"}), indirect=True
+)  # which has no conversations
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 @pytest.mark.parametrize("model", sorted(ANSWERS))
 def test_a_client_reads_the_answer_and_its_history_is_recognised(
@@ -342,7 +384,9 @@ def test_a_client_reads_the_answer_and_its_history_is_recognised(
         *[message.digest for message in first.messages],
         ANSWERS[model].digest,
     ]
-    assert [call.id for call in second.messages[2].tool_calls] == [call.id for call in ANSWERS[model].tool_calls]
+    assert [call.id for call in second.messages[2].tool_calls] == [
+        call.id for call in ANSWERS[model].tool_calls
+    ]
     results = [message for message in second.messages[3:] if message.role == "tool"]
     assert [(message.tool_call_id, message.content) for message in results] == [
         (call.id, f"Q{index}") for index, call in enumerate(ANSWERS[model].tool_calls)
@@ -402,7 +446,9 @@ OVERFLOWS = {
 
 @pytest.mark.parametrize("kind", sorted(PROBLEMS))
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-def test_errors_are_the_clients_own_exceptions(served: Served, client: Client, kind: str, stream: bool) -> None:
+def test_errors_are_the_clients_own_exceptions(
+    served: Served, client: Client, kind: str, stream: bool
+) -> None:
     with pytest.raises(client.errors.APIStatusError) as caught:
         client.ask(kind, client.start(), stream=stream)
     error = caught.value

@@ -1,4 +1,6 @@
-"""Mutated requests against every protocol: always an answer or the provider's own error, never a 5xx, never a lost commit."""
+"""Mutated requests against every protocol: always an answer or the provider's own error, never a 5xx,
+never a lost commit.
+"""
 
 import contextlib
 import copy
@@ -11,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.dialect import ModelRequest, RequestProblem
 from proxies.dialects import DIALECTS, load_dialect
 from tests.proxies.conftest import MakeWorld
@@ -132,7 +134,12 @@ JSON_VALUES = st.recursive(
 def test_reading_gives_a_request_or_a_problem(name: str, data: st.DataObject) -> None:
     path, good = GOOD[name]
     place = data.draw(st.sampled_from(sorted(places(good), key=repr)))
-    body = changed(good, place, data.draw(JSON_VALUES | st.sampled_from(ODD)), drop=bool(place) and data.draw(st.booleans()))
+    body = changed(
+        good,
+        place,
+        data.draw(JSON_VALUES | st.sampled_from(ODD)),
+        drop=bool(place) and data.draw(st.booleans()),
+    )
     raw = json.dumps(body).encode("utf-8", "surrogatepass")
     with contextlib.suppress(RequestProblem):  # whatever else is raised fails the test
         assert isinstance(load_dialect(name).parse(raw, {":path": path, ":query": ""}), ModelRequest)

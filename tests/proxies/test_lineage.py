@@ -1,4 +1,6 @@
-"""Which agent speaks, where its harness does not say: what counts in its system text and tools, and who started it."""
+"""Which agent speaks, where its harness does not say: what counts in its system text and tools, and who
+started it.
+"""
 
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -22,7 +24,9 @@ class Talk:
     def __init__(self) -> None:
         self.lineages, self.calls = Lineages("rollout", "session"), 0
 
-    def ask(self, *messages: Message, tools: tuple[ToolSpec, ...] = (FIND, BUY), answer: Message | None = None) -> AgentRow:
+    def ask(
+        self, *messages: Message, tools: tuple[ToolSpec, ...] = (FIND, BUY), answer: Message | None = None
+    ) -> AgentRow:
         """Who asks this, continuing no call."""
         request, call = ModelRequest("m", messages, tools), f"c{self.calls}"
         agent, _ = self.lineages.attribute(request, None, context_digest(tools))
@@ -43,7 +47,8 @@ def calling(name: str) -> Message:
 
 def prompt(now: datetime, session: UUID, count: int, folder: str) -> str:
     return (
-        f"You are a careful agent. Today is {now:%A, %d %B %Y}, {now.isoformat()}, or {now:%a %b} {now.day:2} {now:%I:%M %p}.\n"
+        f"You are a careful agent. Today is {now:%A, %d %B %Y}, {now.isoformat()}, or {now:%a %b} "
+        f"{now.day:2} {now:%I:%M %p}.\n"
         f"Session {session} ({session.hex}), {count:,} tokens used in {count} turns.\n"
         f"<cwd>{folder}</cwd> Working directory: {folder}\n"
         "Keep to the rules in /etc/rules."
@@ -59,17 +64,26 @@ FIRST = prompt(datetime(2025, 3, 3, 23, 59), UUID(int=7), 3, "/work")  # noqa: D
     st.integers(0, 10**9),
     st.sampled_from(["/work", "/work/deeper", "/tmp/agent-x/repo", "~/work", "/home/me/other"]),
 )
-def test_another_day_place_and_count_is_the_same_agent(now: datetime, session: UUID, count: int, folder: str) -> None:
+def test_another_day_place_and_count_is_the_same_agent(
+    now: datetime, session: UUID, count: int, folder: str
+) -> None:
     talk = Talk()
     assert talk.system(FIRST) == talk.system(prompt(now, session, count, folder))
 
 
-@given(st.lists(st.sampled_from(["word", "a.b", " ", "\n", ",", "-", "7", "10:31", "v2", "(", "é3"]), max_size=30), st.data())
+@given(
+    st.lists(
+        st.sampled_from(["word", "a.b", " ", "\n", ",", "-", "7", "10:31", "v2", "(", "é3"]), max_size=30
+    ),
+    st.data(),
+)
 def test_numbers_do_not_count(pieces: list[str], data: st.DataObject) -> None:
     digits = st.integers(0, 10**6).map(str)
 
     def renumbered() -> str:
-        return " ".join("".join(data.draw(digits) if letter.isdigit() else letter for letter in piece) for piece in pieces)
+        return " ".join(
+            "".join(data.draw(digits) if letter.isdigit() else letter for letter in piece) for piece in pieces
+        )
 
     talk = Talk()
     assert talk.system(renumbered()) == talk.system(renumbered())
@@ -77,7 +91,10 @@ def test_numbers_do_not_count(pieces: list[str], data: st.DataObject) -> None:
 
 def test_after_midnight_it_is_the_same_agent() -> None:
     talk, midnight = Talk(), datetime(2025, 12, 31, 23, 59, 59)  # noqa: DTZ001
-    agents = {talk.system(prompt(midnight + timedelta(seconds=second), UUID(int=7), 3, "/work")) for second in (0, 1, 2)}
+    agents = {
+        talk.system(prompt(midnight + timedelta(seconds=second), UUID(int=7), 3, "/work"))
+        for second in (0, 1, 2)
+    }
     assert len(agents) == 1
 
 
@@ -116,7 +133,9 @@ def test_the_order_of_tools_does_not_count(tools: list[ToolSpec]) -> None:
         ((ToolSpec("buy", "Buy a thing."), ToolSpec("find", "Find a thing.")), True),
     ],
 )
-def test_other_tools_are_another_agent_only_where_there_are_no_instructions(other: tuple[ToolSpec, ...], same: bool) -> None:
+def test_other_tools_are_another_agent_only_where_there_are_no_instructions(
+    other: tuple[ToolSpec, ...], same: bool
+) -> None:
     talk = Talk()
     assert (talk.system("") == talk.system("", other)) is same
     assert talk.system("You trade.") == talk.system("You trade.", other)
@@ -124,7 +143,10 @@ def test_other_tools_are_another_agent_only_where_there_are_no_instructions(othe
 
 def test_a_date_in_a_tools_description_does_not_count() -> None:
     talk = Talk()
-    dated = [(ToolSpec("search", f"Search the web. Today is {day} 2026."),) for day in ("Monday, 2 March", "Friday, 13 March")]
+    dated = [
+        (ToolSpec("search", f"Search the web. Today is {day} 2026."),)
+        for day in ("Monday, 2 March", "Friday, 13 March")
+    ]
     assert talk.system("You search.", dated[0]) == talk.system("You search.", dated[1])
 
 
@@ -133,11 +155,18 @@ def test_who_hands_over_is_the_parent_however_many_wait() -> None:
     planner = talk.ask(Message("system", "You plan."), TASK, answer=calling("plan"))
     triage = talk.ask(Message("system", "You triage."), TASK, answer=calling("transfer_to_coder"))
     given_back = Message("assistant", "", tool_calls=(ToolCall("other", "transfer_to_coder", " {}"),))
-    coder = talk.ask(Message("system", "You code."), TASK, given_back, Message("tool", "ok"), answer=calling("shell"))
+    coder = talk.ask(
+        Message("system", "You code."), TASK, given_back, Message("tool", "ok"), answer=calling("shell")
+    )
     assert coder.parent_agent_id == triage.id
     assert coder.evidence == "content"
     reviewer = talk.ask(
-        Message("system", "You review."), TASK, given_back, Message("tool", "ok"), calling("shell"), Message("tool", "done")
+        Message("system", "You review."),
+        TASK,
+        given_back,
+        Message("tool", "ok"),
+        calling("shell"),
+        Message("tool", "done"),
     )
     assert reviewer.parent_agent_id == coder.id
     lost = talk.ask(Message("system", "You sweep."), TASK)
@@ -146,11 +175,14 @@ def test_who_hands_over_is_the_parent_however_many_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    "replayed", [Message("assistant", "To the coder!"), Message("assistant", "<think>hm</think>\n To the coder!")]
+    "replayed",
+    [Message("assistant", "To the coder!"), Message("assistant", "<think>hm</think>\n To the coder!")],
 )
 def test_an_answer_is_known_in_the_forms_in_which_it_comes_back(replayed: Message) -> None:
     talk = Talk()
-    main = talk.ask(Message("system", "You plan."), TASK, answer=Message("assistant", "To the coder!", reasoning="hm"))
+    main = talk.ask(
+        Message("system", "You plan."), TASK, answer=Message("assistant", "To the coder!", reasoning="hm")
+    )
     assert talk.ask(Message("system", "You code."), TASK, replayed, TASK).parent_agent_id == main.id
 
 

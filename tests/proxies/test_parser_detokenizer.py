@@ -25,7 +25,11 @@ def test_pieces_concatenate_to_the_text_of_the_whole(ids: list[int], data: st.Da
 def test_text_comes_back(text: str) -> None:
     ids = TOKENIZER.encode(text, add_special_tokens=False).ids
     detokenizer = Detokenizer(TABLE)
-    assert detokenizer.feed(ids) + detokenizer.flush() == text == TOKENIZER.decode(ids, skip_special_tokens=False)
+    assert (
+        detokenizer.feed(ids) + detokenizer.flush()
+        == text
+        == TOKENIZER.decode(ids, skip_special_tokens=False)
+    )
 
 
 def test_an_id_beyond_the_vocabulary_says_nothing() -> None:

@@ -11,7 +11,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.message import Message, ToolCall
 from harnessgym.registry import load
 from proxies.dialect import ReasoningDelta, TextDelta, ToolCallDelta
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.parser import ParsedDelta
 from proxies.parsers.hermes import HermesParser, read_call
 from proxies.renderers.template import TemplateRenderer
@@ -68,7 +68,9 @@ def reference(text: str) -> tuple[str, str, list[tuple[str, object]], int]:
         body, _, text = text.partition("<think>")[2].partition("</think>")
         reasoning, marked, after_think = body.strip("\n"), True, True
     calls, stretch, content, unparsed = [], "", "", 0
-    rest = re.split(r"(<tool_call>.*?</tool_call>|<tool_call>.*\Z|</?think>|</tool_call>)", text, flags=re.DOTALL)
+    rest = re.split(
+        r"(<tool_call>.*?</tool_call>|<tool_call>.*\Z|</?think>|</tool_call>)", text, flags=re.DOTALL
+    )
 
     def close(stretch: str, *, at_call: bool) -> str:
         if not stretch.strip() and (at_call or marked):
@@ -97,14 +99,18 @@ def turns(draw: st.DrawFn) -> list[int]:
     ids: list[int] = []
     for fragment in draw(st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=4)), max_size=8)):
         cut = draw(st.integers(0, len(fragment)))
-        ids += draw(st.sampled_from([encode(fragment), encode(fragment[:cut], fragment[cut:]), encode(*fragment)]))
+        ids += draw(
+            st.sampled_from([encode(fragment), encode(fragment[:cut], fragment[cut:]), encode(*fragment)])
+        )
         ids += draw(st.lists(st.integers(3, TOKENIZER.get_vocab_size() - 1), max_size=1))
     return ids
 
 
 @settings(max_examples=400, deadline=None)
 @given(turns(), st.data(), st.booleans(), st.booleans())
-def test_any_split_parses_as_the_whole(ids: list[int], data: st.DataObject, in_reasoning: bool, tools: bool) -> None:
+def test_any_split_parses_as_the_whole(
+    ids: list[int], data: st.DataObject, in_reasoning: bool, tools: bool
+) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(ids)), max_size=10))
     options = {"in_reasoning": in_reasoning, "tools": tools}
     whole = parse(ids, **options)
@@ -126,7 +132,9 @@ def test_agrees_with_a_parser_that_sees_the_whole_text(ids: list[int]) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(turns(), st.booleans())
-def test_reasoning_tokens_are_those_that_write_something_between_the_delimiters(ids: list[int], in_reasoning: bool) -> None:
+def test_reasoning_tokens_are_those_that_write_something_between_the_delimiters(
+    ids: list[int], in_reasoning: bool
+) -> None:
     reading = parser(in_reasoning=in_reasoning)
     for token in ids:
         reading.feed([token])
@@ -134,7 +142,11 @@ def test_reasoning_tokens_are_those_that_write_something_between_the_delimiters(
     within, at, data = 0, 0, b"".join(RENDERER.table[token] for token in ids if token != END)
     opening = None if in_reasoning else re.match(r"\s*<think>", data.decode(errors="replace"))
     begin = data.index(b"<think>") + len(b"<think>") if opening else 0
-    region = range(begin, len(data[begin:].partition(b"</think>")[0]) + begin) if opening or in_reasoning else range(0)
+    region = (
+        range(begin, len(data[begin:].partition(b"</think>")[0]) + begin)
+        if opening or in_reasoning
+        else range(0)
+    )
     for token in ids:
         written = RENDERER.table[token] if token != END else b""
         within += any(place in region for place in range(at, at + len(written)))
@@ -168,7 +180,9 @@ def test_reasoning_tokens(pieces: list[str], in_reasoning: bool, count: int) -> 
 def test_what_is_said_can_be_written_and_hashed(ids: list[int]) -> None:
     message = parse(ids)[1]
     assert message.digest
-    json.dumps([message.content, message.reasoning, *(call.parsed for call in message.tool_calls)], allow_nan=False).encode()
+    json.dumps(
+        [message.content, message.reasoning, *(call.parsed for call in message.tool_calls)], allow_nan=False
+    ).encode()
 
 
 ARGUMENTS = st.dictionaries(
@@ -181,15 +195,20 @@ SAID = st.text(st.characters(exclude_characters="<", exclude_categories=["Cs"]),
 
 @settings(max_examples=200, deadline=None)
 @given(SAID, st.lists(st.tuples(st.sampled_from(["find", "price"]), ARGUMENTS), max_size=3))
-def test_a_canonical_turn_round_trips_through_the_template(said: str, calls: list[tuple[str, dict[str, object]]]) -> None:
+def test_a_canonical_turn_round_trips_through_the_template(
+    said: str, calls: list[tuple[str, dict[str, object]]]
+) -> None:
     made = tuple(
-        ToolCall(f"call_x_{i}", name, json.dumps(values, ensure_ascii=False)) for i, (name, values) in enumerate(calls)
+        ToolCall(f"call_x_{i}", name, json.dumps(values, ensure_ascii=False))
+        for i, (name, values) in enumerate(calls)
     )
     if any("</tool_call>" in call.arguments for call in made):
         return
     asked = (Message("system", "S"), Message("user", "U"))
     turn = Message("assistant", said, tool_calls=made)
-    sampled = RENDERER.text([*asked, turn], generate=False).removeprefix(RENDERER.text(asked)).removesuffix("\n")
+    sampled = (
+        RENDERER.text([*asked, turn], generate=False).removeprefix(RENDERER.text(asked)).removesuffix("\n")
+    )
     ids = encode(sampled)
     parsed = parse(ids)[1]
     assert parsed == turn
@@ -281,4 +300,4 @@ def test_whitespace_alone_is_an_answer_but_not_between_tags() -> None:
 def test_parsers_are_found_by_name() -> None:
     assert load("parser", "hermes") is HermesParser
     with pytest.raises(ConfigError, match="Known: hermes"):
-        Language.of_policy(POLICY, "nothing")
+        PolicyLanguage.of_policy(POLICY, "nothing")

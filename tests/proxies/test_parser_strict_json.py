@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from proxies import strict_json
 
 VALUES = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text()
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
     max_leaves=10,
 )
@@ -20,9 +22,13 @@ def test_ordinary_values_come_through(value: object, ascii_only: bool, indent: i
 
 
 @given(
-    st.dictionaries(st.text(), VALUES, max_size=4), st.sampled_from([None, 1]), st.sampled_from([(",", ":"), (" ,\t", " : \n")])
+    st.dictionaries(st.text(), VALUES, max_size=4),
+    st.sampled_from([None, 1]),
+    st.sampled_from([(",", ":"), (" ,\t", " : \n")]),
 )
-def test_members_are_found_with_their_text(value: dict[str, object], indent: int | None, separators: tuple[str, str]) -> None:
+def test_members_are_found_with_their_text(
+    value: dict[str, object], indent: int | None, separators: tuple[str, str]
+) -> None:
     found = strict_json.spans(f" {json.dumps(value, indent=indent, separators=separators)}\n")
     assert {key: json.loads(text) for key, text in found.items()} == value
 

@@ -13,8 +13,12 @@ FIRST, SECOND = Message("system", "Be brief."), Message("system", "Be long.")
 @pytest.mark.parametrize("earlier_instructed", [False, True])
 @pytest.mark.parametrize("instructed", [False, True])
 def test_instructions_are_those_of_the_new_request(earlier_instructed: bool, instructed: bool) -> None:
-    earlier = ModelRequest("m", (*([FIRST] if earlier_instructed else []), *OLD), instructions=earlier_instructed)
-    request = ModelRequest("m", (*([SECOND] if instructed else []), NEW), previous="c1", instructions=instructed)
+    earlier = ModelRequest(
+        "m", (*([FIRST] if earlier_instructed else []), *OLD), instructions=earlier_instructed
+    )
+    request = ModelRequest(
+        "m", (*([SECOND] if instructed else []), NEW), previous="c1", instructions=instructed
+    )
     whole = joined(earlier, ANSWER, request)
     assert whole.messages == (*([SECOND] if instructed else []), *OLD, ANSWER, NEW)
     assert (whole.previous, whole.instructions) == (None, instructed)
@@ -27,10 +31,17 @@ def test_a_system_message_of_the_input_is_handed_on() -> None:
 
 
 def test_everything_else_is_the_new_requests_own() -> None:
-    earlier = ModelRequest("m", OLD, tools=(ToolSpec("old"),), tool_choice="required", max_tokens=3, stream=True)
+    earlier = ModelRequest(
+        "m", OLD, tools=(ToolSpec("old"),), tool_choice="required", max_tokens=3, stream=True
+    )
     request = ModelRequest("n", (NEW,), tools=(ToolSpec("new"),), max_tokens=4, previous="c1")
     whole = joined(earlier, ANSWER, request)
-    assert (whole.model, whole.tools, whole.tool_choice, whole.max_tokens) == ("n", (ToolSpec("new"),), "auto", 4)
+    assert (whole.model, whole.tools, whole.tool_choice, whole.max_tokens) == (
+        "n",
+        (ToolSpec("new"),),
+        "auto",
+        4,
+    )
     assert not whole.stream
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from harnessgym.errors import ProxyError
-from harnessgym.rollout.control import ControlClient
+from harnessgym.proxy_client import ControlClient
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import KEY, MakeWorld, World
 
@@ -20,7 +20,9 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 async def post(world: World, path: str, headers: dict[str, str], **fields: object) -> httpx.Response:
-    return await world.http.post(f"{world.proxy.url}{path}", json={"model": "m", "messages": HI, **fields}, headers=headers)
+    return await world.http.post(
+        f"{world.proxy.url}{path}", json={"model": "m", "messages": HI, **fields}, headers=headers
+    )
 
 
 async def test_the_key_may_be_a_bearer_an_api_key_header_or_a_path_prefix(make_world: MakeWorld) -> None:
@@ -30,7 +32,9 @@ async def test_the_key_may_be_a_bearer_an_api_key_header_or_a_path_prefix(make_w
         assert (await post(world, chat, {"authorization": f"Bearer {key}"})).status_code == 200
         assert (await post(world, messages, {"x-api-key": key}, max_tokens=9)).status_code == 200
         assert (await post(world, f"/s/{key}{chat}", {})).status_code == 200
-        assert (await post(world, f"/s/{key}{messages}", {"x-api-key": "whatever"}, max_tokens=9)).status_code == 200
+        assert (
+            await post(world, f"/s/{key}{messages}", {"x-api-key": "whatever"}, max_tokens=9)
+        ).status_code == 200
 
 
 async def test_an_unknown_key_is_refused_in_the_protocols_shape(make_world: MakeWorld) -> None:
@@ -79,17 +83,23 @@ async def test_models_are_listed_for_whoever_has_a_key(make_world: MakeWorld) ->
         key = (await world.open()).key
         listed = await world.http.get(f"{world.proxy.url}/s/{key}/v1/models")
         assert [card["id"] for card in listed.json()["data"]] == ["tiny"]
-        assert (await world.http.get(f"{world.proxy.url}/v1/models", headers={"x-api-key": key})).status_code == 200
+        assert (
+            await world.http.get(f"{world.proxy.url}/v1/models", headers={"x-api-key": key})
+        ).status_code == 200
         assert (await world.http.get(f"{world.proxy.url}/s/{key}/v1/nothing")).status_code == 404
 
 
-async def test_control_routes_are_not_on_the_harness_listener_and_need_their_key(make_world: MakeWorld) -> None:
+async def test_control_routes_are_not_on_the_harness_listener_and_need_their_key(
+    make_world: MakeWorld,
+) -> None:
     async with make_world("one<|im_end|>") as world:
         key = (await world.open()).key
         for prefix in ("", f"/s/{key}"):
             for path, method in (("/control/stats", "GET"), ("/control/sessions", "POST")):
                 headers = {"authorization": f"Bearer {KEY}", "x-api-key": key}
-                response = await world.http.request(method, f"{world.proxy.url}{prefix}{path}", headers=headers, content=b"{}")
+                response = await world.http.request(
+                    method, f"{world.proxy.url}{prefix}{path}", headers=headers, content=b"{}"
+                )
                 assert response.status_code in (401, 404)
         url = f"{world.proxy.control_address}/control/stats"
         assert (await world.http.get(url)).status_code == 401
@@ -133,7 +143,10 @@ async def test_the_control_client_waits_for_a_proxy_that_restarts(make_world: Ma
     folder = tempfile.TemporaryDirectory(prefix="hg-")
     options = {"control_uds": Path(folder.name) / "control.sock", "control_port": None}
     with folder:
-        async with make_world("one<|im_end|>", **options) as world, ControlClient(world.proxy.control_address, KEY) as patient:
+        async with (
+            make_world("one<|im_end|>", **options) as world,
+            ControlClient(world.proxy.control_address, KEY) as patient,
+        ):
             await world.stop()
             opening = asyncio.create_task(patient.open_session(world.rollout_id))
             await asyncio.sleep(0.3)
@@ -144,7 +157,9 @@ async def test_the_control_client_waits_for_a_proxy_that_restarts(make_world: Ma
 async def test_a_body_that_is_too_large_is_refused(make_world: MakeWorld) -> None:
     async with make_world("Yes.<|im_end|>", max_body=2_000) as world:
         session = await world.open()
-        body = json.dumps({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x" * 3_000}]}).encode()
+        body = json.dumps(
+            {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "x" * 3_000}]}
+        ).encode()
         for path, kind in (("chat/completions", "invalid_request_error"), ("messages", "request_too_large")):
             url = f"{world.proxy.url}/s/{session.key}/v1/{path}"
             for content in (body, _pieces(body)):
@@ -183,5 +198,7 @@ async def test_a_key_in_the_query_opens_a_session(make_world: MakeWorld) -> None
     async with make_world("Yes.<|im_end|>") as world:
         session = await world.open()
         url = f"{world.proxy.url}/v1beta/models/m:generateContent?key={session.key}"
-        answered = await world.http.post(url, json={"contents": [{"role": "user", "parts": [{"text": "hi"}]}]})
+        answered = await world.http.post(
+            url, json={"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+        )
         assert answered.status_code == 200

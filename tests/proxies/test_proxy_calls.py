@@ -24,7 +24,11 @@ CALL = '<tool_call>\n{"name": "get", "arguments": {"key": "a"}}\n</tool_call><|i
 TOOLS = [
     {
         "type": "function",
-        "function": {"name": "get", "description": "Get.", "parameters": {"type": "object", "properties": {"key": {}}}},
+        "function": {
+            "name": "get",
+            "description": "Get.",
+            "parameters": {"type": "object", "properties": {"key": {}}},
+        },
     }
 ]
 
@@ -45,7 +49,9 @@ def events(body: bytes) -> list[dict[str, Any]]:
 
 
 def streamed_text(body: bytes) -> str:
-    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events(body) if event["choices"])
+    return "".join(
+        event["choices"][0]["delta"].get("content") or "" for event in events(body) if event["choices"]
+    )
 
 
 def reply(text: str) -> dict[str, Any]:
@@ -57,13 +63,17 @@ async def converse(world: World, key: str, turns: int, stream: bool = False) -> 
     for turn in range(turns):
         response = await world.chat(key, messages, stream=stream)
         assert response.status_code == 200, response.text
-        text = streamed_text(response.content) if stream else response.json()["choices"][0]["message"]["content"]
+        text = (
+            streamed_text(response.content) if stream else response.json()["choices"][0]["message"]["content"]
+        )
         messages += [reply(text), {"role": "user", "content": f"and {turn}?"}]
     return messages
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_conversation_is_one_branch_of_exactly_the_engines_tokens(make_world: MakeWorld, stream: bool) -> None:
+async def test_a_conversation_is_one_branch_of_exactly_the_engines_tokens(
+    make_world: MakeWorld, stream: bool
+) -> None:
     async with make_world("one<|im_end|>", "two words<|im_end|>", "three<|im_end|>") as world:
         session = await world.open(sampling={"seed": 7})
         await converse(world, session.key, 3, stream)
@@ -111,7 +121,9 @@ async def test_a_request_body_is_given_back_byte_for_byte(make_world: MakeWorld)
     async with make_world("one<|im_end|>") as world:
         session = await world.open()
         body = b'{ "model":"m",  "messages": [ {"role":"user","content":"h\\u00e9"} , {"role": "user", "content": "yo"} ] }'
-        response = await world.http.post(f"{world.proxy.url}/s/{session.key}/v1/chat/completions", content=body)
+        response = await world.http.post(
+            f"{world.proxy.url}/s/{session.key}/v1/chat/completions", content=body
+        )
         assert response.status_code == 200, response.text
         (call,) = world.calls(session)
         assert world.store.read(lambda conn: bodies.of_call(conn, call.id)) == body
@@ -167,7 +179,9 @@ async def test_history_template_renders_and_joins_by_tokens_only(make_world: Mak
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_nothing_a_client_can_act_on_comes_before_the_commit(make_world: MakeWorld, stream: bool) -> None:
+async def test_nothing_a_client_can_act_on_comes_before_the_commit(
+    make_world: MakeWorld, stream: bool
+) -> None:
     async with make_world("Looking.\n" + CALL) as world:
         session = await world.open()
         await world.chat(session.key, [{"role": "user", "content": "warm up"}])
@@ -197,7 +211,9 @@ async def test_nothing_a_client_can_act_on_comes_before_the_commit(make_world: M
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_restarted_proxy_continues_the_same_branch(make_world: MakeWorld, stream: bool) -> None:
-    async with make_world("<think>\nhm\n</think>\n\none<|im_end|>", "two<|im_end|>", "three<|im_end|>") as world:
+    async with make_world(
+        "<think>\nhm\n</think>\n\none<|im_end|>", "two<|im_end|>", "three<|im_end|>"
+    ) as world:
         session = await world.open()
         messages = await converse(world, session.key, 2, stream)
         await world.stop()
@@ -274,7 +290,9 @@ async def test_an_equal_body_after_a_lost_connection_is_the_same_call(
         if finished:
             await world.status(session, 0, "undelivered")
         response = await world.chat(session.key, HI, stream=stream)
-        text = streamed_text(response.content) if stream else response.json()["choices"][0]["message"]["content"]
+        text = (
+            streamed_text(response.content) if stream else response.json()["choices"][0]["message"]["content"]
+        )
         assert text == "one"
         assert (await world.status(session, 0, "delivered")).ordinal == 0
         assert len(world.calls(session)) == len(scripted(world).asked) == 1
@@ -288,7 +306,9 @@ async def test_a_retry_header_joins_a_call_that_is_live_on_an_open_connection(ma
         await asyncio.sleep(0.2)
         body = json.dumps({"model": "m", "messages": HI}).replace(" ", "").encode()
         url = f"{world.proxy.url}/s/{session.key}/v1/chat/completions"
-        second = asyncio.create_task(world.http.post(url, content=body, headers={"x-stainless-retry-count": "1"}))
+        second = asyncio.create_task(
+            world.http.post(url, content=body, headers={"x-stainless-retry-count": "1"})
+        )
         await asyncio.sleep(0.1)
         scripted(world).gate.set()
         assert (await first).json()["id"] == (await second).json()["id"]
@@ -296,12 +316,18 @@ async def test_a_retry_header_joins_a_call_that_is_live_on_an_open_connection(ma
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["in_flight", "undelivered"])
-async def test_of_a_hundred_calls_at_once_every_retry_is_the_same_call(make_world: MakeWorld, waits: bool) -> None:
-    """Their clients ask again while all are in flight; or all close their connections and ask again once all have finished."""
+async def test_of_a_hundred_calls_at_once_every_retry_is_the_same_call(
+    make_world: MakeWorld, waits: bool
+) -> None:
+    """Their clients ask again while all are in flight; or all close their connections and ask again once
+    all have finished.
+    """
     async with make_world("one<|im_end|>", disconnect_grace_s=60.0) as world:
         session = await world.open()
         url = f"{world.proxy.url}/s/{session.key}/v1/chat/completions"
-        asked = [{"model": "m", "messages": [{"role": "user", "content": f"question {n}"}]} for n in range(100)]
+        asked = [
+            {"model": "m", "messages": [{"role": "user", "content": f"question {n}"}]} for n in range(100)
+        ]
         loaded = await world.proxy.sessions.by_key(session.key)
         assert loaded is not None
 
@@ -341,7 +367,9 @@ async def test_a_call_nobody_waits_for_ends_after_its_grace_time(make_world: Mak
         async with httpx.AsyncClient(trust_env=False) as impatient:
             body = {"model": "m", "messages": HI}
             with pytest.raises(httpx.ReadTimeout):
-                await impatient.post(f"{world.proxy.url}/s/{session.key}/v1/chat/completions", json=body, timeout=0.5)
+                await impatient.post(
+                    f"{world.proxy.url}/s/{session.key}/v1/chat/completions", json=body, timeout=0.5
+                )
         call = await world.status(session, 0, "aborted")
         assert 0 < (call.completion_len or 0) < len(world.text("one two three four five<|im_end|>"))
         assert upstream.cancelled == 1
@@ -351,7 +379,9 @@ async def test_a_call_nobody_waits_for_ends_after_its_grace_time(make_world: Mak
 
 @pytest.mark.parametrize("after", [0, 3])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_another_worker_continues_a_lost_ones_answer(make_world: MakeWorld, after: int, stream: bool) -> None:
+async def test_another_worker_continues_a_lost_ones_answer(
+    make_world: MakeWorld, after: int, stream: bool
+) -> None:
     async with make_world(upstreams={}) as world:
         whole = world.text("one two three four five<|im_end|>")
         begun: list[Sequence[int]] = []
@@ -368,7 +398,9 @@ async def test_another_worker_continues_a_lost_ones_answer(make_world: MakeWorld
         scripted(world, "b")._failures.append(Failure(after))
         session = await world.open()
         response = await world.chat(session.key, HI, stream=stream)
-        text = streamed_text(response.content) if stream else response.json()["choices"][0]["message"]["content"]
+        text = (
+            streamed_text(response.content) if stream else response.json()["choices"][0]["message"]["content"]
+        )
         assert text == "one two three four five"
         (call,) = world.calls(session)
         assert list(world.completion(session, call).ids) == whole
@@ -406,7 +438,11 @@ async def test_stop_strings_reach_the_engine_and_not_the_client(make_world: Make
         session = await world.open()
         for stream in (False, True):
             response = await world.chat(session.key, HI, stop=["STOP"], stream=stream)
-            text = streamed_text(response.content) if stream else response.json()["choices"][0]["message"]["content"]
+            text = (
+                streamed_text(response.content)
+                if stream
+                else response.json()["choices"][0]["message"]["content"]
+            )
             assert text == "one "
         assert scripted(world).asked[0].sampling.stop == ("STOP",)
         assert list(world.completion(session, world.calls(session)[0]).ids) == world.text("one STOP")
@@ -415,9 +451,9 @@ async def test_stop_strings_reach_the_engine_and_not_the_client(make_world: Make
 async def test_limits_of_turns_and_length(make_world: MakeWorld) -> None:
     async with make_world("one<|im_end|>", max_length=100) as world:
         session = await world.open(limits={"turns": 1})
-        assert (await world.chat(session.key, [{"role": "user", "content": "word " * 200}])).json()["error"]["code"] == (
-            "context_length_exceeded"
-        )
+        assert (await world.chat(session.key, [{"role": "user", "content": "word " * 200}])).json()["error"][
+            "code"
+        ] == ("context_length_exceeded")
         assert (await world.chat(session.key, HI)).status_code == 200
         refused = await world.chat(session.key, HI)
         assert refused.status_code == 403
@@ -451,7 +487,9 @@ async def test_after_a_failed_write_the_session_is_read_again(make_world: MakeWo
         assert world.prompt(session, three) == list(scripted(world).asked[-1].prompt)
 
 
-async def test_after_a_failed_write_and_a_failed_engine_the_session_is_read_again(make_world: MakeWorld) -> None:
+async def test_after_a_failed_write_and_a_failed_engine_the_session_is_read_again(
+    make_world: MakeWorld,
+) -> None:
     async with make_world("one<|im_end|>", "lost<|im_end|>", "three<|im_end|>") as world:
         session = await world.open()
         messages = await converse(world, session.key, 1)

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from harnessgym.rollout.control import ControlClient
+from harnessgym.proxy_client import ControlClient
 from harnessgym.store import events
 from harnessgym.store.workers import WorkerRow, upsert
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.proxies.conftest import KEY, POLICY, MakeWorld, World
 
 pytestmark = pytest.mark.anyio
@@ -62,20 +62,31 @@ def end(child: "subprocess.Popen[str]", number: int) -> None:
 async def test_a_killed_proxy_takes_up_its_intents_and_connections_queue(make_world: MakeWorld) -> None:
     async with make_world("unused<|im_end|>") as world:
         ids = world.text("one two three<|im_end|>")
-        row = WorkerRow("slow", world.settings.run_id, "tests.proxies.test_proxy_crash:Slow", json.dumps(ids), 0, "ready")
+        row = WorkerRow(
+            "slow", world.settings.run_id, "tests.proxies.test_proxy_crash:Slow", json.dumps(ids), 0, "ready"
+        )
         world.store.write(lambda conn: upsert(conn, row))
-        with socket.create_server(("127.0.0.1", 0)) as harness, socket.create_server(("127.0.0.1", 0)) as control:
-            url, control_url = (f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in (harness, control))
+        with (
+            socket.create_server(("127.0.0.1", 0)) as harness,
+            socket.create_server(("127.0.0.1", 0)) as control,
+        ):
+            url, control_url = (
+                f"http://127.0.0.1:{listener.getsockname()[1]}" for listener in (harness, control)
+            )
             child = spawn(world, harness, control)
             async with ControlClient(control_url, KEY) as client:
                 session = await client.open_session(world.rollout_id, sampling={"seed": 1})
             body = {"model": "m", "messages": HI}
-            asking = asyncio.create_task(world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body))
+            asking = asyncio.create_task(
+                world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body)
+            )
             call = await world.status(session, 0, "intent")
             end(child, signal.SIGKILL)
             with pytest.raises(Exception, match=r"disconnected|reset|closed"):
                 await asking
-            asking = asyncio.create_task(world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body))
+            asking = asyncio.create_task(
+                world.http.post(f"{url}/s/{session.key}/v1/chat/completions", json=body)
+            )
             await asyncio.sleep(0.1)
             child = spawn(world, harness, control)
             response = await asking
@@ -89,7 +100,10 @@ async def test_a_killed_proxy_takes_up_its_intents_and_connections_queue(make_wo
 
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 async def test_a_session_goes_on_although_the_clock_is_set_back_between_its_calls(
-    make_world: MakeWorld, skewed_clock: Callable[[float], dict[str, str]], kind: str, request: pytest.FixtureRequest
+    make_world: MakeWorld,
+    skewed_clock: Callable[[float], dict[str, str]],
+    kind: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Each call is of another proxy process, the first two of one whose clock is an hour ahead."""
     url = request.getfixturevalue("postgres").create_database() if kind == "postgresql" else ""
@@ -98,7 +112,10 @@ async def test_a_session_goes_on_although_the_clock_is_set_back_between_its_call
         row = WorkerRow("slow", world.settings.run_id, "tests.proxies.test_proxy_crash:Slow", ids, 0, "ready")
         world.store.write(lambda conn: upsert(conn, row))
         session, messages = await world.open(), [*HI]
-        with socket.create_server(("127.0.0.1", 0)) as harness, socket.create_server(("127.0.0.1", 0)) as control:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as harness,
+            socket.create_server(("127.0.0.1", 0)) as control,
+        ):
             place = f"http://127.0.0.1:{harness.getsockname()[1]}/s/{session.key}/v1/chat/completions"
             for clock in (3600, 3600, 0, 0):
                 child = spawn(world, harness, control, skewed_clock(clock))
@@ -116,4 +133,6 @@ async def test_a_session_goes_on_although_the_clock_is_set_back_between_its_call
         happened = world.store.read(lambda conn: events.of_rollout(conn, world.rollout_id, "llm_call"))
         assert [event.id for event in happened] == [call.id for call in calls]
         found = verify(world.store).findings
-        assert {finding.kind for finding in found} == {"span_version"}  # nobody published what the engine says it serves
+        assert {finding.kind for finding in found} == {
+            "span_version"
+        }  # nobody published what the engine says it serves

@@ -10,14 +10,17 @@ import pytest
 from google.genai import Client, errors, types
 from sqlalchemy import select
 
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.store import tables
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import MakeWorld, World
 
 pytestmark = pytest.mark.anyio
 CALL = 'Let me see.\n<tool_call>\n{"name": "get", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
-CALLS = "".join(f'<tool_call>\n{{"name": "get", "arguments": {{"key": "{key}"}}}}\n</tool_call>' for key in "ab") + "<|im_end|>"
+CALLS = (
+    "".join(f'<tool_call>\n{{"name": "get", "arguments": {{"key": "{key}"}}}}\n</tool_call>' for key in "ab")
+    + "<|im_end|>"
+)
 THOUGHT = "<think>\nEasy.\n</think>\n\nIt is 4.<|im_end|>"
 DONE = "It is 5.<|im_end|>"
 SCHEMA = {"type": "object", "properties": {"key": {"type": "string"}}}
@@ -28,7 +31,9 @@ USER = {"role": "user", "parts": [{"text": "Hi"}]}
 async def opened(world: World, **options: Any) -> AsyncIterator[tuple[Any, OpenedSession]]:
     """A session and a client of it, one that has the key in the address."""
     session = await world.open(**options)
-    client = Client(api_key="unused", http_options=types.HttpOptions(base_url=f"{world.proxy.url}/s/{session.key}")).aio
+    client = Client(
+        api_key="unused", http_options=types.HttpOptions(base_url=f"{world.proxy.url}/s/{session.key}")
+    ).aio
     try:
         yield client, session
     finally:
@@ -39,7 +44,12 @@ async def ask(client: Any, contents: list[Any], *, stream: bool, **config: Any) 
     """The chunks of an answer; one if it is not streamed."""
     if not stream:
         return [await client.models.generate_content(model="m", contents=contents, config=config)]
-    return [chunk async for chunk in await client.models.generate_content_stream(model="m", contents=contents, config=config)]
+    return [
+        chunk
+        async for chunk in await client.models.generate_content_stream(
+            model="m", contents=contents, config=config
+        )
+    ]
 
 
 def parts_of(chunks: list[Any]) -> list[Any]:
@@ -58,13 +68,17 @@ def joined(world: World, session: OpenedSession) -> None:
     link = select(tables.calls.c.parent_call_id, tables.calls.c.parent_evidence, tables.calls.c.break_class)
     rows = world.store.read(lambda conn: conn.execute(link.where(tables.calls.c.id == second.id)).all())
     assert [tuple(row) for row in rows] == [(first.id, "token_prefix", None)]
-    assert [world.prompt(session, call) for call in (first, second)] == [list(asked.prompt) for asked in upstream.asked]
+    assert [world.prompt(session, call) for call in (first, second)] == [
+        list(asked.prompt) for asked in upstream.asked
+    ]
     begun = [*upstream.asked[0].prompt, *world.completion(session, first).ids]
     assert list(upstream.asked[1].prompt[: len(begun)]) == begun
 
 
 both_ways = pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
-TOOLS = [{"function_declarations": [{"name": "get", "description": "Get.", "parameters_json_schema": SCHEMA}]}]
+TOOLS = [
+    {"function_declarations": [{"name": "get", "description": "Get.", "parameters_json_schema": SCHEMA}]}
+]
 
 
 @both_ways
@@ -75,17 +89,23 @@ async def test_a_tool_round_trip(make_world: MakeWorld, stream: bool, answer: st
         contents: list[Any] = [types.UserContent("What is it?")]
         chunks = await ask(client, contents, stream=stream, **config)
         calls = [part.function_call for part in parts_of(chunks) if part.function_call]
-        assert [call.args for call in calls] == ([{"key": "a"}] if answer == CALL else [{"key": "a"}, {"key": "b"}])
+        assert [call.args for call in calls] == (
+            [{"key": "a"}] if answer == CALL else [{"key": "a"}, {"key": "b"}]
+        )
         assert len({call.id for call in calls}) == len(calls)
         assert all(part.thought_signature for part in parts_of(chunks) if part.function_call)
-        results = [types.Part.from_function_response(name=call.name, response={"result": "5"}) for call in calls]
+        results = [
+            types.Part.from_function_response(name=call.name, response={"result": "5"}) for call in calls
+        ]
         contents += [*(chunk.candidates[0].content for chunk in chunks), types.UserContent(results)]
         assert text_of(await ask(client, contents, stream=stream, **config)) == "It is 5."
         joined(world, session)
 
 
 @both_ways
-async def test_the_client_calls_functions_by_itself_and_keeps_the_history(make_world: MakeWorld, stream: bool) -> None:
+async def test_the_client_calls_functions_by_itself_and_keeps_the_history(
+    make_world: MakeWorld, stream: bool
+) -> None:
     def get(key: str) -> str:
         """Get."""
         return f"{key} is 5"
@@ -108,7 +128,10 @@ async def test_a_chat_of_several_messages(make_world: MakeWorld, stream: bool) -
         chat = client.chats.create(model="m")
         for _ in range(2):
             if stream:
-                assert "".join([chunk.text async for chunk in await chat.send_message_stream("And?")]) == "It is 5."
+                assert (
+                    "".join([chunk.text async for chunk in await chat.send_message_stream("And?")])
+                    == "It is 5."
+                )
             else:
                 assert (await chat.send_message("And?")).text == "It is 5."
         joined(world, session)
@@ -135,7 +158,10 @@ async def test_siblings(make_world: MakeWorld, stream: bool) -> None:
         for candidate in (candidate for chunk in chunks for candidate in chunk.candidates):
             texts[candidate.index or 0] += "".join(part.text for part in candidate.content.parts)
         assert sorted(texts.values()) == ["One.", "Two!"]
-        usage, whole = chunks[-1].usage_metadata, len(world.text("One.<|im_end|>")) + len(world.text("Two!<|im_end|>"))
+        usage, whole = (
+            chunks[-1].usage_metadata,
+            len(world.text("One.<|im_end|>")) + len(world.text("Two!<|im_end|>")),
+        )
         assert usage.candidates_token_count == whole
 
 
@@ -180,7 +206,9 @@ async def test_a_stream_without_events_is_one_json_array(make_world: MakeWorld) 
         parts = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
         assert "".join(part.get("text", "") for part in parts) == "Let me see."
         assert [part["functionCall"]["args"] for part in parts if "functionCall" in part] == [{"key": "a"}]
-        assert [chunk["candidates"][0].get("finishReason") for chunk in chunks] == [None] * (len(chunks) - 1) + ["STOP"]
+        assert [chunk["candidates"][0].get("finishReason") for chunk in chunks] == [None] * (
+            len(chunks) - 1
+        ) + ["STOP"]
 
 
 @pytest.mark.parametrize("query", ["?alt=sse", ""], ids=["events", "array"])
@@ -201,4 +229,7 @@ async def test_signs_of_life_are_skipped(make_world: MakeWorld, query: str) -> N
             answer += "".join([chunk async for chunk in chunks])
         assert text_of(await parsed) == "It is 5."
         if not query:
-            assert "".join(chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in json.loads(answer)) == "It is 5."
+            assert (
+                "".join(chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in json.loads(answer))
+                == "It is 5."
+            )

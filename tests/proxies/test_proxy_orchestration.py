@@ -1,4 +1,6 @@
-"""What agents do, as a real proxy records it: whole teams, parallel workers of one description, restarts, retries, siblings."""
+"""What agents do, as a real proxy records it: whole teams, parallel workers of one description, restarts,
+retries, siblings.
+"""
 
 import asyncio
 import json
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.store import agents, edges, events, sessions
 from harnessgym.store.edges import EdgeRow
 from harnessgym.store.events import EventRow
@@ -27,7 +29,10 @@ def calling(*calls: tuple[str, Json]) -> str:
 
 
 def tool(name: str) -> Json:
-    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"text": {}}}}}
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {"type": "object", "properties": {"text": {}}}},
+    }
 
 
 TOOLS = [tool("delegate"), tool("ls")]
@@ -103,18 +108,27 @@ def check_team(world: World) -> None:
     main, *workers = known
     assert [worker.parent_agent_id for worker in workers] == [main.id] * 2
     found = happened(world)
-    by_kind = {kind: [event for event in found if event.kind == kind] for kind in {event.kind for event in found}}
+    by_kind = {
+        kind: [event for event in found if event.kind == kind] for kind in {event.kind for event in found}
+    }
     assert {kind: len(items) for kind, items in by_kind.items()} == {
         "llm_call": 4, "tool_call": 2, "orchestrator_decision": 2, "spawn": 2, "message": 4, "tool_result": 2, "return": 2,
         "aggregate": 1, "despawn": 3,
     }  # fmt: skip
     said = {event.id: event.attributes["arguments"] for event in by_kind["tool_call"]}
-    calls = {event.attributes["tool_call_id"]: event.attributes["arguments"] for event in by_kind["tool_call"]}
+    calls = {
+        event.attributes["tool_call_id"]: event.attributes["arguments"] for event in by_kind["tool_call"]
+    }
     spawned = {event.target_agent_id: calls[event.attributes["tool_call_id"]] for event in by_kind["spawn"]}
     assert [json.loads(spawned[worker.id])["text"] for worker in workers] == [RIGHT, LEFT]
     assert {event.confidence for event in by_kind["spawn"]} == {0.95}
-    assert [event.attributes["decision"] for event in by_kind["orchestrator_decision"]] == ["delegate", "stop"]
-    assert {call.id for call in found if call.kind == "llm_call"} == {call.call_id for call in by_kind["llm_call"]}
+    assert [event.attributes["decision"] for event in by_kind["orchestrator_decision"]] == [
+        "delegate",
+        "stop",
+    ]
+    assert {call.id for call in found if call.kind == "llm_call"} == {
+        call.call_id for call in by_kind["llm_call"]
+    }
     times = {event.id: event.t for event in found}
     assert all(times[edge.source_event_id] <= times[edge.target_event_id] for edge in drawn(world))
     assert len(said) == 2
@@ -143,7 +157,9 @@ async def test_events_share_their_calls_transactions(make_world: MakeWorld) -> N
         first = await ask(world, session, [PLANNER, user("Look.")])
         assert kinds(world) == ["llm_call", "tool_call"]
         engine.gate.clear()
-        asking = asyncio.create_task(ask(world, session, [PLANNER, user("Look."), *results(first, "nothing")]))
+        asking = asyncio.create_task(
+            ask(world, session, [PLANNER, user("Look."), *results(first, "nothing")])
+        )
         await world.status(session, 1, "intent")
         assert sorted(kinds(world)) == ["llm_call", "llm_call", "tool_call", "tool_result"]
         engine.gate.set()
@@ -157,7 +173,9 @@ async def test_a_retry_makes_nothing_twice(make_world: MakeWorld) -> None:
         body = {"model": "m", "messages": [PLANNER, user("Look.")], "tools": TOOLS}
         url = f"{world.proxy.url}/s/{session.key}/v1/chat/completions"
         for _ in range(2):
-            assert (await world.http.post(url, json=body, headers={"x-stainless-retry-count": "1"})).status_code == 200
+            assert (
+                await world.http.post(url, json=body, headers={"x-stainless-retry-count": "1"})
+            ).status_code == 200
         assert kinds(world) == ["llm_call", "tool_call"]
 
 
@@ -178,7 +196,9 @@ async def test_an_intent_that_is_taken_up_decides_once(make_world: MakeWorld) ->
 
 
 async def test_siblings_act_once_one_is_gone_on_with(make_world: MakeWorld) -> None:
-    async with make_world(calling(("ls", {"text": "a"})), calling(("ls", {"text": "b"})), "Done.<|im_end|>") as world:
+    async with make_world(
+        calling(("ls", {"text": "a"})), calling(("ls", {"text": "b"})), "Done.<|im_end|>"
+    ) as world:
         session = await world.open()
         response = await world.chat(session.key, [PLANNER, user("Look.")], tools=TOOLS, n=2)
         second = response.json()["choices"][1]["message"]
@@ -197,7 +217,9 @@ async def test_sealing_twice_ends_nothing_twice(make_world: MakeWorld) -> None:
         assert kinds(world) == ["llm_call", "orchestrator_decision", "despawn"]
 
 
-async def test_a_call_that_fails_decides_nothing_and_its_repetition_reads_the_same(make_world: MakeWorld) -> None:
+async def test_a_call_that_fails_decides_nothing_and_its_repetition_reads_the_same(
+    make_world: MakeWorld,
+) -> None:
     async with make_world(calling(("ls", {})), "Done.<|im_end|>", "Done.<|im_end|>") as world:
         world.scripted("w0")._failures += [None, Failure(0, lost=False)]
         session = await world.open()

@@ -1,4 +1,6 @@
-"""The official OpenAI SDK's Responses client against the proxy: what it is shown, and that a conversation is one branch."""
+"""The official OpenAI SDK's Responses client against the proxy: what it is shown, and that a conversation
+is one branch.
+"""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 from sqlalchemy import select
 
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.store.tables import calls as calls_table
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import MakeWorld, World
@@ -27,7 +29,10 @@ ASK = {"role": "user", "content": "What is a?"}
 
 def wanted(*calls: tuple[str, dict[str, Any]], text: str = "") -> str:
     """An answer in the policy's own markup."""
-    blocks = [f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>" for name, given in calls]
+    blocks = [
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>"
+        for name, given in calls
+    ]
     return "\n".join([*([text] if text else []), *blocks]) + "<|im_end|>"
 
 
@@ -59,7 +64,9 @@ async def converse(world: World, session: OpenedSession, how: str, **options: An
             for number, item in enumerate(item for item in first.output if hasattr(item, "call_id"))
         ]
         said = [item.model_dump(exclude_none=True) for item in first.output]
-        second = await ask(client, [SYSTEM, ASK, *said, *replies, {"role": "user", "content": "And?"}], how, **options)
+        second = await ask(
+            client, [SYSTEM, ASK, *said, *replies, {"role": "user", "content": "And?"}], how, **options
+        )
         assert (second.output_text, second.status) == ("It is 5.", "completed")
         return list(first.output)
 
@@ -69,8 +76,13 @@ def check_one_branch(world: World, session: OpenedSession, answer: str) -> None:
     upstream = world.upstreams["w0"]
     assert isinstance(upstream, ScriptedUpstream)
     one, two = world.calls(session)
-    assert [list(world.completion(session, call).ids) for call in (one, two)] == [world.text(answer), world.text(DONE)]
-    assert [world.prompt(session, call) for call in (one, two)] == [list(asked.prompt) for asked in upstream.asked]
+    assert [list(world.completion(session, call).ids) for call in (one, two)] == [
+        world.text(answer),
+        world.text(DONE),
+    ]
+    assert [world.prompt(session, call) for call in (one, two)] == [
+        list(asked.prompt) for asked in upstream.asked
+    ]
     link = select(calls_table.c.parent_call_id, calls_table.c.parent_evidence, calls_table.c.break_class)
     row = world.store.read(lambda conn: conn.execute(link.where(calls_table.c.id == two.id)).one())
     assert tuple(row) == (one.id, "token_prefix", None)
@@ -86,20 +98,32 @@ async def test_text(make_world: MakeWorld, how: str) -> None:
     async with make_world("Let me see.<|im_end|>", DONE) as world:
         session = await world.open()
         (message,) = await converse(world, session, how, instructions="You count.")
-        assert (message.type, message.status, message.content[0].text) == ("message", "completed", "Let me see.")
+        assert (message.type, message.status, message.content[0].text) == (
+            "message",
+            "completed",
+            "Let me see.",
+        )
         check_one_branch(world, session, "Let me see.<|im_end|>")
 
 
 @every_way
 async def test_parallel_calls_of_every_kind(make_world: MakeWorld, how: str) -> None:
     answer = wanted(
-        ("get", {"key": "a"}), ("patch", {"input": "*** ü\n"}), ("team__spawn", {"key": "b"}), text="I call the others."
+        ("get", {"key": "a"}),
+        ("patch", {"input": "*** ü\n"}),
+        ("team__spawn", {"key": "b"}),
+        text="I call the others.",
     )
     async with make_world(answer, DONE) as world:
         session = await world.open()
         message, get, patch, spawn = await converse(world, session, how)
         assert message.content[0].text == "I call the others."
-        assert (get.type, get.name, json.loads(get.arguments), get.namespace) == ("function_call", "get", {"key": "a"}, None)
+        assert (get.type, get.name, json.loads(get.arguments), get.namespace) == (
+            "function_call",
+            "get",
+            {"key": "a"},
+            None,
+        )
         assert (patch.type, patch.name, patch.input) == ("custom_tool_call", "patch", "*** ü\n")
         assert (spawn.type, spawn.name, spawn.namespace) == ("function_call", "spawn", "team")
         assert len({item.id for item in (message, get, patch, spawn)}) == 4
@@ -112,7 +136,9 @@ async def test_reasoning(make_world: MakeWorld, how: str, include: list[str] | N
     answer = "<think>\nFirst,\n\nthink.\n</think>\n\n" + wanted(("get", {"key": "a"}))
     async with make_world(answer, DONE) as world:
         session = await world.open()
-        reasoning, call = await converse(world, session, how, **({} if include is None else {"include": include}))
+        reasoning, call = await converse(
+            world, session, how, **({} if include is None else {"include": include})
+        )
         assert [part.text for part in reasoning.summary] == ["First,\n\nthink."]
         assert (reasoning.encrypted_content is not None) == (include is not None)
         assert call.name == "get"
@@ -125,9 +151,14 @@ async def test_a_call_whose_arguments_are_written_anew_and_ids_left_out(make_wor
         session = await world.open()
         async with speaking(world, session) as client:
             one, two = (await ask(client, [SYSTEM, ASK], "plain")).output
-            compact = [{"type": "function_call", "call_id": call.call_id, "name": "get"} for call in (one, two)]
+            compact = [
+                {"type": "function_call", "call_id": call.call_id, "name": "get"} for call in (one, two)
+            ]
             compact[0]["arguments"], compact[1]["arguments"] = '{"key":"a"}', '{"key":"b"}'
-            results = [{"type": "function_call_output", "call_id": call.call_id, "output": "5"} for call in (one, two)]
+            results = [
+                {"type": "function_call_output", "call_id": call.call_id, "output": "5"}
+                for call in (one, two)
+            ]
             items = [SYSTEM, ASK, compact[0], results[0], compact[1], results[1]]
             assert (await ask(client, items, "plain")).output_text == "It is 5."
         check_one_branch(world, session, answer)
@@ -139,7 +170,10 @@ async def test_an_answer_that_is_cut_off(make_world: MakeWorld) -> None:
         async with speaking(world, session) as client:
             for how in ("plain", "raw"):
                 response = await ask(client, [ASK], how, max_output_tokens=2)
-                assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+                assert (response.status, response.incomplete_details.reason) == (
+                    "incomplete",
+                    "max_output_tokens",
+                )
                 assert response.output[0].status == "incomplete"
                 assert response.usage.output_tokens == 2
         assert [call.finish_reason for call in world.calls(session)] == ["length", "length"]
@@ -150,7 +184,9 @@ async def test_a_prompt_that_is_too_long(make_world: MakeWorld, stream: bool) ->
     async with make_world(DONE, max_length=30) as world:
         session = await world.open()
         async with speaking(world, session) as client:
-            with pytest.raises(BadRequestError, match="Your input exceeds the context window of this model") as caught:
+            with pytest.raises(
+                BadRequestError, match="Your input exceeds the context window of this model"
+            ) as caught:
                 await client.responses.create(model="m", input="word " * 100, stream=stream)
         assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
         assert world.calls(session) == []
@@ -181,7 +217,9 @@ async def test_what_is_not_here_is_refused(make_world: MakeWorld) -> None:
 async def test_the_path_without_a_version(make_world: MakeWorld) -> None:
     async with make_world(DONE) as world:
         session = await world.open()
-        response = await world.http.post(f"{world.proxy.url}/s/{session.key}/responses", json={"model": "m", "input": "Hi"})
+        response = await world.http.post(
+            f"{world.proxy.url}/s/{session.key}/responses", json={"model": "m", "input": "Hi"}
+        )
         assert response.json()["output"][0]["content"][0]["text"] == "It is 5."
 
 

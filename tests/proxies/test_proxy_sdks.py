@@ -1,4 +1,6 @@
-"""The official SDKs against the proxy: several turns, tools, streaming; the store has exactly the engine's tokens."""
+"""The official SDKs against the proxy: several turns, tools, streaming; the store has exactly the engine's
+tokens.
+"""
 
 from typing import Any
 
@@ -20,8 +22,13 @@ def check(world: World, session: Any) -> None:
     upstream = world.upstreams["w0"]
     assert isinstance(upstream, ScriptedUpstream)
     recorded = world.calls(session)
-    assert [list(world.completion(session, call).ids) for call in recorded] == [world.text(CALL), world.text(DONE)]
-    assert [world.prompt(session, call) for call in recorded] == [list(asked.prompt) for asked in upstream.asked]
+    assert [list(world.completion(session, call).ids) for call in recorded] == [
+        world.text(CALL),
+        world.text(DONE),
+    ]
+    assert [world.prompt(session, call) for call in recorded] == [
+        list(asked.prompt) for asked in upstream.asked
+    ]
     assert recorded[1].parent_call_id == recorded[0].id
     first = [*upstream.asked[0].prompt, *world.text(CALL)]
     assert list(upstream.asked[1].prompt[: len(first)]) == first
@@ -31,9 +38,16 @@ def check(world: World, session: Any) -> None:
 async def test_openai(make_world: MakeWorld, stream: bool) -> None:
     async with make_world(CALL, DONE) as world:
         session = await world.open()
-        tools: Any = [{"type": "function", "function": {"name": "get", "description": "Get.", "parameters": SCHEMA}}]
-        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a?"}]
-        async with AsyncOpenAI(base_url=f"{world.proxy.url}/v1", api_key=session.key, max_retries=0) as client:
+        tools: Any = [
+            {"type": "function", "function": {"name": "get", "description": "Get.", "parameters": SCHEMA}}
+        ]
+        messages: list[Any] = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What is a?"},
+        ]
+        async with AsyncOpenAI(
+            base_url=f"{world.proxy.url}/v1", api_key=session.key, max_retries=0
+        ) as client:
             answer = await _openai(client, messages, tools, stream)
             assert answer.tool_calls[0].function.arguments in ('{"key": "a"}', '{"key":"a"}')
             messages.append(answer.model_dump(exclude_none=True))
@@ -44,7 +58,11 @@ async def test_openai(make_world: MakeWorld, stream: bool) -> None:
 
 async def _openai(client: AsyncOpenAI, messages: list[Any], tools: Any, stream: bool) -> Any:
     if not stream:
-        return (await client.chat.completions.create(model="m", messages=messages, tools=tools)).choices[0].message
+        return (
+            (await client.chat.completions.create(model="m", messages=messages, tools=tools))
+            .choices[0]
+            .message
+        )
     async with client.chat.completions.stream(model="m", messages=messages, tools=tools) as events:
         return (await events.get_final_completion()).choices[0].message
 
@@ -59,7 +77,12 @@ async def test_anthropic(make_world: MakeWorld, stream: bool) -> None:
             answer = await _anthropic(client, messages, tools, stream)
             use = answer.content[-1]
             assert (answer.stop_reason, use.type, use.input) == ("tool_use", "tool_use", {"key": "a"})
-            messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in answer.content]})
+            messages.append(
+                {
+                    "role": "assistant",
+                    "content": [block.model_dump(exclude_none=True) for block in answer.content],
+                }
+            )
             result = {"type": "tool_result", "tool_use_id": use.id, "content": "5"}
             messages.append({"role": "user", "content": [result]})
             assert (await _anthropic(client, messages, tools, stream)).content[-1].text == "It is 5."
@@ -67,7 +90,13 @@ async def test_anthropic(make_world: MakeWorld, stream: bool) -> None:
 
 
 async def _anthropic(client: AsyncAnthropic, messages: list[Any], tools: Any, stream: bool) -> Any:
-    options: dict[str, Any] = {"model": "m", "max_tokens": 100, "system": "Be brief.", "messages": messages, "tools": tools}
+    options: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": 100,
+        "system": "Be brief.",
+        "messages": messages,
+        "tools": tools,
+    }
     if not stream:
         return await client.messages.create(**options)
     async with client.messages.stream(**options) as events:

@@ -1,4 +1,6 @@
-"""What a session fixes: which agent a call belongs to, which calls are not the policy's own, budgets, siblings, demands."""
+"""What a session fixes: which agent a call belongs to, which calls are not the policy's own, budgets,
+siblings, demands.
+"""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 
 from harnessgym.harness import SideCallRule
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import agents, events
 from harnessgym.store.agents import AgentRow
 from harnessgym.traces.trajectories import rows_of
@@ -15,7 +17,9 @@ from tests.proxies.conftest import MakeWorld, World
 
 pytestmark = pytest.mark.anyio
 CALL = '<tool_call>\n{"name": "get", "arguments": {"key": "a"}}\n</tool_call><|im_end|>'
-TOOLS = [{"type": "function", "function": {"name": "get", "description": "Get.", "parameters": {"type": "object"}}}]
+TOOLS = [
+    {"type": "function", "function": {"name": "get", "description": "Get.", "parameters": {"type": "object"}}}
+]
 JSON = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
 
 
@@ -34,7 +38,9 @@ class Speaker:
     world: World
     key: str
 
-    async def say(self, messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+    async def say(
+        self, messages: list[dict[str, Any]], headers: dict[str, str] | None = None, **fields: Any
+    ) -> dict[str, Any]:
         response = await self.world.http.post(
             f"{self.world.proxy.url}/s/{self.key}/v1/chat/completions",
             json={"model": "m", "messages": messages, **fields},
@@ -52,8 +58,14 @@ def agents_of(world: World, session_id: str) -> list[AgentRow]:
 @pytest.mark.parametrize(
     ("main", "child"),
     [
-        ({"thread-id": "t1"}, {"thread-id": "t2", "x-codex-parent-thread-id": "t1", "x-openai-subagent": "collab_spawn"}),
-        ({"x-claude-code-session-id": "s"}, {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a9"}),
+        (
+            {"thread-id": "t1"},
+            {"thread-id": "t2", "x-codex-parent-thread-id": "t1", "x-openai-subagent": "collab_spawn"},
+        ),
+        (
+            {"x-claude-code-session-id": "s"},
+            {"x-claude-code-session-id": "s", "x-claude-code-agent-id": "a9"},
+        ),
         ({"x-session-id": "s1"}, {"x-session-id": "s2", "x-parent-session-id": "s1"}),
     ],
     ids=["codex", "claude code", "opencode"],
@@ -91,24 +103,41 @@ async def test_agents_are_told_apart_by_what_they_say(make_world: MakeWorld) -> 
         assert calls[2].parent_call_id == calls[0].id
 
 
-SHELL = [{"type": "function", "function": {"name": "shell", "description": "Run.", "parameters": {"type": "object"}}}]
+SHELL = [
+    {
+        "type": "function",
+        "function": {"name": "shell", "description": "Run.", "parameters": {"type": "object"}},
+    }
+]
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["same process", "after a restart"])
-async def test_an_agent_that_is_handed_the_conversation_is_a_child(make_world: MakeWorld, restarted: bool) -> None:
-    """Two agents wait for tools, so that only the history can tell who handed over; then it is handed back."""
-    async with make_world(CALL, CALL.replace('"a"', '"b"'), CALL.replace('"a"', '"c"'), "Done.<|im_end|>") as world:
+async def test_an_agent_that_is_handed_the_conversation_is_a_child(
+    make_world: MakeWorld, restarted: bool
+) -> None:
+    """Two agents wait for tools, so that only the history can tell who handed over; then it is handed
+    back.
+    """
+    async with make_world(
+        CALL, CALL.replace('"a"', '"b"'), CALL.replace('"a"', '"c"'), "Done.<|im_end|>"
+    ) as world:
         session = await world.open()
         speaker = Speaker(world, session.key)
         await speaker.say([system("You plan."), user("go")], tools=TOOLS)
         opening = [system("You triage. It is 10:31."), user("go")]
         asked = await speaker.say(opening, tools=TOOLS)
-        handed = [asked, {"role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "transferred"}]
+        handed = [
+            asked,
+            {"role": "tool", "tool_call_id": asked["tool_calls"][0]["id"], "content": "transferred"},
+        ]
         if restarted:
             await world.stop()
             await world.start()
         given = await speaker.say([system("You code."), opening[1], *handed], tools=SHELL)
-        back = [given, {"role": "tool", "tool_call_id": given["tool_calls"][0]["id"], "content": "transferred back"}]
+        back = [
+            given,
+            {"role": "tool", "tool_call_id": given["tool_calls"][0]["id"], "content": "transferred back"},
+        ]
         later = system("You triage. It is 10:35.")
         await speaker.say([later, opening[1], *handed, *back], tools=TOOLS)
         planner, triage, coder = agents_of(world, session.session_id)
@@ -154,11 +183,19 @@ async def test_side_calls_are_tagged_and_not_trained(make_world: MakeWorld) -> N
         await speaker.say([user("hello")], tools=TOOLS)
         await speaker.say([user("Summarise the conversation.")], tools=TOOLS)
         title, probe, policy, summary = world.calls(session)
-        assert [call.kind for call in (title, probe, policy, summary)] == ["side", "side", "policy", "compaction"]
+        assert [call.kind for call in (title, probe, policy, summary)] == [
+            "side",
+            "side",
+            "policy",
+            "compaction",
+        ]
         assert (title.agent_id, probe.agent_id) == (None, None)
         await world.control.seal(session.session_id)
         trajectory = world.store.read(lambda conn: rows_of(conn, world.rollout_id, group_id="g"))
-        assert {item.call_id: item.reason for item in trajectory.exclusions} == {title.id: "side_call", probe.id: "side_call"}
+        assert {item.call_id: item.reason for item in trajectory.exclusions} == {
+            title.id: "side_call",
+            probe.id: "side_call",
+        }
         assert trajectory.trained == policy.completion_len + summary.completion_len
 
 
@@ -198,7 +235,9 @@ async def test_siblings_stream_interleaved_and_a_retry_gets_the_same(make_world:
             for line in response.text.split("\n"):
                 if line.startswith("data: {"):
                     choice = json.loads(line[6:])["choices"][0]
-                    said[choice["index"]] = said.get(choice["index"], "") + (choice["delta"].get("content") or "")
+                    said[choice["index"]] = said.get(choice["index"], "") + (
+                        choice["delta"].get("content") or ""
+                    )
                     ends += [choice["index"]] if choice["finish_reason"] else []
             assert sorted(ends) == [0, 1]
             return said
@@ -217,13 +256,17 @@ async def test_budgets_end_a_session_and_leave_an_event(make_world: MakeWorld) -
             assert answers[-1].status_code == 403
             assert answers[-1].headers["x-should-retry"] == "false"
             await world.control.seal(session.session_id)
-            found = world.store.read(lambda conn: events.of_rollout(conn, world.rollout_id, "refused_request"))
+            found = world.store.read(
+                lambda conn: events.of_rollout(conn, world.rollout_id, "refused_request")
+            )
             assert found[-1].attributes["limit"] == name
             assert sum(call.completion_len or 0 for call in world.calls(session)) <= limits.get("tokens", 99)
 
 
 @pytest.mark.parametrize("fields", [{"response_format": JSON}, {"tool_choice": "required", "tools": TOOLS}])
-async def test_demands_are_refused_or_put_to_the_policy(make_world: MakeWorld, fields: dict[str, Any]) -> None:
+async def test_demands_are_refused_or_put_to_the_policy(
+    make_world: MakeWorld, fields: dict[str, Any]
+) -> None:
     async with make_world("Yes.<|im_end|>") as world:
         strict = await world.open()
         refused = await world.chat(strict.key, [user("hi")], **fields)
@@ -238,7 +281,10 @@ async def test_demands_are_refused_or_put_to_the_policy(make_world: MakeWorld, f
 async def test_images_are_refused_by_a_policy_that_cannot_see(make_world: MakeWorld) -> None:
     async with make_world("Yes.<|im_end|>") as world:
         session = await world.open()
-        parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+        parts = [
+            {"type": "text", "text": "what?"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}},
+        ]
         shown = {"role": "user", "content": parts}
         for begin in ([], [user("hi"), {"role": "assistant", "content": "Yes."}]):
             refused = await world.chat(session.key, [*begin, shown])
@@ -267,14 +313,21 @@ async def test_preflights(make_world: MakeWorld) -> None:
         session = await world.open()
         base = f"{world.proxy.url}/s/{session.key}"
         assert (await world.http.head(f"{base}/")).status_code == 200
-        upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-key": "eA==", "sec-websocket-version": "13"}
+        upgrade = {
+            "connection": "upgrade",
+            "upgrade": "websocket",
+            "sec-websocket-key": "eA==",
+            "sec-websocket-version": "13",
+        }
         assert (await world.http.get(f"{base}/v1/responses", headers=upgrade)).status_code == 426
 
 
 async def test_a_refused_request_is_an_event(make_world: MakeWorld) -> None:
     async with make_world() as world:
         session = await world.open()
-        response = await world.http.post(f"{world.proxy.url}/s/{session.key}/v1/chat/completions", content=b"{\xff")
+        response = await world.http.post(
+            f"{world.proxy.url}/s/{session.key}/v1/chat/completions", content=b"{\xff"
+        )
         assert response.status_code == 400
         await world.control.seal(session.session_id)
         (event,) = world.store.read(lambda conn: events.of_rollout(conn, world.rollout_id, "refused_request"))
@@ -288,7 +341,12 @@ async def test_a_conversation_goes_on_by_the_id_of_its_last_answer(make_world: M
 
         async def ask(text: str, previous: str | None = None) -> dict[str, Any]:
             url = f"{world.proxy.url}/s/{session.key}/v1/responses"
-            body = {"model": "m", "input": text, "instructions": "Be brief.", "previous_response_id": previous}
+            body = {
+                "model": "m",
+                "input": text,
+                "instructions": "Be brief.",
+                "previous_response_id": previous,
+            }
             response = await world.http.post(url, json=body)
             assert response.status_code == 200, response.text
             answer: dict[str, Any] = response.json()
@@ -303,6 +361,8 @@ async def test_a_conversation_goes_on_by_the_id_of_its_last_answer(make_world: M
         calls = world.calls(session)
         assert [call.parent_call_id for call in calls] == [None, *(call.id for call in calls[:-1])]
         url = f"{world.proxy.url}/s/{session.key}/v1/responses"
-        refused = await world.http.post(url, json={"model": "m", "input": "x", "previous_response_id": "resp_nothing"})
+        refused = await world.http.post(
+            url, json={"model": "m", "input": "x", "previous_response_id": "resp_nothing"}
+        )
         assert refused.status_code == 400
         assert "not found" in refused.json()["error"]["message"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import MakeWorld, World
 
@@ -16,7 +16,12 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 async def ask(
-    world: World, session: OpenedSession, *, retry: bool = False, text: str = "hi", messages: list[dict[str, Any]] | None = None
+    world: World,
+    session: OpenedSession,
+    *,
+    retry: bool = False,
+    text: str = "hi",
+    messages: list[dict[str, Any]] | None = None,
 ) -> Any:
     url = f"{world.proxy.url}/s/{session.key}/v1/chat/completions"
     body = {"model": "m", "messages": messages or [{"role": "user", "content": text}]}
@@ -27,7 +32,9 @@ async def ask(
 async def succeeded(
     world: World, session: OpenedSession, in_flight: int, messages: list[dict[str, Any]] | None = None
 ) -> AsyncIterator[ScriptedUpstream]:
-    """`world.proxy` is another proxy on the same store, while `in_flight` equal calls of the first have only their intents."""
+    """`world.proxy` is another proxy on the same store, while `in_flight` equal calls of the first have
+    only their intents.
+    """
     first, first_control, engine = world.proxy, world.control, world.upstreams["w0"]
     assert isinstance(engine, ScriptedUpstream)
     engine.gate.clear()
@@ -43,13 +50,17 @@ async def succeeded(
 
 
 @pytest.mark.parametrize("retry", [False, True])
-async def test_equal_requests_in_flight_at_a_kill_each_get_back_their_own_call(make_world: MakeWorld, retry: bool) -> None:
+async def test_equal_requests_in_flight_at_a_kill_each_get_back_their_own_call(
+    make_world: MakeWorld, retry: bool
+) -> None:
     async with make_world("unused<|im_end|>") as world:
         session = await world.open(sampling={"seed": 1})
         async with succeeded(world, session, 2) as engine:
             responses = await asyncio.gather(*(ask(world, session, retry=retry) for _ in range(2)))
             recorded = world.calls(session)
-            assert sorted(response.json()["id"] for response in responses) == sorted(f"chatcmpl-{call.id}" for call in recorded)
+            assert sorted(response.json()["id"] for response in responses) == sorted(
+                f"chatcmpl-{call.id}" for call in recorded
+            )
             assert len({asked.sampling.seed for asked in engine.asked}) == 2
             assert (await ask(world, session)).status_code == 200
             assert [call.ordinal for call in world.calls(session)] == [0, 1, 2]

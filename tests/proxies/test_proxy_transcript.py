@@ -7,8 +7,8 @@ import pytest
 
 from harnessgym.harness import SideCallRule
 from harnessgym.message import Message, ToolCall
-from harnessgym.session_options import SessionOptions
-from harnessgym.traces.answers import Languages
+from harnessgym.run_config.session import SessionOptions
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.transcript import Transcript, transcript
 from tests.proxies.conftest import POLICY, MakeWorld, World
 
@@ -49,7 +49,9 @@ async def test_each_call_has_what_it_added_and_what_it_was_answered(make_world: 
         assert [message.role for message in said] == ["system", "user", "assistant", "tool", "assistant"]
 
 
-async def test_without_the_policy_an_answer_is_missing_or_what_the_client_sent_back(make_world: MakeWorld) -> None:
+async def test_without_the_policy_an_answer_is_missing_or_what_the_client_sent_back(
+    make_world: MakeWorld,
+) -> None:
     async with make_world(CALL, "It is 47.<|im_end|>") as world:
         session = await world.open()
         await look_up(world, session.key)

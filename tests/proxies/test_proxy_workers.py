@@ -7,7 +7,7 @@ import pytest
 
 from harnessgym.store.workers import WorkerRow, WorkerState, of_run
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
-from proxies.workers import NoWorker, Wanted, WorkerTable, connect_upstream
+from proxies.workers import NoWorker, WorkerFilter, WorkerTable, connect_upstream
 from tests.proxies.conftest import MakeWorld
 
 pytestmark = pytest.mark.anyio
@@ -94,14 +94,14 @@ async def test_a_lost_worker_is_suspect_until_it_answers() -> None:
     from harnessgym.errors import UpstreamLost
 
     with pytest.raises(UpstreamLost):
-        async with table.taking(Wanted()):
+        async with table.taking(WorkerFilter()):
             raise UpstreamLost("gone")
     with pytest.raises(NoWorker, match="w v0 ready"):
-        async with table.taking(Wanted()):
+        async with table.taking(WorkerFilter()):
             pass
     upstream.alive = True
     await asyncio.sleep(0.3)
-    async with table.taking(Wanted()) as worker:
+    async with table.taking(WorkerFilter()) as worker:
         assert worker.load == 1
     table.close()
 
@@ -115,8 +115,12 @@ def test_kinds_of_worker() -> None:
 
 
 @pytest.mark.parametrize(("after", "done"), [(1, True), (0, False)])
-async def test_a_call_may_be_cut_off_often_if_it_gets_on_in_between(make_world: MakeWorld, after: int, done: bool) -> None:
-    """Each weight update may cut off a long answer; only workers that are lost one after the other end a call."""
+async def test_a_call_may_be_cut_off_often_if_it_gets_on_in_between(
+    make_world: MakeWorld, after: int, done: bool
+) -> None:
+    """Each weight update may cut off a long answer; only workers that are lost one after the other end a
+    call.
+    """
     async with make_world(upstreams={}) as world:
         whole = world.text("one two three four five six seven eight nine ten<|im_end|>")
         begun: list[int] = []

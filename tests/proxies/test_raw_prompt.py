@@ -8,12 +8,12 @@ import pytest
 from sqlalchemy import select
 from tokenizers import Tokenizer, processors
 
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.store import tables
 from harnessgym.traces.forest import Forest
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.dialect import ModelRequest, RequestProblem
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.raw_prompt import RawPrompts, raw_chain
 from proxies.renderers.template import TemplateRenderer
 from proxies.upstreams.scripted import ScriptedUpstream
@@ -168,7 +168,10 @@ async def test_conversations_and_raw_prompts_know_each_other_by_tokens_alone(mak
         assert link(world, session, 1) == NEW_ROOT
         whole = world.language.renderer.written([*asked(world)[0], *world.text("Hello.<|im_end|>")]).decode()
         await complete(world, session, f"{whole}\n<|im_start|>user\nAnd?<|im_end|>\n")
-        assert (link(world, session, 2), world.calls(session)[2].parent_call_id) == (JOINED, world.calls(session)[0].id)
+        assert (link(world, session, 2), world.calls(session)[2].parent_call_id) == (
+            JOINED,
+            world.calls(session)[0].id,
+        )
         history = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
         await world.chat(session.key, [*history, {"role": "user", "content": "So?"}])
         assert world.calls(session)[3].parent_call_id == world.calls(session)[0].id
@@ -181,7 +184,7 @@ def test_digests_tell_texts_from_ids_and_from_conversations() -> None:
     assert raw_chain([1, 2]) == raw_chain((1, 2))
 
 
-def grown(language: Language, prompt: list[int], answer: list[int]) -> Forest:
+def grown(language: PolicyLanguage, prompt: list[int], answer: list[int]) -> Forest:
     """A forest of one call."""
     forest = Forest("session")
     segment, _ = forest.add_prompt(prompt, None)
@@ -189,7 +192,7 @@ def grown(language: Language, prompt: list[int], answer: list[int]) -> Forest:
     return forest
 
 
-def test_a_text_is_not_cut_inside_a_character(language: Language) -> None:
+def test_a_text_is_not_cut_inside_a_character(language: PolicyLanguage) -> None:
     renderer = language.renderer
     party = renderer.encode("🎉")
     assert len(party) > 1
@@ -199,24 +202,28 @@ def test_a_text_is_not_cut_inside_a_character(language: Language) -> None:
     assert prompt.ids == renderer.encode("Say 🎉!")
 
 
-def test_an_empty_prompt_is_refused(language: Language) -> None:
+def test_an_empty_prompt_is_refused(language: PolicyLanguage) -> None:
     with pytest.raises(RequestProblem, match="no tokens"):
         RawPrompts(language).prompt(Forest("session"), (), ModelRequest("m", (), prompt=()), "keep")
 
 
-def policy_with(folder: Path, *, add_bos: bool | None, template: bool) -> Language:
-    """The policy's folder with a token for beginnings of texts, which the tokenizer or its configuration adds."""
+def policy_with(folder: Path, *, add_bos: bool | None, template: bool) -> PolicyLanguage:
+    """The policy's folder with a token for beginnings of texts, which the tokenizer or its configuration
+    adds.
+    """
     tokenizer = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
     bos = tokenizer.token_to_id("<|endoftext|>")
     if template:
-        post = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)])
+        post = processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", bos)]
+        )
         tokenizer.post_processor = post
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "bos_token": {"content": "<|endoftext|>"}}
     config |= {} if add_bos is None else {"add_bos_token": add_bos}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "chat_template.jinja").write_text((POLICY / "chat_template.jinja").read_text())
-    return Language.of_policy(folder)
+    return PolicyLanguage.of_policy(folder)
 
 
 @pytest.mark.parametrize(
@@ -239,5 +246,7 @@ def test_a_text_begins_as_the_tokenizer_s_configuration_says(
     assert raw.prompt(Forest("session"), (), ModelRequest("m", (), prompt=tuple(said)), "keep").ids == said
 
     answer = [token for letter in " two" for token in renderer.encode(letter)]
-    continued = raw.prompt(grown(language, ids, answer), (), ModelRequest("m", (), prompt="One two three"), "keep")
+    continued = raw.prompt(
+        grown(language, ids, answer), (), ModelRequest("m", (), prompt="One two three"), "keep"
+    )
     assert (continued.ids, continued.broken) == ([*ids, *answer, *renderer.encode(" three")], None)

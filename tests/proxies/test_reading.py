@@ -25,7 +25,9 @@ OTHERS = st.dictionaries(st.sampled_from(["model", "tools", "stream", "input", "
 
 @st.composite
 def talks(draw: st.DrawFn) -> list[bytes]:
-    """Bodies of one session: conversations that grow, lose, and change elements, in several ways of writing JSON."""
+    """Bodies of one session: conversations that grow, lose, and change elements, in several ways of
+    writing JSON.
+    """
     separators = draw(st.sampled_from([None, (",", ":"), (" , ", " : "), (",\n", ":\t")]))
     ascii_only, before, after = draw(st.booleans()), draw(OTHERS), draw(OTHERS)
     name = draw(st.sampled_from(["messages", "input", "contents"]))
@@ -37,7 +39,9 @@ def talks(draw: st.DrawFn) -> list[bytes]:
         if draw(st.integers(0, 4)) == 0:
             after = draw(OTHERS)
         body = {**before, name: elements, **after}
-        out.append(json.dumps(body, ensure_ascii=ascii_only, separators=separators).encode(errors="surrogatepass"))
+        out.append(
+            json.dumps(body, ensure_ascii=ascii_only, separators=separators).encode(errors="surrogatepass")
+        )
     return out
 
 
@@ -114,7 +118,9 @@ def test_what_is_not_valid_is_left_to_be_refused(bodies: list[bytes]) -> None:
 
 def conversation(length: int, **more: Any) -> bytes:
     messages = [{"role": "user", "content": str(number)} for number in range(length)]
-    return json.dumps({"model": "m", "messages": messages, "tools": [{"name": "a"}, {"name": "b"}], **more}).encode()
+    return json.dumps(
+        {"model": "m", "messages": messages, "tools": [{"name": "a"}, {"name": "b"}], **more}
+    ).encode()
 
 
 def make(read: bytes, name: str, made: list[Any]) -> list[Any] | None:

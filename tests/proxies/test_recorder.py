@@ -21,7 +21,19 @@ def one_call(world: World, session_id: str) -> tuple[CallIntent, Segment, CallOu
     prompt = Segment(new_id(), session_id, "prompt", None, (1, 2))
     length, digest = len(prompt.ids), hash_ids(prompt.ids)
     intent = CallIntent(
-        new_id(), session_id, world.rollout_id, 0, "chat", "policy", "keep", "r", "c", length, digest, prompt.id, "e"
+        new_id(),
+        session_id,
+        world.rollout_id,
+        0,
+        "chat",
+        "policy",
+        "keep",
+        "r",
+        "c",
+        length,
+        digest,
+        prompt.id,
+        "e",
     )
     said = Segment(new_id(), session_id, "completion", prompt.id, (3,), (-0.5,))
     return intent, prompt, CallOutcome(intent.id, said, (), "a", "stop", None, "e", {}, {})
@@ -84,7 +96,9 @@ async def test_an_outcome_that_may_be_stored_is_not_written_again(make_world: Ma
         assert vanishing.asked == 1
 
 
-async def test_a_session_that_was_opened_here_is_served_without_a_look_at_the_store(make_world: MakeWorld) -> None:
+async def test_a_session_that_was_opened_here_is_served_without_a_look_at_the_store(
+    make_world: MakeWorld,
+) -> None:
     async with make_world("one<|im_end|>") as world:
         session = await world.open()
         world.store.write(lambda conn: conn.exec_driver_sql("UPDATE sessions SET key_hash = 'another'"))

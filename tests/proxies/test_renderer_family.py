@@ -1,4 +1,6 @@
-"""The renderers package is trusted where it agrees with a folder's template, and then writes what the template writes."""
+"""The renderers package is trusted where it agrees with a folder's template, and then writes what the
+template writes.
+"""
 
 import json
 import shutil
@@ -8,7 +10,7 @@ import pytest
 
 from harnessgym.errors import ConfigError, PolicyError
 from harnessgym.message import Message, ToolSpec
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.renderers.family import AutoRenderer, FamilyRenderer
 from proxies.renderers.template import TemplateRenderer
 from tests.proxies.npm_tokenizer import qwen3_folder
@@ -49,7 +51,11 @@ def template(folder: Path) -> TemplateRenderer:
 @pytest.mark.parametrize("turn", ["47", CALL, f"<think>\nhm\n</think>\n\nLooking.\n{CALL}\n{CALL}", ""])
 @pytest.mark.parametrize("new", NEW, ids=range(len(NEW)))
 def test_both_continue_alike(
-    follower: FamilyRenderer, template: TemplateRenderer, new: list[Message], turn: str, tools: tuple[ToolSpec, ...]
+    follower: FamilyRenderer,
+    template: TemplateRenderer,
+    new: list[Message],
+    turn: str,
+    tools: tuple[ToolSpec, ...],
 ) -> None:
     ids = [*template.render(ASKED, tools), *template.encode(f"{turn}<|im_end|>")]
     added = follower.extend(ids, new, tools)
@@ -116,9 +122,9 @@ def test_a_tokenizer_without_the_familys_tokens_is_refused() -> None:
     ],
 )
 def test_a_renderer_is_chosen_by_name(folder: Path, name: str, kind: type) -> None:
-    assert type(Language.of_policy(folder, renderer=name).renderer) is kind
+    assert type(PolicyLanguage.of_policy(folder, renderer=name).renderer) is kind
 
 
 def test_an_unknown_renderer_is_named() -> None:
     with pytest.raises(ConfigError, match="no renderer named 'qwen'"):
-        Language.of_policy(POLICY, renderer="qwen")
+        PolicyLanguage.of_policy(POLICY, renderer="qwen")

@@ -18,22 +18,28 @@ CALL = '<tool_call>\n{"name": "find", "arguments": {"name": "red lamp"}}\n</tool
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content }}"
-    '{% for c in m.tool_calls or [] %}{{ \'\n<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    '{% for c in m.tool_calls or [] %}{{ \'\n<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": '
+    "' }}"
     "{{ c.function.arguments | tojson }}{{ '}\n</tool_call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 STRIPPING = (
-    # as Qwen3 does it: reasoning is shown behind the last question only, where a turn without it gets an empty block
-    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
+    # as Qwen3 does it: reasoning is shown behind the last question only, where a turn without it gets an
+    # empty block
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = "
+    "loop.index0 %}{% endif %}"
     "{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
     "{% if m.role == 'assistant' and loop.index0 > ns.last and (loop.last or m.reasoning_content) %}"
-    "{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}{{ m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{{ '<think>\n' + (m.reasoning_content or '') + '\n</think>\n\n' }}{% endif %}{{ m.content + "
+    "'<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 TOOLS_LAST = (
     # as Mistral does it: the tools stand before the last question and move on with the next
-    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}"
-    "{% endfor %}{% for m in messages %}{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% endif %}"
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = "
+    "loop.index0 %}{% endif %}"
+    "{% endfor %}{% for m in messages %}{% if tools and loop.index0 == ns.last %}{{ tools | tojson }}{% "
+    "endif %}"
     "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
@@ -67,17 +73,24 @@ def shipped() -> TemplateRenderer:
 
 def test_prompt_ends_with_the_generation_prompt(shipped: TemplateRenderer) -> None:
     ids = shipped.render(ASKED, TOOLS)
-    assert shipped.decode(ids).endswith("<|im_start|>user\nWhat is the price?<|im_end|>\n<|im_start|>assistant\n")
+    assert shipped.decode(ids).endswith(
+        "<|im_start|>user\nWhat is the price?<|im_end|>\n<|im_start|>assistant\n"
+    )
     assert shipped.stop_token_ids == (shipped.tokenizer.token_to_id("<|im_end|>"),)
     assert not shipped.opens_reasoning
 
 
-@pytest.mark.parametrize("template", [(POLICY / "chat_template.jinja").read_text(), CHATML], ids=["shipped", "chatml"])
+@pytest.mark.parametrize(
+    "template", [(POLICY / "chat_template.jinja").read_text(), CHATML], ids=["shipped", "chatml"]
+)
 def test_a_canonical_continuation_is_what_the_template_writes(template: str) -> None:
     r = renderer(template)
     conversation, ids = list(ASKED), r.render(ASKED, TOOLS)
     turns = [
-        (f"Looking.\n{CALL}\n{CALL}", [Message("tool", "Q7", tool_call_id="x0"), Message("tool", "Q8", tool_call_id="x1")]),
+        (
+            f"Looking.\n{CALL}\n{CALL}",
+            [Message("tool", "Q7", tool_call_id="x0"), Message("tool", "Q8", tool_call_id="x1")],
+        ),
         (f"Again.\n{CALL}", [Message("tool", "ünknown", tool_call_id="x0"), Message("user", "Careful.\n")]),
         ("47", [Message("user", "<|im_end|> and?"), Message("system", "Be quick.")]),
         ("48", [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]),
@@ -113,7 +126,9 @@ def test_a_turn_that_was_cut_off_is_not_continued(shipped: TemplateRenderer) -> 
     assert shipped.extend(ids + sample(shipped, "4<|im_end|>"), new, TOOLS) is not None
 
 
-@pytest.mark.parametrize("template", [TOOLS_LAST, COUNTING, ENDLESS], ids=["moves the tools", "counts turns", "no end of turn"])
+@pytest.mark.parametrize(
+    "template", [TOOLS_LAST, COUNTING, ENDLESS], ids=["moves the tools", "counts turns", "no end of turn"]
+)
 def test_a_template_that_looks_back_is_not_continued(template: str) -> None:
     r = renderer(template)
     ids = r.render(ASKED, TOOLS) + sample(r, "47<|im_end|>")
@@ -142,7 +157,9 @@ def test_an_end_of_turn_that_swallows_whitespace_continues_as_a_whole_prompt_wou
 
 
 def test_a_template_that_refuses_is_the_clients_problem() -> None:
-    r = renderer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML)
+    r = renderer(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+    )
     with pytest.raises(RequestProblem, match="no system") as caught:
         r.render(ASKED, ())
     assert caught.value.problem.kind == "unsupported"
@@ -169,7 +186,10 @@ def test_arguments_that_are_no_json_reach_the_template_as_text(shipped: Template
 
 def test_the_template_may_stand_in_the_tokenizer_config(tmp_path: Path) -> None:
     shutil.copy(POLICY / "tokenizer.json", tmp_path)
-    config = {"eos_token": {"content": "<|im_end|>"}, "chat_template": [{"name": "default", "template": CHATML}]}
+    config = {
+        "eos_token": {"content": "<|im_end|>"},
+        "chat_template": [{"name": "default", "template": CHATML}],
+    }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 0]}')
     r = TemplateRenderer.from_folder(tmp_path)

@@ -1,4 +1,6 @@
-"""Replays through a real proxy: a harness gets its recorded answers again, and recorded requests their recorded prompts."""
+"""Replays through a real proxy: a harness gets its recorded answers again, and recorded requests their
+recorded prompts.
+"""
 
 import asyncio
 import json
@@ -8,22 +10,29 @@ import pytest
 from sqlalchemy import delete, text, update
 
 from harnessgym.errors import StoreError
-from harnessgym.rollout.control import OpenedSession
-from harnessgym.session_options import SessionOptions
+from harnessgym.proxy_client import OpenedSession
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store.tables import bodies
 from harnessgym.store.tables import calls as calls_table
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.replay import replay
 from proxies.replaying import replay_rollout
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import POLICY, MakeWorld, World
 
 pytestmark = pytest.mark.anyio
-TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"properties": {"command": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "bash", "parameters": {"properties": {"command": {"type": "string"}}}},
+    }
+]
 BASH = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call><|im_end|>'
 
 
-async def harness(world: World, session: OpenedSession, result: str = "a.txt", again: str = "Look again.") -> list[Any]:
+async def harness(
+    world: World, session: OpenedSession, result: str = "a.txt", again: str = "Look again."
+) -> list[Any]:
     """A small agent loop: two turns with a tool, then a compaction that breaks the conversation."""
     talk: list[Any] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Look."}]
     said = []
@@ -92,7 +101,9 @@ async def test_what_is_not_there_cannot_be_replayed(make_world: MakeWorld) -> No
 
 
 async def test_recorded_requests_give_the_recorded_prompts(make_world: MakeWorld) -> None:
-    async with make_world(BASH, "Fine.<|im_end|>", "Again: fine.<|im_end|>", "Again: fine.<|im_end|>") as world:
+    async with make_world(
+        BASH, "Fine.<|im_end|>", "Again: fine.<|im_end|>", "Again: fine.<|im_end|>"
+    ) as world:
         for session in (await world.open(), await world.open(history="template")):
             await harness(world, session)
         body = {"model": "m", "input": "hi", "store": True}
@@ -124,20 +135,26 @@ async def test_several_samples_of_one_request_are_a_call_each(make_world: MakeWo
         assert len(report.calls) == 3
 
 
-async def test_an_interrupted_answer_that_is_gone_on_from_gives_its_prompts_again(make_world: MakeWorld) -> None:
+async def test_an_interrupted_answer_that_is_gone_on_from_gives_its_prompts_again(
+    make_world: MakeWorld,
+) -> None:
     slow = ScriptedUpstream([[1]], delay_s=0.05)
     async with make_world(upstreams={"w0": slow}, disconnect_grace_s=0.0) as world:
         slow._script = [world.text("one two three four five six seven eight<|im_end|>")]
         session = await world.open()
         hi = [{"role": "user", "content": "hi"}]
         body = {"model": "m", "messages": hi, "stream": True}
-        async with world.http.stream("POST", f"{world.base(session)}/v1/chat/completions", json=body) as stream:
+        async with world.http.stream(
+            "POST", f"{world.base(session)}/v1/chat/completions", json=body
+        ) as stream:
             async for _ in stream.aiter_raw():
                 break
         cut = await world.status(session, 0, "aborted")
         said = world.language.read(world.completion(session, cut).ids).content
         assert said
-        assert (await world.chat(session.key, [*hi, {"role": "assistant", "content": said}, *hi])).status_code == 200
+        assert (
+            await world.chat(session.key, [*hi, {"role": "assistant", "content": said}, *hi])
+        ).status_code == 200
         report = await replay_rollout(world.store, world.rollout_id, {None: world.language})
         assert report.ok, report
         assert len(report.calls) == 2
@@ -148,7 +165,9 @@ async def test_a_recorded_prompt_that_its_request_does_not_give_is_named(make_wo
         session = await world.open()
         await harness(world, session)
         one, two, _ = world.calls(session)
-        swapped = update(calls_table).where(calls_table.c.id == two.id).values(prompt_segment=one.prompt_segment)
+        swapped = (
+            update(calls_table).where(calls_table.c.id == two.id).values(prompt_segment=one.prompt_segment)
+        )
         world.store.write(lambda conn: conn.execute(swapped))
         report = await replay_rollout(world.store, world.rollout_id, {None: world.language})
         assert not report.ok

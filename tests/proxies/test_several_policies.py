@@ -1,4 +1,6 @@
-"""Contract of routing where a proxy serves several policies: whom a model name asks for, and that no tokens cross over."""
+"""Contract of routing where a proxy serves several policies: whom a model name asks for, and that no
+tokens cross over.
+"""
 
 import shutil
 from pathlib import Path
@@ -9,7 +11,7 @@ from sqlalchemy import select, text, update
 from harnessgym.store import workers
 from harnessgym.store.tables import calls as calls_table
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import POLICY, MakeWorld, World
 from tests.proxies.two_policies import MARKING, ask, two_policies
@@ -25,15 +27,24 @@ def recorded(world: World) -> list[tuple[str | None, str]]:
     return [tuple(row) for row in world.store.read(lambda conn: conn.execute(query).all())]
 
 
-async def test_a_model_name_that_is_a_policys_asks_for_that_one_and_any_other_for_the_first(make_world: MakeWorld) -> None:
+async def test_a_model_name_that_is_a_policys_asks_for_that_one_and_any_other_for_the_first(
+    make_world: MakeWorld,
+) -> None:
     async with make_world("x") as world:
         ids = await two_policies(world)
         session = await world.open()
-        for model, expected in (("helper", "helper"), ("policy", "policy"), ("gpt-4o", "policy"), ("Helper", "policy")):
+        for model, expected in (
+            ("helper", "helper"),
+            ("policy", "policy"),
+            ("gpt-4o", "policy"),
+            ("Helper", "policy"),
+        ):
             assert str((await ask(world, session.key, model, HI))["content"]).startswith(expected)
         first, helper = (ids["policy"], "w-policy"), (ids["helper"], "w-helper")
         assert recorded(world) == [helper, first, first, first]
-        names = world.store.read(lambda conn: conn.execute(text("SELECT policy FROM v_turn ORDER BY ordinal")).scalars().all())
+        names = world.store.read(
+            lambda conn: conn.execute(text("SELECT policy FROM v_turn ORDER BY ordinal")).scalars().all()
+        )
         assert names == ["helper", "policy", "policy", "policy"]
 
 
@@ -46,7 +57,9 @@ async def test_a_proxy_of_one_policy_takes_every_name_and_records_none(make_worl
 
 
 async def test_every_policy_continues_its_own_answers_alone(make_world: MakeWorld) -> None:
-    """One conversation that both take part in: what the other said is context, and no sampled token of the row."""
+    """One conversation that both take part in: what the other said is context, and no sampled token of the
+    row.
+    """
     async with make_world("x") as world:
         ids = await two_policies(world, helper_version=3)
         session = await world.open()
@@ -56,10 +69,17 @@ async def test_every_policy_continues_its_own_answers_alone(make_world: MakeWorl
         await world.control.seal(session.session_id)
         trajectory = world.store.read(lambda conn: rows_of(conn, world.rollout_id, group_id="g"))
         calls = world.calls(session)
-        assert [call.policy_id for call in calls] == [ids[name] for name in ("policy", "helper", "policy", "helper")]
+        assert [call.policy_id for call in calls] == [
+            ids[name] for name in ("policy", "helper", "policy", "helper")
+        ]
         for name, version in (("policy", 0), ("helper", 3)):
             own = trajectory.of_policy(ids[name])
-            sampled = [token for call in calls if call.policy_id == ids[name] for token in world.completion(session, call).ids]
+            sampled = [
+                token
+                for call in calls
+                if call.policy_id == ids[name]
+                for token in world.completion(session, call).ids
+            ]
             trained = [int(token) for row in own.rows for token in row.ids[row.mask == 1]]
             assert sorted(trained) == sorted(sampled)
             assert {int(each) for row in own.rows for each in row.versions[row.mask == 1]} == {version}
@@ -86,7 +106,9 @@ async def test_equal_requests_to_two_policies_are_two_prompts(make_world: MakeWo
 
 
 async def test_every_policy_is_asked_in_its_own_language(make_world: MakeWorld, tmp_path: Path) -> None:
-    """The helper's template marks what is said; a conversation that both take part in is rendered for each as its own."""
+    """The helper's template marks what is said; a conversation that both take part in is rendered for each
+    as its own.
+    """
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(POLICY / name, tmp_path)
     (tmp_path / "chat_template.jinja").write_text(MARKING)
@@ -162,7 +184,10 @@ async def test_lists_of_models_name_every_policy(make_world: MakeWorld, path: st
         await two_policies(world)
         session = await world.open()
         listed = (await world.http.get(world.base(session) + path)).json()
-        names = [card.get("id") or card["name"].removeprefix("models/") for card in listed.get("data") or listed["models"]]
+        names = [
+            card.get("id") or card["name"].removeprefix("models/")
+            for card in listed.get("data") or listed["models"]
+        ]
         assert names == ["policy", "helper"]
         for asked, known in (("helper", "helper"), ("anything", "policy")):
             card = (await world.http.get(f"{world.base(session)}{path}/{asked}")).json()

@@ -22,7 +22,7 @@ from proxies.http_client import HttpClient
 from proxies.upstream import Upstream
 from proxies.upstreams.sglang import SglangUpstream
 from proxies.upstreams.vllm import VllmUpstream
-from proxies.workers import NoWorker, Wanted, WorkerTable
+from proxies.workers import NoWorker, WorkerFilter, WorkerTable
 from tests.proxies.conftest import POLICY, MakeWorld, World
 from tests.proxies.engine_process import EngineProcess, continued
 
@@ -41,7 +41,9 @@ def half_open() -> Iterator[str]:
 
 @asynccontextmanager
 async def answering(*pieces: bytes | float) -> AsyncIterator[str]:
-    """An address that answers every request with these bytes, waiting so many seconds in between; then it is silent."""
+    """An address that answers every request with these bytes, waiting so many seconds in between; then it
+    is silent.
+    """
 
     closed = asyncio.Event()
 
@@ -153,7 +155,9 @@ async def test_a_stopped_engines_call_goes_on_at_another_from_its_tokens(
     make_world: MakeWorld, limits: dict[str, float]
 ) -> None:
     with EngineProcess(pause_s=0.02) as one, EngineProcess() as two:
-        async with make_world(upstreams={"one": VllmUpstream(one.address)}, first_token_s=LONG_S, **limits) as world:
+        async with make_world(
+            upstreams={"one": VllmUpstream(one.address)}, first_token_s=LONG_S, **limits
+        ) as world:
             session = await world.open(sampling={"max_tokens": 200})
             asking = asyncio.create_task(world.chat(session.key, HI))
             call = await live_call(world, session.session_id)
@@ -190,7 +194,9 @@ async def live_call(world: World, session_id: str) -> Call:
 
 
 async def test_an_embedded_engine_is_stopped_and_its_call_goes_on(make_world: MakeWorld) -> None:
-    """Stopping the process with the weights is enough: the one that serves HTTP for it asks it for its health."""
+    """Stopping the process with the weights is enough: the one that serves HTTP for it asks it for its
+    health.
+    """
     argv = [sys.executable, "-m", "harnessgym", "engine", str(POLICY), "--port", "0"]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process, EngineProcess() as other:
         try:
@@ -253,7 +259,9 @@ async def test_an_engine_that_is_slow_keeps_its_calls(make_world: MakeWorld) -> 
 async def test_a_call_waits_for_the_only_engine_until_it_goes_on(make_world: MakeWorld) -> None:
     with EngineProcess() as only:
         only.signal(signal.SIGSTOP)
-        async with make_world(upstreams={"only": VllmUpstream(only.address)}, probe_s=0.2, worker_wait_s=LONG_S) as world:
+        async with make_world(
+            upstreams={"only": VllmUpstream(only.address)}, probe_s=0.2, worker_wait_s=LONG_S
+        ) as world:
             asking = asyncio.create_task(chat(world, 6))
             await until_suspect(world, "only")
             only.signal(signal.SIGCONT)
@@ -261,17 +269,21 @@ async def test_a_call_waits_for_the_only_engine_until_it_goes_on(make_world: Mak
 
 
 async def test_a_call_that_is_taken_back_first_leaves_the_engine_to_be_checked() -> None:
-    """Rollouts shorter than the check would be sent to a stopped engine for ever: without calls it is the least loaded one."""
+    """Rollouts shorter than the check would be sent to a stopped engine for ever: without calls it is the
+    least loaded one.
+    """
     with half_open() as address:
-        table = WorkerTable(lambda row: VllmUpstream(row.address), wait_s=0.1, timeouts=EngineTimeouts(probe_s=0.3))
+        table = WorkerTable(
+            lambda row: VllmUpstream(row.address), wait_s=0.1, timeouts=EngineTimeouts(probe_s=0.3)
+        )
         await table.put(WorkerRow("w", None, "vllm", address, 0, "ready"))
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05), table.taking(Wanted()) as worker:
+            async with asyncio.timeout(0.05), table.taking(WorkerFilter()) as worker:
                 await asyncio.sleep(LONG_S)
         async with asyncio.timeout(30):
             while not worker.suspect:
                 await asyncio.sleep(0.02)
         with pytest.raises(NoWorker):
-            async with table.taking(Wanted()):
+            async with table.taking(WorkerFilter()):
                 pass
         table.close()

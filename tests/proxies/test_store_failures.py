@@ -1,4 +1,6 @@
-"""What clients meet when the proxy's store restarts, stays away, is locked or full: errors to try again after, and no loss."""
+"""What clients meet when the proxy's store restarts, stays away, is locked or full: errors to try again
+after, and no loss.
+"""
 
 import asyncio
 import contextlib
@@ -15,7 +17,7 @@ import httpx
 import pytest
 
 from harnessgym.store.calls import FINISHED
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.proxies.conftest import KEY, MakeWorld, World
 from tests.support.postgres import PostgresServer
 
@@ -37,7 +39,9 @@ def own() -> Iterator[PostgresServer]:
         yield cluster
 
 
-async def ask(world: World, key: str, dialect: str = "chat", text: str = "hi", **fields: Any) -> httpx.Response:
+async def ask(
+    world: World, key: str, dialect: str = "chat", text: str = "hi", **fields: Any
+) -> httpx.Response:
     said = [{"role": "user", "content": text}]
     body: dict[str, Any] = {
         "chat": {"model": "m", "messages": said},
@@ -87,12 +91,16 @@ class Talk:
         assert len([call for call in found.values() if call.status in FINISHED]) == len(self.got)
         parents = [found[call_id].parent_call_id for call_id in self.got]
         assert parents == [None, *self.got[:-1]]
-        assert {finding.kind for finding in verify(self.world.store).findings} <= {"span_version"}  # no version is published
+        assert {finding.kind for finding in verify(self.world.store).findings} <= {
+            "span_version"
+        }  # no version is published
 
 
 @pytest.mark.postgres
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
-async def test_calls_wait_for_a_server_that_restarts(make_world: MakeWorld, own: PostgresServer, how: signal.Signals) -> None:
+async def test_calls_wait_for_a_server_that_restarts(
+    make_world: MakeWorld, own: PostgresServer, how: signal.Signals
+) -> None:
     async with make_world("one<|im_end|>", "two<|im_end|>", url=own.create_database()) as world:
         session = await world.open()
         talk = Talk(world, session.key)
@@ -115,7 +123,9 @@ async def test_calls_wait_for_a_server_that_restarts(make_world: MakeWorld, own:
 
 
 @pytest.mark.postgres
-async def test_a_server_that_stays_away_is_an_error_that_is_tried_again(make_world: MakeWorld, own: PostgresServer) -> None:
+async def test_a_server_that_stays_away_is_an_error_that_is_tried_again(
+    make_world: MakeWorld, own: PostgresServer
+) -> None:
     async with make_world("one<|im_end|>", url=own.create_database() + "&connect_timeout=2") as world:
         session, unknown = await world.open(), await world.open()
         talk = Talk(world, session.key)
@@ -123,7 +133,9 @@ async def test_a_server_that_stays_away_is_an_error_that_is_tried_again(make_wor
         await asyncio.to_thread(own.stop)
         try:
             began = time.monotonic()
-            refused = await asyncio.gather(*(ask(world, session.key, dialect, text=dialect) for dialect in ROUTES))
+            refused = await asyncio.gather(
+                *(ask(world, session.key, dialect, text=dialect) for dialect in ROUTES)
+            )
             assert time.monotonic() - began < 6
             for dialect, response in zip(ROUTES, refused, strict=True):
                 assert_refused_for_now(response, dialect, "does not answer")
@@ -131,7 +143,9 @@ async def test_a_server_that_stays_away_is_an_error_that_is_tried_again(make_wor
             assert_refused_for_now(await ask(world, unknown.key), "chat", "Start it, or correct the URL.")
             opening = {"rollout_id": world.rollout_id}
             headers = {"authorization": f"Bearer {KEY}"}
-            control = await world.http.post(f"{world.proxy.control_address}/control/sessions", json=opening, headers=headers)
+            control = await world.http.post(
+                f"{world.proxy.control_address}/control/sessions", json=opening, headers=headers
+            )
             assert (control.status_code, "does not answer" in control.text) == (503, True)
             assert time.monotonic() - began < 3, "who asks later hears of it at once"
         finally:
@@ -161,7 +175,9 @@ async def held(path: Path) -> AsyncIterator[None]:
         holder.communicate()
 
 
-async def test_a_locked_database_holds_calls_back_and_lets_them_through_later(make_world: MakeWorld, tmp_path: Path) -> None:
+async def test_a_locked_database_holds_calls_back_and_lets_them_through_later(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
     async with make_world("one<|im_end|>", max_in_flight=3) as world:
         session = await world.open()
         async with held(tmp_path / "traces.db"):
@@ -178,7 +194,9 @@ async def test_a_locked_database_holds_calls_back_and_lets_them_through_later(ma
         assert len(world.calls(session)) == 4
 
 
-async def test_a_database_that_stays_locked_is_an_error_that_is_tried_again(make_world: MakeWorld, tmp_path: Path) -> None:
+async def test_a_database_that_stays_locked_is_an_error_that_is_tried_again(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
     path = tmp_path / "traces.db"
     async with make_world("one<|im_end|>", url=f"sqlite:///{path}?timeout=0.5") as world:
         session = await world.open()
@@ -186,10 +204,14 @@ async def test_a_database_that_stays_locked_is_an_error_that_is_tried_again(make
         await talk.turn()
         async with held(path):
             began = time.monotonic()
-            refused = await asyncio.gather(*(ask(world, session.key, dialect, text=dialect) for dialect in ROUTES))
+            refused = await asyncio.gather(
+                *(ask(world, session.key, dialect, text=dialect) for dialect in ROUTES)
+            )
             assert time.monotonic() - began < 4
             for dialect, response in zip(ROUTES, refused, strict=True):
-                assert_refused_for_now(response, dialect, "stayed locked for 0.5 s. End the process that holds it.")
+                assert_refused_for_now(
+                    response, dialect, "stayed locked for 0.5 s. End the process that holds it."
+                )
         await talk.assert_goes_on()
         talk.assert_all_is_there(session)
 
@@ -208,7 +230,9 @@ async def test_a_full_disk_is_an_error_that_is_tried_again(make_world: MakeWorld
         assert_refused_for_now(response, "chat", "is full")
         for dialect in ROUTES:
             assert_refused_for_now(
-                await ask(world, session.key, dialect), dialect, "Free space and go on: what was committed is safe"
+                await ask(world, session.key, dialect),
+                dialect,
+                "Free space and go on: what was committed is safe",
             )
         streamed = (await talk.turn(stream=True)).content.decode()
         assert "is full" in streamed
@@ -226,8 +250,12 @@ async def test_what_a_stream_has_shown_is_ended_by_an_error(make_world: MakeWorl
         session = await world.open()
         async with held(path):
             response = await ask(world, session.key, stream=True)
-        *shown, last = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")]
-        assert "".join(event["choices"][0]["delta"].get("content", "") for event in shown).startswith("one two")
+        *shown, last = [
+            json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: {")
+        ]
+        assert "".join(event["choices"][0]["delta"].get("content", "") for event in shown).startswith(
+            "one two"
+        )
         assert [event["choices"][0]["finish_reason"] for event in shown] == [None] * len(shown)
         assert "stayed locked" in last["error"]["message"]
         assert (await ask(world, session.key)).status_code == 200

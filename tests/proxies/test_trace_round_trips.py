@@ -13,19 +13,19 @@ import pytest
 from sqlalchemy import insert
 
 from harnessgym.harness import SideCallRule
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import new_id
 from harnessgym.store.tables import events, rewards
 from harnessgym.store.trace_store import TraceStore
-from harnessgym.traces.answers import Languages
-from harnessgym.traces.atif import Trajectory
+from harnessgym.traces.atif.schema import AtifTrajectory
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.exports.otel import request
 from harnessgym.traces.exports.trl import samples
 from harnessgym.traces.facts import agents_of, calls_of
-from harnessgym.traces.importing import import_traces
+from harnessgym.traces.import_ import import_traces
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.proxies.conftest import POLICY, MakeWorld, World
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,9 @@ async def talk(world: World) -> None:
     await world.chat(session.key, [system("Work."), user("do a part")])
     result = {"role": "tool", "content": "47", "tool_call_id": called}
     await world.chat(session.key, [*begin, first, result], tools=TOOLS)
-    await world.chat(session.key, [*begin, {"role": "assistant", "content": "made up"}, user("again")], tools=TOOLS)
+    await world.chat(
+        session.key, [*begin, {"role": "assistant", "content": "made up"}, user("again")], tools=TOOLS
+    )
     await world.chat(other.key, [user("elsewhere")])
     await asyncio.sleep(0.2)
     world.store.write(lambda conn: annotate(conn, world.rollout_id, called))
@@ -63,8 +65,19 @@ async def talk(world: World) -> None:
 def annotate(conn: Any, rollout_id: str, called: str) -> None:
     """The event that spawned the worker, and rewards of several units."""
     planner, worker = agents_of(conn, rollout_id)[:2]
-    spawn = {"id": new_id(), "rollout_id": rollout_id, "agent_id": planner.id, "target_agent_id": worker.id, "t": 5.0}
-    told = {"kind": "spawn", "attributes": {"tool": "find", "tool_call_id": called}, "evidence": "guess", "confidence": 0.5}
+    spawn = {
+        "id": new_id(),
+        "rollout_id": rollout_id,
+        "agent_id": planner.id,
+        "target_agent_id": worker.id,
+        "t": 5.0,
+    }
+    told = {
+        "kind": "spawn",
+        "attributes": {"tool": "find", "tool_call_id": called},
+        "evidence": "guess",
+        "confidence": 0.5,
+    }
     conn.execute(insert(events).values({**spawn, **told}))
     given = [("rollout", rollout_id, "reward", 0.5), ("agent", worker.id, "process.care", -1.0)]
     for unit, target, channel, value in given:
@@ -72,7 +85,14 @@ def annotate(conn: Any, rollout_id: str, called: str) -> None:
         conn.execute(insert(rewards).values({**row, "value": value, "source": "grader"}))
 
 
-ANSWERS = (CALL, "A title<|im_end|>", "Done.<|im_end|>", "It is 47.<|im_end|>", "Sorry.<|im_end|>", "Far away.<|im_end|>")
+ANSWERS = (
+    CALL,
+    "A title<|im_end|>",
+    "Done.<|im_end|>",
+    "It is 47.<|im_end|>",
+    "Sorry.<|im_end|>",
+    "Far away.<|im_end|>",
+)
 
 
 @asynccontextmanager
@@ -82,7 +102,9 @@ async def talked(make_world: MakeWorld) -> AsyncIterator[World]:
         yield world
 
 
-def written(store: TraceStore, rollout_id: str, name: str, out: Path, languages: Languages | None = None) -> dict[str, Any]:
+def written(
+    store: TraceStore, rollout_id: str, name: str, out: Path, languages: Languages | None = None
+) -> dict[str, Any]:
     export(store, [rollout_id], name, out, languages)
     found: dict[str, Any] = json.loads(out.read_text())
     return found
@@ -112,7 +134,11 @@ async def test_imported_tokens_train_like_the_recorded_ones(make_world: MakeWorl
     with TraceStore.create(f"sqlite:///{tmp_path}/other.db") as store:
         (rollout_id,) = import_traces(store, tmp_path / "one.json", "atif").rollouts
         after = store.read(lambda conn: rows_of(conn, rollout_id, group_id="g"))
-    assert (after.sampled, after.trained, after.exclusions) == (before.sampled, before.trained, before.exclusions)
+    assert (after.sampled, after.trained, after.exclusions) == (
+        before.sampled,
+        before.trained,
+        before.exclusions,
+    )
     assert before.trained > 0
     for one, other in zip(before.rows, after.rows, strict=True):
         assert one.turns == other.turns
@@ -122,13 +148,19 @@ async def test_imported_tokens_train_like_the_recorded_ones(make_world: MakeWorl
 
 async def test_atif_has_the_tokens_and_the_sub_agent(make_world: MakeWorld, tmp_path: Path) -> None:
     async with talked(make_world) as world:
-        found = Trajectory.model_validate(written(world.store, world.rollout_id, "atif", tmp_path / "t.json", LANGUAGES))
+        found = AtifTrajectory.model_validate(
+            written(world.store, world.rollout_id, "atif", tmp_path / "t.json", LANGUAGES)
+        )
         recorded = {call.id: call for call in world.store.read(lambda conn: calls_of(conn, world.rollout_id))}
     (first,) = [step for step in found.steps if step.tool_calls]
     assert first.metrics is not None
     call = recorded[(first.extra or {})["call"]["id"]]
     assert len(first.metrics.prompt_token_ids or ()) == call.prompt_len == first.metrics.prompt_tokens
-    assert len(first.metrics.completion_token_ids or ()) == len(first.metrics.logprobs or ()) == call.completion_len
+    assert (
+        len(first.metrics.completion_token_ids or ())
+        == len(first.metrics.logprobs or ())
+        == call.completion_len
+    )
     assert first.message == "Looking."
     assert first.observation is not None
     (result,) = first.observation.results
@@ -138,18 +170,29 @@ async def test_atif_has_the_tokens_and_the_sub_agent(make_world: MakeWorld, tmp_
     assert "side calls" in {sub.agent.name for sub in subs.values()}
 
 
-async def test_sft_has_a_line_per_branch_and_trains_each_answer_once(make_world: MakeWorld, tmp_path: Path) -> None:
+async def test_sft_has_a_line_per_branch_and_trains_each_answer_once(
+    make_world: MakeWorld, tmp_path: Path
+) -> None:
     async with talked(make_world) as world:
         out = tmp_path / "sft.jsonl"
         done = export(world.store, [world.rollout_id], "sft", out, LANGUAGES)
         lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert done.records == len(lines)
     learnt = [
-        message["content"] for line in lines for message, loss in zip(line["messages"], line["loss_mask"], strict=True) if loss
+        message["content"]
+        for line in lines
+        for message, loss in zip(line["messages"], line["loss_mask"], strict=True)
+        if loss
     ]
     assert sorted(learnt) == sorted(["Looking.", "Done.", "It is 47.", "Sorry.", "Far away."])
     (whole,) = [line for line in lines if line["messages"][-1]["content"] == "It is 47."]
-    assert [message["role"] for message in whole["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in whole["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert whole["tools"] == TOOLS
     assert json.loads(whole["messages"][2]["tool_calls"][0]["function"]["arguments"]) == {"name": "red lamp"}
 
@@ -179,19 +222,26 @@ async def test_trl_samples_tell_the_conversation(make_world: MakeWorld) -> None:
     assert [message["role"] for message in sample["prompt"]] == ["system", "user"]
     assert sample["metrics"] == {"reward": 0.5}
     assert len(blind) == len(found)
-    assert all(item["input_ids"].tolist() == other["input_ids"].tolist() for item, other in zip(found, blind, strict=True))
+    assert all(
+        item["input_ids"].tolist() == other["input_ids"].tolist()
+        for item, other in zip(found, blind, strict=True)
+    )
 
 
 async def test_otel_is_what_the_protocol_and_the_conventions_say(make_world: MakeWorld) -> None:
     if "otel" not in os.environ.get("HARNESSGYM_REQUIRE", ""):
-        pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="needs opentelemetry-proto")
+        pytest.importorskip(
+            "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="needs opentelemetry-proto"
+        )
         pytest.importorskip("opentelemetry.semconv", reason="needs opentelemetry-semantic-conventions")
     service = importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     conventions = importlib.import_module("opentelemetry.semconv._incubating.attributes.gen_ai_attributes")
     json_format = importlib.import_module("google.protobuf.json_format")
     async with talked(make_world) as world:
         body = request(TracedRollout(world.store, world.rollout_id, LANGUAGES))
-    read = json_format.Parse(json.dumps(body), service.ExportTraceServiceRequest(), ignore_unknown_fields=False)
+    read = json_format.Parse(
+        json.dumps(body), service.ExportTraceServiceRequest(), ignore_unknown_fields=False
+    )
     spans = read.resource_spans[0].scope_spans[0].spans
     assert len(spans) == len(body["resourceSpans"][0]["scopeSpans"][0]["spans"])
     known = {value for value in vars(conventions).values() if isinstance(value, str)}

@@ -1,4 +1,6 @@
-"""Outside models through litellm, against a loopback OpenAI-compatible server: a second proxy with a scripted engine."""
+"""Outside models through litellm, against a loopback OpenAI-compatible server: a second proxy with a
+scripted engine.
+"""
 
 import asyncio
 import json
@@ -12,15 +14,15 @@ import pytest
 
 from harnessgym.errors import ConfigError
 from harnessgym.message import Message, Sampling, ToolCall, ToolSpec
-from harnessgym.rollout.control import ControlClient, OpenedSession
-from harnessgym.session_options import SessionOptions
+from harnessgym.proxy_client import ControlClient, OpenedSession
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import bodies
 from harnessgym.store.workers import WorkerRow
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.app import Proxy
 from proxies.dialect import ModelRequest, OutputFormat
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.text_upstream import TextCall, TextUpstream
 from proxies.upstreams.litellm import LitellmUpstream
 from proxies.upstreams.scripted import ScriptedUpstream
@@ -33,13 +35,20 @@ needs_litellm = pytest.mark.skipif(
     not INSTALLED and not REQUIRED, reason="litellm is not installed: pip install 'harnessgym-rl[litellm]'"
 )
 HI = [{"role": "user", "content": "hi"}]
-TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"properties": {"name": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "find", "parameters": {"properties": {"name": {"type": "string"}}}},
+    }
+]
 CALL = '<tool_call>\n{"name": "find", "arguments": {"name": "red lamp"}}\n</tool_call>'
 TEACHER = SessionOptions(upstream="teacher")
 
 
 @asynccontextmanager
-async def served(world: World, *answers: str, **settings: Any) -> AsyncIterator[tuple[str, ScriptedUpstream, ControlClient]]:
+async def served(
+    world: World, *answers: str, **settings: Any
+) -> AsyncIterator[tuple[str, ScriptedUpstream, ControlClient]]:
     """A second proxy: its URL, its engine, its control client."""
     engine = ScriptedUpstream([world.text(answer) for answer in answers])
     proxy = Proxy(world.settings.model_copy(update=settings), world.store, connect=lambda row: engine)
@@ -55,7 +64,9 @@ async def served(world: World, *answers: str, **settings: Any) -> AsyncIterator[
 
 async def teach(world: World, url: str, key: str, name: str = "teacher") -> OpenedSession:
     """A session whose calls an outside model at the other proxy answers."""
-    address = f"litellm:openai/teacher?api_base={url}/s/{key}/v1&max_retries=0&api_key_env=HARNESSGYM_TEST_KEY"
+    address = (
+        f"litellm:openai/teacher?api_base={url}/s/{key}/v1&max_retries=0&api_key_env=HARNESSGYM_TEST_KEY"
+    )
     await world.add_worker(name, LitellmUpstream(address))  # type: ignore[arg-type]
     return await world.open(options=SessionOptions(upstream=name))
 
@@ -64,7 +75,9 @@ async def look_up(world: World, session: OpenedSession) -> tuple[dict[str, Any],
     """The teacher calls a tool, gets the result, and goes on: both of its choices."""
     first: dict[str, Any] = (await world.chat(session.key, HI, tools=TOOLS)).json()["choices"][0]
     result = {"role": "tool", "content": "47", "tool_call_id": first["message"]["tool_calls"][0]["id"]}
-    second: dict[str, Any] = (await world.chat(session.key, [*HI, first["message"], result], tools=TOOLS)).json()["choices"][0]
+    second: dict[str, Any] = (
+        await world.chat(session.key, [*HI, first["message"], result], tools=TOOLS)
+    ).json()["choices"][0]
     return first, second
 
 
@@ -89,7 +102,9 @@ async def test_a_teachers_answers_are_recorded_as_text_and_continued(make_world:
         assert world.scripted("w0").asked == []
         assert len(engine.asked) == 2
         one, two = world.calls(session)
-        behind_calls = {f"call {call.id}" for call in world.calls(behind)}  # of a version that nobody published
+        behind_calls = {
+            f"call {call.id}" for call in world.calls(behind)
+        }  # of a version that nobody published
         assert two.parent_call_id == one.id
         assert world.completion(session, one).logprobs is None
         body = world.store.read(lambda conn: bodies.of_call(conn, one.id, "answer"))
@@ -99,7 +114,9 @@ async def test_a_teachers_answers_are_recorded_as_text_and_continued(make_world:
         found = [finding for finding in verify(world.store).findings if finding.where not in behind_calls]
         reasons = {
             item.reason
-            for item in world.store.read(lambda conn: rows_of(conn, world.rollout_id, group_id="g")).exclusions
+            for item in world.store.read(
+                lambda conn: rows_of(conn, world.rollout_id, group_id="g")
+            ).exclusions
             if item.call_id in (one.id, two.id)
         }
         assert reasons == {"text_only"}
@@ -120,7 +137,10 @@ async def test_the_teachers_conversation_is_the_harnesss_own(make_world: MakeWor
         assert asked[1].startswith(asked[0] + CALL + "<|im_end|>")
         one, two = world.calls(behind)
         assert two.parent_call_id == one.id
-        outer = [world.language.renderer.written(world.prompt(session, one)).decode() for one in world.calls(session)]
+        outer = [
+            world.language.renderer.written(world.prompt(session, one)).decode()
+            for one in world.calls(session)
+        ]
         assert outer == asked
 
 
@@ -130,7 +150,9 @@ async def test_a_stream_gets_the_pieces_at_the_end(make_world: MakeWorld) -> Non
         session = await teach(world, url, (await control.open_session(world.rollout_id)).key)
         reply = await world.chat(session.key, HI, stream=True)
         chunks = [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
-        assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "All at once."
+        assert (
+            "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == "All at once."
+        )
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
@@ -174,7 +196,9 @@ async def test_what_the_teacher_refuses_reaches_the_harness_in_its_own_shape(mak
         assert unknown.status_code == 403, unknown.text
         assert unknown.headers["x-should-retry"] == "false"
         assert "not yours" in unknown.json()["error"]["message"]
-        missing = await world.chat((await teach(world, f"{url}/s/{good.key}/nowhere", good.key, "missing")).key, HI)
+        missing = await world.chat(
+            (await teach(world, f"{url}/s/{good.key}/nowhere", good.key, "missing")).key, HI
+        )
         assert missing.status_code == 404
         gone = await world.chat((await teach(world, "http://127.0.0.1:9", good.key, "gone")).key, HI)
         assert gone.status_code == 502
@@ -203,7 +227,9 @@ async def test_a_client_that_leaves_ends_the_teachers_call(make_world: MakeWorld
 
 
 @needs_litellm
-async def test_the_key_is_read_from_the_environment(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_key_is_read_from_the_environment(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with make_world("x") as world, served(world, "ok<|im_end|>") as (url, _, control):
         behind = await control.open_session(world.rollout_id)
         monkeypatch.setenv("HARNESSGYM_TEST_KEY", behind.key)
@@ -221,7 +247,9 @@ async def test_raw_prompts_are_refused(make_world: MakeWorld) -> None:
     async with make_world("x") as world:
         await world.add_worker("teacher", LitellmUpstream("litellm:openai/x"))  # type: ignore[arg-type]
         session = await world.open(options=TEACHER)
-        reply = await world.http.post(f"{world.base(session)}/v1/completions", json={"model": "m", "prompt": "Once"})
+        reply = await world.http.post(
+            f"{world.base(session)}/v1/completions", json={"model": "m", "prompt": "Once"}
+        )
         assert reply.status_code == 400
         assert "Raw prompts" in reply.json()["error"]["message"]
 
@@ -244,7 +272,7 @@ def test_addresses() -> None:
     assert not isinstance(ScriptedUpstream([[1]]), TextUpstream)
 
 
-def test_a_request_in_litellms_words(language: Language) -> None:
+def test_a_request_in_litellms_words(language: PolicyLanguage) -> None:
     messages = (
         Message("user", "look", images=("data:image/png;base64,AA==",)),
         Message("assistant", "", reasoning="hm", tool_calls=(ToolCall("c1", "find", '{"name":  "x"}'),)),

@@ -9,18 +9,23 @@ import pytest
 from sqlalchemy import select, update
 
 from harnessgym.errors import ProxyError
-from harnessgym.rollout.control import OpenedSession
-from harnessgym.session_options import SessionOptions
+from harnessgym.proxy_client import OpenedSession
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import policies
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import calls, rollouts, segments
 from harnessgym.traces.trajectories import Trajectory, rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.proxies.conftest import MakeWorld, World
 
 pytestmark = pytest.mark.anyio
 HI = [{"role": "user", "content": "hi"}]
-TOOLS = [{"type": "function", "function": {"name": "find", "parameters": {"properties": {"name": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "find", "parameters": {"properties": {"name": {"type": "string"}}}},
+    }
+]
 
 
 async def park(world: World, **options: Any) -> OpenedSession:
@@ -49,7 +54,9 @@ def publish(world: World, *versions: int) -> None:
         world.store.write(lambda conn, version=version: policies.publish(conn, policy_id, version))
 
 
-async def test_text_is_told_the_harness_recorded_without_logprobs_and_continued(make_world: MakeWorld) -> None:
+async def test_text_is_told_the_harness_recorded_without_logprobs_and_continued(
+    make_world: MakeWorld,
+) -> None:
     async with make_world("never asked<|im_end|>") as world:
         session = await park(world)
         first = ask(world, session, "hi")
@@ -62,7 +69,9 @@ async def test_text_is_told_the_harness_recorded_without_logprobs_and_continued(
         assert message["content"] == "Hello."
         more = [*HI, {"role": "assistant", "content": "Hello."}, {"role": "user", "content": "and?"}]
         second = asyncio.create_task(world.chat(session.key, more))
-        await world.control.answer(session.session_id, (await pending(world, session))["call_id"], text="Nothing.")
+        await world.control.answer(
+            session.session_id, (await pending(world, session))["call_id"], text="Nothing."
+        )
         assert (await second).json()["choices"][0]["finish_reason"] == "stop"
         one, two = world.calls(session)
         assert two.parent_call_id == one.id
@@ -92,7 +101,9 @@ async def test_a_message_with_tool_calls_becomes_the_policys_markup(make_world: 
         assert call["id"].startswith("call_")
 
 
-async def test_tokens_with_logprobs_and_a_version_are_trained_on_and_without_never(make_world: MakeWorld) -> None:
+async def test_tokens_with_logprobs_and_a_version_are_trained_on_and_without_never(
+    make_world: MakeWorld,
+) -> None:
     async with make_world("x") as world:
         publish(world, 3)
         session = await park(world)
@@ -117,17 +128,25 @@ async def test_verification_tells_what_was_said_from_what_was_sampled(make_world
         publish(world, 3)
         session = await park(world)
         ids = world.text("Yes.<|im_end|>")
-        answers: list[dict[str, Any]] = [{"text": "Yes."}, {"token_ids": ids, "logprobs": [-0.5] * len(ids), "version": 3}]
+        answers: list[dict[str, Any]] = [
+            {"text": "Yes."},
+            {"token_ids": ids, "logprobs": [-0.5] * len(ids), "version": 3},
+        ]
         for index, answer in enumerate(answers):
             asked = ask(world, session, f"sure? {index}")
-            await world.control.answer(session.session_id, (await pending(world, session))["call_id"], **answer)
+            await world.control.answer(
+                session.session_id, (await pending(world, session))["call_id"], **answer
+            )
             await asked
         said, sampled = world.calls(session)
         await world.proxy.stop()
         assert verify(world.store).findings == ()
         claims = update(calls).where(calls.c.id == said.id).values(version_spans=[[0, len(ids), 3]])
         world.store.write(lambda conn: conn.execute(claims))
-        assert {finding.kind for finding in verify(world.store).findings} == {"completion_hash", "span_coverage"}
+        assert {finding.kind for finding in verify(world.store).findings} == {
+            "completion_hash",
+            "span_coverage",
+        }
         forgets = update(segments).where(segments.c.id == sampled.completion_segment).values(logprobs=None)
         world.store.write(lambda conn: conn.execute(forgets))
         named = {(finding.kind, finding.where) for finding in verify(world.store).findings}
@@ -155,7 +174,10 @@ async def test_a_cut_answer_has_no_end_of_turn(make_world: MakeWorld) -> None:
         ({"token_ids": [1, 2], "logprobs": [-1.0], "version": 0}, "as many token_ids"),
         ({"token_ids": [1], "logprobs": [-1.0]}, "version"),
         ({"token_ids": [1], "logprobs": [0.5], "version": 0}, "not positive"),
-        ({"message": {"content": "47", "reasoning": "The shipped template leaves this out."}}, "cannot be written"),
+        (
+            {"message": {"content": "47", "reasoning": "The shipped template leaves this out."}},
+            "cannot be written",
+        ),
         ({"message": {"content": "47"}, "sure": True}, "Extra inputs"),
     ],
 )
@@ -194,7 +216,10 @@ async def test_several_wait_at_once_and_each_gets_its_own_answer(make_world: Mak
         await world.control.answer(session.session_id, second["call_id"], text="two")
         assert not siblings.done()
         await world.control.answer(session.session_id, first["call_id"], text="one")
-        assert [choice["message"]["content"] for choice in (await siblings).json()["choices"]] == ["one", "two"]
+        assert [choice["message"]["content"] for choice in (await siblings).json()["choices"]] == [
+            "one",
+            "two",
+        ]
 
 
 async def test_who_waits_first_is_told_when_a_call_comes_or_the_time_is_over(make_world: MakeWorld) -> None:
@@ -257,7 +282,9 @@ async def test_sealing_ends_parked_calls_and_tells_who_waits_for_more(make_world
         asked = ask(world, session, "hi")
         shown = await pending(world, session)
         polls = [
-            asyncio.create_task(world.control.pending(session.session_id, timeout_s=20.0, after=shown["ordinal"])),
+            asyncio.create_task(
+                world.control.pending(session.session_id, timeout_s=20.0, after=shown["ordinal"])
+            ),
             asyncio.create_task(world.control.pending(empty.session_id, timeout_s=20.0)),
         ]
         await asyncio.sleep(0.1)
@@ -294,7 +321,9 @@ async def test_a_stream_is_kept_alive_while_it_waits(make_world: MakeWorld) -> N
         pieces: list[bytes] = []
 
         async def listen() -> None:
-            async with world.http.stream("POST", f"{world.base(session)}/v1/chat/completions", json=body) as response:
+            async with world.http.stream(
+                "POST", f"{world.base(session)}/v1/chat/completions", json=body
+            ) as response:
                 pieces.extend([piece async for piece in response.aiter_raw()])
 
         listening = asyncio.create_task(listen())
@@ -333,7 +362,9 @@ async def test_parked_sessions_and_others_do_not_meet(make_world: MakeWorld) -> 
         session, plain = await park(world), await world.open()
         asked = ask(world, session, "hi")
         await pending(world, session)
-        assert (await world.chat(plain.key, HI)).json()["choices"][0]["message"]["content"] == "from the engine"
+        assert (await world.chat(plain.key, HI)).json()["choices"][0]["message"][
+            "content"
+        ] == "from the engine"
         assert (await world.control.pending(plain.session_id, timeout_s=0))["waiting"] == 0
         assert len(world.scripted("w0").asked) == 1
         named = await world.open(options=SessionOptions(upstream="w0"))

@@ -21,7 +21,9 @@ def event(value, separators=COMPACT):
 def stream(echo, separators=COMPACT):
     """An engine's first two events, the first of which repeats a prompt."""
     choice = {"text": "a", "prompt_token_ids": echo, "token_ids": [3]}
-    text = event({"id": "c", "choices": [choice]}, separators).replace(b'"prompt_token_ids": ', b'"prompt_token_ids":')
+    text = event({"id": "c", "choices": [choice]}, separators).replace(
+        b'"prompt_token_ids": ', b'"prompt_token_ids":'
+    )
     return text + event({"id": "c", "choices": [{**choice, "prompt_token_ids": None}]})
 
 

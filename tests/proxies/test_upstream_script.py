@@ -7,11 +7,11 @@ import pytest
 
 from harnessgym.errors import ConfigError, ProxyError, UpstreamError
 from harnessgym.message import Message, Sampling, ToolCall
-from harnessgym.rollout.control import ControlClient
+from harnessgym.proxy_client import ControlClient
 from harnessgym.store.workers import WorkerRow, of_run
 from harnessgym.traces.trajectories import rows_of
 from proxies.app import Proxy
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstream import Upstream
 from proxies.upstreams.script import ScriptUpstream
 from proxies.workers import connect_upstream
@@ -19,7 +19,12 @@ from tests.proxies.conftest import KEY, MakeWorld
 
 pytestmark = pytest.mark.anyio
 HI = [{"role": "user", "content": "hi"}]
-TOOLS = [{"type": "function", "function": {"name": "bash", "parameters": {"properties": {"command": {"type": "string"}}}}}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "bash", "parameters": {"properties": {"command": {"type": "string"}}}},
+    }
+]
 TOML = """
 answers = [
     "Let me look.",
@@ -29,7 +34,7 @@ answers = [
 """
 
 
-def play(address: str, language: Language) -> Upstream:
+def play(address: str, language: PolicyLanguage) -> Upstream:
     upstream = connect_upstream(WorkerRow("w0", None, "scripted", address, 0, "ready"), language)
     assert isinstance(upstream, ScriptUpstream)
     return upstream
@@ -37,7 +42,7 @@ def play(address: str, language: Language) -> Upstream:
 
 @pytest.mark.parametrize("kind", ["toml", "json"])
 async def test_a_script_is_played_in_turn_and_again(
-    make_world: MakeWorld, language: Language, tmp_path: Path, kind: str
+    make_world: MakeWorld, language: PolicyLanguage, tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / f"script.{kind}"
     call = {"name": "bash", "arguments": {"command": "ls <here>"}}
@@ -50,7 +55,10 @@ async def test_a_script_is_played_in_turn_and_again(
         said = [reply["message"] for reply in replies]
         assert [message["content"] for message in said] == ["Let me look.", None, "Both.", "Let me look."]
         assert [reply["finish_reason"] for reply in replies] == ["stop", "tool_calls", "tool_calls", "stop"]
-        made = [[json.loads(call["function"]["arguments"]) for call in message.get("tool_calls", [])] for message in said]
+        made = [
+            [json.loads(call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+            for message in said
+        ]
         assert made == [[], [{"command": "ls <here>"}], [{}, {"command": "pwd"}], []]
         for recorded in world.calls(session):
             completion = world.completion(session, recorded)
@@ -60,7 +68,9 @@ async def test_a_script_is_played_in_turn_and_again(
         assert trajectory.trained == trajectory.sampled > 0
 
 
-async def test_without_a_file_it_is_polite_and_a_limit_cuts_it(make_world: MakeWorld, language: Language) -> None:
+async def test_without_a_file_it_is_polite_and_a_limit_cuts_it(
+    make_world: MakeWorld, language: PolicyLanguage
+) -> None:
     async with make_world(upstreams={"w0": play("scripted:", language)}) as world:
         session = await world.open()
         whole = (await world.chat(session.key, HI)).json()["choices"][0]
@@ -96,10 +106,15 @@ async def test_a_registered_script_that_cannot_be_played_is_refused_and_not_reme
         ("answers = [{}]", "text or a tool_call"),
         ("reply = ['x']", "no such setting"),
         ("answers = [{ text = '<tool_call>\\n{}' }, 'x']", None),
-        ('answers = [{ text = \'<tool_call>{"name": "f", "arguments": {}}</tool_call>\' }]', "answer 1 cannot be played"),
+        (
+            'answers = [{ text = \'<tool_call>{"name": "f", "arguments": {}}</tool_call>\' }]',
+            "answer 1 cannot be played",
+        ),
     ],
 )
-def test_a_script_is_checked_when_it_is_read(language: Language, tmp_path: Path, script: str, reason: str | None) -> None:
+def test_a_script_is_checked_when_it_is_read(
+    language: PolicyLanguage, tmp_path: Path, script: str, reason: str | None
+) -> None:
     path = tmp_path / "script.toml"
     path.write_text(script)
     if reason is None:
@@ -119,11 +134,13 @@ async def test_a_script_needs_a_language() -> None:
     [
         Message("assistant", "Ünïcode, and\n\nlines\n"),
         Message("assistant", "A turn ends with <|im_end|>, they say."),
-        Message("assistant", "", tool_calls=(ToolCall("x", "f", '{"a": [1, "<b>"]}'), ToolCall("y", "g", "{}"))),
+        Message(
+            "assistant", "", tool_calls=(ToolCall("x", "f", '{"a": [1, "<b>"]}'), ToolCall("y", "g", "{}"))
+        ),
         Message("assistant", "Both.", tool_calls=(ToolCall("x", "f", '{"ä": null}'),)),
     ],
 )
-def test_what_is_written_is_read_back(language: Language, message: Message) -> None:
+def test_what_is_written_is_read_back(language: PolicyLanguage, message: Message) -> None:
     ids = language.write(message)
     assert ids[-1] in language.stop_token_ids
     assert sum(token in language.stop_token_ids for token in ids) == 1
@@ -137,7 +154,7 @@ def test_what_is_written_is_read_back(language: Language, message: Message) -> N
         Message("assistant", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
     ],
 )
-def test_what_would_be_read_as_something_else_is_refused(language: Language, message: Message) -> None:
+def test_what_would_be_read_as_something_else_is_refused(language: PolicyLanguage, message: Message) -> None:
     with pytest.raises(UpstreamError, match="cannot be written"):
         language.write(message)
     assert language.read(language.write(message.content)).content in ("47", "")

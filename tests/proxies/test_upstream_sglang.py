@@ -1,12 +1,15 @@
 """SGLang's `/generate` as its sources document it: a server of fixed replies, since no SGLang runs here.
 
 Shapes, read on 2026-11-21 in https://github.com/sgl-project/sglang:
-- the request: `docs/basic_usage/sampling_params.md` and `GenerateReqInput` in `python/sglang/srt/managers/io_struct.py`
-  (`input_ids`, `sampling_params`, `return_logprob`, `logprob_start_len`, `stream`, `extra_key`);
-- the stream: `python/sglang/srt/managers/tokenizer_manager.py`, `_handle_batch_output`: every event repeats all `output_ids`
-  and `output_token_logprobs` (`[logprob, id, text]`), unless `--incremental-streaming-output` slices them. `_handle_abort_req`:
-  an aborted request ends with `{"type": "abort", "message": ...}` and the last token only in `output_ids`;
-- `python/sglang/srt/utils/weight_versions.py`: `weight_version`, and spans `weight_versions` of `{version, start, end}`.
+- the request: `docs/basic_usage/sampling_params.md` and `GenerateReqInput` in
+  `python/sglang/srt/managers/io_struct.py` (`input_ids`, `sampling_params`, `return_logprob`,
+  `logprob_start_len`, `stream`, `extra_key`);
+- the stream: `python/sglang/srt/managers/tokenizer_manager.py`, `_handle_batch_output`: every event repeats
+  all `output_ids` and `output_token_logprobs` (`[logprob, id, text]`), unless
+  `--incremental-streaming-output` slices them. `_handle_abort_req`: an aborted request ends with `{"type":
+  "abort", "message": ...}` and the last token only in `output_ids`;
+- `python/sglang/srt/utils/weight_versions.py`: `weight_version`, and spans `weight_versions` of `{version,
+  start, end}`.
 """
 
 import asyncio
@@ -52,7 +55,13 @@ class Sglang:
         await send({"type": "http.response.start", "status": self.status, "headers": []})
         if self.asked[-1].get("stream") and self.status == 200:
             for event in self.events:
-                await send({"type": "http.response.body", "body": f"data: {json.dumps(event)}\n\n".encode(), "more_body": True})
+                await send(
+                    {
+                        "type": "http.response.body",
+                        "body": f"data: {json.dumps(event)}\n\n".encode(),
+                        "more_body": True,
+                    }
+                )
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n" if self.done else b""})
         else:
             await send({"type": "http.response.body", "body": json.dumps(self.events[0]).encode()})
@@ -62,7 +71,9 @@ class Sglang:
 async def serving(app: Sglang, version: int = 3) -> AsyncIterator[SglangUpstream]:
     listener = listen(None, None, "127.0.0.1", 0)
     assert listener is not None
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
+    )
     task = asyncio.create_task(server.serve(sockets=[listener]))
     upstream = connect_upstream(WorkerRow("w", None, "sglang", address_of(listener), version, "ready"))
     assert isinstance(upstream, SglangUpstream)
@@ -76,9 +87,20 @@ async def serving(app: Sglang, version: int = 3) -> AsyncIterator[SglangUpstream
 
 def event(ids: list[int], total: int, finish: dict[str, Any] | None = None, **meta: Any) -> dict[str, Any]:
     """One event with these tokens, when `total` have been sampled."""
-    counts = {"prompt_tokens": len(PROMPT), "completion_tokens": total, "cached_tokens": 1, "finish_reason": finish}
+    counts = {
+        "prompt_tokens": len(PROMPT),
+        "completion_tokens": total,
+        "cached_tokens": 1,
+        "finish_reason": finish,
+    }
     logprobs = [[-token / 100, token, None] for token in ids]
-    described = {"id": "rid", "weight_version": "3@policy", **counts, "output_token_logprobs": logprobs, **meta}
+    described = {
+        "id": "rid",
+        "weight_version": "3@policy",
+        **counts,
+        "output_token_logprobs": logprobs,
+        **meta,
+    }
     return {"text": "", "output_ids": ids, "meta_info": described}
 
 
@@ -109,7 +131,9 @@ async def test_both_kinds_of_stream_give_the_same_tokens(kind: str) -> None:
 
 async def test_what_is_asked() -> None:
     app = Sglang(event([11], 1, {"type": "length", "length": 1}))
-    sampling = Sampling(temperature=0.7, top_p=0.9, top_k=4, max_tokens=9, stop=("END",), stop_token_ids=(2,), seed=8)
+    sampling = Sampling(
+        temperature=0.7, top_p=0.9, top_k=4, max_tokens=9, stop=("END",), stop_token_ids=(2,), seed=8
+    )
     async with serving(app) as upstream:
         await collect(upstream, sampling)
         await collect(upstream)
@@ -140,15 +164,21 @@ async def test_reasons_to_finish(finish: dict[str, Any], reason: str, stop_token
 
 async def test_versions_by_event_and_by_span() -> None:
     spans = [{"version": "4", "start": 0, "end": 2}, {"version": "5", "start": 2, "end": 4}]
-    async with serving(Sglang(event([11], 1, weight_version="4"), event([11, 12], 2, STOP, weight_version="5"))) as upstream:
+    async with serving(
+        Sglang(event([11], 1, weight_version="4"), event([11, 12], 2, STOP, weight_version="5"))
+    ) as upstream:
         assert [chunk.versions for chunk in await collect(upstream)] == [(4,), (5,)]
     async with serving(
-        Sglang(event([11], 1, weight_versions=spans[:1]), event([11, 12, 13, 2], 4, STOP, weight_versions=spans))
+        Sglang(
+            event([11], 1, weight_versions=spans[:1]), event([11, 12, 13, 2], 4, STOP, weight_versions=spans)
+        )
     ) as upstream:
         assert [chunk.versions for chunk in await collect(upstream)] == [(4,), (4, 5, 5)]
 
 
-@pytest.mark.parametrize(("label", "known", "version"), [("default", 0, 0), (None, 7, 7), ("7", 3, 7), ("7@policy", 3, 7)])
+@pytest.mark.parametrize(
+    ("label", "known", "version"), [("default", 0, 0), (None, 7, 7), ("7", 3, 7), ("7@policy", 3, 7)]
+)
 async def test_a_label_says_the_version_and_the_worker_does_where_there_is_none(
     label: str | None, known: int, version: int
 ) -> None:
@@ -160,10 +190,13 @@ async def test_a_label_says_the_version_and_the_worker_does_where_there_is_none(
 async def test_tokens_of_an_engine_that_serves_no_version_are_lost(label: str, known: int) -> None:
     spans = [{"version": "4", "start": 0, "end": 1}, {"version": label, "start": 1, "end": 2}]
     async with serving(Sglang(event([11], 1, STOP, weight_version=label)), known) as upstream:
-        with pytest.raises(UpstreamLost, match=f"serves weights '{label}', the worker is known for version {known}"):
+        with pytest.raises(
+            UpstreamLost, match=f"serves weights '{label}', the worker is known for version {known}"
+        ):
             await collect(upstream)
     async with serving(
-        Sglang(event([11], 1, weight_versions=spans[:1]), event([11, 12], 2, STOP, weight_versions=spans)), known
+        Sglang(event([11], 1, weight_versions=spans[:1]), event([11, 12], 2, STOP, weight_versions=spans)),
+        known,
     ) as upstream:
         with pytest.raises(UpstreamLost, match="serves weights"):
             await collect(upstream)
@@ -176,7 +209,11 @@ async def test_tokens_of_an_engine_that_serves_no_version_are_lost(label: str, k
         (Sglang(event([11], 3)), UpstreamError, "logprobs of 1 new tokens; it has sampled 3"),
         (Sglang(event([11], 1), done=False), UpstreamLost, "without a finish reason"),
         (Sglang(event([11], 1, {"type": "bored"})), UpstreamError, "unknown reason"),
-        (Sglang(event([], 0, {"type": "abort", "status_code": 400, "message": "too long"})), UpstreamError, "too long"),
+        (
+            Sglang(event([], 0, {"type": "abort", "status_code": 400, "message": "too long"})),
+            UpstreamError,
+            "too long",
+        ),
         (Sglang({"error": {"message": "no"}}, status=400), UpstreamError, "400"),
         (Sglang({"error": {"message": "no"}}, status=503), UpstreamLost, "503"),
     ],
@@ -194,7 +231,10 @@ async def test_scores_and_health() -> None:
         scores = await upstream.score(PROMPT)
         np.testing.assert_array_equal(scores, np.array([0.0, -0.5, -0.25], dtype=np.float32))
         assert scores.dtype == np.float32
-        assert (app.asked[0]["logprob_start_len"], app.asked[0]["sampling_params"]["max_new_tokens"]) == (0, 0)
+        assert (app.asked[0]["logprob_start_len"], app.asked[0]["sampling_params"]["max_new_tokens"]) == (
+            0,
+            0,
+        )
         with pytest.raises(UpstreamError, match="or others"):
             await upstream.score([5, 6])
         with pytest.raises(UpstreamError, match="temperature 1"):
@@ -220,7 +260,11 @@ class Interrupted(Sglang):
         given = self.asked[-1]["input_ids"]
         again = given[-2:] == self.ids[:2]
         part = self.ids[2:] if again else self.ids[:2]
-        finish = {"type": "stop", "matched": self.ids[-1]} if again else {"type": "abort", "message": "weights are updated"}
+        finish = (
+            {"type": "stop", "matched": self.ids[-1]}
+            if again
+            else {"type": "abort", "message": "weights are updated"}
+        )
         body = f"data: {json.dumps(event(part, len(part), finish, prompt_tokens=len(given)))}\n\ndata: [DONE]\n\n"
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body.encode()})
@@ -239,4 +283,7 @@ async def test_a_sequence_that_is_aborted_goes_on_from_its_tokens(make_world: Ma
         assert list(completion.ids) == ids
         assert len(completion.logprobs or ()) == len(ids)
         assert len(app.asked) == 2
-        assert app.asked[1]["sampling_params"]["max_new_tokens"] == app.asked[0]["sampling_params"]["max_new_tokens"] - 2
+        assert (
+            app.asked[1]["sampling_params"]["max_new_tokens"]
+            == app.asked[0]["sampling_params"]["max_new_tokens"] - 2
+        )

@@ -1,6 +1,8 @@
-"""A real vLLM behind a real proxy: its CPU build serves a 135M model in float32. Run with HARNESSGYM_REQUIRE=vllm; minutes.
+"""A real vLLM behind a real proxy: its CPU build serves a 135M model in float32. Run with
+HARNESSGYM_REQUIRE=vllm; minutes.
 
-What is sampled is compared with transformers' own logprobs of the same tokens, never with another engine's choice of tokens.
+What is sampled is compared with transformers' own logprobs of the same tokens, never with another engine's
+choice of tokens.
 """
 
 import asyncio
@@ -17,14 +19,14 @@ import torch
 from sqlalchemy import select
 
 from harnessgym.message import Message, Sampling
-from harnessgym.rollout.control import ControlClient, OpenedSession
+from harnessgym.proxy_client import ControlClient, OpenedSession
 from harnessgym.store import policies
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import rollouts
 from harnessgym.store.workers import WorkerRow
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.app import Proxy
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstream import TokenChunk
 from proxies.upstreams.vllm import VllmUpstream
 from proxies.workers import connect_upstream
@@ -58,7 +60,13 @@ SHOTS = [
     {
         "role": "assistant",
         "content": None,
-        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "get_price", "arguments": '{"item": "red lamp"}'}}],
+        "tool_calls": [
+            {
+                "id": "a",
+                "type": "function",
+                "function": {"name": "get_price", "arguments": '{"item": "red lamp"}'},
+            }
+        ],
     },
     {"role": "tool", "content": "31", "tool_call_id": "a"},
     {"role": "assistant", "content": "It costs 31."},
@@ -67,7 +75,11 @@ SHOTS = [
         "role": "assistant",
         "content": None,
         "tool_calls": [
-            {"id": "b", "type": "function", "function": {"name": "get_price", "arguments": '{"item": "green chair"}'}}
+            {
+                "id": "b",
+                "type": "function",
+                "function": {"name": "get_price", "arguments": '{"item": "green chair"}'},
+            }
         ],
     },
     {"role": "tool", "content": "74", "tool_call_id": "b"},
@@ -92,8 +104,8 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def smol(address: str) -> Language:
-    return Language.of_policy(vllm_cpu.MODEL)
+def smol(address: str) -> PolicyLanguage:
+    return PolicyLanguage.of_policy(vllm_cpu.MODEL)
 
 
 @asynccontextmanager
@@ -121,7 +133,9 @@ async def proxied(world: World, address: str) -> AsyncIterator[World]:
     yield world
 
 
-async def collect(upstream: VllmUpstream, prompt: list[int], sampling: Sampling, salt: str = "s") -> list[TokenChunk]:
+async def collect(
+    upstream: VllmUpstream, prompt: list[int], sampling: Sampling, salt: str = "s"
+) -> list[TokenChunk]:
     async with aclosing(upstream.generate(prompt, sampling, salt=salt)) as chunks:
         return [chunk async for chunk in chunks]
 
@@ -179,7 +193,7 @@ async def test_logprobs_are_of_the_distribution_that_was_sampled_from(
         assert check_recorded(world, session, model, temperature) > 20
 
 
-async def test_seeds_fix_answers_and_scores_agree_with_them(address: str, smol: Language) -> None:
+async def test_seeds_fix_answers_and_scores_agree_with_them(address: str, smol: PolicyLanguage) -> None:
     prompt = smol.renderer.render((Message("user", "Name a colour."),), ())
     async with upstream_at(address) as upstream:
         runs = [await collect(upstream, prompt, Sampling(max_tokens=24, seed=seed)) for seed in (5, 5, 6)]
@@ -190,13 +204,17 @@ async def test_seeds_fix_answers_and_scores_agree_with_them(address: str, smol: 
         assert (scores[0], len(scores)) == (0.0, len(prompt) + len(sampled))
 
 
-async def test_stop_strings_and_stop_tokens(make_world: MakeWorld, address: str, smol: Language) -> None:
+async def test_stop_strings_and_stop_tokens(
+    make_world: MakeWorld, address: str, smol: PolicyLanguage
+) -> None:
     hi = [{"role": "user", "content": "Count from one to twenty in words."}]
     prompt = smol.renderer.render((Message("user", hi[0]["content"]),), ())
     async with upstream_at(address) as upstream:
         whole = ids_of(await collect(upstream, prompt, Sampling(max_tokens=40, seed=7)))
         at = next(index for index, token in enumerate(whole) if index > 3 and token not in whole[:index])
-        stopped = await collect(upstream, prompt, Sampling(max_tokens=40, seed=7, stop_token_ids=(whole[at],)))
+        stopped = await collect(
+            upstream, prompt, Sampling(max_tokens=40, seed=7, stop_token_ids=(whole[at],))
+        )
         assert ids_of(stopped) == whole[: at + 1]
         assert (stopped[-1].finish_reason, stopped[-1].stop_token) == ("stop", whole[at])
     async with make_world(upstreams={}) as plain, proxied(plain, address) as world:
@@ -213,8 +231,14 @@ async def test_stop_strings_and_stop_tokens(make_world: MakeWorld, address: str,
 async def test_a_client_that_leaves_ends_the_sequence(make_world: MakeWorld, address: str) -> None:
     async with make_world(upstreams={}) as plain, proxied(plain, address) as world:
         session = await world.open(sampling={"max_tokens": 1_500})
-        body = {"model": "m", "messages": [{"role": "user", "content": "Write a long story."}], "stream": True}
-        async with world.http.stream("POST", f"{world.base(session)}/v1/chat/completions", json=body) as reply:
+        body = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "Write a long story."}],
+            "stream": True,
+        }
+        async with world.http.stream(
+            "POST", f"{world.base(session)}/v1/chat/completions", json=body
+        ) as reply:
             async for line in reply.aiter_lines():
                 if '"content":' in line and '"content":""' not in line.replace(" ", ""):
                     break
@@ -236,23 +260,32 @@ async def _running(world: World, address: str) -> int:
     return int(float(line.split()[-1]))
 
 
-async def test_a_salt_separates_prefix_caches(address: str, smol: Language) -> None:
+async def test_a_salt_separates_prefix_caches(address: str, smol: PolicyLanguage) -> None:
     prompt = smol.renderer.render((Message("user", "A long question about nothing. " * 60),), ())
     async with upstream_at(address) as upstream:
-        last = [(await collect(upstream, prompt, Sampling(max_tokens=2), salt=salt))[-1] for salt in ("one", "one", "two")]
+        last = [
+            (await collect(upstream, prompt, Sampling(max_tokens=2), salt=salt))[-1]
+            for salt in ("one", "one", "two")
+        ]
     cached = [chunk.cached_tokens for chunk in last]
     assert cached[0] == cached[2] == 0
     assert cached[1] > len(prompt) // 2
 
 
-async def test_a_sequence_that_vllm_aborts_for_an_update_goes_on(make_world: MakeWorld, address: str, model: Any) -> None:
+async def test_a_sequence_that_vllm_aborts_for_an_update_goes_on(
+    make_world: MakeWorld, address: str, model: Any
+) -> None:
     async with make_world(upstreams={}) as plain, proxied(plain, address) as world:
         session = await world.open(sampling={"max_tokens": 80, "seed": 4, "stop_token_ids": []})
-        asked = asyncio.create_task(world.chat(session.key, [{"role": "user", "content": "Write a long story."}]))
+        asked = asyncio.create_task(
+            world.chat(session.key, [{"role": "user", "content": "Write a long story."}])
+        )
         while await _running(world, address) == 0:
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.5)
-        assert (await world.http.post(f"{address}/pause", params={"mode": "abort"})).json() == {"status": "paused"}
+        assert (await world.http.post(f"{address}/pause", params={"mode": "abort"})).json() == {
+            "status": "paused"
+        }
         await asyncio.sleep(0.3)
         assert not asked.done()
         await world.http.post(f"{address}/resume")
@@ -262,6 +295,6 @@ async def test_a_sequence_that_vllm_aborts_for_an_update_goes_on(make_world: Mak
         assert verify(world.store).findings == ()
 
 
-def test_the_models_template_and_tokens_are_those_of_the_folder(smol: Language) -> None:
+def test_the_models_template_and_tokens_are_those_of_the_folder(smol: PolicyLanguage) -> None:
     config = json.loads(Path(vllm_cpu.MODEL / "config.json").read_text())
     assert config["eos_token_id"] in smol.stop_token_ids

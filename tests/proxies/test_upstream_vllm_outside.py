@@ -1,4 +1,6 @@
-"""What the proxy holds a vLLM server to that does not label its tokens, with a scripted server; the real one is met beside."""
+"""What the proxy holds a vLLM server to that does not label its tokens, with a scripted server; the real
+one is met beside.
+"""
 
 import asyncio
 import contextlib
@@ -14,14 +16,16 @@ from harnessgym.message import Sampling
 from harnessgym.store.workers import WorkerRow, WorkerState
 from proxies.upstream import TokenChunk
 from proxies.upstreams.vllm import OutsideVllmUpstream
-from proxies.workers import Wanted, WorkerTable, connect_upstream
+from proxies.workers import WorkerFilter, WorkerTable, connect_upstream
 
 pytestmark = pytest.mark.anyio
 DONE = {"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
 
 
 class Server:
-    """Answers `/weight_info` and completions, one connection at a time; it may be told to wait in the middle of an answer."""
+    """Answers `/weight_info` and completions, one connection at a time; it may be told to wait in the
+    middle of an answer.
+    """
 
     def __init__(self) -> None:
         self.label: str | None = "default"
@@ -58,7 +62,9 @@ class Server:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
         except (asyncio.IncompleteReadError, ConnectionError):
             return ""
-        (length,) = [int(line.split(":")[1]) for line in head.splitlines() if line.startswith("content-length")]
+        (length,) = [
+            int(line.split(":")[1]) for line in head.splitlines() if line.startswith("content-length")
+        ]
         await reader.readexactly(length)
         return head
 
@@ -85,7 +91,9 @@ async def served() -> AsyncIterator[tuple[Server, Callable[[int], OutsideVllmUps
     port = server.sockets[0].getsockname()[1]
 
     def connect(version: int) -> OutsideVllmUpstream:
-        upstream = connect_upstream(WorkerRow("v0", None, "vllm", f"http://127.0.0.1:{port}", version, "ready"))
+        upstream = connect_upstream(
+            WorkerRow("v0", None, "vllm", f"http://127.0.0.1:{port}", version, "ready")
+        )
         assert isinstance(upstream, OutsideVllmUpstream)
         made.append(upstream)
         return upstream
@@ -102,8 +110,12 @@ async def collect(upstream: OutsideVllmUpstream) -> list[TokenChunk]:
         return [chunk async for chunk in chunks]
 
 
-@pytest.mark.parametrize(("label", "version"), [("3@policy", 3), ("3", 3), ("default", 0), ("0@policy", 0), (None, 5)])
-async def test_each_connection_begins_with_the_question_which_weights_are_served(label: str | None, version: int) -> None:
+@pytest.mark.parametrize(
+    ("label", "version"), [("3@policy", 3), ("3", 3), ("default", 0), ("0@policy", 0), (None, 5)]
+)
+async def test_each_connection_begins_with_the_question_which_weights_are_served(
+    label: str | None, version: int
+) -> None:
     async with served() as (engine, connect):
         engine.label, upstream = label, connect(version)
         for _ in range(2):
@@ -111,11 +123,15 @@ async def test_each_connection_begins_with_the_question_which_weights_are_served
         assert engine.asked == ["/weight_info", "/v1/completions", "/v1/completions"]
 
 
-@pytest.mark.parametrize(("label", "version"), [("default", 3), ("2@policy", 3), ("installing", 3), ("3@policy", 0), ("", 0)])
+@pytest.mark.parametrize(
+    ("label", "version"), [("default", 3), ("2@policy", 3), ("installing", 3), ("3@policy", 0), ("", 0)]
+)
 async def test_an_engine_with_other_weights_is_lost_and_unhealthy(label: str, version: int) -> None:
     async with served() as (engine, connect):
         engine.label, upstream = label, connect(version)
-        with pytest.raises(UpstreamLost, match=f"serves weights '{label}', the worker is known for version {version}"):
+        with pytest.raises(
+            UpstreamLost, match=f"serves weights '{label}', the worker is known for version {version}"
+        ):
             await collect(upstream)
         assert not await upstream.healthy()
         assert "/v1/completions" not in engine.asked
@@ -123,7 +139,9 @@ async def test_an_engine_with_other_weights_is_lost_and_unhealthy(label: str, ve
         assert await upstream.healthy()
 
 
-@pytest.mark.parametrize("status", [b"500 Internal Server Error", b"503 Service Unavailable", b"401 Unauthorized"])
+@pytest.mark.parametrize(
+    "status", [b"500 Internal Server Error", b"503 Service Unavailable", b"401 Unauthorized"]
+)
 async def test_an_engine_that_does_not_say_what_it_serves_is_lost(status: bytes) -> None:
     async with served() as (engine, connect):
         engine.status, upstream = status, connect(3)
@@ -158,7 +176,7 @@ async def test_a_worker_that_is_drained_is_not_suspected_for_the_calls_that_were
 
     async def lose(state: WorkerState) -> None:
         await table.set_state("v0", "ready")
-        async with table.taking(Wanted()):
+        async with table.taking(WorkerFilter()):
             await table.set_state("v0", state)
             raise UpstreamLost("aborted")
 

@@ -1,6 +1,8 @@
-"""Weight agents beside a real vLLM, behind a real proxy, with calls in flight. Run with HARNESSGYM_REQUIRE=vllm; minutes.
+"""Weight agents beside a real vLLM, behind a real proxy, with calls in flight. Run with
+HARNESSGYM_REQUIRE=vllm; minutes.
 
-Whose weights gave a token is told by transformers: its logprob of the token under the weights of the version that is stored.
+Whose weights gave a token is told by transformers: its logprob of the token under the weights of the version
+that is stored.
 """
 
 import asyncio
@@ -24,11 +26,11 @@ from sqlalchemy import select
 from torch import Tensor
 
 from harnessgym.errors import PolicyError
-from harnessgym.rollout.control import ControlClient, OpenedSession
+from harnessgym.proxy_client import ControlClient, OpenedSession
 from harnessgym.store import TraceStore, calls, policies, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import rollouts, sessions
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.app import Proxy
 from tests.harnessgym.rollout.tiny import HERE as TINY
 from tests.proxies.conftest import KEY, MakeWorld, World
@@ -85,13 +87,21 @@ class Site:
     folder: Path
 
     def publish(self, version: int, weights: dict[str, Tensor] | None = None) -> PolicyVersion:
-        made = publish_full(self.folder / "versions", version, None, weights or weights_of(version), version, "r")
-        row = PolicyVersion(version, None, "full", str(made.path), version, made.checksum, made.bytes, True, False)
+        made = publish_full(
+            self.folder / "versions", version, None, weights or weights_of(version), version, "r"
+        )
+        row = PolicyVersion(
+            version, None, "full", str(made.path), version, made.checksum, made.bytes, True, False
+        )
         self.world.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
         return row
 
     def settings(self, **options: Any) -> dict[str, Any]:
-        fixed = {"store": self.world.store.url, "policy_id": self.policy_id, "run_id": self.world.settings.run_id}
+        fixed = {
+            "store": self.world.store.url,
+            "policy_id": self.policy_id,
+            "run_id": self.world.settings.run_id,
+        }
         proxy = {"control_url": self.world.proxy.control_address, "control_key": KEY, "drain_s": 0.3}
         return {**fixed, **proxy, "poll_s": 0.05, "look_s": 0.5, **options}
 
@@ -100,7 +110,9 @@ class Site:
         """An agent in the test's own loop."""
         async with EngineApi(self.server.address, timeout_s=600) as api:
             installer = VllmInstaller(api, self.policy_id, self.folder / "scratch")
-            agent = WeightAgent(AgentSettings(**self.settings(**options)), "v0", self.server.address, installer)
+            agent = WeightAgent(
+                AgentSettings(**self.settings(**options)), "v0", self.server.address, installer
+            )
             following = asyncio.create_task(agent.run())
             try:
                 yield following
@@ -112,7 +124,12 @@ class Site:
     async def process(self) -> AsyncIterator[asyncio.subprocess.Process]:
         """An agent of its own: `harnessgym weights-agent`."""
         config = self.folder / "agent.json"
-        outside = {"engine": "vllm", "engine_url": self.server.address, "worker_id": "v0", "scratch": str(self.folder)}
+        outside = {
+            "engine": "vllm",
+            "engine_url": self.server.address,
+            "worker_id": "v0",
+            "scratch": str(self.folder),
+        }
         config.write_text(json.dumps(self.settings(**outside)))
         command = [sys.executable, "-m", "harnessgym", "weights-agent", "--config", str(config)]
         process = await asyncio.create_subprocess_exec(*command)
@@ -127,7 +144,10 @@ class Site:
         """Wait until the worker has this version and state, in the store and at the proxy."""
         row: Any = None
         for _ in range(12_000):
-            row = next(iter(self.world.store.read(lambda conn: workers.of_run(conn, self.world.settings.run_id))), None)
+            row = next(
+                iter(self.world.store.read(lambda conn: workers.of_run(conn, self.world.settings.run_id))),
+                None,
+            )
             at_proxy = [worker.row for worker in self.world.proxy.workers.all()]
             if row and at_proxy == [row] and (row.version, row.state) == (version, state):
                 return
@@ -191,7 +211,9 @@ async def sampled(world: World, session: OpenedSession, tokens: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def test_every_token_has_the_version_that_gave_it(make_world: MakeWorld, server: vllm_cpu.Server, tmp_path: Path) -> None:
+async def test_every_token_has_the_version_that_gave_it(
+    make_world: MakeWorld, server: vllm_cpu.Server, tmp_path: Path
+) -> None:
     async with sited(make_world, server, tmp_path) as site, site.agent():
         site.publish(1)
         await site.serves(1)
@@ -200,7 +222,10 @@ async def test_every_token_has_the_version_that_gave_it(make_world: MakeWorld, s
         question = [{"role": "user", "content": "What is said of the sea? " * 20}]
         await world.chat(short.key, question)
         session = await world.open(sampling={"max_tokens": 120, "seed": 3})
-        asked = [asyncio.create_task(world.chat(session.key, STORY, n=2)), asyncio.create_task(world.chat(session.key, STORY))]
+        asked = [
+            asyncio.create_task(world.chat(session.key, STORY, n=2)),
+            asyncio.create_task(world.chat(session.key, STORY)),
+        ]
         await sampled(world, session, 6)
         site.publish(2)
         await site.serves(2)
@@ -223,14 +248,21 @@ async def test_what_cannot_be_served_leaves_the_old_weights(
     extra = {**base, "model.layers.0.mlp.bogus.weight": torch.zeros(3)}
     huge = {name: tensor * 1e30 if "norm" in name else tensor for name, tensor in base.items()}
     nan = {name: tensor * float("nan") for name, tensor in base.items()}
-    bad = [(shape, "has shape"), (extra, "vLLM cannot load it"), (huge, "nothing usable"), (nan, "not finite")]
+    bad = [
+        (shape, "has shape"),
+        (extra, "vLLM cannot load it"),
+        (huge, "nothing usable"),
+        (nan, "not finite"),
+    ]
     async with sited(make_world, server, tmp_path) as site:
         async with site.agent(control_url=None):
             site.publish(3)
             while await site.label() != label_of(site.policy_id, 3):
                 await asyncio.sleep(0.1)
         expected = await site.logprobs()
-        np.testing.assert_allclose(expected, logprobs_under(model_of(3), PROMPT[:1], PROMPT[1:]).numpy(), atol=TOLERANCE)
+        np.testing.assert_allclose(
+            expected, logprobs_under(model_of(3), PROMPT[:1], PROMPT[1:]).numpy(), atol=TOLERANCE
+        )
         for version, (weights, words) in enumerate(bad, start=4):
             site.publish(version, weights)
             async with site.agent(control_url=None) as following:
@@ -240,17 +272,23 @@ async def test_what_cannot_be_served_leaves_the_old_weights(
             assert await site.logprobs() == expected
 
 
-async def test_a_delta_is_staged_whole(make_world: MakeWorld, server: vllm_cpu.Server, tmp_path: Path) -> None:
+async def test_a_delta_is_staged_whole(
+    make_world: MakeWorld, server: vllm_cpu.Server, tmp_path: Path
+) -> None:
     async with sited(make_world, server, tmp_path) as site, EngineApi(server.address, timeout_s=600) as api:
         installer = VllmInstaller(api, site.policy_id, tmp_path / "scratch")
         for version in (4, 5):
-            row = PolicyVersion(version, version - 1, "delta", str(tmp_path / "none"), version, "", 0, True, False)
+            row = PolicyVersion(
+                version, version - 1, "delta", str(tmp_path / "none"), version, "", 0, True, False
+            )
             await installer.look()
             await installer.pause()
             await installer.install(weights_of(version), row)
             assert [path.name for path in (tmp_path / "scratch").iterdir()] == [f"staged-v{version:08d}"]
         given = await site.logprobs()
-        np.testing.assert_allclose(given, logprobs_under(model_of(5), PROMPT[:1], PROMPT[1:]).numpy(), atol=TOLERANCE)
+        np.testing.assert_allclose(
+            given, logprobs_under(model_of(5), PROMPT[:1], PROMPT[1:]).numpy(), atol=TOLERANCE
+        )
 
 
 async def test_an_agent_that_was_killed_while_it_installed_finishes_when_it_is_started_again(
@@ -301,7 +339,9 @@ def test_a_run_trains_on_an_engine_that_it_did_not_start(server: vllm_cpu.Server
         return reference(read_version(version_path(run.paths().versions, version))[1])
 
     with TraceStore.open(run.paths().store_url()) as store:
-        found = store.read(lambda conn: conn.execute(select(sessions.c.id).order_by(sessions.c.created_at)).scalars().all())
+        found = store.read(
+            lambda conn: conn.execute(select(sessions.c.id).order_by(sessions.c.created_at)).scalars().all()
+        )
         assert set.union(*(checked(store, session_id, published) for session_id in found)) == {0, 1, 2}
     assert not any(run.paths().staged.glob("*/staged-v0000000[01]"))
 

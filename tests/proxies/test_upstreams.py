@@ -1,4 +1,6 @@
-"""One contract for every engine client: the scripted one, and vLLM's protocol as the embedded engine serves it."""
+"""One contract for every engine client: the scripted one, and vLLM's protocol as the embedded engine
+serves it.
+"""
 
 import asyncio
 import json
@@ -32,7 +34,9 @@ PROMPT = list(range(5, 25))
 async def served(app: ASGIApp) -> AsyncIterator[str]:
     listener = listen(None, None, "127.0.0.1", 0)
     assert listener is not None
-    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, lifespan="off", log_level="warning", timeout_graceful_shutdown=1)
+    )
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
         yield address_of(listener)
@@ -44,7 +48,9 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
 @pytest.fixture(params=["scripted", "vllm"])
 async def upstream(request: pytest.FixtureRequest) -> AsyncIterator[Upstream]:
     if request.param == "scripted":
-        yield ScriptedUpstream(lambda prompt, sampling: [(sampling.seed or 0) + token for token in range(40)], version=0)
+        yield ScriptedUpstream(
+            lambda prompt, sampling: [(sampling.seed or 0) + token for token in range(40)], version=0
+        )
         return
     torch.set_num_threads(1)
     engine = build_engine(load_policy(POLICY), max_batch=4)
@@ -88,7 +94,9 @@ async def test_scores_agree_with_what_was_sampled(upstream: Upstream) -> None:
 
 async def test_many_at_once_and_some_left_early(upstream: Upstream) -> None:
     async def leave(seed: int) -> None:
-        async with aclosing(upstream.generate(PROMPT, Sampling(max_tokens=40, seed=seed), salt="s")) as chunks:
+        async with aclosing(
+            upstream.generate(PROMPT, Sampling(max_tokens=40, seed=seed), salt="s")
+        ) as chunks:
             async for _ in chunks:
                 break
 
@@ -122,7 +130,13 @@ async def test_an_engine_that_is_gone_or_refuses() -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 async def test_a_stream_that_breaks_off_is_a_lost_engine(whole: bool) -> None:
-    choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": [-1.0]}, "finish_reason": None, "token_ids": [4]}
+    choice = {
+        "index": 0,
+        "text": "",
+        "logprobs": {"token_logprobs": [-1.0]},
+        "finish_reason": None,
+        "token_ids": [4],
+    }
     event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
     async with served(_Fixed(200, event, length=None if whole else 10_000)) as address:
         client = VllmUpstream(address, version=7)
@@ -135,12 +149,20 @@ async def test_a_stream_that_breaks_off_is_a_lost_engine(whole: bool) -> None:
 
 
 def _event(ids: list[int], logprobs: list[float], finish: str | None = None) -> bytes:
-    choice = {"index": 0, "text": "", "logprobs": {"token_logprobs": logprobs}, "finish_reason": finish, "token_ids": ids}
+    choice = {
+        "index": 0,
+        "text": "",
+        "logprobs": {"token_logprobs": logprobs},
+        "finish_reason": finish,
+        "token_ids": ids,
+    }
     return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
 
 async def test_events_that_come_together_are_one_chunk() -> None:
-    usage = b'data: {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 4}}\n\ndata: [DONE]\n\n'
+    usage = (
+        b'data: {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 4}}\n\ndata: [DONE]\n\n'
+    )
     body = _event([4], [-1.0]) + _event([5, 6], [-2.0, -3.0]) + _event([2], [-4.0], "stop") + usage
     async with served(_Fixed(200, body)) as address:
         client = VllmUpstream(address, version=7)

@@ -6,7 +6,7 @@ from harnessgym.store import policies
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
 from proxies.app import PolicySettings
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import POLICY, World
 
@@ -26,12 +26,15 @@ async def two_policies(
     await world.stop()
     run_id = world.settings.run_id
     ids = {
-        name: world.store.write(lambda conn, name=name: policies.register(conn, run_id, name)) for name in ("policy", "helper")
+        name: world.store.write(lambda conn, name=name: policies.register(conn, run_id, name))
+        for name in ("policy", "helper")
     }
     for version in range(8):
         row = PolicyVersion(version, None, "full", "", version, "", 0, committed=True, orphaned=False)
         for policy_id in ids.values():
-            world.store.write(lambda conn, policy_id=policy_id, row=row: policies.publish(conn, policy_id, row))
+            world.store.write(
+                lambda conn, policy_id=policy_id, row=row: policies.publish(conn, policy_id, row)
+            )
     several = tuple(
         PolicySettings(id=policy_id, name=name, path=helper_folder if name == "helper" else POLICY)
         for name, policy_id in ids.items()
@@ -40,11 +43,16 @@ async def two_policies(
     world.upstreams = {}
     await world.start()
     for name, version in (("policy", 0), ("helper", helper_version)):
-        tokenizer = Language.of_policy(helper_folder if name == "helper" else POLICY).renderer.tokenizer
-        said = [list(tokenizer.encode(f"{name} {number}{END}", add_special_tokens=False).ids) for number in range(9)]
+        tokenizer = PolicyLanguage.of_policy(helper_folder if name == "helper" else POLICY).renderer.tokenizer
+        said = [
+            list(tokenizer.encode(f"{name} {number}{END}", add_special_tokens=False).ids)
+            for number in range(9)
+        ]
         upstream = ScriptedUpstream(said, version=version)
         world.upstreams[f"w-{name}"] = upstream
-        await world.proxy.workers.put(WorkerRow(f"w-{name}", run_id, "scripted", f"w-{name}", version, "ready", ids[name]))
+        await world.proxy.workers.put(
+            WorkerRow(f"w-{name}", run_id, "scripted", f"w-{name}", version, "ready", ids[name])
+        )
     return ids
 
 

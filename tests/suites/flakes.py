@@ -25,7 +25,9 @@ _ROW = re.compile(r"^\| `(.+?)` \| (\d+) \| (\S+), `(.+?)` \| (.*) \|$", re.MULT
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Update the page."""
-    parser = argparse.ArgumentParser(prog="python -m tests.suites.flakes", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suites.flakes", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("record", type=Path, nargs="?", default=_ROOT / ".pytest_cache/v" / RECORD)
     parser.add_argument("--page", type=Path, default=_ROOT / "docs/reliability.md")
     options = parser.parse_args(arguments)
@@ -38,11 +40,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def updated(page: str, record: FlakeRecord) -> str:
-    """The page with the record's runs and flakes added. Raises `ValueError` if the page has no place for them."""
+    """The page with the record's runs and flakes added. Raises `ValueError` if the page has no place for
+    them.
+    """
     before, begin, rest = page.partition(_BEGIN)
     table, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"The page has no lines {_BEGIN.strip()} and {_END}, between which flakes are counted.")
+        raise ValueError(
+            f"The page has no lines {_BEGIN.strip()} and {_END}, between which flakes are counted."
+        )
     return before + begin + _counted(table, record) + end + after
 
 
@@ -58,9 +64,16 @@ def _counted(table: str, record: FlakeRecord) -> str:
     for flake in record.flakes:
         counts[flake.test] += 1
         latest[flake.test] = flake
-    rows = [_row(latest[test], count) for test, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+    rows = [
+        _row(latest[test], count)
+        for test, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    ]
     head = "| test | flakes | latest | failed with |\n|---|---|---|---|\n"
-    return f"Whole runs of the suite: {runs}.\n\n" + (head + "\n".join(rows) if rows else "No flake was recorded.") + "\n"
+    return (
+        f"Whole runs of the suite: {runs}.\n\n"
+        + (head + "\n".join(rows) if rows else "No flake was recorded.")
+        + "\n"
+    )
 
 
 def _row(flake: Flake, count: int) -> str:

@@ -59,7 +59,10 @@ def test_a_failure_that_passes_alone_is_a_flake(run, tmp_path, parallel):
     again = run("--last-failed", "--flakes")
     assert again.returncode == 1
     assert "= 1 flake =" in again.stdout
-    assert "FLAKE suite/test_it.py::test_flakes - AssertionError: the first time | is always hard\n" in again.stdout
+    assert (
+        "FLAKE suite/test_it.py::test_flakes - AssertionError: the first time | is always hard\n"
+        in again.stdout
+    )
     assert "FLAKE suite/test_it.py::test_fails" not in again.stdout
     record = FlakeRecord.from_dict(json.loads((tmp_path / ".pytest_cache/v/harnessgym/flakes").read_text()))
     assert record.runs == 1
@@ -69,7 +72,10 @@ def test_a_failure_that_passes_alone_is_a_flake(run, tmp_path, parallel):
 def test_a_test_that_was_repaired_is_no_flake(run, tmp_path):
     assert run("suite/test_it.py").returncode == 1
     assert "flake" not in run("--last-failed").stdout.replace("test_flakes", "")
-    assert json.loads((tmp_path / ".pytest_cache/v/harnessgym/flakes").read_text()) == {"runs": 0, "flakes": []}
+    assert json.loads((tmp_path / ".pytest_cache/v/harnessgym/flakes").read_text()) == {
+        "runs": 0,
+        "flakes": [],
+    }
 
 
 def test_without_a_cache_nothing_is_recorded(run, tmp_path):

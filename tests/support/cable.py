@@ -1,4 +1,6 @@
-"""A connection to the Docker engine that can be cut: a unix socket that forwards to another one while it is plugged in."""
+"""A connection to the Docker engine that can be cut: a unix socket that forwards to another one while it
+is plugged in.
+"""
 
 import asyncio
 import contextlib
@@ -9,7 +11,8 @@ from typing import Self
 
 _PIECE = 1 << 16
 _ARRIVAL_S = 0.01
-"""Time for the loop to start tasks for connections just accepted, so that `pull` drops them too, and to close dropped ones."""
+"""Time for the loop to start tasks for connections just accepted, so that `pull` drops them too, and to
+close dropped ones."""
 
 
 class Cable:

@@ -1,7 +1,8 @@
-"""Conversations with a real proxy whose right answers are known, so that what the store holds can be checked token by token.
+"""Conversations with a real proxy whose right answers are known, so that what the store holds can be checked
+token by token.
 
-The engine's answer is a function of its prompt. Clients ask again as SDKs do, and remember every answer they got; the proxy
-may be killed under them.
+The engine's answer is a function of its prompt. Clients ask again as SDKs do, and remember every answer they
+got; the proxy may be killed under them.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ import httpx
 from sqlalchemy import Connection
 
 from harnessgym.message import Sampling
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.store import TraceStore, calls, policies, rollouts, runs, workers
 from harnessgym.store.calls import FINISHED, RecordedCall, Segment
 from harnessgym.store.policies import PolicyVersion
@@ -31,8 +32,8 @@ from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Task
 from harnessgym.tokens import TokenIds
-from harnessgym.traces.verify import verify
-from proxies.language import Language
+from harnessgym.traces.verification.verify import verify
+from proxies.language import PolicyLanguage
 from proxies.upstreams.scripted import ScriptedUpstream, logprob
 
 _ROOT = Path(__file__).parents[2]
@@ -50,7 +51,9 @@ class Echo:
     """A worker kind. Its address is its vocabulary: 16 tokens and the one that ends an answer."""
 
     def __new__(cls, address: str, *, version: int) -> ScriptedUpstream:  # type: ignore[misc]
-        """The engine: three chunks, each after a pause, so that a kill comes while answers are being sampled."""
+        """The engine: three chunks, each after a pause, so that a kill comes while answers are being
+        sampled.
+        """
         words: list[int] = json.loads(address)
 
         def script(prompt: TokenIds, sampling: Sampling) -> list[int]:
@@ -59,9 +62,12 @@ class Echo:
         return ScriptedUpstream(script, chunk=4, delay_s=_DELAY_S, version=version)
 
 
-def vocabulary(language: Language) -> list[int]:
+def vocabulary(language: PolicyLanguage) -> list[int]:
     """16 letters of a language, and its end of an answer."""
-    return [*(language.renderer.encode(letter)[0] for letter in _LETTERS), *language.renderer.encode("<|im_end|>")]
+    return [
+        *(language.renderer.encode(letter)[0] for letter in _LETTERS),
+        *language.renderer.encode("<|im_end|>"),
+    ]
 
 
 def answer(words: Sequence[int], prompt: TokenIds) -> list[int]:
@@ -79,7 +85,13 @@ class ProxyProcess:
         self.url = f"http://127.0.0.1:{self._harness.getsockname()[1]}"
         self.control_url = f"http://127.0.0.1:{self._control.getsockname()[1]}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 closed with the rest
-        settings = {"store": store, "run_id": run_id, "policy": POLICY, "control_key": KEY, "max_length": 30_000}
+        settings = {
+            "store": store,
+            "run_id": run_id,
+            "policy": POLICY,
+            "control_key": KEY,
+            "max_length": 30_000,
+        }
         settings |= {"fd": self._harness.fileno(), "control_fd": self._control.fileno()}
         self._command = [sys.executable, "-m", "harnessgym", "proxy"]
         self._command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
@@ -88,7 +100,9 @@ class ProxyProcess:
     def start(self) -> None:
         """Start it, without waiting until it serves."""
         fds = (self._harness.fileno(), self._control.fileno())
-        self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log, pass_fds=fds, cwd=_ROOT)
+        self._process = subprocess.Popen(
+            self._command, stdout=self._log, stderr=self._log, pass_fds=fds, cwd=_ROOT
+        )
 
     def end(self, how: signal.Signals) -> int:
         """End it. Returns its status."""
@@ -149,7 +163,9 @@ class Talker:
                 if response.status_code == httpx.codes.OK:
                     return cast("dict[str, Any]", response.json())
                 if response.status_code < 500 and response.status_code != httpx.codes.TOO_MANY_REQUESTS:
-                    raise RuntimeError(f"The proxy answered {response.status_code}, a client's own fault: {response.text}")
+                    raise RuntimeError(
+                        f"The proxy answered {response.status_code}, a client's own fault: {response.text}"
+                    )
                 self.refused[str(response.status_code)] += 1
             await asyncio.sleep(_PAUSE_S)
         raise AssertionError("counting never ends")
@@ -157,7 +173,9 @@ class Talker:
 
 @dataclass
 class Conversations:
-    """The conversations of one rollout. `check` compares the store with what their clients got, and with itself."""
+    """The conversations of one rollout. `check` compares the store with what their clients got, and with
+    itself.
+    """
 
     url: str
     """The store's."""
@@ -170,17 +188,24 @@ class Conversations:
     """Of `traces verify`, and of SQLite's own check of its file."""
 
     def __post_init__(self) -> None:
-        self._language = Language.of_policy(POLICY)
+        self._language = PolicyLanguage.of_policy(POLICY)
         self._words = vocabulary(self._language)
 
     def prepare(self, conn: Connection) -> tuple[str, str]:
-        """A run with a policy version, a worker and one rollout, to which all conversations belong. Returns run and rollout."""
+        """A run with a policy version, a worker and one rollout, to which all conversations belong.
+        Returns run and rollout.
+        """
         run_id = runs.add(conn, "conversations", {}, "conversations", "training")
-        policy_id, task_id = policies.register(conn, run_id, "policy"), runs.add_task(conn, "set", Task("t", "Talk."))
+        policy_id, task_id = (
+            policies.register(conn, run_id, "policy"),
+            runs.add_task(conn, "set", Task("t", "Talk.")),
+        )
         start = PolicyVersion(0, None, "full", str(POLICY), 0, "", 0, committed=True, orphaned=False)
         policies.publish(conn, policy_id, start)
         workers.upsert(conn, WorkerRow("echo", run_id, KIND, json.dumps(self._words), 0, "ready"))
-        rollouts.submit(conn, GroupSpec(run_id, task_id, policy_id, "train", 0, 0, {}, ("talkers",), "process", (0,)))
+        rollouts.submit(
+            conn, GroupSpec(run_id, task_id, policy_id, "train", 0, 0, {}, ("talkers",), "process", (0,))
+        )
         return run_id, rollouts.claim(conn, run_id, "conversations", 86_400.0, 1)[0].id
 
     def calls(self, store: TraceStore) -> list[RecordedCall]:
@@ -202,7 +227,9 @@ class Conversations:
             self.findings.update([] if sound == "ok" else [f"integrity_check: {sound}"])
 
     def _exact(self, call: RecordedCall, segments: dict[str, Segment], text: str) -> bool:
-        """Whether a call has the tokens that the engine gives this prompt, and they say what the client heard."""
+        """Whether a call has the tokens that the engine gives this prompt, and they say what the client
+        heard.
+        """
         completion = segments[call.completion_segment or ""]
         prompt = list[int]()
         at: str | None = call.prompt_segment
@@ -211,7 +238,9 @@ class Conversations:
             at = segments[at].parent_id
         wanted = answer(self._words, prompt)
         written = self._language.renderer.written(completion.ids[:-1]).decode()
-        exact = list(completion.ids) == wanted and list(completion.logprobs or ()) == [logprob(token) for token in wanted]
+        exact = list(completion.ids) == wanted and list(completion.logprobs or ()) == [
+            logprob(token) for token in wanted
+        ]
         return exact and written == text
 
     @property

@@ -1,8 +1,9 @@
-"""A pytest plugin that names and records flakes: tests that failed beside others and passed when they ran again alone.
+"""A pytest plugin that names and records flakes: tests that failed beside others and passed when they ran
+again alone.
 
-`make test` runs the suite, then what failed once more with `--last-failed --flakes`. The plugin keeps how each
-test failed in the first run, and records those that pass in the second. Both stay in pytest's cache, where
-`python -m tests.suites.flakes` reads them.
+`make test` runs the suite, then what failed once more with `--last-failed --flakes`. The plugin keeps how
+each test failed in the first run, and records those that pass in the second. Both stay in pytest's cache,
+where `python -m tests.suites.flakes` reads them.
 """
 
 import subprocess
@@ -51,7 +52,9 @@ class FlakePlugin:
         self._config = config
         self._cache: pytest.Cache | None = cache
         self._is_rerun = bool(config.getoption("--flakes"))
-        self._before: dict[str, str] = cache.get(_FAILURES, {}) if cache is not None and self._is_rerun else {}
+        self._before: dict[str, str] = (
+            cache.get(_FAILURES, {}) if cache is not None and self._is_rerun else {}
+        )
         self._failures: dict[str, str] = {}
         self._passed: set[str] = set()
 
@@ -84,12 +87,16 @@ class FlakePlugin:
             for test in self._flaked:
                 terminalreporter.write_line(f"FLAKE {test} - {self._before[test]}")
             if count:
-                terminalreporter.write_line("`python -m tests.suites.flakes` counts them in docs/reliability.md.")
+                terminalreporter.write_line(
+                    "`python -m tests.suites.flakes` counts them in docs/reliability.md."
+                )
 
     @property
     def _is_whole(self) -> bool:
         """Whether the run is of the whole suite: no path on the command line, and not only what failed."""
-        return self._config.args_source is pytest.Config.ArgsSource.TESTPATHS and not self._config.getoption("--last-failed")
+        return self._config.args_source is pytest.Config.ArgsSource.TESTPATHS and not self._config.getoption(
+            "--last-failed"
+        )
 
     @property
     def _flaked(self) -> list[str]:
@@ -104,5 +111,7 @@ def _first_line(report: pytest.TestReport) -> str:
 
 def _commit() -> str:
     """The commit that was tested, with a `+` if files differ from it."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False
+    )
     return done.stdout.strip() or "unknown"

@@ -1,9 +1,11 @@
-"""Counts what an environment leaves on the machine: processes, descriptors, temporary files and folders, containers.
+"""Counts what an environment leaves on the machine: processes, descriptors, temporary files and folders,
+containers.
 
     python -m tests.support.left_behind harnessgym/SWE-v0 --agent gold --steps 1000
 
-A child process with its own folder for temporary files plays the steps and closes the environment. It counts before and after.
-The first count comes after one short episode, so that everything a process loads once is loaded.
+A child process with its own folder for temporary files plays the steps and closes the environment. It counts
+before and after. The first count comes after one short episode, so that everything a process loads once is
+loaded.
 """
 
 import argparse
@@ -21,7 +23,7 @@ from typing import Any
 import gymnasium
 import psutil
 
-from environments.agents import Agent, GoldAgent, Played, RandomAgent, play
+from environments.agents import GoldAgent, Played, RandomAgent, ScriptedPlayer, play
 
 _ROOT = Path(__file__).parents[2]
 _END_S = 20.0
@@ -61,12 +63,24 @@ class LeftBehind:
         return all(self.after[name] <= self.before[name] for name in self.before)
 
 
-def left_behind(name: str, agent: str, steps: int, *, tasks: str = "", sandbox: str = "bubblewrap") -> LeftBehind:
-    """Play `steps` steps of an id in a child process. `agent` is `random` or `gold`; `tasks` replaces the id's own.
+def left_behind(
+    name: str, agent: str, steps: int, *, tasks: str = "", sandbox: str = "bubblewrap"
+) -> LeftBehind:
+    """Play `steps` steps of an id in a child process. `agent` is `random` or `gold`; `tasks` replaces the
+    id's own.
 
     Raises `CalledProcessError` if the child fails; its output goes to standard error.
     """
-    command = [sys.executable, "-m", "tests.support.left_behind", name, "--agent", agent, "--steps", str(steps)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.left_behind",
+        name,
+        "--agent",
+        agent,
+        "--steps",
+        str(steps),
+    ]
     command += ["--sandbox", sandbox, *(["--tasks", tasks] if tasks else [])]
     with tempfile.TemporaryDirectory(prefix="left-behind-") as folder:
         env = {**os.environ, "TMPDIR": folder}
@@ -74,7 +88,9 @@ def left_behind(name: str, agent: str, steps: int, *, tasks: str = "", sandbox: 
     return LeftBehind(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def rows(steps: int, ids: tuple[tuple[str, str], ...], sandboxes: tuple[str, ...] = ("bubblewrap",)) -> list[LeftBehind]:
+def rows(
+    steps: int, ids: tuple[tuple[str, str], ...], sandboxes: tuple[str, ...] = ("bubblewrap",)
+) -> list[LeftBehind]:
     """Both agents on each of `ids`, which are pairs of an id and its tasks (empty: its own)."""
     return [
         left_behind(name, agent, steps, tasks=tasks, sandbox=sandbox)
@@ -84,7 +100,7 @@ def rows(steps: int, ids: tuple[tuple[str, str], ...], sandboxes: tuple[str, ...
     ]
 
 
-def _agent(kind: str, env: gymnasium.Env[Any, str], name: str, tasks: str) -> Agent:
+def _agent(kind: str, env: gymnasium.Env[Any, str], name: str, tasks: str) -> ScriptedPlayer:
     if kind == "random":
         return RandomAgent(env.action_space, seed=1)
     return GoldAgent(tasks, harness=name == "harnessgym/Harness-v0")
@@ -121,11 +137,14 @@ def _containers() -> int:
     """Containers whose workspaces lie in our folder for temporary files."""
     if "docker" not in sys.argv:
         return 0
-    from harnessgym.images.connection import Connection
+    from harnessgym.sandboxes.images.connection import EngineConnection
 
-    with Connection() as connection:
+    with EngineConnection() as connection:
         found = connection.client.api.containers(all=True)
-    return sum(any(str(value).startswith(tempfile.gettempdir()) for value in (each["Labels"] or {}).values()) for each in found)
+    return sum(
+        any(str(value).startswith(tempfile.gettempdir()) for value in (each["Labels"] or {}).values())
+        for each in found
+    )
 
 
 def main() -> None:
@@ -145,7 +164,9 @@ def main() -> None:
     seconds = round(time.monotonic() - began, 2)
     after = _look(before)
     episodes = len(played.rewards) + sum(played.stopped.values())
-    found = LeftBehind(asked.id, asked.agent, asked.sandbox, played.steps, episodes, seconds, asdict(before), asdict(after))
+    found = LeftBehind(
+        asked.id, asked.agent, asked.sandbox, played.steps, episodes, seconds, asdict(before), asdict(after)
+    )
     print(json.dumps(asdict(found)))
 
 

@@ -10,7 +10,9 @@ EMBEDDING = "model.embed_tokens.weight"
 
 
 def with_other_ids(policy, folder):
-    """Copy a policy's folder and reverse the ids of ordinary tokens, in the tokenizer and in the weights alike."""
+    """Copy a policy's folder and reverse the ids of ordinary tokens, in the tokenizer and in the weights
+    alike.
+    """
     shutil.copytree(policy, folder)
     path = folder / "tokenizer.json"
     tokenizer = json.loads(path.read_text())

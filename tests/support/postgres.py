@@ -1,4 +1,6 @@
-"""A private PostgreSQL server: a folder of its own under /tmp, a unix socket there, removed with the server."""
+"""A private PostgreSQL server: a folder of its own under /tmp, a unix socket there, removed with the
+server.
+"""
 
 import os
 import pwd
@@ -32,7 +34,9 @@ def binaries() -> Path | None:
 def postgres_available() -> str | None:
     """Why no server can run here; None if one can."""
     if binaries() is None:
-        return "PostgreSQL is not installed: no folder /usr/lib/postgresql/*/bin and no `postgres` on the PATH."
+        return (
+            "PostgreSQL is not installed: no folder /usr/lib/postgresql/*/bin and no `postgres` on the PATH."
+        )
     return "psycopg is not installed: `pip install 'harnessgym-rl[postgres]'`." if psycopg is None else None
 
 
@@ -61,8 +65,20 @@ class PostgresServer:
             self._process_options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
         self._server: subprocess.Popen[bytes] | None = None
         try:
-            initdb = [str(folder / "initdb"), "-D", str(self.folder / "data"), "-U", _USER, "-A", "trust", "-E", "UTF8"]
-            subprocess.run([*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, **self._process_options)
+            initdb = [
+                str(folder / "initdb"),
+                "-D",
+                str(self.folder / "data"),
+                "-U",
+                _USER,
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+            ]
+            subprocess.run(
+                [*initdb, "--locale=C", "--no-sync"], check=True, capture_output=True, **self._process_options
+            )
             self.start()
         except BaseException:
             self.close()
@@ -72,7 +88,12 @@ class PostgresServer:
         """Start the server and wait until it answers."""
         options = ["listen_addresses=", f"unix_socket_directories={self.folder}", "max_connections=200"]
         options += [] if self._durable else ["fsync=off", "full_page_writes=off"]
-        command = [str(self._binaries / "postgres"), "-D", str(self.folder / "data"), *(f"--{option}" for option in options)]
+        command = [
+            str(self._binaries / "postgres"),
+            "-D",
+            str(self.folder / "data"),
+            *(f"--{option}" for option in options),
+        ]
         with (self.folder / "log").open("ab") as log:
             self._server = subprocess.Popen(command, stdout=log, stderr=log, **self._process_options)
         deadline = time.monotonic() + 60
@@ -81,7 +102,9 @@ class PostgresServer:
                 self._run("SELECT 1")
             except psycopg.OperationalError:
                 if self._server.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"PostgreSQL did not start: {(self.folder / 'log').read_text()[-2000:]}") from None
+                    raise RuntimeError(
+                        f"PostgreSQL did not start: {(self.folder / 'log').read_text()[-2000:]}"
+                    ) from None
                 time.sleep(0.05)
             else:
                 return

@@ -1,4 +1,6 @@
-"""The smallest image that runs a command: this machine's shell and its libraries, 2 MB, built in milliseconds."""
+"""The smallest image that runs a command: this machine's shell and its libraries, 2 MB, built in
+milliseconds.
+"""
 
 import io
 import re
@@ -9,7 +11,9 @@ from pathlib import Path
 
 
 def shell_root() -> bytes:
-    """A tar archive of its files, for an engine to import. It has only the shell's built-in commands: no `ls`, no `cat`."""
+    """A tar archive of its files, for an engine to import. It has only the shell's built-in commands: no
+    `ls`, no `cat`.
+    """
     shell = Path(shutil.which("dash") or "/bin/sh").resolve()
     needed = subprocess.run(["ldd", str(shell)], capture_output=True, text=True, check=False).stdout
     libraries = [(Path(path).resolve(), path[1:]) for path in re.findall(r"(/\S+) \(", needed)]

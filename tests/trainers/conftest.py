@@ -1,8 +1,8 @@
 from contextlib import contextmanager
 
 from trainers.engine.front_process import FrontProcess
+from trainers.engine.router import Switchboard
 from trainers.engine.server import listen
-from trainers.engine.switchboard import Switchboard
 
 
 @contextmanager

@@ -17,6 +17,8 @@ def peer_and_policy(family, **options):
     config_class, model_class = PEERS[family]
     torch.manual_seed(0)
     peer = model_class(config_class(**SHAPE, **options)).eval()
-    policy = Policy(PolicyConfig.from_hf(peer.config.to_dict() | {"architectures": [model_class.__name__]})).eval()
+    policy = Policy(
+        PolicyConfig.from_hf(peer.config.to_dict() | {"architectures": [model_class.__name__]})
+    ).eval()
     load_weights(policy, dict(peer.state_dict()))
     return peer, policy

@@ -1,4 +1,5 @@
-"""The shipped lookup task, played by a policy in this process and recorded as the proxy would: training without a live run.
+"""The shipped lookup task, played by a policy in this process and recorded as the proxy would: training
+without a live run.
 
 What is played is what `examples/lookup_openai.py` and `examples/lookup_pair.py` do.
 """
@@ -15,7 +16,7 @@ from environments.lookup.protocol import CATALOG_FILE, MAX_TURNS, SYSTEM_PROMPT,
 from harnessgym.config import validate
 from harnessgym.message import Message, ToolSpec
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, agents, calls, policies, rollouts, runs, sessions
 from harnessgym.store.agents import AgentRow
@@ -23,19 +24,24 @@ from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.tables import new_id
 from harnessgym.tokens import VersionSpan, hash_ids
 from harnessgym.traces.forest import Forest
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from tests.trainers.recorded_run import learner_of
 from trainers.engine.engine import build_engine
-from trainers.engine.sequence import Sampling, Sequence
+from trainers.engine.sequence import Sequence, SequenceSampling
 from trainers.policy_weights import load_policy, published_weights
 
 MODEL = Path(__file__).parents[2] / "environments/lookup/policy"
-_TOOLS = [ToolSpec(**{key: tool["function"][key] for key in ("name", "description", "parameters")}) for tool in TOOLS]
+_TOOLS = [
+    ToolSpec(**{key: tool["function"][key] for key in ("name", "description", "parameters")})
+    for tool in TOOLS
+]
 
 
 @dataclass
 class Said:
-    """One call of an agent: what was sampled, behind which call, and the tokens that were new in its prompt."""
+    """One call of an agent: what was sampled, behind which call, and the tokens that were new in its
+    prompt.
+    """
 
     agent: str
     after: "Said | None"
@@ -64,14 +70,16 @@ class Player:
     """Plays groups of tasks with the weights that it is given, many rollouts at a time."""
 
     def __init__(self) -> None:
-        self.language = Language.of_policy(MODEL)
+        self.language = PolicyLanguage.of_policy(MODEL)
         self.engine = build_engine(load_policy(MODEL), max_batch=64, cached_sequences=1, max_length=512)
         self.engine.start()
 
     def close(self) -> None:
         self.engine.close()
 
-    def play(self, weights, version, plays: list[Play], seeds: np.random.Generator) -> list[tuple[list[Said], str]]:
+    def play(
+        self, weights, version, plays: list[Play], seeds: np.random.Generator
+    ) -> list[tuple[list[Said], str]]:
         """What was said in each, and the answers."""
         self.engine.install(weights, version).result()
         said: list[list[Said]] = [[] for _ in plays]
@@ -86,8 +94,10 @@ class Player:
                     answers[at] = end.value
                     del going[at]
             for at, call in asked:
-                sampling = Sampling(
-                    48, seed=int(seeds.integers(1 << 31)), stop_token_ids=frozenset(self.language.stop_token_ids)
+                sampling = SequenceSampling(
+                    48,
+                    seed=int(seeds.integers(1 << 31)),
+                    stop_token_ids=frozenset(self.language.stop_token_ids),
                 )
                 self.engine.submit(Sequence(call.prompt, sampling, call.take))
                 said[at].append(call)
@@ -110,7 +120,8 @@ class Player:
             if not message.tool_calls:
                 break
             results = [
-                Message("tool", catalog.call(call.name, call.parsed), tool_call_id=call.id) for call in message.tool_calls
+                Message("tool", catalog.call(call.name, call.parsed), tool_call_id=call.id)
+                for call in message.tool_calls
             ]
             added = self.language.renderer.extend([*last.prompt, *last.ids], results, _TOOLS)
             if added is None:  # cut off
@@ -150,18 +161,34 @@ class Recorder:
         self.store.close()
 
     def step(self) -> float:
-        """Play and record a batch, train on it from the store, and give the mean reward of what was sampled."""
-        drawn = [self.tasks[(self.ordinal + at) % len(self.tasks)] for at in range(self.options.groups_per_step)]
-        plays = [getattr(self.player, self.kind)(task) for task in drawn for _ in range(self.options.group_size)]
+        """Play and record a batch, train on it from the store, and give the mean reward of what was
+        sampled.
+        """
+        drawn = [
+            self.tasks[(self.ordinal + at) % len(self.tasks)] for at in range(self.options.groups_per_step)
+        ]
+        plays = [
+            getattr(self.player, self.kind)(task) for task in drawn for _ in range(self.options.group_size)
+        ]
         version, weights = self.learner.version, published_weights(self.learner.trainee.policy)
-        played = iter(self.player.play({name: tensor.clone() for name, tensor in weights.items()}, version, plays, self.seeds))
-        rewards = [self._record(task, [next(played) for _ in range(self.options.group_size)], version) for task in drawn]
+        played = iter(
+            self.player.play(
+                {name: tensor.clone() for name, tensor in weights.items()}, version, plays, self.seeds
+            )
+        )
+        rewards = [
+            self._record(task, [next(played) for _ in range(self.options.group_size)], version)
+            for task in drawn
+        ]
         self.learner.train_step(list(self.learner.arriving()))
         self.learner.settle()
         return float(np.mean(rewards))
 
     def _record(self, task, played, version) -> float:
-        size, rewards = self.options.group_size, [float(answer == task.metadata["answer"]) for _, answer in played]
+        size, rewards = (
+            self.options.group_size,
+            [float(answer == task.metadata["answer"]) for _, answer in played],
+        )
 
         def write(conn) -> None:
             task_id = runs.add_task(conn, "lookup", task)
@@ -182,7 +209,9 @@ class Recorder:
             for row in rollouts.claim(conn, self.run_id, "node", 60.0, size):
                 said, _ = played[row.slot]
                 record(conn, row.id, said, version)
-                rollouts.finish(conn, RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": rewards[row.slot]}))
+                rollouts.finish(
+                    conn, RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": rewards[row.slot]})
+                )
 
         self.store.write(write)
         self.ordinal += 1
@@ -197,7 +226,9 @@ def record(conn, rollout_id, said: list[Said], version) -> None:
         if call.agent not in names:
             parent = next(iter(names.values()), None)
             names[call.agent] = new_id()
-            row = AgentRow(names[call.agent], rollout_id, session.id, call.agent, call.agent, parent, "content")
+            row = AgentRow(
+                names[call.agent], rollout_id, session.id, call.agent, call.agent, parent, "content"
+            )
             agents.add(conn, row)
         call_id, prompt = new_id(), call.prompt
         segment, fresh = forest.add_prompt(call.added, None if call.after is None else ends[id(call.after)])
@@ -211,6 +242,8 @@ def record(conn, rollout_id, said: list[Said], version) -> None:
         ends[id(call)] = completion.id
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(call.ids)}
         spans = (VersionSpan(0, len(call.ids), version),)
-        outcome = calls.CallOutcome(call_id, completion, spans, new_id(), "stop", None, "engine", usage, {}, "delivered")
+        outcome = calls.CallOutcome(
+            call_id, completion, spans, new_id(), "stop", None, "engine", usage, {}, "delivered"
+        )
         calls.finish(conn, outcome)
     sessions.seal(conn, session.id)

@@ -1,4 +1,6 @@
-"""A run whose rollouts were recorded by nobody: what a trainer finds in a store, made without proxy, node and engines."""
+"""A run whose rollouts were recorded by nobody: what a trainer finds in a store, made without proxy, node
+and engines.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -6,10 +8,10 @@ from pathlib import Path
 import torch
 
 from harnessgym.config import validate
-from harnessgym.curation import ControlSection, FilterSection, ReplaySection
 from harnessgym.message import Message, chain_digests, context_digest
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.curation import ControlSection, FilterSection, ReplaySection
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore, calls, policies, rollouts, runs, sessions
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
@@ -21,9 +23,9 @@ from trainers.grpo import Grpo
 from trainers.learner import Learner
 from trainers.policy import Policy, PolicyConfig, token_logprobs
 from trainers.policy_weights import load_policy, save_policy
-from trainers.ppo import Ppo
+from trainers.ppo import PpoTrainer
 from trainers.ppo_settings import ppo_settings_of
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 
 PROMPT = [3, 1, 4, 1, 5]
 STEPS = 4
@@ -42,7 +44,10 @@ def make_run(root, model, further=(), **trainer):
 
     Settings of filter, control and replay may be given as if they were the trainer's.
     """
-    curated = {name: {own: trainer.pop(own) for own in [*trainer] if own in section.model_fields} for name, section in CURATION}
+    curated = {
+        name: {own: trainer.pop(own) for own in [*trainer] if own in section.model_fields}
+        for name, section in CURATION
+    }
     config = {
         "name": "t",
         "policy": {"path": str(model)},
@@ -62,10 +67,12 @@ def make_run(root, model, further=(), **trainer):
 
 
 def record_groups(folder, ordinals, version=0, rewards=None, unfinished=(), further=None):
-    """Finished groups whose completions are random, with the policy's own logprobs; rewards depend on the tokens.
+    """Finished groups whose completions are random, with the policy's own logprobs; rewards depend on the
+    tokens.
 
-    `rewards` gives a group's rewards by its ordinal, where they should be others; `unfinished` ordinals go on running;
-    `further` has the versions of further policies, by name: each answers a call of every rollout but the first of a group.
+    `rewards` gives a group's rewards by its ordinal, where they should be others; `unfinished` ordinals go on
+    running; `further` has the versions of further policies, by name: each answers a call of every rollout but
+    the first of a group.
     """
     config = folder.config()
     policy = load_policy(Path(config.policy.path))
@@ -114,7 +121,16 @@ def record_rollout(store, policy, row, ordinal, version, policy_id=None):
     segment = forest.add_completion(call_id, prompt.id, completion, logprobs, "a" + call_id)
     usage = {"prompt_tokens": len(PROMPT), "completion_tokens": len(completion)}
     outcome = calls.CallOutcome(
-        call_id, segment, (VersionSpan(0, 6, version),), "a" + call_id, "stop", None, "engine", usage, {}, "delivered"
+        call_id,
+        segment,
+        (VersionSpan(0, 6, version),),
+        "a" + call_id,
+        "stop",
+        None,
+        "engine",
+        usage,
+        {},
+        "delivered",
     )
     store.write(partial(calls.finish, outcome=outcome))
     store.write(lambda conn: sessions.seal(conn, session.id))
@@ -127,10 +143,10 @@ def learner_of(folder, store, policy=""):
     own = RunFolder(folder.root, policy)
     if config.trainer.algorithm == "ppo":
         settings = ppo_settings_of(config)
-        trainee = Trainee(config, versions=own.versions, critic=settings.critic)
-        learner = Learner(own, config, store, trainee, Ppo(config, settings))
+        trainee = TrainedPolicy(config, versions=own.versions, critic=settings.critic)
+        learner = Learner(own, config, store, trainee, PpoTrainer(config, settings))
     else:
-        trainee = Trainee(config, versions=own.versions)
+        trainee = TrainedPolicy(config, versions=own.versions)
         learner = Learner(own, config, store, trainee, Grpo(config, store, trainee))
     learner.resume()
     return learner

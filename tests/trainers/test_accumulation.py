@@ -38,14 +38,20 @@ def in_parts(parts, advantages, options):
     proximal=st.sampled_from(["behaviour", "current"]),
     tokens=st.sampled_from([1, 30, 10_000]),
 )
-def test_any_split_into_parts_gives_the_step_and_metrics_of_the_whole(seed, cuts, normalisation, proximal, tokens):
-    options = SETTINGS.model_copy(update={"normalisation": normalisation, "proximal": proximal, "micro_batch_tokens": tokens})
+def test_any_split_into_parts_gives_the_step_and_metrics_of_the_whole(
+    seed, cuts, normalisation, proximal, tokens
+):
+    options = SETTINGS.model_copy(
+        update={"normalisation": normalisation, "proximal": proximal, "micro_batch_tokens": tokens}
+    )
     rows = make_rows(seed, 6)
     advantages = [float(value) for value in torch.randn(6, generator=torch.Generator().manual_seed(seed))]
     edges = [0, *sorted(cuts), 6]
     spans = [slice(*edge) for edge in pairwise(edges)]
     expected, _, at_once = whole(rows, advantages, options)
-    found, _, streamed = in_parts([rows[span] for span in spans], [advantages[span] for span in spans], options)
+    found, _, streamed = in_parts(
+        [rows[span] for span in spans], [advantages[span] for span in spans], options
+    )
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
     for name in at_once.__dataclass_fields__:
@@ -60,7 +66,10 @@ def test_a_part_without_trained_tokens_counts_as_it_does_in_the_whole(normalisat
     advantages = [1.0, -0.5, 0.25]
     expected, _, at_once = whole(rows, advantages, options)
     found, _, streamed = in_parts([rows[:1], rows[1:2], rows[2:]], [[1.0], [-0.5], [0.25]], options)
-    assert all(torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6) for ours, theirs in zip(found, expected, strict=True))
+    assert all(
+        torch.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+        for ours, theirs in zip(found, expected, strict=True)
+    )
     assert (streamed.tokens, streamed.rollouts) == (at_once.tokens, at_once.rollouts)
 
 

@@ -58,18 +58,25 @@ def test_the_pivot_is_dropped_and_the_others_are_scaled_up() -> None:
     # median 1, deviations 1 0 1 2 8: their median is 1; five rollouts, of which four differ from the median
     found = mc_grpo([0, 1, 2, 3, 9])
     np.testing.assert_allclose(found, np.array([-2, -1, np.nan, 1, 7]) / 1.001 * 5 / 4)
-    np.testing.assert_allclose(mc_grpo([0, 1, 1]), [-1 / 1e-3 * 3, np.nan, 0])  # the second 1 is masked, not dropped
+    np.testing.assert_allclose(
+        mc_grpo([0, 1, 1]), [-1 / 1e-3 * 3, np.nan, 0]
+    )  # the second 1 is masked, not dropped
     assert not mc_grpo([2.0, 2.0, 2.0]).any()
 
 
 @given(REWARDS)
-def test_half_of_a_group_lies_on_either_side_of_the_median_whatever_one_outlier_does(rewards: list[float]) -> None:
+def test_half_of_a_group_lies_on_either_side_of_the_median_whatever_one_outlier_does(
+    rewards: list[float],
+) -> None:
     found = np.nan_to_num(mc_grpo(rewards))
     size = len(rewards)
     assert (found > 0).sum() <= size // 2
     assert (found < 0).sum() <= size // 2
     top = [*rewards, max(rewards) + 1]
-    assert (np.sign(np.nan_to_num(mc_grpo(top))) == np.sign(np.nan_to_num(mc_grpo([*rewards, max(rewards) + 1e6])))).all()
+    assert (
+        np.sign(np.nan_to_num(mc_grpo(top)))
+        == np.sign(np.nan_to_num(mc_grpo([*rewards, max(rewards) + 1e6])))
+    ).all()
 
 
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])

@@ -1,4 +1,6 @@
-"""Advantages as the ledger gets them: the trained tokens of a row, call by call, in the longest ranges of one value."""
+"""Advantages as the ledger gets them: the trained tokens of a row, call by call, in the longest ranges of
+one value.
+"""
 
 from itertools import pairwise
 
@@ -6,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.staleness import VersionChain
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store.advantages import AdvantageRange
-from harnessgym.store.rollouts import GroupRow, Member
-from harnessgym.traces.trajectories import Row, Turn
+from harnessgym.store.rollouts import GroupMember, GroupRow
+from harnessgym.traces.trajectories import TrainingRow, Turn
 from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
 from trainers.batch import LoadedGroup, TakenGroup, join, make_batch, ranges_of, share_of
@@ -21,7 +23,7 @@ def row(mask, *turns):
     mask = np.array(mask, np.int32)
     ids = np.zeros(len(mask), np.int32)
     made = tuple(Turn(start, end, f"c{number}", "") for number, (start, end) in enumerate(turns))
-    return Row("r", "g", ids, mask, np.zeros(len(mask), np.float32), ids - 1, made)
+    return TrainingRow("r", "g", ids, mask, np.zeros(len(mask), np.float32), ids - 1, made)
 
 
 def test_one_number_is_one_range_a_call_and_only_where_the_row_trains_it():
@@ -39,7 +41,10 @@ def test_neighbouring_calls_keep_ranges_of_their_own():
     )  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.5, -1.0])), min_size=1, max_size=12), st.data())
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.sampled_from([0.0, 0.5, -1.0])), min_size=1, max_size=12),
+    st.data(),
+)
 def test_ranges_say_of_each_token_what_the_arrays_say(tokens, data):
     cuts = sorted({0, len(tokens), *data.draw(st.lists(st.integers(0, len(tokens)), max_size=3))})
     turns = list(pairwise(cuts))
@@ -57,12 +62,16 @@ def test_ranges_say_of_each_token_what_the_arrays_say(tokens, data):
 
 
 def loaded(name, *versions):
-    """A group whose rollouts have one row each, of tokens that these versions sampled; -1 marks those of the prompt."""
+    """A group whose rollouts have one row each, of tokens that these versions sampled; -1 marks those of
+    the prompt.
+    """
     rows = []
     for own in versions:
         ids = np.array(own, np.int32)
-        rows.append((Row("r", name, ids, (ids >= 0).astype(np.int32), np.zeros(len(own), np.float32), ids),))
-    members = tuple(Member(f"{name}{slot}", slot, float(slot), "valid") for slot in range(len(versions)))
+        rows.append(
+            (TrainingRow("r", name, ids, (ids >= 0).astype(np.int32), np.zeros(len(own), np.float32), ids),)
+        )
+    members = tuple(GroupMember(f"{name}{slot}", slot, float(slot), "valid") for slot in range(len(versions)))
     return LoadedGroup(GroupRow(name, 3, "task", 0, len(versions), members), tuple(rows), ())
 
 

@@ -11,7 +11,13 @@ from trainers.checkpoint import Checkpoint, RandomState
 
 def state(step):
     return Checkpoint(
-        step, step, {"w": torch.full((3,), float(step))}, {"lr": 0.1}, (RandomState.here(),), None, {"reward": 0.5}
+        step,
+        step,
+        {"w": torch.full((3,), float(step))},
+        {"lr": 0.1},
+        (RandomState.here(),),
+        None,
+        {"reward": 0.5},
     )
 
 

@@ -97,7 +97,9 @@ def test_what_stops_a_checkpoint_is_raised_once(lazy):
 
 
 LEAVES = st.integers() | st.text(max_size=3) | st.lists(st.floats(-1, 1), max_size=3).map(torch.tensor)
-TREES = st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers(0, 3), inner, max_size=3))
+TREES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.integers(0, 3), inner, max_size=3)
+)
 
 
 def same(first, second):

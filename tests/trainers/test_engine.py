@@ -8,7 +8,7 @@ import torch
 from harnessgym.errors import PolicyError, UpstreamError
 from trainers.engine.engine import build_engine
 from trainers.engine.sampler import truncate
-from trainers.engine.sequence import Sampling, Sequence, StopMatcher
+from trainers.engine.sequence import Sequence, SequenceSampling, StopMatcher
 from trainers.policy import Policy, PolicyConfig
 from trainers.policy_weights import published_weights
 from trainers.weights.publish import publish_full
@@ -70,11 +70,13 @@ def recomputed(policy, prompt, ids, sampling):
         logits = policy(torch.tensor([prompt + ids]))[0, len(prompt) - 1 : -1]
     scores = logits / sampling.temperature
     count = len(scores)
-    scores = truncate(scores, torch.full((count,), sampling.top_k), torch.full((count,), sampling.top_p)).log_softmax(-1)
+    scores = truncate(
+        scores, torch.full((count,), sampling.top_k), torch.full((count,), sampling.top_p)
+    ).log_softmax(-1)
     return scores.gather(1, torch.tensor(ids)[:, None])[:, 0]
 
 
-SAMPLINGS = [Sampling(48, seed=3), Sampling(48, seed=4, temperature=0.7, top_p=0.9, top_k=12)]
+SAMPLINGS = [SequenceSampling(48, seed=3), SequenceSampling(48, seed=4, temperature=0.7, top_p=0.9, top_k=12)]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -88,9 +90,16 @@ def test_logprobs_are_those_of_the_training_forward(engine, sampling):
 
 
 def test_tokens_do_not_depend_on_the_rest_of_the_batch(engine):
-    wanted = [Sampling(30, seed=seed, temperature=0.5 + seed / 4, top_k=5 * seed) for seed in range(4)]
-    alone = [Ask(engine, prompt, sampling).wait().ids for prompt, sampling in zip(prompts(4), wanted, strict=True)]
-    crowd = [Ask(engine, prompt, Sampling(7 + 3 * n, seed=90 + n)) for n, prompt in enumerate(prompts(5, 33, seed=8))]
+    wanted = [
+        SequenceSampling(30, seed=seed, temperature=0.5 + seed / 4, top_k=5 * seed) for seed in range(4)
+    ]
+    alone = [
+        Ask(engine, prompt, sampling).wait().ids for prompt, sampling in zip(prompts(4), wanted, strict=True)
+    ]
+    crowd = [
+        Ask(engine, prompt, SequenceSampling(7 + 3 * n, seed=90 + n))
+        for n, prompt in enumerate(prompts(5, 33, seed=8))
+    ]
     together = [Ask(engine, prompt, sampling) for prompt, sampling in zip(prompts(4), wanted, strict=True)]
     assert [ask.wait().ids for ask in together] == alone
     assert all(len(ask.wait().ids) == 7 + 3 * n for n, ask in enumerate(crowd))
@@ -101,40 +110,42 @@ def test_without_a_seed_requests_differ_and_the_engine_is_reproducible():
     for _ in range(2):
         engine = build_engine(make_policy(), max_batch=2, seed=5)
         engine.start()
-        runs.append([Ask(engine, prompts(1)[0], Sampling(20)).wait().ids for _ in range(2)])
+        runs.append([Ask(engine, prompts(1)[0], SequenceSampling(20)).wait().ids for _ in range(2)])
         engine.close()
     assert runs[0] == runs[1]
     assert runs[0][0] != runs[0][1]
 
 
 def test_a_later_prompt_reuses_what_it_shares(engine):
-    first = Ask(engine, prompts(1)[0], Sampling(30, seed=1)).wait()
+    first = Ask(engine, prompts(1)[0], SequenceSampling(30, seed=1)).wait()
     longer = first.prompt + first.ids + prompts(1, 9, seed=2)[0]
     for prompt, cached in ((longer, 49), ([*longer[:40], 1, 2, 3], 40), (longer, 58)):
-        again = Ask(engine, prompt, Sampling(20, seed=2)).wait()
+        again = Ask(engine, prompt, SequenceSampling(20, seed=2)).wait()
         assert again.chunks[-1].cached_tokens in (cached, cached + 1)  # the next token may happen to agree
-        assert (recomputed(engine.policy, prompt, again.ids, again.sampling) - torch.tensor(again.logprobs)).abs().max() < 1e-4
+        assert (
+            recomputed(engine.policy, prompt, again.ids, again.sampling) - torch.tensor(again.logprobs)
+        ).abs().max() < 1e-4
 
 
 def test_a_group_of_equal_prompts_is_prefilled_once(engine):
     prompt = prompts(1, 50)[0]
-    asks = [Ask(engine, prompt, Sampling(10, seed=seed)) for seed in range(4)]
+    asks = [Ask(engine, prompt, SequenceSampling(10, seed=seed)) for seed in range(4)]
     assert sorted(ask.wait().chunks[-1].cached_tokens for ask in asks) == [0, 49, 49, 49]
     assert len({tuple(ask.ids) for ask in asks}) > 1
 
 
 def test_salts_do_not_share(engine):
     prompt = prompts(1)[0]
-    Ask(engine, prompt, Sampling(5), salt="a").wait()
-    assert Ask(engine, prompt, Sampling(5), salt="b").wait().chunks[-1].cached_tokens == 0
-    assert Ask(engine, prompt, Sampling(5), salt="a").wait().chunks[-1].cached_tokens == 19
+    Ask(engine, prompt, SequenceSampling(5), salt="a").wait()
+    assert Ask(engine, prompt, SequenceSampling(5), salt="b").wait().chunks[-1].cached_tokens == 0
+    assert Ask(engine, prompt, SequenceSampling(5), salt="a").wait().chunks[-1].cached_tokens == 19
 
 
 def test_many_conversations_keep_their_logprobs_while_rows_are_evicted(engine):
     rng = np.random.default_rng(4)
     talks = prompts(9, 10)
     for turn in range(4):
-        asks = [Ask(engine, talk, Sampling(int(rng.integers(1, 12)), seed=turn)) for talk in talks]
+        asks = [Ask(engine, talk, SequenceSampling(int(rng.integers(1, 12)), seed=turn)) for talk in talks]
         for ask in asks:
             ask.wait()
             found = torch.tensor(ask.logprobs)
@@ -145,12 +156,14 @@ def test_many_conversations_keep_their_logprobs_while_rows_are_evicted(engine):
 
 def test_stop_tokens_end_of_sequence_and_length(engine):
     prompt = prompts(1)[0]
-    free = Ask(engine, prompt, Sampling(40, seed=1)).wait()
+    free = Ask(engine, prompt, SequenceSampling(40, seed=1)).wait()
     token = free.ids[12]
     end = free.ids.index(token) + 1
-    stopped = Ask(engine, prompt, Sampling(40, seed=1, stop_token_ids=frozenset({token}))).wait()
-    eos = Ask(engine, prompt, Sampling(40, seed=1), eos=frozenset({token})).wait()
-    ignored = Ask(engine, prompt, Sampling(40, seed=1, ignore_eos=True), eos=frozenset({token})).wait()
+    stopped = Ask(engine, prompt, SequenceSampling(40, seed=1, stop_token_ids=frozenset({token}))).wait()
+    eos = Ask(engine, prompt, SequenceSampling(40, seed=1), eos=frozenset({token})).wait()
+    ignored = Ask(
+        engine, prompt, SequenceSampling(40, seed=1, ignore_eos=True), eos=frozenset({token})
+    ).wait()
     assert free.finish == ignored.finish == ("length", None)
     assert (stopped.finish, eos.finish) == (("stop", token), ("stop", None))
     assert stopped.ids == eos.ids == free.ids[:end]
@@ -167,8 +180,8 @@ def test_a_stop_string_ends_at_the_token_that_completes_it():
 
 def test_prompts_are_scored(engine):
     prompt = prompts(1)[0]
-    Ask(engine, prompt, Sampling(1)).wait()
-    ask = Ask(engine, prompt, Sampling(1, temperature=0.3, prompt_logprobs=2)).wait()
+    Ask(engine, prompt, SequenceSampling(1)).wait()
+    ask = Ask(engine, prompt, SequenceSampling(1, temperature=0.3, prompt_logprobs=2)).wait()
     with torch.no_grad():
         scores = engine.policy(torch.tensor([prompt]))[0].log_softmax(-1)
     for position, score in enumerate(ask.chunks[-1].prompt_scores):
@@ -196,17 +209,19 @@ def test_a_call_that_spans_two_versions_has_each_token_from_the_version_it_names
             assert set(versions) == {0, 1}
         for version, policy in enumerate((old, new)):
             found = torch.tensor(ask.logprobs)[[at for at, v in enumerate(versions) if v == version]]
-            expected = recomputed(policy, ask.prompt, ask.ids, longer)[[at for at, v in enumerate(versions) if v == version]]
+            expected = recomputed(policy, ask.prompt, ask.ids, longer)[
+                [at for at, v in enumerate(versions) if v == version]
+            ]
             assert (found - expected).abs().max().item() <= 1e-4 if len(found) else ask is late
     engine.close()
     assert set(late.versions) == {1}
 
 
 def test_finish_mode_lets_calls_end_on_the_old_weights(engine):
-    running = Ask(engine, prompts(1)[0], Sampling(150, seed=1))
+    running = Ask(engine, prompts(1)[0], SequenceSampling(150, seed=1))
     assert running.started.wait(60)
     done = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
-    late = Ask(engine, prompts(1)[0], Sampling(5, seed=1))
+    late = Ask(engine, prompts(1)[0], SequenceSampling(5, seed=1))
     done.result(60)
     assert running.ended.is_set()
     assert set(running.versions) == {0}
@@ -215,9 +230,9 @@ def test_finish_mode_lets_calls_end_on_the_old_weights(engine):
 
 
 def test_nothing_computed_under_old_weights_is_reused(engine):
-    first = Ask(engine, prompts(1)[0], Sampling(20, seed=1)).wait()
+    first = Ask(engine, prompts(1)[0], SequenceSampling(20, seed=1)).wait()
     engine.install(published_weights(make_policy(1)), version=1).result(60)
-    again = Ask(engine, first.prompt + first.ids, Sampling(20, seed=1)).wait()
+    again = Ask(engine, first.prompt + first.ids, SequenceSampling(20, seed=1)).wait()
     assert again.chunks[-1].cached_tokens == 0
     assert (
         recomputed(make_policy(1), again.prompt, again.ids, again.sampling) - torch.tensor(again.logprobs)
@@ -225,21 +240,21 @@ def test_nothing_computed_under_old_weights_is_reused(engine):
 
 
 def test_weights_that_do_not_fit_leave_the_engine_serving(engine, tmp_path):
-    before = Ask(engine, prompts(1)[0], Sampling(9, seed=1)).wait().ids
+    before = Ask(engine, prompts(1)[0], SequenceSampling(9, seed=1)).wait().ids
     with pytest.raises(PolicyError, match="no tensor"):
         engine.install({}, version=1).result(60)
     version = publish_full(tmp_path, 2, None, published_weights(make_policy(1)), step=0, run="r")
     (version.path / "COMMITTED").unlink()
     with pytest.raises(PolicyError, match="COMMITTED"):
         engine.install(version.path, version=2)
-    after = Ask(engine, prompts(1)[0], Sampling(9, seed=1)).wait()
+    after = Ask(engine, prompts(1)[0], SequenceSampling(9, seed=1)).wait()
     assert (after.ids, set(after.versions)) == (before, {0})
 
 
 def test_a_version_is_installed_from_its_directory(engine, tmp_path):
     version = publish_full(tmp_path, 2, None, published_weights(make_policy(1)), step=0, run="r")
     engine.install(version.path, version=2).result(60)
-    assert set(Ask(engine, prompts(1)[0], Sampling(9)).wait().versions) == {2}
+    assert set(Ask(engine, prompts(1)[0], SequenceSampling(9)).wait().versions) == {2}
 
 
 def test_weights_that_are_not_finite_fail_the_check(engine):
@@ -251,7 +266,7 @@ def test_weights_that_are_not_finite_fail_the_check(engine):
 
 
 def test_abort_running_and_waiting(engine):
-    asks = [Ask(engine, prompt, Sampling(200, seed=1)) for prompt in prompts(6)]
+    asks = [Ask(engine, prompt, SequenceSampling(200, seed=1)) for prompt in prompts(6)]
     assert asks[0].started.wait(60)
     for ask in (asks[5], asks[0]):
         engine.abort(ask.sequence)
@@ -267,7 +282,7 @@ def test_abort_running_and_waiting(engine):
 def test_closing_aborts_what_is_left():
     engine = build_engine(make_policy(), max_batch=1)
     engine.start()
-    asks = [Ask(engine, prompt, Sampling(200)) for prompt in prompts(3)]
+    asks = [Ask(engine, prompt, SequenceSampling(200)) for prompt in prompts(3)]
     engine.close()
     assert {ask.wait().finish[0] for ask in asks} <= {"abort", "length"}
 
@@ -275,8 +290,8 @@ def test_closing_aborts_what_is_left():
 def test_a_closed_engine_settles_every_order_and_refuses_more():
     engine = build_engine(make_policy(), max_batch=1)
     engine.start()
-    running = Ask(engine, prompts(1)[0], Sampling(200))
-    waiting = Ask(engine, prompts(1)[0], Sampling(200))
+    running = Ask(engine, prompts(1)[0], SequenceSampling(200))
+    waiting = Ask(engine, prompts(1)[0], SequenceSampling(200))
     assert running.started.wait(60)
     install = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
     engine.close()
@@ -288,7 +303,11 @@ def test_a_closed_engine_settles_every_order_and_refuses_more():
 
 
 def refused(engine, match):
-    for order in (lambda: Ask(engine, [1], Sampling(1)), engine.check, lambda: engine.install({}, version=1)):
+    for order in (
+        lambda: Ask(engine, [1], SequenceSampling(1)),
+        engine.check,
+        lambda: engine.install({}, version=1),
+    ):
         with pytest.raises(UpstreamError, match=match):
             order()
 
@@ -303,9 +322,9 @@ def test_a_failed_engine_settles_every_order_and_refuses_more(caplog):
         assert go.wait(60)
         raise ValueError("taking a chunk failed")
 
-    engine.submit(Sequence(prompts(1)[0], Sampling(200), take))
+    engine.submit(Sequence(prompts(1)[0], SequenceSampling(200), take))
     assert held.wait(60)
-    asks = [Ask(engine, prompt, Sampling(9)) for prompt in prompts(3)]
+    asks = [Ask(engine, prompt, SequenceSampling(9)) for prompt in prompts(3)]
     futures = [engine.install({}, version=1), engine.install({}, version=2, mode="finish"), engine.check()]
     go.set()
     for future in futures:
@@ -329,7 +348,7 @@ def test_an_order_that_breaks_the_engine_is_settled_too():
 
 
 def test_a_cancelled_order_is_not_carried_out(engine):
-    running = Ask(engine, prompts(1)[0], Sampling(100))
+    running = Ask(engine, prompts(1)[0], SequenceSampling(100))
     done = engine.install(published_weights(make_policy(1)), version=1, mode="finish")
     assert done.cancel() or done.done()
     assert len(running.wait().ids) == 100
@@ -339,17 +358,21 @@ def test_a_cancelled_order_is_not_carried_out(engine):
 
 def test_the_whole_context_can_be_filled(engine):
     prompt = prompts(1, 250)[0]
-    short = [Ask(engine, prompt[:5], Sampling(251, seed=2)) for _ in range(2)]
-    full = Ask(engine, prompt, Sampling(6, seed=1)).wait()
+    short = [Ask(engine, prompt[:5], SequenceSampling(251, seed=2)) for _ in range(2)]
+    full = Ask(engine, prompt, SequenceSampling(6, seed=1)).wait()
     assert len(full.ids) == 6
     assert [len(ask.wait().ids) for ask in short] == [251, 251]
-    assert (recomputed(engine.policy, prompt, full.ids, full.sampling) - torch.tensor(full.logprobs)).abs().max() < 1e-4
+    assert (
+        recomputed(engine.policy, prompt, full.ids, full.sampling) - torch.tensor(full.logprobs)
+    ).abs().max() < 1e-4
 
 
 def test_a_llama_policy_with_one_key_head_per_query_head():
     config = replace(CONFIG, num_key_value_heads=4, qk_norm=False, tie_word_embeddings=False)
     engine = build_engine(make_policy(0, config), max_batch=2)
     engine.start()
-    ask = Ask(engine, prompts(1)[0], Sampling(20, seed=1)).wait()
+    ask = Ask(engine, prompts(1)[0], SequenceSampling(20, seed=1)).wait()
     engine.close()
-    assert (recomputed(engine.policy, ask.prompt, ask.ids, ask.sampling) - torch.tensor(ask.logprobs)).abs().max() < 1e-4
+    assert (
+        recomputed(engine.policy, ask.prompt, ask.ids, ask.sampling) - torch.tensor(ask.logprobs)
+    ).abs().max() < 1e-4

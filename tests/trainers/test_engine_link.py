@@ -4,18 +4,29 @@ import socket
 
 import pytest
 
-from trainers.engine.link import Abort, Chunks, Ready, Refused, Submit, pack, read, receive
-from trainers.engine.sequence import Chunk, Sampling, TokenScore
+from trainers.engine.link import Abort, Chunks, Ready, SubmitRefused, SubmitSequence, pack, read, receive
+from trainers.engine.sequence import Chunk, SequenceSampling, TokenScore
 
 TO_CORE = [
     Ready(),
-    Submit(0, b"\1\0\0\0", Sampling(5, stop=("a",), stop_token_ids=frozenset({3}), seed=1 << 70), "salt", True),
+    SubmitSequence(
+        0,
+        b"\1\0\0\0",
+        SequenceSampling(5, stop=("a",), stop_token_ids=frozenset({3}), seed=1 << 70),
+        "salt",
+        True,
+    ),
     Abort(1 << 40),
 ]
 SCORES = [TokenScore(3, -0.5, 1, {3: -0.5, 4: -2.0})]
 TO_FRONT = [
-    Chunks([(0, Chunk([1, 2], [-0.25, float("-inf")], 7)), (5, Chunk([], [], 0, [{1: -1.0}], SCORES, "stop", "a", 12))]),
-    Refused(3, "The engine has been closed. Restart it."),
+    Chunks(
+        [
+            (0, Chunk([1, 2], [-0.25, float("-inf")], 7)),
+            (5, Chunk([], [], 0, [{1: -1.0}], SCORES, "stop", "a", 12)),
+        ]
+    ),
+    SubmitRefused(3, "The engine has been closed. Restart it."),
 ]
 
 

@@ -133,7 +133,9 @@ def test_killing_the_front_ends_the_core_with_status_1(tmp_path):
                 list(lines)
         assert process.wait(20) == 1
         log = process.stderr.read()
-        assert log.splitlines()[-1].endswith("The HTTP process of engine-0 ended with status -9, so the engine ends too.")
+        assert log.splitlines()[-1].endswith(
+            "The HTTP process of engine-0 ended with status -9, so the engine ends too."
+        )
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
 
@@ -155,7 +157,9 @@ def test_a_failed_engine_ends_both_with_status_1(tmp_path):
         pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + (16 << 20)
         resource.prlimit(process.pid, resource.RLIMIT_AS, (limit, limit))
-        reply = httpx.post(f"{url}/v1/completions", json={"prompt": PROMPT * 800, "max_tokens": 3}, timeout=60)
+        reply = httpx.post(
+            f"{url}/v1/completions", json={"prompt": PROMPT * 800, "max_tokens": 3}, timeout=60
+        )
         assert reply.json()["choices"][0]["finish_reason"] == "abort"
         assert process.wait(20) == 1
         assert not front.alive()

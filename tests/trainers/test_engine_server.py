@@ -50,7 +50,9 @@ def client(tmp_path_factory):
 
 
 def ask(client, **body):
-    reply = client.post("/v1/completions", json={"prompt": PROMPT, "return_token_ids": True, "logprobs": 0, **body})
+    reply = client.post(
+        "/v1/completions", json={"prompt": PROMPT, "return_token_ids": True, "logprobs": 0, **body}
+    )
     assert reply.status_code == 200, reply.text
     return reply.json()["choices"][0]
 
@@ -95,7 +97,9 @@ def test_a_reply_has_vllms_shape(client):
 def test_openais_client_reads_replies_and_streams(client):
     with OpenAI(base_url=f"{client.base_url}/v1", api_key="none") as openai:
         whole = openai.completions.create(model="tiny", prompt=PROMPT, max_tokens=5, seed=3)
-        chunks = list(openai.completions.create(model="tiny", prompt=PROMPT, max_tokens=5, seed=3, stream=True))
+        chunks = list(
+            openai.completions.create(model="tiny", prompt=PROMPT, max_tokens=5, seed=3, stream=True)
+        )
         assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
         assert [model.id for model in openai.models.list()] == ["tiny"]
 
@@ -120,7 +124,9 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs(client):
     found = {}
     threads = [
         threading.Thread(
-            target=lambda s=seed: found.update({s: ask(client, max_tokens=40, seed=s, temperature=1.2)["token_ids"]})
+            target=lambda s=seed: found.update(
+                {s: ask(client, max_tokens=40, seed=s, temperature=1.2)["token_ids"]}
+            )
         )
         for seed in range(5)
     ]
@@ -161,7 +167,9 @@ def test_a_stop_token_is_in_the_ids_and_not_in_the_text(client):
 
 
 def test_a_prompt_is_scored_without_sampling(client):
-    reply = client.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 0, "prompt_logprobs": 0}).json()
+    reply = client.post(
+        "/v1/completions", json={"prompt": PROMPT, "max_tokens": 0, "prompt_logprobs": 0}
+    ).json()
     choice = reply["choices"][0]
     with torch.no_grad():
         scores = client.engine.policy(torch.tensor([PROMPT]))[0].log_softmax(-1)
@@ -244,7 +252,10 @@ def test_without_a_tokenizer_there_is_no_text_and_no_stop_string(tmp_path):
         choice = ask(client, max_tokens=3)
         assert choice["text"] == ""
         assert choice["logprobs"]["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
-        assert "tokenizer.json" in client.post("/v1/completions", json={"prompt": [1], "stop": "x"}).json()["error"]["message"]
+        assert (
+            "tokenizer.json"
+            in client.post("/v1/completions", json={"prompt": [1], "stop": "x"}).json()["error"]["message"]
+        )
 
 
 def test_end_of_sequence_comes_from_the_model_folder(tmp_path):

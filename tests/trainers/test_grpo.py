@@ -12,7 +12,7 @@ import torch
 from harnessgym.errors import HarnessGymError, PolicyError
 from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts, runs, workers
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from tests.trainers.started_again import after_processes, after_stops, train_with_kills
 from trainers import checkpoint
@@ -64,7 +64,9 @@ def test_a_step_makes_a_version_a_ledger_entry_and_consumed_groups(folder):
         learner.settle()
         assert (metrics["version"], metrics["staleness"]) == (1, 0)
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1]
-        assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"consumed": 2}
+        assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {
+            "consumed": 2
+        }
         latest = store.read(lambda conn: policies.latest(conn, learner.policy_id))
         assert (latest.version, latest.parent_version, latest.step) == (1, 0, 1)
 
@@ -79,7 +81,9 @@ def test_a_step_stores_the_advantage_of_every_token_that_it_trains(folder):
         expected = {
             member.rollout_id: float(value)
             for item in groups
-            for member, (value,) in zip(item.group.members, learner.algorithm.estimator(item.scored), strict=True)
+            for member, (value,) in zip(
+                item.group.members, learner.algorithm.estimator(item.scored), strict=True
+            )
         }
         assert len(set(expected.values())) > 1
         for rollout_id, value in expected.items():
@@ -106,7 +110,9 @@ def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp
         learner = learner_of(folder, store)
         groups = [item.group.id for item in list(learner.arriving())]
         shares = tuple(
-            ledger.TrainedRollout(member.rollout_id, 6, 0) for item in list(learner.arriving()) for member in item.group.members
+            ledger.TrainedRollout(member.rollout_id, 6, 0)
+            for item in list(learner.arriving())
+            for member in item.group.members
         )
         record = replace(done.record, group_ids=tuple(groups), trained=shares)
         path = str(folder.versions / "v00000001")
@@ -117,7 +123,9 @@ def test_a_step_cut_off_after_its_checkpoint_is_replayed_once(folder, model, tmp
             learner = learner_of(folder, store)
             assert (learner.step, learner.version) == (1, 1)
             assert store.read(partial(ledger.steps, policy_id=learner.policy_id)) == [1]
-            assert store.read(partial(rollouts.group_states, run_id=learner.run.id, purpose="train")) == {"consumed": 2}
+            assert store.read(partial(rollouts.group_states, run_id=learner.run.id, purpose="train")) == {
+                "consumed": 2
+            }
 
 
 def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_new_number(folder):
@@ -127,7 +135,10 @@ def test_without_a_checkpoint_it_continues_from_the_published_weights_under_a_ne
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
         assert (learner.step, learner.version) == (1, 1)
-        assert all(torch.equal(value, before[name]) for name, value in published_weights(learner.trainee.policy).items())
+        assert all(
+            torch.equal(value, before[name])
+            for name, value in published_weights(learner.trainee.policy).items()
+        )
         assert learner.train_step(list(learner.arriving()))["version"] == 2
         learner.settle()
 
@@ -145,7 +156,9 @@ def test_going_back_a_checkpoint_orphans_later_versions_and_gives_their_groups_b
         assert [(item.version, item.parent_version, item.step, item.orphaned) for item in found] == [
             (0, None, 0, False), (1, 0, 1, False), (2, 1, 2, True), (3, 1, 2, False), (4, 3, 3, False), (5, 4, 4, False),
         ]  # fmt: skip
-        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": 2 * STEPS}
+        assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {
+            "consumed": 2 * STEPS
+        }
         assert verify(store, run.id).findings == ()
 
 
@@ -193,12 +206,17 @@ def final_weights(folder):
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "options", [{}, {"stream": True}, {"reuse": 1}, {"lora": {"rank": 2}}, {"processes": 2, "update": AVERAGE}], ids=str
+    "options",
+    [{}, {"stream": True}, {"reuse": 1}, {"lora": {"rank": 2}}, {"processes": 2, "update": AVERAGE}],
+    ids=str,
 )
 def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_not(tmp_path, model, options):
     steps = 8
     groups = 2 * steps - 3 * options.get("reuse", 0)  # some come again
-    runs_ = [make_run(tmp_path / name, model, steps=steps, max_staleness=steps, **options) for name in ("straight", "killed")]
+    runs_ = [
+        make_run(tmp_path / name, model, steps=steps, max_staleness=steps, **options)
+        for name in ("straight", "killed")
+    ]
     for run in runs_:
         record_groups(run, range(groups))
     train(TrainerSettings(run=runs_[0].root))
@@ -222,7 +240,9 @@ def test_a_version_is_published_only_behind_its_checkpoint_and_what_stops_that_i
             learner.settle()
         assert store.read(lambda conn: policies.latest(conn, learner.policy_id)).version == 0
         assert not version_path(folder.versions, 1).exists()
-        assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {"complete": 2}
+        assert store.read(lambda conn: rollouts.group_states(conn, learner.run.id, "train")) == {
+            "complete": 2
+        }
 
 
 def test_who_waits_for_groups_hears_that_the_version_they_need_cannot_be_written(folder):
@@ -247,12 +267,17 @@ def test_the_next_batch_has_no_group_of_a_step_that_is_not_published_yet(tmp_pat
 
 
 def test_streamed_gradients_train_the_same_policy_up_to_rounding(tmp_path, model):
-    runs_ = [make_run(tmp_path / str(stream), model, max_staleness=STEPS, stream=stream) for stream in (False, True)]
+    runs_ = [
+        make_run(tmp_path / str(stream), model, max_staleness=STEPS, stream=stream)
+        for stream in (False, True)
+    ]
     for run in runs_:
         record_groups(run, range(2 * STEPS))
     whole, streamed = (weights_after(run, [STEPS]) for run in runs_)
     assert all(torch.allclose(whole[name], streamed[name], atol=2e-4) for name in whole)
-    assert any(not torch.equal(whole[name], value) for name, value in learner_weights(tmp_path, model).items())
+    assert any(
+        not torch.equal(whole[name], value) for name, value in learner_weights(tmp_path, model).items()
+    )
 
 
 def learner_weights(tmp_path, model):
@@ -311,7 +336,12 @@ def test_modes_that_exclude_each_other_are_refused(tmp_path, model, trainer, wor
 
 def test_periodic_training_is_named_once_and_stored_as_what_it_is_made_of(tmp_path, model):
     options = make_run(tmp_path / "run", model, periodic=True).config().trainer
-    assert (options.periodic, options.max_staleness, options.when_stale, options.stream) == (True, 0, "drop", True)
+    assert (options.periodic, options.max_staleness, options.when_stale, options.stream) == (
+        True,
+        0,
+        "drop",
+        True,
+    )
 
 
 def published(folder, count):
@@ -331,7 +361,9 @@ def test_versions_are_published_as_deltas_and_a_resumed_run_publishes_the_same_t
     runs_ = {
         "straight": make_run(tmp_path / "a", model, max_staleness=STEPS, publish=publish, update=update),
         "resumed": make_run(tmp_path / "b", model, max_staleness=STEPS, publish=publish, update=update),
-        "full": make_run(tmp_path / "c", model, max_staleness=STEPS, publish=publish | {"kind": "full"}, update=update),
+        "full": make_run(
+            tmp_path / "c", model, max_staleness=STEPS, publish=publish | {"kind": "full"}, update=update
+        ),
     }
     stops = {"straight": [STEPS], "resumed": [1, 3, STEPS], "full": [STEPS]}
     for name, run in runs_.items():
@@ -388,14 +420,23 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
     stops = {"straight": [(1, 3)], "changing": [(1, 1), (2, 2), (1, 3)]}
     found = {}
     for name, each in stops.items():
-        run = make_run(tmp_path / name, model, max_staleness=STEPS, stream=stream, update={"lr": 0.01, "max_grad_norm": 1e9})
+        run = make_run(
+            tmp_path / name,
+            model,
+            max_staleness=STEPS,
+            stream=stream,
+            update={"lr": 0.01, "max_grad_norm": 1e9},
+        )
         record_groups(run, range(6))
         found[name] = after_processes(train, run, each)
         assert final_weights(run)[0] == 3
         assert [json.loads(line)["step"] for line in run.metrics_path.read_text().splitlines()[-1:]] == [3]
     straight, changed = found["straight"], found["changing"]
     assert (straight.step, straight.version) == (changed.step, changed.version) == (3, 3)
-    assert all(torch.allclose(changed.weights[name], tensor, rtol=1e-4, atol=2e-5) for name, tensor in straight.weights.items())
+    assert all(
+        torch.allclose(changed.weights[name], tensor, rtol=1e-4, atol=2e-5)
+        for name, tensor in straight.weights.items()
+    )
     for index, values in straight.optimizer["state"].items():
         for name, value in values.items():
             assert torch.allclose(changed.optimizer["state"][index][name], value, rtol=1e-4, atol=1e-6)
@@ -405,12 +446,15 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
 
 @pytest.mark.timeout(120)
 def test_two_processes_publish_the_starting_weights_that_one_publishes_and_resume_exactly(tmp_path, model):
-    runs_ = {name: make_run(tmp_path / name, model, max_staleness=STEPS) for name in ("one", "two", "resumed")}
+    runs_ = {
+        name: make_run(tmp_path / name, model, max_staleness=STEPS) for name in ("one", "two", "resumed")
+    }
     for run in runs_.values():
         record_groups(run, range(4))
     after_processes(train, runs_["one"], [(1, 2)])
     two, resumed = (
-        after_processes(train, runs_[name], stops) for name, stops in [("two", [(2, 2)]), ("resumed", [(2, 1), (2, 2)])]
+        after_processes(train, runs_[name], stops)
+        for name, stops in [("two", [(2, 2)]), ("resumed", [(2, 1), (2, 2)])]
     )
     assert len({read_version(version_path(run.versions, 0))[0].checksum for run in runs_.values()}) == 1
     assert all(torch.equal(two.weights[name], tensor) for name, tensor in resumed.weights.items())
@@ -438,7 +482,8 @@ def test_an_average_that_began_again_is_not_the_one_that_went_on(tmp_path, model
     found = checkpoint.load_newest(run.checkpoints)
     assert found.proximal["total"] > 1
     assert any(
-        not torch.equal(tensor, found.proximal["weights"][name]) for name, tensor in packed(model, found.weights).items()
+        not torch.equal(tensor, found.proximal["weights"][name])
+        for name, tensor in packed(model, found.weights).items()
     )
 
 

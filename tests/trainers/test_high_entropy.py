@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.staleness import VersionChain
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore
-from harnessgym.store.rollouts import GroupRow, Member
-from harnessgym.traces.trajectories import Row, Turn
-from harnessgym.traces.verify import verify
+from harnessgym.store.rollouts import GroupMember, GroupRow
+from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
 from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
@@ -27,7 +27,7 @@ def row(*turns, rollout="r"):
         logprobs += turn
     found = np.array(logprobs, np.float32)
     mask = (found != 0).astype(np.int32)
-    return Row(rollout, "g", np.zeros(len(found), np.int32), mask, found, mask - 1, tuple(made))
+    return TrainingRow(rollout, "g", np.zeros(len(found), np.int32), mask, found, mask - 1, tuple(made))
 
 
 def test_the_entropy_of_a_turn_is_the_mean_of_what_was_trained_of_it():
@@ -43,7 +43,11 @@ def test_the_surest_fifth_of_a_groups_turns_is_left_out_wherever_they_are():
 
 
 @given(
-    entropies=st.lists(st.lists(st.floats(0.01, 9).map(lambda x: round(x, 3)), min_size=1, max_size=4), min_size=1, max_size=4),
+    entropies=st.lists(
+        st.lists(st.floats(0.01, 9).map(lambda x: round(x, 3)), min_size=1, max_size=4),
+        min_size=1,
+        max_size=4,
+    ),
     share=st.floats(0.05, 1),
 )
 def test_at_least_the_share_is_kept_and_never_a_surer_turn_before_another(entropies, share):
@@ -54,12 +58,14 @@ def test_at_least_the_share_is_kept_and_never_a_surer_turn_before_another(entrop
         for value, turn in zip(own, each.turns, strict=True)
     ]
     assert sum(keep for _, keep in kept) >= share * len(kept) - 1
-    assert min(value for value, keep in kept if keep) >= max((value for value, keep in kept if not keep), default=0.0)
+    assert min(value for value, keep in kept if keep) >= max(
+        (value for value, keep in kept if not keep), default=0.0
+    )
 
 
 def test_left_out_turns_have_advantage_zero_in_the_step_and_in_the_ledger_and_denominators_stay():
     rows = ((row([-1.0], [-0.1, -0.1], [-2.0], rollout="a"),), (row([-3.0], [-4.0], rollout="b"),))
-    members = tuple(Member(name, slot, float(slot), "valid") for slot, name in enumerate("ab"))
+    members = tuple(GroupMember(name, slot, float(slot), "valid") for slot, name in enumerate("ab"))
     group = LoadedGroup(GroupRow("g", 0, "t", 0, 2, members), rows, ())
     advantages = OnRewards(grpo)(group.scored)
     whole, part = (share_of(group, advantages, 0, VersionChain(()), kept) for kept in (1.0, 0.8))
@@ -74,7 +80,12 @@ def test_left_out_turns_have_advantage_zero_in_the_step_and_in_the_ledger_and_de
 
 def test_whatever_an_estimator_gave_is_zero_in_the_surest_turns_and_dropped_rollouts_are_not_compared():
     """An array, a number, and a rollout that is dropped, whose turns would be the surest."""
-    rows = ((row([-1.0], [-0.1, -0.1], rollout="a"),), (row([-3.0], rollout="b"),), (row([-0.01], rollout="c"),), ())
+    rows = (
+        (row([-1.0], [-0.1, -0.1], rollout="a"),),
+        (row([-3.0], rollout="b"),),
+        (row([-0.01], rollout="c"),),
+        (),
+    )
     given = np.array([9.0, 1.0, 9.0, 2.0, 3.0], np.float32)
     found = surest_masked(rows, [[given], [-2.0], None, []], 0.7)
     assert found[0][0].tolist() == [9.0, 1.0, 9.0, 0.0, 0.0]

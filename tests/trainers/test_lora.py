@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from peft.tuners.lora import Linear as PeftLinear
 
 from harnessgym.errors import TrainerError
-from harnessgym.lora import PROJECTIONS, LoraSection
+from harnessgym.run_config.trainer import PROJECTIONS, LoraSection
 from tests.trainers.peers import peer_and_policy
 from tests.trainers.test_packing import forests
 from tests.trainers.test_update import SETTINGS, make_policy, make_rows
@@ -58,7 +58,9 @@ def logprobs(policy, rows):
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
-@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj"), ("up_proj",), ("o_proj", "down_proj")], ids=str)
+@pytest.mark.parametrize(
+    "targets", ["all-linear", ("q_proj", "v_proj"), ("up_proj",), ("o_proj", "down_proj")], ids=str
+)
 def test_new_adapters_change_nothing_and_are_published_as_the_weights_they_stand_on(family, targets):
     _, policy = peer_and_policy(family, tie_word_embeddings=family == "qwen3")
     before, rows = published_weights(policy), [np.arange(20, dtype=np.int32)]
@@ -77,7 +79,9 @@ def test_a_step_changes_adapters_alone(update):
     adapters, base = split(policy)
     for number in range(2):
         advantages = [1.0, 0.0, 1.0, 0.0, 1.0] if update else ADVANTAGES
-        policy_update(policy, optimizer, make_rows(number), advantages, UpdateSettings(**SETTINGS.model_dump() | update))
+        policy_update(
+            policy, optimizer, make_rows(number), advantages, UpdateSettings(**SETTINGS.model_dump() | update)
+        )
     after, base_after = split(policy)
     assert equal(base, base_after)
     assert not any(torch.equal(after[name], tensor) for name, tensor in adapters.items())
@@ -96,7 +100,9 @@ def test_a_step_changes_adapters_alone(update):
     family=st.sampled_from(["qwen3", "llama"]),
 )
 def test_gradients_are_those_of_the_whole_weights_projected(rank, alpha, targets, seed, family):
-    """dL/dB = s dL/dW A^T and dL/dA = s B^T dL/dW, with dL/dW of a policy that has the merged weights and no adapters."""
+    """dL/dB = s dL/dW A^T and dL/dA = s B^T dL/dW, with dL/dW of a policy that has the merged weights and
+    no adapters.
+    """
     _, policy = peer_and_policy(family, tie_word_embeddings=True)
     stirred(adapted(policy, rank=rank, alpha=alpha, targets=targets), seed).double()
     whole = Policy(policy.config).double()
@@ -108,7 +114,9 @@ def test_gradients_are_those_of_the_whole_weights_projected(rank, alpha, targets
         (result * torch.linspace(-1, 1, len(result))).sum().backward()
         found.append(result.detach())
     assert torch.allclose(*found, atol=1e-6)
-    gradients = published_weights(whole, {name: parameter.grad for name, parameter in whole.named_parameters()})
+    gradients = published_weights(
+        whole, {name: parameter.grad for name, parameter in whole.named_parameters()}
+    )
     modules = {name: module for name, module in policy.named_modules() if isinstance(module, PeftLinear)}
     assert len(modules) == len(targets) * policy.config.num_hidden_layers
     for name, module in modules.items():
@@ -117,8 +125,12 @@ def test_gradients_are_those_of_the_whole_weights_projected(rank, alpha, targets
         dW = gradients[f"model.layers.{number}.{part}.{kind}.weight"]
         A, B = module.lora_A["default"].weight, module.lora_B["default"].weight
         scale = alpha / rank
-        assert torch.allclose(B.grad, scale * dW @ A.detach().T, rtol=1e-4, atol=1e-6 * float(scale * dW.abs().max()))
-        assert torch.allclose(A.grad, scale * B.detach().T @ dW, rtol=1e-4, atol=1e-6 * float(scale * dW.abs().max()))
+        assert torch.allclose(
+            B.grad, scale * dW @ A.detach().T, rtol=1e-4, atol=1e-6 * float(scale * dW.abs().max())
+        )
+        assert torch.allclose(
+            A.grad, scale * B.detach().T @ dW, rtol=1e-4, atol=1e-6 * float(scale * dW.abs().max())
+        )
 
 
 @settings(max_examples=15, deadline=None)
@@ -137,7 +149,11 @@ def test_what_is_published_is_what_peft_merges_and_merging_leaves_the_base_alone
     assert bases.keys() == before[1].keys()
     theirs.lora = None
     assert equal(published_weights(theirs, bases), published)
-    changed = [name for name, tensor in published_weights(make_policy()).items() if not torch.equal(tensor, published[name])]
+    changed = [
+        name
+        for name, tensor in published_weights(make_policy()).items()
+        if not torch.equal(tensor, published[name])
+    ]
     assert {name.split(".")[-2] for name in changed} == set(targets)
 
 
@@ -148,13 +164,16 @@ def test_packed_rows_give_what_whole_rows_give(rows, seed):
     stirred(adapted(policy), seed)
     ours = logprobs(policy, rows)
     whole = [
-        token_logprobs(policy(torch.from_numpy(row[None]).long()), torch.from_numpy(row[None]).long())[0, 1:] for row in rows
+        token_logprobs(policy(torch.from_numpy(row[None]).long()), torch.from_numpy(row[None]).long())[0, 1:]
+        for row in rows
     ]
     assert torch.allclose(ours, torch.cat(whole), atol=1e-4)
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     if len(ours):
         weights = torch.linspace(-1, 1, len(ours))
-        gradients = [torch.autograd.grad((weights * found).sum(), trained) for found in (ours, torch.cat(whole))]
+        gradients = [
+            torch.autograd.grad((weights * found).sum(), trained) for found in (ours, torch.cat(whole))
+        ]
         assert all(torch.allclose(a, b, rtol=1e-3, atol=1e-4) for a, b in zip(*gradients, strict=True))
 
 

@@ -1,4 +1,6 @@
-"""GRPO trains the shipped lookup task by adapters alone, in either type, from stored rows; not with shuffled rewards."""
+"""GRPO trains the shipped lookup task by adapters alone, in either type, from stored rows; not with
+shuffled rewards.
+"""
 
 import numpy as np
 import pytest

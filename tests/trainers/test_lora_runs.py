@@ -1,17 +1,19 @@
-"""Runs that train adapters: exact resume, several processes, what engines get, and what cannot be gone on from."""
+"""Runs that train adapters: exact resume, several processes, what engines get, and what cannot be gone on
+from.
+"""
 
 import json
 import shutil
 
 import pytest
 import torch
+from tests.trainers.test_trainee import ADVANTAGES, as_leader
 
 from harnessgym.errors import ConfigError, TrainerError
-from harnessgym.lora import PROJECTIONS
+from harnessgym.run_config.trainer import PROJECTIONS
 from harnessgym.run_folder import write_json
 from tests.trainers.recorded_run import STEPS, make_run, record_groups, save_model
 from tests.trainers.started_again import after_stops
-from tests.trainers.test_trainee import ADVANTAGES, as_leader
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers import checkpoint
@@ -19,7 +21,7 @@ from trainers.checkpoint_writer import staged
 from trainers.grpo import train
 from trainers.learner import TrainerSettings
 from trainers.policy_weights import load_policy, published_weights, save_policy
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
 
@@ -39,7 +41,9 @@ def lora_run(root, model, **options):
 
 
 def after(run, stops):
-    """Published weights and the optimizer's state when the trainer is started anew after each number of steps."""
+    """Published weights and the optimizer's state when the trainer is started anew after each number of
+    steps.
+    """
     trainee = after_stops(run, stops)
     return published_weights(trainee.policy), trainee.optimizer.state_dict()["state"]
 
@@ -57,7 +61,9 @@ def changed(run, **trainer):
     ids=["plain", "bfloat16", "ppo", "snapshot"],
 )  # fmt: skip
 def test_a_resumed_trainer_goes_on_exactly(tmp_path, model, options):
-    straight, interrupted = (lora_run(tmp_path / name, model, **options) for name in ("straight", "interrupted"))
+    straight, interrupted = (
+        lora_run(tmp_path / name, model, **options) for name in ("straight", "interrupted")
+    )
     (weights, moments), (again, its_moments) = after(straight, [STEPS]), after(interrupted, [1, 3, STEPS])
     start = published_weights(load_policy(model))
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
@@ -155,7 +161,7 @@ def test_an_average_of_adapters_is_refused(tmp_path, model):
     update = {"lr": 0.02, "proximal": "ewma", "corrections": ["mis"]}
     config = make_run(tmp_path / "run", model, max_staleness=1, lora=LORA, update=update).config()
     with pytest.raises(ConfigError, match="averages of A and of B"):
-        Trainee(config)
+        TrainedPolicy(config)
 
 
 def steps_and_back(trainee):
@@ -175,7 +181,7 @@ def steps_and_back(trainee):
 def test_shards_hold_and_step_adapters_as_one_process_does(tmp_path, model, dtype):
     config = make_run(tmp_path / "run", model, lora=LORA, dtype=dtype, update={"lr": 0.02}).config()
     found, follower = together(tmp_path / "two", 2, as_leader, config, steps_and_back)
-    alone = steps_and_back(Trainee(config))
+    alone = steps_and_back(TrainedPolicy(config))
     assert follower is None
     weights, restored, expected, again, adapters = found
     assert all(torch.equal(restored[name], tensor) for name, tensor in weights.items())
@@ -191,7 +197,10 @@ def test_shards_hold_and_step_adapters_as_one_process_does(tmp_path, model, dtyp
 
 
 def test_a_run_that_changes_its_number_of_processes_goes_on(tmp_path, model):
-    runs = [lora_run(tmp_path / name, model, update={"lr": 0.01, "max_grad_norm": 1e9}) for name in ("one", "changing")]
+    runs = [
+        lora_run(tmp_path / name, model, update={"lr": 0.01, "max_grad_norm": 1e9})
+        for name in ("one", "changing")
+    ]
     for run, stops in zip(runs, ([(1, 3)], [(1, 1), (2, 2), (1, 3)]), strict=True):
         for processes, steps in stops:
             changed(run, processes=processes, steps=steps)
@@ -206,4 +215,6 @@ def test_all_linear_layers_of_the_model_can_be_trained(tmp_path, model):
     run = lora_run(tmp_path / "run", model, lora={"rank": 2})
     weights, _ = after(run, [2])
     start = published_weights(load_policy(model))
-    assert {name.split(".")[-2] for name in weights if not torch.equal(weights[name], start[name])} == set(PROJECTIONS)
+    assert {name.split(".")[-2] for name in weights if not torch.equal(weights[name], start[name])} == set(
+        PROJECTIONS
+    )

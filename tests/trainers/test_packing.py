@@ -54,7 +54,9 @@ def test_logprobs_and_gradients_are_those_of_whole_rows(rows, family, temperatur
     if not len(ours):
         return
     weights = torch.linspace(-1, 1, len(ours))
-    gradients = [torch.autograd.grad((weights * found).sum(), list(policy.parameters())) for found in (ours, expected)]
+    gradients = [
+        torch.autograd.grad((weights * found).sum(), list(policy.parameters())) for found in (ours, expected)
+    ]
     for a, b in zip(*gradients, strict=True):
         assert torch.allclose(a, b, atol=1e-5)
 

@@ -29,7 +29,9 @@ def test_cached_hidden_states_do_not_depend_on_how_a_sequence_is_split(parts, co
     rows = slice(offset, offset + 3) if contiguous else torch.tensor([offset + 2, 8, offset])
     start, hidden = 0, []
     for part in parts:
-        hidden.append(policy.forward_cached(ids[:, start : start + part], torch.full((3,), start), cache, rows))
+        hidden.append(
+            policy.forward_cached(ids[:, start : start + part], torch.full((3,), start), cache, rows)
+        )
         start += part
     with torch.no_grad():
         assert (policy.logits(torch.cat(hidden, 1)) - policy(ids)).abs().max() < 1e-5
@@ -68,7 +70,9 @@ def test_token_logprobs_are_those_of_the_tempered_softmax():
     found = token_logprobs(logits, ids, temperature=0.7)
     expected = (logits / 0.7).log_softmax(-1)
     assert found[:, 0].eq(0).all()
-    assert all(torch.isclose(found[b, t], expected[b, t - 1, ids[b, t]]) for b in range(2) for t in range(1, 6))
+    assert all(
+        torch.isclose(found[b, t], expected[b, t - 1, ids[b, t]]) for b in range(2) for t in range(1, 6)
+    )
 
 
 @pytest.mark.parametrize(

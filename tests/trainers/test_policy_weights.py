@@ -26,7 +26,10 @@ def test_published_weights_restore_the_policy_bit_by_bit():
     _, policy = peer_and_policy("qwen3")
     other = Policy(policy.config)
     load_weights(other, published_weights(policy))
-    assert all(torch.equal(a, b) for a, b in zip(policy.state_dict().values(), other.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(policy.state_dict().values(), other.state_dict().values(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("damage", ["missing", "misshaped"])

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, HarnessGymError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.store import TraceStore, advantages, ledger, rollouts, runs
-from harnessgym.traces.trajectories import Row
-from harnessgym.traces.verify import verify
+from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from tests.trainers.started_again import after_processes, after_stops, train_with_kills
 from trainers import checkpoint
 from trainers.advantages.gae import gae
 from trainers.learner import TrainerSettings
 from trainers.policy_weights import published_weights
-from trainers.ppo import Ppo, explained_variance, train, whitened
+from trainers.ppo import PpoTrainer, explained_variance, train, whitened
 from trainers.ppo_settings import PpoSettings, ppo_settings_of
 from trainers.update import policy_update
 from trainers.weights.chain import read_version
@@ -82,7 +82,9 @@ def test_advantages_are_those_of_gae_over_what_the_critic_expected(tmp_path, mod
         learner.settle()
         members = [member for group in groups for member in group.group.members]
         for row, value, member in zip(rows, values, members, strict=True):
-            expected = gae(np.array([0, 0, 0, 0, 0, member.reward]), value[row.mask != 0].astype(np.float64), 0.9, 0.8)
+            expected = gae(
+                np.array([0, 0, 0, 0, 0, member.reward]), value[row.mask != 0].astype(np.float64), 0.9, 0.8
+            )
             found = store.read(lambda conn, name=row.rollout_id: advantages.of_rollout(conn, name))
             assert [entry.value for entry in found] == pytest.approx(expected.tolist(), rel=1e-5)
             assert sum(entry.end - entry.start for entry in found) == 6
@@ -96,9 +98,18 @@ def test_a_warm_up_that_leaves_the_policy_no_step_is_refused(tmp_path, model):
         ppo_settings_of(folder.config())
 
 
-def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_was_begun_with(tmp_path, model):
-    """Against the same updates with proximal logprobs from plain forward passes in float64, before the first of them."""
-    update = {"lr": 0.05, "loss": "decoupled_ppo", "proximal": "recompute", "corrections": [{"name": "mis", "cap": 5.0}]}
+def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_was_begun_with(
+    tmp_path, model
+):
+    """Against the same updates with proximal logprobs from plain forward passes in float64, before the
+    first of them.
+    """
+    update = {
+        "lr": 0.05,
+        "loss": "decoupled_ppo",
+        "proximal": "recompute",
+        "corrections": [{"name": "mis", "cap": 5.0}],
+    }
     folder = make(tmp_path / "run", model, ppo={"epochs": 2, "mini_batches": 2}, update=update)
     record_groups(folder, range(4))
     with TraceStore.open(folder.store_url()) as store:
@@ -109,12 +120,19 @@ def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_w
         given = whitened(rows, found)
         proximal = []
         for row in rows:
-            logs = hand.policy(torch.tensor(row.ids[None]).long())[0].detach().double().log_softmax(-1).numpy()
+            logs = (
+                hand.policy(torch.tensor(row.ids[None]).long())[0].detach().double().log_softmax(-1).numpy()
+            )
             after = logs[np.arange(len(row.ids) - 1), row.ids[1:]]
             proximal.append(np.concatenate([[0.0], after]).astype(np.float32))
         metrics, cut = learner.train_step(groups), []
         for part in ppo._parts(rows, 0):
-            rest = [rows[at] for at in part], [given[at] for at in part], hand.settings, [proximal[at] for at in part]
+            rest = (
+                [rows[at] for at in part],
+                [given[at] for at in part],
+                hand.settings,
+                [proximal[at] for at in part],
+            )
             cut.append(policy_update(hand.policy, hand.optimizer, *rest).clip_fraction)
         learner.settle()
         assert cut[0] == 0 < max(cut)
@@ -126,7 +144,10 @@ def test_decoupled_ppo_clips_all_updates_of_a_batch_against_the_policy_that_it_w
 def test_advantages_are_whitened_over_the_batch():
     random_ = np.random.default_rng(0)
     masks = [np.array([0, 1, 1, 0, 1]), np.array([0, 0, 1])]
-    rows = [Row("r", "g", m.astype(np.int32), m.astype(np.int32), np.zeros(len(m), np.float32), m - 1) for m in masks]
+    rows = [
+        TrainingRow("r", "g", m.astype(np.int32), m.astype(np.int32), np.zeros(len(m), np.float32), m - 1)
+        for m in masks
+    ]
     given = [random_.normal(3.0, 7.0, len(m)).astype(np.float32) * m for m in masks]
     found = whitened(rows, given)
     flat = np.concatenate([values[row.mask != 0] for row, values in zip(rows, found, strict=True)])
@@ -135,12 +156,14 @@ def test_advantages_are_whitened_over_the_batch():
     assert not any(values[row.mask == 0].any() for row, values in zip(rows, found, strict=True))
     order = np.concatenate([values[row.mask != 0] for row, values in zip(rows, given, strict=True)]).argsort()
     assert (flat.argsort() == order).all()
-    assert not any(values.any() for values in whitened(rows, [np.full(len(m), 2.0, np.float32) for m in masks]))
+    assert not any(
+        values.any() for values in whitened(rows, [np.full(len(m), 2.0, np.float32) for m in masks])
+    )
 
 
 def test_the_explained_variance_is_one_of_the_truth_and_zero_of_a_constant():
     mask = np.array([0, 1, 1, 1], np.int32)
-    rows = [Row("r", "g", mask, mask, np.zeros(4, np.float32), mask - 1)]
+    rows = [TrainingRow("r", "g", mask, mask, np.zeros(4, np.float32), mask - 1)]
     truth = np.array([9.0, 1.0, 2.0, 4.0], np.float32)
     assert explained_variance(rows, [truth], [truth]) == 1
     assert explained_variance(rows, [np.full(4, 5.0, np.float32)], [truth]) == 0
@@ -154,13 +177,13 @@ def test_in_every_epoch_each_rollout_is_in_one_update_with_all_its_rows(data):
     trained = data.draw(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
     masks = [np.array([0, int(each)], np.int32) for _, each in trained]
     rows = [
-        Row(f"r{name}", "g", mask, mask, np.zeros(2, np.float32), mask - 1)
+        TrainingRow(f"r{name}", "g", mask, mask, np.zeros(2, np.float32), mask - 1)
         for (name, _), mask in zip(trained, masks, strict=True)
     ]
     learns = {f"r{name}" for name, each in trained if each}
     raw = {"name": "t", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "h"}]}
     config = validate(RunConfig, raw, "the test")
-    parts = list(Ppo(config, settings)._parts(rows, step=3))
+    parts = list(PpoTrainer(config, settings)._parts(rows, step=3))
     assert sorted(at for part in parts for at in part) == sorted(
         at for at, row in enumerate(rows) for _ in range(settings.epochs) if row.rollout_id in learns
     )
@@ -180,7 +203,10 @@ def test_a_batch_in_which_nothing_was_sampled_is_a_step_that_changes_nothing(tmp
         groups = [replace(group, rows=((),) * 3, credit=()) for group in learner.arriving()]
         metrics = learner.train_step(groups)
         assert (metrics["signal"], metrics["explained_variance"]) == (0, 0)
-        assert all(torch.equal(before[name], tensor) for name, tensor in published_weights(learner.trainee.policy).items())
+        assert all(
+            torch.equal(before[name], tensor)
+            for name, tensor in published_weights(learner.trainee.policy).items()
+        )
         learner.settle()
 
 
@@ -195,12 +221,18 @@ def test_while_the_critic_warms_up_the_policy_stays_and_the_ledger_says_so(tmp_p
         learner.settle()
         assert "loss" not in warming
         assert warming["value_loss"] > 0
-        assert all(torch.equal(before[name], tensor) for name, tensor in published_weights(learner.trainee.policy).items())
+        assert all(
+            torch.equal(before[name], tensor)
+            for name, tensor in published_weights(learner.trainee.policy).items()
+        )
         named = groups[0].group.members[0].rollout_id
         assert [entry.value for entry in store.read(lambda conn: advantages.of_rollout(conn, named))] == [0.0]
         assert learner.train_step(list(learner.arriving()))["loss"]
         learner.settle()
-        assert any(not torch.equal(before[name], tensor) for name, tensor in published_weights(learner.trainee.policy).items())
+        assert any(
+            not torch.equal(before[name], tensor)
+            for name, tensor in published_weights(learner.trainee.policy).items()
+        )
         assert store.read(lambda conn: ledger.steps(conn, learner.policy_id)) == [1, 2]
 
 
@@ -251,7 +283,10 @@ def test_a_checkpoint_of_a_release_without_critics_is_read(tmp_path, model):
         ({"advantage": "rloo"}, "by GAE from its critic"),
         ({"update": {"baseline": "minimum_variance"}}, "PPO subtracts what its critic expects"),
         ({"ppo": {"epochs": 2}, "update": {"proximal": "current"}}, "set trainer.update.proximal"),
-        ({"ppo": {"mini_batches": 2}, "update": {"proximal": "ewma", "corrections": ["mis"]}}, "set trainer.update.proximal"),
+        (
+            {"ppo": {"mini_batches": 2}, "update": {"proximal": "ewma", "corrections": ["mis"]}},
+            "set trainer.update.proximal",
+        ),
         ({"update": {"proximal": "recompute"}}, "raise epochs or mini_batches"),
         ({"ppo": {"lambda": 1}}, "lam"),
         ({"ppo": {"critic": {"lr": 0}}}, "greater than 0"),
@@ -264,7 +299,10 @@ def test_what_does_not_go_with_ppo_is_refused_with_the_reason(tmp_path, model, t
 
 
 def test_its_quickstart_is_the_quickstart_but_for_the_trainer():
-    grpo, ppo = (tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text()) for name in ("quickstart", "quickstart_ppo"))
+    grpo, ppo = (
+        tomllib.loads((ROOT / "examples" / f"{name}.toml").read_text())
+        for name in ("quickstart", "quickstart_ppo")
+    )
     assert {key for key in grpo if grpo[key] != ppo[key]} == {"name", "trainer"}
     assert grpo.keys() == ppo.keys()
     assert ppo_settings_of(validate(RunConfig, ppo, "its quickstart")).epochs == 2
@@ -272,7 +310,12 @@ def test_its_quickstart_is_the_quickstart_but_for_the_trainer():
 
 @pytest.mark.timeout(120)
 def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not(tmp_path, model):
-    stops = {"straight": [(1, 3)], "changing": [(1, 1), (2, 2), (1, 3)], "two": [(2, 3)], "resumed": [(2, 1), (2, 3)]}
+    stops = {
+        "straight": [(1, 3)],
+        "changing": [(1, 1), (2, 2), (1, 3)],
+        "two": [(2, 3)],
+        "resumed": [(2, 1), (2, 3)],
+    }
     found = {}
     for name, each in stops.items():
         run = make(tmp_path / name, model, ppo={"epochs": 2, "critic": {"lr": 1e-3}}, update={"lr": 1e-3})
@@ -280,13 +323,23 @@ def test_a_run_that_changes_its_number_of_processes_goes_on_as_one_that_does_not
         found[name] = after_processes(train, run, each)
     straight, changed = found["straight"], found["changing"]
     assert (straight.step, straight.version) == (changed.step, changed.version) == (3, 3)
-    for ours, theirs in ((changed.weights, straight.weights), (changed.critic["weights"], straight.critic["weights"])):
-        assert all(torch.allclose(ours[name], tensor, rtol=1e-3, atol=2e-4) for name, tensor in theirs.items())
+    for ours, theirs in (
+        (changed.weights, straight.weights),
+        (changed.critic["weights"], straight.critic["weights"]),
+    ):
+        assert all(
+            torch.allclose(ours[name], tensor, rtol=1e-3, atol=2e-4) for name, tensor in theirs.items()
+        )
     two, resumed = found["two"], found["resumed"]
     assert all(torch.equal(resumed.weights[name], tensor) for name, tensor in two.weights.items())
-    assert all(torch.equal(resumed.critic["weights"][name], tensor) for name, tensor in two.critic["weights"].items())
+    assert all(
+        torch.equal(resumed.critic["weights"][name], tensor) for name, tensor in two.critic["weights"].items()
+    )
     for index, values in two.critic["optimizer"]["state"].items():
-        assert all(torch.equal(resumed.critic["optimizer"]["state"][index][name], value) for name, value in values.items())
+        assert all(
+            torch.equal(resumed.critic["optimizer"]["state"][index][name], value)
+            for name, value in values.items()
+        )
 
 
 @pytest.mark.timeout(120)
@@ -302,7 +355,10 @@ def test_a_trainer_killed_at_any_moment_ends_with_the_weights_of_one_that_was_no
     straight, killed = (checkpoint.load_newest(run.checkpoints) for run in runs_)
     assert straight.step == killed.step == steps
     assert all(torch.equal(straight.weights[name], killed.weights[name]) for name in straight.weights)
-    assert all(torch.equal(tensor, killed.critic["weights"][name]) for name, tensor in straight.critic["weights"].items())
+    assert all(
+        torch.equal(tensor, killed.critic["weights"][name])
+        for name, tensor in straight.critic["weights"].items()
+    )
     with TraceStore.open(runs_[1].store_url()) as store:
         run = store.read(runs.only)
         assert store.read(lambda conn: rollouts.group_states(conn, run.id, "train")) == {"consumed": groups}

@@ -1,4 +1,6 @@
-"""PPO trains the shipped lookup task from stored rows; with shuffled rewards it does not. One rollout is a group."""
+"""PPO trains the shipped lookup task from stored rows; with shuffled rewards it does not. One rollout is a
+group.
+"""
 
 import numpy as np
 import pytest
@@ -6,7 +8,13 @@ import pytest
 from tests.trainers.recorded_lookup import Player, Recorder
 
 STEPS = 14
-OPTIONS = {"algorithm": "ppo", "groups_per_step": 32, "group_size": 1, "update": {"lr": 5e-4}, "ppo": {"epochs": 2}}
+OPTIONS = {
+    "algorithm": "ppo",
+    "groups_per_step": 32,
+    "group_size": 1,
+    "update": {"lr": 5e-4},
+    "ppo": {"epochs": 2},
+}
 
 
 @pytest.fixture(scope="module")

@@ -7,20 +7,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainers.test_trainee import ADVANTAGES
 
 from tests.trainers.peers import peer_and_policy
 from tests.trainers.recorded_run import make_run, save_model
 from tests.trainers.test_packing import forests
-from tests.trainers.test_trainee import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from trainers.critic import Critic
 from trainers.packing import pack
 from trainers.policy import Policy, PolicyConfig
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 
 BOUND = 1.4e-2
-"""Twice the largest difference of a log-probability that was measured between bfloat16 and float32 on policies of this size:
-processors round differently."""
+"""Twice the largest difference of a log-probability that was measured between bfloat16 and float32 on
+policies of this size: processors round differently."""
 SHAPES = [
     PolicyConfig(512, 64, 192, 2, 4, 2, 16),
     PolicyConfig(512, 64, 192, 2, 4, 2, 16, qk_norm=False, tie_word_embeddings=False),
@@ -45,7 +45,9 @@ def test_logprobs_are_float32_and_nearer_to_the_float32_policy_than_if_all_were_
     policy = Policy(config)
     draw = np.random.default_rng(0)
     rows = [draw.integers(0, config.vocab_size, 200).astype(np.int32) for _ in range(8)]
-    exact, found, cast = (logprobs(each, rows) for each in (policy, in_bfloat16(policy), copy.deepcopy(policy).bfloat16()))
+    exact, found, cast = (
+        logprobs(each, rows) for each in (policy, in_bfloat16(policy), copy.deepcopy(policy).bfloat16())
+    )
     assert found.dtype == torch.float32
     assert 0 < (found - exact).abs().max() < BOUND
     assert (found - exact).abs().mean() < (cast - exact).abs().mean()
@@ -60,8 +62,13 @@ def test_packed_rows_are_as_near_as_whole_ones(rows, family):
 
 
 def trainee_of(tmp_path, name, **trainer):
-    return Trainee(
-        make_run(tmp_path / name, save_model(tmp_path / "model"), update={"lr": 0.01, "max_grad_norm": 1e9}, **trainer).config()
+    return TrainedPolicy(
+        make_run(
+            tmp_path / name,
+            save_model(tmp_path / "model"),
+            update={"lr": 0.01, "max_grad_norm": 1e9},
+            **trainer,
+        ).config()
     )
 
 
@@ -69,20 +76,27 @@ def test_a_step_is_close_to_that_of_float32_and_weights_and_optimizer_stay_float
     exact, close = trainee_of(tmp_path, "float32"), trainee_of(tmp_path, "bfloat16", dtype="bfloat16")
     assert close.policy.products == torch.bfloat16
     metrics = [each.update(make_rows(1), ADVANTAGES) for each in (exact, close)]
-    gradients = [torch.cat([parameter.grad.flatten() for parameter in each.policy.parameters()]) for each in (exact, close)]
+    gradients = [
+        torch.cat([parameter.grad.flatten() for parameter in each.policy.parameters()])
+        for each in (exact, close)
+    ]
     assert 0 < (gradients[1] - gradients[0]).norm() < 0.02 * gradients[0].norm()
     assert metrics[1].loss == pytest.approx(metrics[0].loss, rel=1e-2)
     assert metrics[1].mean_ratio == pytest.approx(metrics[0].mean_ratio, rel=1e-2)
     assert metrics[1].kl == pytest.approx(metrics[0].kl, rel=2e-2)
     assert {parameter.dtype for parameter in close.policy.parameters()} == {torch.float32}
-    assert {value.dtype for values in close.optimizer.state.values() for value in values.values()} == {torch.float32}
+    assert {value.dtype for values in close.optimizer.state.values() for value in values.values()} == {
+        torch.float32
+    }
     assert {tensor.dtype for tensor in close.state()[0].values()} == {torch.float32}
 
 
 def test_gradients_too_small_for_bfloat16_weights_still_move_them(tmp_path):
     """A step of 1e-6 of a weight is lost where weights themselves are bfloat16."""
-    trainee = Trainee(
-        make_run(tmp_path / "run", save_model(tmp_path / "model"), dtype="bfloat16", update={"lr": 1e-6}).config()
+    trainee = TrainedPolicy(
+        make_run(
+            tmp_path / "run", save_model(tmp_path / "model"), dtype="bfloat16", update={"lr": 1e-6}
+        ).config()
     )
     before = trainee.policy.norm.detach().clone()
     trainee.update(make_rows(1), ADVANTAGES)

@@ -1,4 +1,6 @@
-"""Groups that are trained again, by the real trainer on a real store, whatever is killed and lost in between."""
+"""Groups that are trained again, by the real trainer on a real store, whatever is killed and lost in
+between.
+"""
 
 import json
 import random
@@ -15,7 +17,7 @@ from sqlalchemy import select
 from harnessgym.store import TraceStore, rollouts, runs
 from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.store.tables import trained
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
 from trainers import checkpoint
 
@@ -78,7 +80,9 @@ def test_groups_that_would_get_too_old_meanwhile_come_before_those_that_were_tra
         assert states == {"consumed": 4}
 
 
-def test_a_group_whose_second_training_is_lost_stays_consumed_and_one_whose_only_training_is_lost_comes_back(tmp_path, model):
+def test_a_group_whose_second_training_is_lost_stays_consumed_and_one_whose_only_training_is_lost_comes_back(
+    tmp_path, model
+):
     folder = make_run(tmp_path / "run", model, steps=9, max_staleness=4, reuse=1)
     record_groups(folder, range(3), rewards=dict.fromkeys(range(9), DIFFERENT))
     with TraceStore.open(folder.store_url()) as store:
@@ -89,7 +93,10 @@ def test_a_group_whose_second_training_is_lost_stays_consumed_and_one_whose_only
         assert store.read(lambda conn: rollouts.group_states(conn, run, "train")) == {"consumed": 3}
         shutil.rmtree(folder.checkpoints / "step-000002")
         learner = learner_of(folder, store)
-        assert store.read(lambda conn: rollouts.group_states(conn, run, "train")) == {"consumed": 2, "complete": 1}
+        assert store.read(lambda conn: rollouts.group_states(conn, run, "train")) == {
+            "consumed": 2,
+            "complete": 1,
+        }
         assert step(learner) == second
         assert verify(store).findings == ()
 
@@ -108,7 +115,12 @@ def test_whatever_is_killed_and_lost_nothing_is_trained_too_often_or_too_late(
 ):
     draw, steps, ordinal = random.Random(seed), 5, 0
     with tempfile.TemporaryDirectory() as made:
-        options = {"reuse": reuse, "max_staleness": eta, "groups_per_step": per_step, "when_stale": when_stale}
+        options = {
+            "reuse": reuse,
+            "max_staleness": eta,
+            "groups_per_step": per_step,
+            "when_stale": when_stale,
+        }
         options["success_pool"] = pool
         folder = make_run(Path(made) / "run", model, steps=steps, checkpoints="blocking", **options)
         with TraceStore.open(folder.store_url()) as store:
@@ -123,11 +135,21 @@ def test_whatever_is_killed_and_lost_nothing_is_trained_too_often_or_too_late(
                 ordinal += 1
                 step(learner)
                 if draw.random() < 0.4:
-                    if len(checkpoint.steps(folder.checkpoints)) > 1 and went_back < 2 and draw.random() < 0.5:
+                    if (
+                        len(checkpoint.steps(folder.checkpoints)) > 1
+                        and went_back < 2
+                        and draw.random() < 0.5
+                    ):
                         shutil.rmtree(folder.checkpoints / f"step-{learner.step:06d}")
                         went_back += 1
                     learner = learner_of(folder, store)
             assert verify(store).findings == ()
-            graded = select(rollouts_table.c.status).join(trained, trained.c.rollout_id == rollouts_table.c.id).distinct()
+            graded = (
+                select(rollouts_table.c.status)
+                .join(trained, trained.c.rollout_id == rollouts_table.c.id)
+                .distinct()
+            )
             assert store.read(lambda conn: conn.execute(graded).scalars().all()) == ["finished"]
-            assert max(store.read(lambda conn: conn.execute(select(trained.c.max_staleness)).scalars())) <= eta
+            assert (
+                max(store.read(lambda conn: conn.execute(select(trained.c.max_staleness)).scalars())) <= eta
+            )

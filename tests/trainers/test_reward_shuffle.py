@@ -26,7 +26,9 @@ def batch(seed):
 def given_for(groups):
     """By kind of unit, what was given, in order."""
     members = [(item.reward, tuple(item.rewards.items())) for group in groups for item in group.scored]
-    agents = [tuple(own.items()) for group in groups for item in group.scored for own in item.agent_rewards.values()]
+    agents = [
+        tuple(own.items()) for group in groups for item in group.scored for own in item.agent_rewards.values()
+    ]
     turns = [
         (turn.call_id, tuple(turn.rewards.items()))
         for group in groups for rows in group.rows for row in rows for turn in row.turns

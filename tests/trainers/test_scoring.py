@@ -51,7 +51,9 @@ def played(tmp_path):
 
 
 def groups_of(store):
-    (group_id,) = [row[0] for row in store.read(lambda conn: conn.exec_driver_sql("SELECT id FROM groups").all())]
+    (group_id,) = [
+        row[0] for row in store.read(lambda conn: conn.exec_driver_sql("SELECT id FROM groups").all())
+    ]
     return load_group(store, store.read(lambda conn: rollouts.group(conn, group_id)))
 
 
@@ -65,7 +67,9 @@ def test_a_turn_gains_what_the_right_answer_becomes_likelier_after_it(played):
         gold = gold_of(config, name)
         for item, per_branch in zip(group.scored, gains, strict=True):
             for row, turns, own in zip(item.rows, branches(item.rows), per_branch, strict=True):
-                chances = [np.exp(chance(learner.trainee.policy, row.ids[: turn.start], gold)) for turn in turns]
+                chances = [
+                    np.exp(chance(learner.trainee.policy, row.ids[: turn.start], gold)) for turn in turns
+                ]
                 np.testing.assert_allclose(own, np.diff(chances), atol=1e-5)
         tools = [own[1] for per_branch in gains for own in per_branch if len(own) > 1]
         assert max(tools) > 0.1  # the right tool was called by somebody, and its result can be copied
@@ -97,9 +101,12 @@ def test_shuffled_gains_are_the_same_ones_elsewhere(played):
     with TraceStore.open(played.store_url()) as store:
         learner, group = learner_of(played, store), groups_of(store)
         config = played.config()
-        control = config.model_copy(update={"trainer": config.trainer.model_copy(update={"reward_shuffle": True})})
+        control = config.model_copy(
+            update={"trainer": config.trainer.model_copy(update={"reward_shuffle": True})}
+        )
         one, other = (
-            InformationGain.of_run("answer", "", each, store, learner.trainee)(group.scored) for each in (config, control)
+            InformationGain.of_run("answer", "", each, store, learner.trainee)(group.scored)
+            for each in (config, control)
         )
         flat, moved = (np.concatenate([own for each in found for own in each]) for found in (one, other))
         assert sorted(flat) == sorted(moved)

@@ -1,4 +1,6 @@
-"""Two and three real processes on gloo (FSDP2) compute what one computes, and hold what one holds, bit for bit."""
+"""Two and three real processes on gloo (FSDP2) compute what one computes, and hold what one holds, bit for
+bit.
+"""
 
 from dataclasses import replace
 
@@ -51,7 +53,9 @@ def steps_of(world, cases, streamed):
         else:
             metrics = policy_update(policy, optimizer, rows, advantages, settings, world=world)
         gradient = torch.cat([whole(parameter.grad).flatten() for parameter in policy.parameters()])
-        found.append((gradient, torch.cat([whole(parameter).flatten() for parameter in policy.parameters()]), metrics))
+        found.append(
+            (gradient, torch.cat([whole(parameter).flatten() for parameter in policy.parameters()]), metrics)
+        )
     return found
 
 
@@ -60,7 +64,9 @@ def steps_of(world, cases, streamed):
 def test_any_number_of_processes_makes_the_step_of_one(tmp_path, size, streamed):
     """Also with fewer rows than processes, parts of unequal length, and rows without a trained token."""
     untrained = make_rows(5, 3)
-    untrained[1] = replace(untrained[1], mask=np.zeros_like(untrained[1].mask), logprobs=np.zeros_like(untrained[1].logprobs))
+    untrained[1] = replace(
+        untrained[1], mask=np.zeros_like(untrained[1].mask), logprobs=np.zeros_like(untrained[1].logprobs)
+    )
     cases = [
         (make_rows(1, 7), options(20, max_grad_norm=1e9)),
         (make_rows(1, 7), options(10_000, proximal="behaviour")),
@@ -81,18 +87,37 @@ def of_forms(world, cases):
     """Per case: the gradient and the metrics of a step on rollouts of two rows each."""
     found = []
     for settings in cases:
-        rows = [part for row in make_rows(2) for part in split_row(row, [index % 3 == 0 for index in range(len(row.ids))])]
+        rows = [
+            part
+            for row in make_rows(2)
+            for part in split_row(row, [index % 3 == 0 for index in range(len(row.ids))])
+        ]
         advantages = [advantage for advantage in ADVANTAGES[:5] for _ in range(2)]
         policy = sharded(world)
         optimizer = make_optimizer(policy, settings)
-        metrics = policy_update(policy, optimizer, rows, advantages, settings, world=world, ages=ages_of(rows))
-        found.append((torch.cat([whole(parameter.grad).flatten() for parameter in policy.parameters()]), metrics))
+        metrics = policy_update(
+            policy, optimizer, rows, advantages, settings, world=world, ages=ages_of(rows)
+        )
+        found.append(
+            (torch.cat([whole(parameter.grad).flatten() for parameter in policy.parameters()]), metrics)
+        )
     return found
 
 
 def test_forms_of_whole_rollouts_have_the_gradient_of_one_process(tmp_path):
-    """Also where a rollout is larger than a micro-batch, so that some processes score more often than others."""
-    names = ["gspo", "minpro", "reinforce, tis of sequences", "icepop of sequences", "geometric", "opsm", "loglinear", "ess"]
+    """Also where a rollout is larger than a micro-batch, so that some processes score more often than
+    others.
+    """
+    names = [
+        "gspo",
+        "minpro",
+        "reinforce, tis of sequences",
+        "icepop of sequences",
+        "geometric",
+        "opsm",
+        "loglinear",
+        "ess",
+    ]
     cases = [
         UpdateSettings.model_validate(FORMS[name] | {"max_grad_norm": 1e9, "micro_batch_tokens": tokens})
         for name in names
@@ -121,7 +146,12 @@ def scattered_and_gathered(world, weights, state, then):
     policy = sharded(world)
     optimizer = make_optimizer(policy, SETTINGS)
     leads = world.rank == 0
-    scatter(policy, optimizer, packed_weights(policy, weights) if leads else {}, (state if leads else {}) if state else None)
+    scatter(
+        policy,
+        optimizer,
+        packed_weights(policy, weights) if leads else {},
+        (state if leads else {}) if state else None,
+    )
     if then:
         policy_update(policy, optimizer, make_rows(then), ADVANTAGES[:5], SETTINGS, world=world)
     weights, state = gather(policy, optimizer)
@@ -152,7 +182,9 @@ def test_weights_and_optimizer_go_through_shards_bit_for_bit_into_the_leader_alo
 
 
 def test_what_two_processes_leave_one_goes_on_from(tmp_path):
-    (weights, state), _ = together(tmp_path, 2, scattered_and_gathered, published_weights(make_policy()), None, 3)
+    (weights, state), _ = together(
+        tmp_path, 2, scattered_and_gathered, published_weights(make_policy()), None, 3
+    )
     policy = make_policy()
     load_weights(policy, weights)
     optimizer = make_optimizer(policy, SETTINGS)
@@ -167,7 +199,9 @@ def test_what_two_processes_leave_one_goes_on_from(tmp_path):
 
 def test_an_optimizer_that_has_not_stepped_is_left_so(tmp_path):
     """Asked for its state, the library would take a step of no length, which counts in Adam's corrections."""
-    (_, state), _ = together(tmp_path, 2, scattered_and_gathered, published_weights(make_policy()), None, None)
+    (_, state), _ = together(
+        tmp_path, 2, scattered_and_gathered, published_weights(make_policy()), None, None
+    )
     assert state["state"] == {}
 
 

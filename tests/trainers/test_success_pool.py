@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from harnessgym.errors import ConfigError
 from harnessgym.store import TraceStore, policies
 from harnessgym.store.tables import advantages, groups, rollouts, trained
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
 from trainers.policy_weights import published_weights
 
@@ -56,7 +56,9 @@ def step(learner):
 
 
 def places(store, rollout_ids):
-    query = select(rollouts.c.id, groups.c.ordinal, rollouts.c.slot).join(groups, groups.c.id == rollouts.c.group_id)
+    query = select(rollouts.c.id, groups.c.ordinal, rollouts.c.slot).join(
+        groups, groups.c.id == rollouts.c.group_id
+    )
     known = {row[0]: (row[1], row[2]) for row in store.read(lambda conn: conn.execute(query).all())}
     return [known[each] for each in rollout_ids]
 
@@ -88,7 +90,9 @@ def test_a_borrowed_success_is_one_of_the_group_for_every_estimator(make, advant
     )
     found = store.read(lambda conn: conn.execute(query).all())
     ((_, best, _),) = [
-        row for row, (ordinal, _) in zip(found, places(store, [row[0] for row in found]), strict=True) if not ordinal
+        row
+        for row, (ordinal, _) in zip(found, places(store, [row[0] for row in found]), strict=True)
+        if not ordinal
     ]
     assert best > 0
     assert max(row[1] for row in found if row[1] != best) <= 0

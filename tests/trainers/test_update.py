@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harnessgym.errors import TrainerError
 from harnessgym.registry import names
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.losses.normalisation import Normalisation
 from trainers.policy import Policy, PolicyConfig
 from trainers.update import (
@@ -45,7 +45,7 @@ def make_policy() -> Policy:
     return policy
 
 
-def make_rows(seed: int = 0, count: int = 5) -> list[Row]:
+def make_rows(seed: int = 0, count: int = 5) -> list[TrainingRow]:
     random = np.random.default_rng(seed)
     rows = []
     for index in range(count):
@@ -54,22 +54,33 @@ def make_rows(seed: int = 0, count: int = 5) -> list[Row]:
         mask[0], mask[-1] = 0, 1
         logprobs = np.where(mask == 1, random.uniform(-5, -0.5, length), 0.0).astype(np.float32)
         ids = random.integers(0, CONFIG.vocab_size, length).astype(np.int32)
-        rows.append(Row(f"rollout {index}", "group", ids, mask, logprobs, np.where(mask == 1, 3, -1).astype(np.int32)))
+        rows.append(
+            TrainingRow(
+                f"rollout {index}", "group", ids, mask, logprobs, np.where(mask == 1, 3, -1).astype(np.int32)
+            )
+        )
     return rows
 
 
-def split_row(row: Row, left: list[bool]) -> list[Row]:
+def split_row(row: TrainingRow, left: list[bool]) -> list[TrainingRow]:
     """Two rows of the same rollout whose masks are disjoint and add up to the row's."""
     parts = []
     for side in (True, False):
         mask = np.where(np.array(left) == side, row.mask, 0).astype(np.int32)
         logprobs = np.where(mask == 1, row.logprobs, 0).astype(np.float32)
-        parts.append(Row(row.rollout_id, row.group_id, row.ids, mask, logprobs, np.where(mask == 1, row.versions, -1)))
+        parts.append(
+            TrainingRow(
+                row.rollout_id, row.group_id, row.ids, mask, logprobs, np.where(mask == 1, row.versions, -1)
+            )
+        )
     return parts
 
 
 def gradient(
-    rows: list[Row], advantages: list[float | FloatArray], options: UpdateSettings, dtype: torch.dtype = torch.float32
+    rows: list[TrainingRow],
+    advantages: list[float | FloatArray],
+    options: UpdateSettings,
+    dtype: torch.dtype = torch.float32,
 ) -> FloatArray:
     """The gradient that the step used (no step is taken at the smallest learning rate that is allowed)."""
     policy = make_policy().to(dtype)
@@ -78,8 +89,12 @@ def gradient(
     return torch.cat(grads).numpy()
 
 
-def reference(policy: Policy, rows: list[Row], advantages: list[float], options: UpdateSettings) -> dict[str, float]:
-    """Loss and metrics by loops over tokens in float64; the proximal policy is the current one, so its ratio is 1."""
+def reference(
+    policy: Policy, rows: list[TrainingRow], advantages: list[float], options: UpdateSettings
+) -> dict[str, float]:
+    """Loss and metrics by loops over tokens in float64; the proximal policy is the current one, so its
+    ratio is 1.
+    """
     loss, ratios, entropy, counts = 0.0, [], [], [int(row.mask.sum()) for row in rows]
     for row, advantage, count in zip(rows, advantages, counts, strict=True):
         scores = policy(torch.tensor(row.ids[None]).long())[0].detach().double().numpy() / options.temperature
@@ -108,7 +123,9 @@ def reference(policy: Policy, rows: list[Row], advantages: list[float], options:
 @pytest.mark.parametrize("normalisation", ["token", "rollout"])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_metrics_equal_a_loop_over_tokens(normalisation: Normalisation, temperature: float) -> None:
-    options = UpdateSettings(normalisation=normalisation, temperature=temperature, micro_batch_tokens=30, proximal="current")
+    options = UpdateSettings(
+        normalisation=normalisation, temperature=temperature, micro_batch_tokens=30, proximal="current"
+    )
     rows, advantages = make_rows(), [1.0, -0.5, 0.25, 2.0, -1.5]
     policy = make_policy()
     expected = reference(policy, rows, advantages, options)
@@ -119,7 +136,9 @@ def test_metrics_equal_a_loop_over_tokens(normalisation: Normalisation, temperat
 
 
 def test_gradient_equals_finite_differences_of_the_loss() -> None:
-    """With weights frozen at pi_old / mu, the loss is sum of share * w * -(pi / pi_old) A; its slope is the gradient."""
+    """With weights frozen at pi_old / mu, the loss is sum of share * w * -(pi / pi_old) A; its slope is
+    the gradient.
+    """
     rows, advantages = make_rows(3), [1.0, -1.0, 0.5, 0.5, -2.0]
     policy = make_policy()
     optimizer = make_optimizer(policy, SETTINGS)
@@ -131,7 +150,11 @@ def test_gradient_equals_finite_differences_of_the_loss() -> None:
         out = []
         for row in rows:
             scores = policy(torch.tensor(row.ids[None]).long())[0].detach().double().log_softmax(-1)
-            out.append(torch.stack([scores[t - 1, row.ids[t]] if t else torch.tensor(0.0) for t in range(len(row.ids))]))
+            out.append(
+                torch.stack(
+                    [scores[t - 1, row.ids[t]] if t else torch.tensor(0.0) for t in range(len(row.ids))]
+                )
+            )
         return out
 
     old = logprobs()
@@ -149,17 +172,21 @@ def test_gradient_equals_finite_differences_of_the_loss() -> None:
     unclipped = SETTINGS.model_copy(update={"max_grad_norm": 1e9})
     policy_update(policy, optimizer, rows, advantages, unclipped)
     assert policy.embed_tokens.weight.grad is not None
-    assert float((policy.embed_tokens.weight.grad * direction).sum()) == pytest.approx(slope, rel=2e-2, abs=1e-4)
+    assert float((policy.embed_tokens.weight.grad * direction).sum()) == pytest.approx(
+        slope, rel=2e-2, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("normalisation", ["token", "rollout"])
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_splitting_rollouts_into_rows_leaves_the_gradient(normalisation: Normalisation, data: st.DataObject) -> None:
+def test_splitting_rollouts_into_rows_leaves_the_gradient(
+    normalisation: Normalisation, data: st.DataObject
+) -> None:
     rows, advantages = make_rows(data.draw(st.integers(0, 99))), [1.0, -0.5, 0.25, 2.0, -1.5]
     proximal = data.draw(st.sampled_from(["behaviour", "current"]))
     options = UpdateSettings(normalisation=normalisation, max_grad_norm=1e9, proximal=proximal)
-    split: list[Row] = []
+    split: list[TrainingRow] = []
     split_advantages: list[float | FloatArray] = []
     for row, advantage in zip(rows, advantages, strict=True):
         left = data.draw(st.lists(st.booleans(), min_size=len(row.ids), max_size=len(row.ids)))
@@ -177,7 +204,10 @@ def test_micro_batches_change_only_rounding(micro_batch_tokens: int) -> None:
     rows, advantages = make_rows(), [1.0, -0.5, 0.25, 2.0, -1.5]
     options = SETTINGS.model_copy(update={"micro_batch_tokens": micro_batch_tokens})
     np.testing.assert_allclose(
-        gradient(rows, list(advantages), options), gradient(rows, list(advantages), SETTINGS), rtol=1e-4, atol=1e-6
+        gradient(rows, list(advantages), options),
+        gradient(rows, list(advantages), SETTINGS),
+        rtol=1e-4,
+        atol=1e-6,
     )
 
 
@@ -194,10 +224,16 @@ def test_equal_inputs_give_bit_equal_weights() -> None:
 
 def test_advantages_may_differ_along_a_row() -> None:
     rows = make_rows(count=2)
-    per_token = [np.full(len(row.ids), value, dtype=np.float32) for row, value in zip(rows, (1.0, -1.0), strict=True)]
-    np.testing.assert_array_equal(gradient(rows, list(per_token), SETTINGS), gradient(rows, [1.0, -1.0], SETTINGS))
+    per_token = [
+        np.full(len(row.ids), value, dtype=np.float32) for row, value in zip(rows, (1.0, -1.0), strict=True)
+    ]
+    np.testing.assert_array_equal(
+        gradient(rows, list(per_token), SETTINGS), gradient(rows, [1.0, -1.0], SETTINGS)
+    )
     per_token[0][rows[0].mask == 0] = 99.0
-    np.testing.assert_array_equal(gradient(rows, list(per_token), SETTINGS), gradient(rows, [1.0, -1.0], SETTINGS))
+    np.testing.assert_array_equal(
+        gradient(rows, list(per_token), SETTINGS), gradient(rows, [1.0, -1.0], SETTINGS)
+    )
 
 
 def test_the_step_raises_the_probability_of_what_was_rewarded() -> None:
@@ -229,12 +265,16 @@ def test_clipping_against_the_behaviour_policy_is_the_same_as_passing_its_logpro
     assert moved[0][0].clip_fraction == pytest.approx(outside)
 
 
-def _ratios(rows: list[Row]) -> list[float]:
+def _ratios(rows: list[TrainingRow]) -> list[float]:
     """pi / mu of every trained token."""
     ratios = []
     for row in rows:
         scores = make_policy()(torch.tensor(row.ids[None]).long())[0].detach().log_softmax(-1)
-        ratios += [math.exp(float(scores[t - 1, row.ids[t]] - row.logprobs[t])) for t in range(1, len(row.ids)) if row.mask[t]]
+        ratios += [
+            math.exp(float(scores[t - 1, row.ids[t]] - row.logprobs[t]))
+            for t in range(1, len(row.ids))
+            if row.mask[t]
+        ]
     return ratios
 
 
@@ -243,7 +283,13 @@ def test_learning_rate_of_the_step_is_the_setting() -> None:
     for lr in (1e-4, 2e-4):
         policy = make_policy()
         before = policy.norm.detach().clone()
-        policy_update(policy, make_optimizer(policy, SETTINGS), make_rows(), [1.0] * 5, SETTINGS.model_copy(update={"lr": lr}))
+        policy_update(
+            policy,
+            make_optimizer(policy, SETTINGS),
+            make_rows(),
+            [1.0] * 5,
+            SETTINGS.model_copy(update={"lr": lr}),
+        )
         moved.append(float((policy.norm.detach() - before).abs().mean()))
     assert moved[1] == pytest.approx(2 * moved[0], rel=1e-2)
 
@@ -253,8 +299,8 @@ def test_what_cannot_be_trained_is_refused_and_changes_nothing() -> None:
     optimizer = make_optimizer(policy, SETTINGS)
     before = policy.norm.detach().clone()
     untrained = [part for row in rows for part in split_row(row, [True] * len(row.ids))[1:]]
-    first = Row("r", "g", rows[0].ids, np.ones_like(rows[0].mask), rows[0].logprobs, rows[0].versions)
-    cases: list[tuple[list[Row], list[float | FloatArray], str]] = [
+    first = TrainingRow("r", "g", rows[0].ids, np.ones_like(rows[0].mask), rows[0].logprobs, rows[0].versions)
+    cases: list[tuple[list[TrainingRow], list[float | FloatArray], str]] = [
         (rows, [1.0], "2 rows"),
         (untrained, [1.0, 1.0], "no trained token"),
         ([], [], "no trained token"),
@@ -298,13 +344,13 @@ def test_every_loss_and_every_correction_has_a_form() -> None:
     assert {correction.name for each in options for correction in each.weights} == set(names("correction"))
 
 
-def ages_of(rows: list[Row]) -> list[IdArray]:
+def ages_of(rows: list[TrainingRow]) -> list[IdArray]:
     """Versions between a token's and the step's; they differ along a row."""
     return [np.where(row.mask == 1, np.arange(len(row.ids)) % 4, 0).astype(np.int32) for row in rows]
 
 
 def step_of(
-    rows: list[Row],
+    rows: list[TrainingRow],
     advantages: list[float],
     options: UpdateSettings,
     parts: int = 1,
@@ -332,7 +378,9 @@ def step_of(
 @settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_no_form_knows_rows_micro_batches_or_parts(form: str, data: st.DataObject) -> None:
-    """Rollouts split into rows with disjoint masks, micro-batches of any size and batches in parts: one gradient."""
+    """Rollouts split into rows with disjoint masks, micro-batches of any size and batches in parts: one
+    gradient.
+    """
     options = UpdateSettings.model_validate(FORMS[form] | {"lr": 1e-3, "max_grad_norm": 1e9})
     options = options.model_copy(update={"normalisation": data.draw(st.sampled_from(["token", "rollout"]))})
     rows, advantages = make_rows(data.draw(st.integers(0, 99))), [1.0, -0.5, 0.25, 2.0, -1.5]
@@ -340,13 +388,19 @@ def test_no_form_knows_rows_micro_batches_or_parts(form: str, data: st.DataObjec
     split = [
         part
         for row in rows
-        for part in split_row(row, data.draw(st.lists(st.booleans(), min_size=len(row.ids), max_size=len(row.ids))))
+        for part in split_row(
+            row, data.draw(st.lists(st.booleans(), min_size=len(row.ids), max_size=len(row.ids)))
+        )
     ]
     order = data.draw(st.permutations(range(len(split))))
     small = options.model_copy(update={"micro_batch_tokens": data.draw(st.sampled_from([1, 20, 40, 10_000]))})
     values = [advantages[index // 2] for index in order]
-    found, metrics = step_of([split[index] for index in order], values, small, data.draw(st.integers(1, 3)), torch.float64)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7 * max(float(np.abs(expected).max()), 1.0))
+    found, metrics = step_of(
+        [split[index] for index in order], values, small, data.draw(st.integers(1, 3)), torch.float64
+    )
+    np.testing.assert_allclose(
+        found, expected, rtol=1e-6, atol=1e-7 * max(float(np.abs(expected).max()), 1.0)
+    )
     for name in UpdateMetrics.__dataclass_fields__:
         assert getattr(metrics, name) == pytest.approx(getattr(whole, name), rel=1e-6, abs=1e-6), name
 
@@ -371,7 +425,9 @@ def test_masked_tokens_count_in_the_denominator_and_are_told() -> None:
     rows = make_rows(count=3)
     far = np.where(rows[1].mask == 1, -80.0, 0.0).astype(np.float32)
     batch = [rows[0], replace(rows[1], logprobs=far), rows[2]]
-    options = UpdateSettings(proximal="current", corrections=[{"name": "mis", "cap": 1e30}], max_grad_norm=1e9)
+    options = UpdateSettings(
+        proximal="current", corrections=[{"name": "mis", "cap": 1e30}], max_grad_norm=1e9
+    )
     found, metrics = step_of(batch, [1.0, -1.0, 0.5], options)
     expected, _ = step_of(rows, [1.0, 0.0, 0.5], options)
     np.testing.assert_array_equal(found, expected)

@@ -1,4 +1,6 @@
-"""Which losses, proximal policies and corrections go together; a step with each that do, whatever the advantage is of."""
+"""Which losses, proximal policies and corrections go together; a step with each that do, whatever the
+advantage is of.
+"""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -35,13 +37,20 @@ ACCEPTED = {
 
 def settings_of(loss, proximal, correction):
     by_name = {"name": "ewma", "window": 2, "reset_below": 0.0} if proximal == "ewma" else proximal
-    given = {"loss": loss, "proximal": by_name, "corrections": [correction] if correction else [], "max_grad_norm": 1e9}
+    given = {
+        "loss": loss,
+        "proximal": by_name,
+        "corrections": [correction] if correction else [],
+        "max_grad_norm": 1e9,
+    }
     return validate(UpdateSettings, given, "the test")
 
 
 def test_what_goes_together_is_this_and_nothing_else():
     found = {loss: {} for loss in names("loss")}
-    for loss, proximal, correction in product(names("loss"), ("behaviour", "current", *OTHER), ["", *names("correction")]):
+    for loss, proximal, correction in product(
+        names("loss"), ("behaviour", "current", *OTHER), ["", *names("correction")]
+    ):
         with suppress(ConfigError):
             settings_of(loss, proximal, correction)
             found[loss].setdefault(proximal, set()).add(correction)
@@ -61,7 +70,8 @@ def test_on_policy_every_combination_takes_the_step_of_the_plain_policy_gradient
     drawn = make_rows(3, count=2)
     logprobs = score_all(make_policy(), drawn, 1.0, 10_000, ALONE)
     rows = [
-        replace(row, logprobs=np.where(row.mask, own, 0).astype(np.float32)) for row, own in zip(drawn, logprobs, strict=True)
+        replace(row, logprobs=np.where(row.mask, own, 0).astype(np.float32))
+        for row, own in zip(drawn, logprobs, strict=True)
     ]
     by_call = [np.where(np.arange(len(row.ids)) < 6, 1.0, -0.5).astype(np.float32) for row in rows]
     for values in ([1.0, -0.5], by_call):
@@ -71,4 +81,6 @@ def test_on_policy_every_combination_takes_the_step_of_the_plain_policy_gradient
             given = logprobs if proximal in ("recompute", "snapshot", "ewma") else None
             for correction in sorted(corrections):
                 found = gradient(rows, values, settings_of(loss, proximal, correction), given)
-                torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=f"{proximal}, {correction or 'none'}")
+                torch.testing.assert_close(
+                    found, expected, rtol=1e-4, atol=1e-5, msg=f"{proximal}, {correction or 'none'}"
+                )

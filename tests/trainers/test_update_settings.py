@@ -1,4 +1,6 @@
-"""Losses, corrections and all else of an update by name; combinations that mean nothing, refused with the reason."""
+"""Losses, corrections and all else of an update by name; combinations that mean nothing, refused with the
+reason.
+"""
 
 import json
 import subprocess
@@ -69,7 +71,9 @@ def test_names_and_tables_say_the_same():
 
 
 def test_settings_can_be_written_down_and_read_again():
-    settings = checked(loss={"name": "gspo", "clip_low": 0.1}, proximal="snapshot", corrections=[{"name": "mis", "cap": 4}])
+    settings = checked(
+        loss={"name": "gspo", "clip_low": 0.1}, proximal="snapshot", corrections=[{"name": "mis", "cap": 4}]
+    )
     again = validate(UpdateSettings, settings.model_dump(mode="json"), "the same")
     assert (again.loss, again.corrections) == (settings.loss, settings.corrections)
 
@@ -115,7 +119,10 @@ def test_what_there_is_not_is_refused(given, words):
         ({"loss": "gspo", "proximal": "current"}, "loss = 'reinforce'"),
         ({"loss": "cispo", "proximal": "current"}, "1 everywhere"),
         ({"loss": "minpro", "proximal": "current"}, "1 everywhere"),
-        ({"loss": "minpro", "proximal": "snapshot", "corrections": [{"name": "mis", "level": "sequence"}]}, "a second time"),
+        (
+            {"loss": "minpro", "proximal": "snapshot", "corrections": [{"name": "mis", "level": "sequence"}]},
+            "a second time",
+        ),
         ({"loss": "minpro", "corrections": ["opsm"]}, "a second time"),
         ({"loss": "decoupled_ppo"}, "it is loss = 'ppo'"),
         ({"loss": "decoupled_ppo", "proximal": "current", "corrections": ["mis"]}, "1 everywhere"),
@@ -126,11 +133,19 @@ def test_what_there_is_not_is_refused(given, words):
         ({"loss": "reinforce"}, "only corrections can weigh"),
         ({"loss": "reinforce", "proximal": "ewma"}, "proximal = 'current'"),
         ({"loss": "reinforce", "lr_rule": "ess", "proximal": "current", "corrections": []}, "there are none"),
-        ({"loss": "reinforce", "lr_rule": "ess", "proximal": "current", "corrections": ["geometric"]}, "there are none"),
+        (
+            {"loss": "reinforce", "lr_rule": "ess", "proximal": "current", "corrections": ["geometric"]},
+            "there are none",
+        ),
         ({"baseline": "minimum_variance"}, "loss = 'reinforce'"),
         ({"baseline": "minimum_variance", "loss": "gspo"}, "bends it"),
         (
-            {"baseline": "minimum_variance", "loss": "reinforce", "proximal": "current", "corrections": ["tis", "opsm"]},
+            {
+                "baseline": "minimum_variance",
+                "loss": "reinforce",
+                "proximal": "current",
+                "corrections": ["tis", "opsm"],
+            },
             "sign of the advantage",
         ),
         ({"proximal": "ewma"}, "none of them masks"),
@@ -154,7 +169,10 @@ VCPO = {"loss": "reinforce", "proximal": "current", "baseline": "minimum_varianc
         ({"max_staleness": 0, "update": {"proximal": "snapshot"}}, "is 'current'"),
         ({"update": {"proximal": "recompute"}}, "one step on a batch"),
         ({"max_staleness": 0, "update": {"proximal": "loglinear"}}, "raise max_staleness"),
-        ({"max_staleness": 3, "publish": {"keep": 3}, "update": {"proximal": "snapshot"}}, "publish.keep to 4"),
+        (
+            {"max_staleness": 3, "publish": {"keep": 3}, "update": {"proximal": "snapshot"}},
+            "publish.keep to 4",
+        ),
         ({"update": VCPO}, "trainer.advantage = 'reward'"),
         ({"update": VCPO, "advantage": "reward", "processes": 2}, "each rollout alone"),
         ({"update": VCPO, "advantage": "reward", "steps_kept": 0.5}, "set filter.steps_kept = 1"),
@@ -166,7 +184,9 @@ def test_what_does_not_fit_the_run_is_refused_with_the_reason(tmp_path, trainer,
 
 
 def test_settings_of_a_run_have_its_temperature_and_its_window(tmp_path):
-    settings = settings_of(run(tmp_path, max_staleness=3, update={"proximal": "ewma", "corrections": ["mis"]}))
+    settings = settings_of(
+        run(tmp_path, max_staleness=3, update={"proximal": "ewma", "corrections": ["mis"]})
+    )
     assert settings.temperature == 1.0
     assert settings.proximal == Ewma(window=3)
     assert settings.proximal.beta == 3 / 5
@@ -186,7 +206,8 @@ def test_a_correction_is_named_once():
 
 def test_checking_settings_needs_no_torch():
     code = (
-        "import sys; from trainers.update_settings import UpdateSettings; UpdateSettings(loss='gspo', proximal='snapshot', "
+        "import sys; from trainers.update_settings import UpdateSettings; UpdateSettings(loss='gspo', "
+        "proximal='snapshot', "
         "corrections=['icepop']); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -210,8 +231,12 @@ def test_the_guide_has_every_setting_of_an_update_with_its_default():
         *UpdateSettings.model_fields,
         *(f"lr_rule.{name}" for name in EssRule.model_fields if name != "name"),
     }
-    plain = {name: getattr(UpdateSettings(), name) for name in UpdateSettings.model_fields if name != "corrections"}
-    known = plain | {"loss": UpdateSettings().loss.name} | {f"lr_rule.{name}": value for name, value in EssRule()}
+    plain = {
+        name: getattr(UpdateSettings(), name) for name in UpdateSettings.model_fields if name != "corrections"
+    }
+    known = (
+        plain | {"loss": UpdateSettings().loss.name} | {f"lr_rule.{name}": value for name, value in EssRule()}
+    )
     assert {name: json.loads(default) for name, default in told.items() if name != "corrections"} == {
         name: value for name, value in known.items() if name != "lr_rule.name"
     }

@@ -1,4 +1,6 @@
-"""The critic: its loss against loops over tokens, its gradient, its shards, and that it learns what is to be known."""
+"""The critic: its loss against loops over tokens, its gradient, its shards, and that it learns what is to
+be known.
+"""
 
 import copy
 from dataclasses import replace
@@ -24,7 +26,9 @@ UPDATE = UpdateSettings(micro_batch_tokens=30)
 
 def make_function(world=ALONE, head=0.3, update=UPDATE, **options):
     """A critic whose values differ from token to token."""
-    found = ValueFunction(make_policy(), CriticSettings(**{"lr": 1e-2, "max_grad_norm": 1e9} | options), update, world)
+    found = ValueFunction(
+        make_policy(), CriticSettings(**{"lr": 1e-2, "max_grad_norm": 1e9} | options), update, world
+    )
     if head and world.size == 1:
         torch.nn.init.normal_(found.critic.head.weight, std=head, generator=torch.Generator().manual_seed(3))
     return found
@@ -39,7 +43,9 @@ def numbers_of(rows, seed=0):
 def gradient_of(function):
     grads = [parameter.grad for parameter in function.critic.parameters()]
     assert all(grad is not None for grad in grads)
-    return torch.cat([(grad.full_tensor() if hasattr(grad, "full_tensor") else grad).flatten() for grad in grads]).numpy()
+    return torch.cat(
+        [(grad.full_tensor() if hasattr(grad, "full_tensor") else grad).flatten() for grad in grads]
+    ).numpy()
 
 
 def by_hand(function, rows, targets, old, clip, normalisation="token"):
@@ -102,7 +108,9 @@ def test_split_rows_and_micro_batches_leave_values_and_gradient(data):
     targets, old = numbers_of(rows)
     split, split_targets, split_old = [], [], []
     for row, target, before in zip(rows, targets, old, strict=True):
-        split += split_row(row, data.draw(st.lists(st.booleans(), min_size=len(row.ids), max_size=len(row.ids))))
+        split += split_row(
+            row, data.draw(st.lists(st.booleans(), min_size=len(row.ids), max_size=len(row.ids)))
+        )
         split_targets += [target, target]
         split_old += [before, before]
     by = {"normalisation": data.draw(st.sampled_from(["token", "rollout"]))}
@@ -147,7 +155,10 @@ def test_a_critic_learns_a_value_that_is_known():
     assert first > 0.3
     assert last < 0.12
     unseen = make_rows(77, 24)
-    errors = [(value - known(row))[row.mask != 0] for row, value in zip(unseen, function.values(unseen), strict=True)]
+    errors = [
+        (value - known(row))[row.mask != 0]
+        for row, value in zip(unseen, function.values(unseen), strict=True)
+    ]
     constants = np.concatenate([known(row)[row.mask != 0] for row in unseen])
     assert np.concatenate(errors).std() < constants.std()
 
@@ -163,13 +174,17 @@ def test_a_gradient_that_is_not_finite_leaves_the_critic_as_it_was():
 
 
 def some_steps(world, state=None):
-    """Values, metrics, the gradient and the state after steps with few and with many rows, some of them without a target."""
+    """Values, metrics, the gradient and the state after steps with few and with many rows, some of them
+    without a target.
+    """
     function = make_function(world, head=0.0, lr=1e-4)
     function.load(state)
     found = []
     for seed, count in ((1, 7), (2, 1), (3, 2)):
         rows = make_rows(seed, count)
-        rows.append(replace(rows[0], mask=np.zeros_like(rows[0].mask), logprobs=np.zeros_like(rows[0].logprobs)))
+        rows.append(
+            replace(rows[0], mask=np.zeros_like(rows[0].mask), logprobs=np.zeros_like(rows[0].logprobs))
+        )
         targets, old = numbers_of(rows, seed)
         found.append((function.values(rows), function.update(rows, targets, old), gradient_of(function)))
     return found, function.state()
@@ -196,7 +211,9 @@ def test_any_number_of_processes_makes_the_critic_of_one(tmp_path, size):
         assert torch.allclose(theirs["weights"][name], tensor, rtol=1e-3, atol=1e-3)
     again = make_function(head=0.0)
     again.load(theirs)
-    assert all(torch.equal(tensor, theirs["weights"][name]) for name, tensor in again.critic.state_dict().items())
+    assert all(
+        torch.equal(tensor, theirs["weights"][name]) for name, tensor in again.critic.state_dict().items()
+    )
 
 
 def test_a_state_is_a_copy_and_goes_on_exactly():
@@ -208,4 +225,7 @@ def test_a_state_is_a_copy_and_goes_on_exactly():
     one.update(rows, targets, old)
     other.load(state)
     other.update(rows, targets, old)
-    assert all(torch.equal(tensor, other.critic.state_dict()[name]) for name, tensor in one.critic.state_dict().items())
+    assert all(
+        torch.equal(tensor, other.critic.state_dict()[name])
+        for name, tensor in one.critic.state_dict().items()
+    )

@@ -25,7 +25,7 @@ from trainers.engine.server import follow, load_engine
 from trainers.policy import Policy, PolicyConfig
 from trainers.policy_weights import load_policy, load_weights, published_weights, save_policy
 from trainers.weights.agent import read_newest
-from trainers.weights.publish import Base, publish, publish_full
+from trainers.weights.publish import BaseVersion, publish, publish_full
 from trainers.weights.settings import AgentSettings, MirrorSettings
 from trainers.weights.version_server import build_app
 
@@ -93,10 +93,23 @@ class Site:
 
     def publish(self, version, *, weights=None, record=True, **fields):
         made = publish_full(
-            self.folder / "versions", version, None, weights or self.weights(version), step=version, run=self.run_id
+            self.folder / "versions",
+            version,
+            None,
+            weights or self.weights(version),
+            step=version,
+            run=self.run_id,
         )
         row = PolicyVersion(
-            version, None, "full", str(made.path), version, made.checksum, made.bytes, committed=True, orphaned=False
+            version,
+            None,
+            "full",
+            str(made.path),
+            version,
+            made.checksum,
+            made.bytes,
+            committed=True,
+            orphaned=False,
         )
         if record:
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
@@ -105,7 +118,9 @@ class Site:
     def publish_damaged(self, damage):
         """Version 1, which no engine can serve."""
         if damage == "not a number":
-            return self.publish(1, weights={name: tensor * float("nan") for name, tensor in self.weights(1).items()})
+            return self.publish(
+                1, weights={name: tensor * float("nan") for name, tensor in self.weights(1).items()}
+            )
         if damage == "other shapes":
             return self.publish(1, weights={name: torch.zeros(2) for name in self.weights(1)})
         made = self.publish(1, record=False)
@@ -117,12 +132,22 @@ class Site:
         return made
 
     def agent(self, **options):
-        values = {"store": self.url, "policy_id": self.policy_id, "run_id": self.run_id, "poll_s": 0.02, "drain_s": 1.0}
-        return AgentSettings(**{**values, "control_url": f"unix:{self.socket}", "control_key": "key", **options})
+        values = {
+            "store": self.url,
+            "policy_id": self.policy_id,
+            "run_id": self.run_id,
+            "poll_s": 0.02,
+            "drain_s": 1.0,
+        }
+        return AgentSettings(
+            **{**values, "control_url": f"unix:{self.socket}", "control_key": "key", **options}
+        )
 
     @contextmanager
     def engine(self, worker="w1", **options):
-        settings = EngineSettings(model=self.folder / "model", port=0, worker_id=worker, agent=self.agent(**options))
+        settings = EngineSettings(
+            model=self.folder / "model", port=0, worker_id=worker, agent=self.agent(**options)
+        )
         engine = load_engine(settings)
         with fronted(engine, settings) as url, start_blocking_portal() as portal:
             following = portal.start_task_soon(follow, engine, settings, url)
@@ -130,7 +155,14 @@ class Site:
             following.cancel()
 
     def worker(self, worker="w1"):
-        return next((row for row in self.store.read(lambda conn: workers.of_run(conn, self.run_id)) if row.id == worker), None)
+        return next(
+            (
+                row
+                for row in self.store.read(lambda conn: workers.of_run(conn, self.run_id))
+                if row.id == worker
+            ),
+            None,
+        )
 
 
 @pytest.fixture
@@ -249,7 +281,9 @@ def test_a_dead_holders_lease_expires(site):
 
 
 def test_a_worker_that_was_killed_while_it_updated_gives_its_lease_back_when_it_starts(site):
-    """It starts with the newest weights, so it would never use the lease again, and the others would wait until it expires."""
+    """It starts with the newest weights, so it would never use the lease again, and the others would wait
+    until it expires.
+    """
     leased = [f"update:{site.policy_id}:{number}" for number in range(2)]
     site.publish(1)
     for lease, holder in zip(leased, ("w1", "w2"), strict=True):
@@ -276,12 +310,16 @@ def test_a_bad_version_is_never_announced_and_ends_the_agent(site, damage, caplo
 
 
 def test_a_bad_version_ends_the_process_for_good(site):
-    values = EngineSettings(model=site.folder / "model", port=0, worker_id="w1", agent=site.agent(control_url=None))
+    values = EngineSettings(
+        model=site.folder / "model", port=0, worker_id="w1", agent=site.agent(control_url=None)
+    )
     config = site.folder / "engine.json"
     config.write_text(values.model_dump_json(exclude_none=True))
     command = [sys.executable, "-m", "harnessgym", "engine", "--config", str(config)]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
         process.stdout.readline()
         wait_for(lambda: site.worker() is not None and site.worker().state == "ready")
         made = site.publish_damaged("not a number")
@@ -342,8 +380,10 @@ def publish_deltas(site, count):
         made[version] = {name: tensor.clone() for name, tensor in made[version - 1].items()}
         for tensor in made[version].values():
             tensor.view(-1)[version] += 0.25
-        base = Base(version - 1, made[version - 1])
-        found = publish(site.folder / "versions", version, version - 1, made[version], version, site.run_id, base=base)
+        base = BaseVersion(version - 1, made[version - 1])
+        found = publish(
+            site.folder / "versions", version, version - 1, made[version], version, site.run_id, base=base
+        )
         row = PolicyVersion(
             version,
             version - 1,
@@ -380,12 +420,20 @@ def test_an_engine_elsewhere_follows_through_a_mirror(site, tmp_path):
     """The paths in the store mean nothing to it."""
     deltas = publish_deltas(site, 3)
     next(deltas)
-    site.store.write(lambda conn: conn.exec_driver_sql("UPDATE policy_versions SET path = '/nowhere/' || version"))
-    with running(build_app(site.folder / "versions", "k" * 16), config={"host": "127.0.0.1", "port": 0}) as server:
+    site.store.write(
+        lambda conn: conn.exec_driver_sql("UPDATE policy_versions SET path = '/nowhere/' || version")
+    )
+    with running(
+        build_app(site.folder / "versions", "k" * 16), config={"host": "127.0.0.1", "port": 0}
+    ) as server:
         port = server.servers[0].sockets[0].getsockname()[1]
         settings = MirrorSettings(url=f"http://127.0.0.1:{port}", folder=tmp_path / "mirror", key="k" * 16)
         with site.engine(control_url=None, mirror=settings) as url:
             assert version_of(url) == 1
             next(deltas)
             wait_for(lambda: version_of(url) == 2)
-    assert sorted(path.name for path in (tmp_path / "mirror").glob("v*")) == ["v00000000", "v00000001", "v00000002"]
+    assert sorted(path.name for path in (tmp_path / "mirror").glob("v*")) == [
+        "v00000000",
+        "v00000001",
+        "v00000002",
+    ]

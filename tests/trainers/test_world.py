@@ -79,7 +79,10 @@ def test_a_process_that_is_killed_ends_the_others_who_wait_for_it(tmp_path, vict
             os.kill(os.getpid(), signal.SIGKILL)
         world.everyones(None)
 
-    with pytest.raises(SystemExit, match=rf"Of the 2 processes of the trainer rank {victim} \(pid \d+\) was killed by SIGKILL"):
+    with pytest.raises(
+        SystemExit,
+        match=rf"Of the 2 processes of the trainer rank {victim} \(pid \d+\) was killed by SIGKILL",
+    ):
         launch(2, "cpu", work)
     assert not any(identify(int(path.read_text())) for path in tmp_path.iterdir())
 

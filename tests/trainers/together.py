@@ -6,7 +6,9 @@ from trainers.world import launch
 
 
 def together(folder, size, work, *arguments):
-    """What `work(world, *arguments)` returns in each process, by rank. Nothing of it goes through the group."""
+    """What `work(world, *arguments)` returns in each process, by rank. Nothing of it goes through the
+    group.
+    """
     folder.mkdir(parents=True, exist_ok=True)
 
     def part(world):

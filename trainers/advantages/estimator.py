@@ -1,8 +1,8 @@
 """The seam between stored rollouts and estimators.
 
-An estimator takes one group and gives every row of every rollout its advantages. The baseline is over the whole group, also
-where some of its tokens will not be trained. A token that is masked (advantage zero) still counts in the loss's denominators; a
-rollout that is dropped (None) does not.
+An estimator takes one group and gives every row of every rollout its advantages. The baseline is over the
+whole group, also where some of its tokens will not be trained. A token that is masked (advantage zero) still
+counts in the loss's denominators; a rollout that is dropped (None) does not.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,28 +15,31 @@ import numpy.typing as npt
 from harnessgym.config import Config, validate
 from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.registry import load
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore
-    from trainers.trainee import Trainee
+    from trainers.trained_policy import TrainedPolicy
 
 Float64Array = npt.NDArray[np.float64]
 Value = float | FloatArray
 """One advantage for all tokens of a row, or float32 [T]."""
 Advantages = list[list[Value] | None]
-"""Per rollout of a group, per row; None for a rollout that is dropped: it is left out of the step and of its means."""
+"""Per rollout of a group, per row; None for a rollout that is dropped: it is left out of the step and of
+its means."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One rollout of a group with all that it was rewarded with. Rewards of calls are with the rows' turns."""
+    """One rollout of a group with all that it was rewarded with. Rewards of calls are with the rows'
+    turns.
+    """
 
     rollout_id: str
     reward: float
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The rollout's, by channel."""
     agent_rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -55,18 +58,24 @@ class Scored:
             return self.reward
         if channel not in self.rewards and not self.tampered:
             raise TrainerError(
-                f"Rollout {self.rollout_id} has no reward under the channel {channel!r}, which {setting} names; it has "
-                f"{', '.join(sorted(self.rewards)) or 'none'}. Correct the name, or give every rollout a reward there, 0 where "
+                f"Rollout {self.rollout_id} has no reward under the channel {channel!r}, which {setting} "
+                "names; it has "
+                f"{', '.join(sorted(self.rewards)) or 'none'}. Correct the name, or give every rollout a "
+                "reward there, 0 where "
                 "none is earned, and begin again in another folder (--folder)."
             )
         return self.rewards.get(channel, 0.0)
 
 
 class Estimator(Protocol):
-    """Gives one group its advantages. It may have `channels`, those that its settings name (`trainers.advantages.channels`)."""
+    """Gives one group its advantages. It may have `channels`, those that its settings name
+    (`trainers.advantages.channels`).
+    """
 
     def __call__(self, group: Sequence[Scored], /) -> Advantages:
-        """One entry per rollout, in their order. Calling it again with the same group and policy gives the same."""
+        """One entry per rollout, in their order. Calling it again with the same group and policy gives the
+        same.
+        """
         ...
 
 
@@ -91,10 +100,14 @@ class OnRewards:
         return [[float(value)] * len(item.rows) for item, value in zip(group, values, strict=True)]
 
 
-def make_estimator(config: RunConfig, store: "TraceStore | None" = None, trainee: "Trainee | None" = None) -> Estimator:
-    """The estimator that a run names. Raises `ConfigError` for settings that it does not have, or that do not fit the run.
+def make_estimator(
+    config: RunConfig, store: "TraceStore | None" = None, trainee: "TrainedPolicy | None" = None
+) -> Estimator:
+    """The estimator that a run names. Raises `ConfigError` for settings that it does not have, or that do not
+    fit the run.
 
-    `store` and `trainee` are for estimators that have a class method `of_run`: they look up tasks, or ask the policy.
+    `store` and `trainee` are for estimators that have a class method `of_run`: they look up tasks, or ask the
+    policy.
     """
     trainer = config.trainer
     found = load("advantage", trainer.advantage)
@@ -109,17 +122,22 @@ def make_estimator(config: RunConfig, store: "TraceStore | None" = None, trainee
 def checked_settings(name: str, given: dict[str, object], *, stream: bool = False) -> Config | None:
     """An estimator's settings, None if it takes none.
 
-    Raises `ConfigError` for settings that it does not have, and with `stream` for one that has to see the whole batch.
+    Raises `ConfigError` for settings that it does not have, and with `stream` for one that has to see the
+    whole batch.
     """
     found = load("advantage", name)
     if stream and hasattr(found, "over_batch"):
         raise ConfigError(
-            f"The advantages of {name!r} need the whole batch, and with trainer.stream gradients accumulate before it is "
+            f"The advantages of {name!r} need the whole batch, and with trainer.stream gradients accumulate "
+            "before it is "
             "there: set stream = false."
         )
     model: type[Config] | None = getattr(found, "Settings", None)
     if model is None:
         if given:
-            raise ConfigError(f"[trainer.advantage_settings]: the advantage {name!r} has no settings, and got {sorted(given)}.")
+            raise ConfigError(
+                f"[trainer.advantage_settings]: the advantage {name!r} has no settings, and got "
+                f"{sorted(given)}."
+            )
         return None
     return validate(model, given, "[trainer.advantage_settings]")

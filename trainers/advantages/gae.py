@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row, Turn
+from harnessgym.traces.trajectories import TrainingRow, Turn
 from trainers.advantages.estimator import Float64Array, Scored
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-GAE = Algorithm(
+GAE = AlgorithmRow(
     "advantage", "gae",
     "A_t = sum_k (gamma lambda)^k (r_(t+k) + gamma V_(t+k+1) - V_(t+k)), V = 0 behind the last token "
     "(of `algorithm = \"ppo\"`; not a choice of `trainer.advantage`)",
@@ -18,13 +18,18 @@ GAE = Algorithm(
 )  # fmt: skip
 
 
-def gae(rewards_T: Float64Array, values_T: Float64Array, gamma: float = 1.0, lam: float = 0.95) -> Float64Array:
-    """Generalised advantage estimates, float64 [T] (arXiv 1506.02438), of the T tokens that a policy sampled in order.
+def gae(
+    rewards_T: Float64Array, values_T: Float64Array, gamma: float = 1.0, lam: float = 0.95
+) -> Float64Array:
+    """Generalised advantage estimates, float64 [T] (arXiv 1506.02438), of the T tokens that a policy sampled
+    in order.
 
-    `values_T` are V before each token; after the last one nothing is to come. What the value function should learn is
-    advantages + values.
+    `values_T` are V before each token; after the last one nothing is to come. What the value function should
+    learn is advantages + values.
     """
-    advantages_T, ahead, following = np.zeros(len(rewards_T)), 0.0, 0.0
+    advantages_T = np.zeros(len(rewards_T))
+    ahead = 0.0
+    following = 0.0
     for t in range(len(rewards_T) - 1, -1, -1):
         ahead = float(rewards_T[t] + gamma * following - values_T[t] + gamma * lam * ahead)
         advantages_T[t], following = ahead, float(values_T[t])
@@ -36,13 +41,16 @@ def gae_of_rollout(
 ) -> list[FloatArray]:
     """Of a rollout's trained tokens, float32 [T] per row, 0 elsewhere; `values` is per row, float [T].
 
-    Each agent has a sequence of its own: the tokens of its trained calls, in the order in which the calls began, whatever
-    branches and rows they are in. What the environment and other agents say in between takes no time. A call's reward under
-    `channel` comes with its last token. The rollout's reward is every agent's, with the last token of each.
+    Each agent has a sequence of its own: the tokens of its trained calls, in the order in which the calls
+    began, whatever branches and rows they are in. What the environment and other agents say in between takes
+    no time. A call's reward under `channel` comes with its last token. The rollout's reward is every agent's,
+    with the last token of each.
     """
     out = [np.zeros(len(row.ids), np.float32) for row in item.rows]
     for steps in _sequences(item.rows):
-        values_T = np.concatenate([values[at][turn.start : turn.end] for at, turn in steps]).astype(np.float64)
+        values_T = np.concatenate([values[at][turn.start : turn.end] for at, turn in steps]).astype(
+            np.float64
+        )
         ends = np.cumsum([turn.end - turn.start for _, turn in steps])
         rewards_T = np.zeros(len(values_T))
         rewards_T[ends - 1] = [turn.rewards.get(channel, 0.0) for _, turn in steps]
@@ -53,7 +61,7 @@ def gae_of_rollout(
     return out
 
 
-def _sequences(rows: Sequence[Row]) -> list[list[tuple[int, Turn]]]:
+def _sequences(rows: Sequence[TrainingRow]) -> list[list[tuple[int, Turn]]]:
     """Per agent, its trained calls in order, each with the index of the row that trains it."""
     found = defaultdict[str, list[tuple[int, Turn]]](list)
     for at, row in enumerate(rows):

@@ -1,4 +1,6 @@
-"""GDPO: several rewards, each normalised in its group before they are added, so that none drowns the others."""
+"""GDPO: several rewards, each normalised in its group before they are added, so that none drowns the
+others.
+"""
 
 from collections.abc import Sequence
 
@@ -8,11 +10,12 @@ from pydantic import Field
 from harnessgym.config import Config
 from trainers.advantages.estimator import Advantages, Scored
 from trainers.advantages.steps import standardised
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-GDPO = Algorithm(
+GDPO = AlgorithmRow(
     "advantage", "gdpo",
-    "A = sum_k w_k (r_k - mean(r_k)) / (std(r_k) + 1e-4) in the group; then (A - mean(A)) / (std(A) + 1e-4) over the batch; "
+    "A = sum_k w_k (r_k - mean(r_k)) / (std(r_k) + 1e-4) in the group; then (A - mean(A)) / (std(A) + 1e-4) "
+    "over the batch; "
     "std with ddof 0",
     "arXiv 2601.05242, github.com/NVlabs/GDPO", "source",
     "TRL 1.16 `GRPOTrainer`, `normalize_then_sum`, its standard deviations (ddof 1) made ours",
@@ -28,7 +31,9 @@ class GdpoSettings(Config):
 
 
 class Gdpo:
-    """GDPO (arXiv 2601.05242). A group teaches if its rewards differ in any of the channels, though their sums be equal."""
+    """GDPO (arXiv 2601.05242). A group teaches if its rewards differ in any of the channels, though their
+    sums be equal.
+    """
 
     Settings = GdpoSettings
 
@@ -39,16 +44,22 @@ class Gdpo:
         """Weighted sums of standard scores, not yet normalised over the batch."""
         total_G = np.zeros(len(group))
         for channel, weight in self.settings.weights.items():
-            rewards_G = np.array([item.reward_under(channel, "trainer.advantage_settings.weights") for item in group])
+            rewards_G = np.array(
+                [item.reward_under(channel, "trainer.advantage_settings.weights") for item in group]
+            )
             total_G += weight * standardised(rewards_G, _EPS)
         return [[float(value)] * len(item.rows) for item, value in zip(group, total_G, strict=True)]
 
     def over_batch(self, groups: Sequence[Advantages]) -> list[Advantages]:
-        """Standard scores over the batch's rollouts. A group of zeros stays one, and counts: its mean is the batch's, 0."""
+        """Standard scores over the batch's rollouts. A group of zeros stays one, and counts: its mean is
+        the batch's, 0.
+        """
         scores_N = np.array([rows[0] for group in groups for rows in group if rows], dtype=np.float64)
         mean, std = (float(scores_N.mean()), float(scores_N.std())) if len(scores_N) else (0.0, 0.0)
         return [
-            [[(value - mean) / (std + _EPS) for value in rows or ()] for rows in group] if _teaches(group) else group
+            [[(value - mean) / (std + _EPS) for value in rows or ()] for rows in group]
+            if _teaches(group)
+            else group
             for group in groups
         ]
 

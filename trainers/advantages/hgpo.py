@@ -10,12 +10,14 @@ from harnessgym.config import Config
 from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Advantages, Scored
 from trainers.advantages.steps import branches, by_call, discounted, spread, standardised, step_rewards
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-HGPO = Algorithm(
+HGPO = AlgorithmRow(
     "advantage", "hgpo",
-    "steps of a group that share their last k states, k = 1 .. H + 1, are a set; a_k = (R - mean(R)) / (std(R) + 1e-6) in it, "
-    "R the discounted return; A = sum_k L_k^alpha a_k / (sum_k L_k^alpha + 1e-6), L_k = k + 1, over the k with a_k != 0",
+    "steps of a group that share their last k states, k = 1 .. H + 1, are a set; a_k = (R - mean(R)) / "
+    "(std(R) + 1e-6) in it, "
+    "R the discounted return; A = sum_k L_k^alpha a_k / (sum_k L_k^alpha + 1e-6), L_k = k + 1, over the k "
+    "with a_k != 0",
     "arXiv 2602.22817, verl-agent recipe/hgpo", "source", "transcription of the recipe in loops, float64",
 )  # fmt: skip
 _EPS = 1e-6
@@ -35,10 +37,11 @@ class HgpoSettings(Config):
 
 
 class Hgpo:
-    """HGPO (arXiv 2602.22817, verl-agent recipe/hgpo). States are the turns' `state_key`; the task is the group's.
+    """HGPO (arXiv 2602.22817, verl-agent recipe/hgpo). States are the turns' `state_key`; the task is the
+    group's.
 
-    A call that several branches share is one step, and its return is the mean of theirs. Levels at which all returns are equal
-    have no weight, as in the recipe.
+    A call that several branches share is one step, and its return is the mean of theirs. Levels at which all
+    returns are equal have no weight, as in the recipe.
     """
 
     Settings = HgpoSettings
@@ -59,7 +62,8 @@ class Hgpo:
                 for at, turn in enumerate(turns, 1):
                     for k in range(1, min(self.settings.history + 1, at) + 1):
                         sets[states[at - k : at]][turn.call_id] = None
-        sums, weights = defaultdict[str, float](float), defaultdict[str, float](float)
+        sums = defaultdict[str, float](float)
+        weights = defaultdict[str, float](float)
         for states, calls in sets.items():
             scores = standardised(np.array([returns[call] for call in calls]), _EPS)
             weight = (len(states) + 1) ** self.settings.alpha

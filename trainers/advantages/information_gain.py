@@ -1,8 +1,9 @@
 """What each turn of a rollout added to the policy's probability of the right answer.
 
-The policy under training is asked itself, with one more forward pass per turn: for the logprobs of the right answer's tokens
-where they would stand if it answered at once, right behind the prompt of a turn. The tokens of that prompt are those that were
-recorded. So a turn's gain comes with the weights that the step starts from, and a resumed trainer finds the same.
+The policy under training is asked itself, with one more forward pass per turn: for the logprobs of the right
+answer's tokens where they would stand if it answered at once, right behind the prompt of a turn. The tokens
+of that prompt are those that were recorded. So a turn's gain comes with the weights that the step starts
+from, and a resumed trainer finds the same.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,18 +16,18 @@ import xxhash
 from tokenizers import Tokenizer
 
 from harnessgym.errors import ConfigError, TrainerError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.store import runs
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 from harnessgym.tokens import IdArray, TokenIds
-from harnessgym.traces.trajectories import Row, Turn
+from harnessgym.traces.trajectories import TrainingRow, Turn
 from trainers.advantages.estimator import Float64Array, Scored
 from trainers.advantages.steps import branches
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore
-    from trainers.trainee import Trainee
+    from trainers.trained_policy import TrainedPolicy
 
 Gains = Callable[[Sequence[Scored]], list[list[Float64Array]]]
 """Per rollout of a group, per branch: the gain of every step but the last, float64 [S - 1]."""
@@ -35,22 +36,38 @@ Score = Callable[[Sequence[IdArray], Sequence[int]], list[float]]
 
 
 class InformationGain:
-    """Gains of a group's steps; `gold` has the tokens of a task's right answer, by the task's id in the store."""
+    """Gains of a group's steps; `gold` has the tokens of a task's right answer, by the task's id in the
+    store.
+    """
 
-    def __init__(self, gold: Callable[[str], TokenIds], score: Score, *, before: TokenIds = (), shuffle: bool = False) -> None:
-        self._gold, self._score, self._before, self._shuffle = gold, score, before, shuffle
+    def __init__(
+        self, gold: Callable[[str], TokenIds], score: Score, *, before: TokenIds = (), shuffle: bool = False
+    ) -> None:
+        self._gold = gold
+        self._score = score
+        self._before = before
+        self._shuffle = shuffle
 
     @classmethod
     def of_run(
-        cls, key: str, before: str, config: RunConfig, store: "TraceStore | None", trainee: "Trainee | None"
+        cls,
+        key: str,
+        before: str,
+        config: RunConfig,
+        store: "TraceStore | None",
+        trainee: "TrainedPolicy | None",
     ) -> "InformationGain":
-        """With right answers from the metadata of the run's tasks, under `key`, and the policy's own tokenizer.
+        """With right answers from the metadata of the run's tasks, under `key`, and the policy's own
+        tokenizer.
 
-        With `trainer.reward_shuffle` the gains are permuted over all steps of the group. Raises `ConfigError` without a store
-        and a trainee.
+        With `trainer.reward_shuffle` the gains are permuted over all steps of the group. Raises `ConfigError`
+        without a store and a trainee.
         """
         if store is None or trainee is None:
-            raise ConfigError("Information gain needs the run's store and its policy: it can be computed in its trainer alone.")
+            raise ConfigError(
+                "Information gain needs the run's store and its policy: it can be computed in its trainer "
+                "alone."
+            )
         tokenizer = Tokenizer.from_file(str(Path(config.policy.path) / "tokenizer.json"))
         known: dict[str, Task] = {}
         for split in get_args(Split):
@@ -66,7 +83,8 @@ class InformationGain:
             answer = known[name].metadata.get(key) if name in known else None
             if not isinstance(answer, str) or not answer:
                 raise TrainerError(
-                    f"Task {name} has no text under {key!r} in its metadata: set trainer.advantage_settings.gold."
+                    f"Task {name} has no text under {key!r} in its metadata: set "
+                    "trainer.advantage_settings.gold."
                 )
             return tuple(encode(answer))
 
@@ -76,17 +94,29 @@ class InformationGain:
         """See `Gains`."""
         texts: dict[bytes, tuple[IdArray, int]] = {}
         asked = [
-            [self._ask(item, row, turns, texts) for row, turns in zip(item.rows, branches(item.rows), strict=True)]
+            [
+                self._ask(item, row, turns, texts)
+                for row, turns in zip(item.rows, branches(item.rows), strict=True)
+            ]
             for item in group
         ]
-        found = self._score([text for text, _ in texts.values()], [tail for _, tail in texts.values()]) if texts else []
+        found = (
+            self._score([text for text, _ in texts.values()], [tail for _, tail in texts.values()])
+            if texts
+            else []
+        )
         chance = dict(zip(texts, np.exp(found).tolist(), strict=True))
         gains = [[np.diff([chance[key] for key in keys]) for keys in each] for each in asked]
         return _permuted(gains, group) if self._shuffle else gains
 
-    def _ask(self, item: Scored, row: Row, turns: Sequence[Turn], texts: dict[bytes, tuple[IdArray, int]]) -> list[bytes]:
-        """Add to `texts` what has to be scored of a branch. Returns under which keys it is there, turn by turn."""
-        gold, before = np.array(self._gold(item.task_id), np.int32), np.array(self._before, np.int32)
+    def _ask(
+        self, item: Scored, row: TrainingRow, turns: Sequence[Turn], texts: dict[bytes, tuple[IdArray, int]]
+    ) -> list[bytes]:
+        """Add to `texts` what has to be scored of a branch. Returns under which keys it is there, turn by
+        turn.
+        """
+        gold = np.array(self._gold(item.task_id), np.int32)
+        before = np.array(self._before, np.int32)
         keys = []
         for turn in turns:
             text = np.concatenate([row.ids[: turn.start], before, gold])

@@ -1,4 +1,6 @@
-"""M-GRPO: main agents are compared with main agents, and what their sub-agents did with what sub-agents did."""
+"""M-GRPO: main agents are compared with main agents, and what their sub-agents did with what sub-agents
+did.
+"""
 
 from collections.abc import Sequence
 
@@ -8,19 +10,21 @@ import xxhash
 from pydantic import Field
 
 from harnessgym.config import Config
-from harnessgym.traces.trajectories import Row, Turn
+from harnessgym.traces.trajectories import TrainingRow, Turn
 from trainers.advantages.channels import NamedChannel
 from trainers.advantages.estimator import Advantages, Scored, Value
 from trainers.advantages.steps import standardised
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-M_GRPO = Algorithm(
+M_GRPO = AlgorithmRow(
     "advantage", "m_grpo",
-    "main: (R_M - mean(R_M)) / (std(R_M) + 1e-4) over the K rollouts; sub-agents: the d_k trajectories of each rollout made d "
+    "main: (R_M - mean(R_M)) / (std(R_M) + 1e-4) over the K rollouts; sub-agents: the d_k trajectories of "
+    "each rollout made d "
     "by repeating or dropping, (R_S - mean(R_S)) / (std(R_S) + 1e-4) over the d K, times copies x d_k / d; "
     "R_S = 0.4 R_M + 0.1 format + 0.5 expert",
     "arXiv 2511.13288", "paper", "transcription in which every copy is written out, float64",
-    left_out="the sequence-level ratio, which is a loss's (gspo), and the weight 1/(d K) of a trajectory: a rollout's "
+    left_out="the sequence-level ratio, which is a loss's (gspo), and the weight 1/(d K) of a trajectory: a "
+             "rollout's "
     "sub-agents together weigh in the batch what their tokens weigh.",
 )  # fmt: skip
 _EPS = 1e-4
@@ -30,23 +34,24 @@ class MGrpoSettings(Config):
     """How sub-agents are rewarded and aligned."""
 
     main: dict[str, float] = Field(default_factory=lambda: {"reward": 1.0})
-    """Weights of the rollout's rewards, by channel, in a main agent's reward R_M. Every rollout must have one under each. The
-    paper's 0.1 format + 0.9 correctness is for the grader to give."""
+    """Weights of the rollout's rewards, by channel, in a main agent's reward R_M. Every rollout must have
+    one under each. The paper's 0.1 format + 0.9 correctness is for the grader to give."""
     sub_main: float = 0.4
     """Weight of R_M in a sub-agent's reward R_S."""
     sub: dict[str, float] = Field(default_factory=lambda: {"format": 0.1, "expert": 0.5})
     """Weights of the sub-agent's own rewards, by channel; one that it does not have is 0."""
     invocations: int = Field(8, ge=1)
-    """d: to how many the trajectories of a rollout's sub-agents are aligned; the paper's bound for 99 % of its rollouts."""
+    """d: to how many the trajectories of a rollout's sub-agents are aligned; the paper's bound for 99 % of
+    its rollouts."""
 
 
 class MGrpo:
-    """M-GRPO's advantages (arXiv 2511.13288). A row is a trajectory of the agent that ends it; an agent that another one
-    started is a sub-agent.
+    """M-GRPO's advantages (arXiv 2511.13288). A row is a trajectory of the agent that ends it; an agent that
+    another one started is a sub-agent.
 
-    Every token is trained once: repeated trajectories count more in the mean and the deviation and have their advantage as
-    often as they are there; one that is dropped is masked. Together a rollout's sub-agents weigh what they weigh in the batch
-    anyway. The sequence-level ratio of the paper is for a loss to take.
+    Every token is trained once: repeated trajectories count more in the mean and the deviation and have their
+    advantage as often as they are there; one that is dropped is masked. Together a rollout's sub-agents weigh
+    what they weigh in the batch anyway. The sequence-level ratio of the paper is for a loss to take.
     """
 
     Settings = MGrpoSettings
@@ -61,7 +66,8 @@ class MGrpo:
         main_K = np.array([self._main_reward(item) for item in group])
         subs = [[at for at, row in enumerate(item.rows) if _last(row).parent_agent_id] for item in group]
         times_of = [
-            copies(item.rollout_id, len(rows), self.settings.invocations) for item, rows in zip(group, subs, strict=True)
+            copies(item.rollout_id, len(rows), self.settings.invocations)
+            for item, rows in zip(group, subs, strict=True)
         ]
         rewards = [
             np.array([self._sub_reward(item, item.rows[at], float(main)) for at in rows], dtype=np.float64)
@@ -72,7 +78,9 @@ class MGrpo:
         same = not len(slots) or bool((slots == slots[0]).all())
         mean, std = (0.0, 0.0) if same else (slots.mean(), slots.std())
         out: Advantages = []
-        for item, main, rows, times, own in zip(group, standardised(main_K, _EPS), subs, times_of, rewards, strict=True):
+        for item, main, rows, times, own in zip(
+            group, standardised(main_K, _EPS), subs, times_of, rewards, strict=True
+        ):
             values: list[Value] = [float(main)] * len(item.rows)
             weights = times * len(rows) / self.settings.invocations
             scores = np.zeros_like(own) if same else (own - mean) / (std + _EPS) * weights
@@ -83,21 +91,25 @@ class MGrpo:
 
     def _main_reward(self, item: Scored) -> float:
         setting = "trainer.advantage_settings.main"
-        return sum(weight * item.reward_under(channel, setting) for channel, weight in self.settings.main.items())
+        return sum(
+            weight * item.reward_under(channel, setting) for channel, weight in self.settings.main.items()
+        )
 
-    def _sub_reward(self, item: Scored, row: Row, main: float) -> float:
+    def _sub_reward(self, item: Scored, row: TrainingRow, main: float) -> float:
         own = item.agent_rewards.get(_last(row).agent_id, {})
         weighed = sum(weight * own.get(channel, 0.0) for channel, weight in self.settings.sub.items())
         return self.settings.sub_main * main + weighed
 
 
-def _last(row: Row) -> Turn:
+def _last(row: TrainingRow) -> Turn:
     """The turn that a row ends with, which it trains."""
     return row.turns[-1]
 
 
 def copies(rollout_id: str, have: int, wanted: int) -> npt.NDArray[np.int64]:
-    """How often each of a rollout's trajectories is there when they are `wanted`; which get more is drawn, by its id."""
+    """How often each of a rollout's trajectories is there when they are `wanted`; which get more is drawn,
+    by its id.
+    """
     if not have:
         return np.zeros(0, np.int64)
     order = np.random.default_rng(xxhash.xxh3_64_intdigest(rollout_id.encode())).permutation(have)

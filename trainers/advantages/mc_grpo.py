@@ -1,4 +1,6 @@
-"""MC-GRPO: a median in place of the mean, for small groups, where one outlier would turn the signs of the others."""
+"""MC-GRPO: a median in place of the mean, for small groups, where one outlier would turn the signs of the
+others.
+"""
 
 from collections.abc import Sequence
 
@@ -9,12 +11,14 @@ from pydantic import Field
 from harnessgym.config import Config
 from trainers.advantages.estimator import Advantages, Scored
 from trainers.advantages.group_relative import Float64Array, dr_grpo
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-MC_GRPO = Algorithm(
+MC_GRPO = AlgorithmRow(
     "advantage", "mc_grpo",
-    "A = (r - median(r)) / (median(|r - median(r)|) + 1e-3) x G / (number of A != 0); one rollout at the median is dropped",
-    "arXiv 2601.22582, github.com/lotusroot-kim/MC-GRPO", "source", "transcription of the authors' code in torch, float64",
+    "A = (r - median(r)) / (median(|r - median(r)|) + 1e-3) x G / (number of A != 0); one rollout at the "
+    "median is dropped",
+    "arXiv 2601.22582, github.com/lotusroot-kim/MC-GRPO", "source", "transcription of the authors' code in "
+                                                                    "torch, float64",
 )  # fmt: skip
 
 
@@ -22,11 +26,14 @@ class McGrpoSettings(Config):
     """How large advantages get."""
 
     eps: float = Field(1e-3, gt=0)
-    """Added to the deviation. Where most rewards of a group are equal that is 0, and advantages are as large as 1 / eps."""
+    """Added to the deviation. Where most rewards of a group are equal that is 0, and advantages are as
+    large as 1 / eps."""
 
 
 class McGrpo:
-    """MC-GRPO (arXiv 2601.22582). Have one rollout more in a group than should be trained, and an odd number."""
+    """MC-GRPO (arXiv 2601.22582). Have one rollout more in a group than should be trained, and an odd
+    number.
+    """
 
     Settings = McGrpoSettings
 
@@ -41,11 +48,12 @@ class McGrpo:
 
 
 def mc_grpo(rewards_G: npt.ArrayLike, eps: float = 1e-3) -> Float64Array:
-    """Distance from the median in median absolute deviations, scaled up by the share that is not zero (arXiv 2601.22582).
+    """Distance from the median in median absolute deviations, scaled up by the share that is not zero (arXiv
+    2601.22582).
 
-    The first rollout at the median, the pivot, is NaN: it is dropped, so denominators do not count it, as in the authors' code
-    (others at the median are masked, and count). Of an even number the lower median is taken, as torch does. Equal rewards give
-    zeros and drop nobody.
+    The first rollout at the median, the pivot, is NaN: it is dropped, so denominators do not count it, as in
+    the authors' code (others at the median are masked, and count). Of an even number the lower median is
+    taken, as torch does. Equal rewards give zeros and drop nobody.
 
     Raises `ValueError` if the rewards are not one-dimensional or empty.
     """

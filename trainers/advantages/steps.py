@@ -1,6 +1,8 @@
-"""Steps: a rollout's trained calls along its branches, for estimators that give every call an advantage of its own.
+"""Steps: a rollout's trained calls along its branches, for estimators that give every call an advantage of
+its own.
 
-A call that several branches share is one step of each, and is trained once: it gets the mean of what the branches say of it.
+A call that several branches share is one step of each, and is trained once: it gets the mean of what the
+branches say of it.
 """
 
 from collections import defaultdict
@@ -8,18 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from harnessgym.traces.trajectories import Row, Turn
+from harnessgym.traces.trajectories import TrainingRow, Turn
 from trainers.advantages.estimator import Float64Array, Scored, Value
 
 
-def branches(rows: Sequence[Row]) -> list[list[Turn]]:
+def branches(rows: Sequence[TrainingRow]) -> list[list[Turn]]:
     """Per row of a rollout: its turns that this row or another one trains. The rest is context."""
     trained = {turn.call_id for row in rows for turn in row.turns if row.mask[turn.start]}
     return [[turn for turn in row.turns if turn.call_id in trained] for row in rows]
 
 
 def step_rewards(item: Scored, channel: str, *, outcome: bool) -> list[Float64Array]:
-    """Per branch, the reward of every step: the call's own under `channel`, and at the last one also the rollout's."""
+    """Per branch, the reward of every step: the call's own under `channel`, and at the last one also the
+    rollout's.
+    """
     found = []
     for turns in branches(item.rows):
         rewards = np.array([turn.rewards.get(channel, 0.0) for turn in turns], dtype=np.float64)
@@ -31,7 +35,8 @@ def step_rewards(item: Scored, channel: str, *, outcome: bool) -> list[Float64Ar
 
 def discounted(rewards_S: Float64Array, gamma: float) -> Float64Array:
     """Per step, float64 [S]: its reward and, discounted, those of all that follow."""
-    out, total = np.zeros_like(rewards_S), 0.0
+    out = np.zeros_like(rewards_S)
+    total = 0.0
     for step in range(len(rewards_S) - 1, -1, -1):
         total = rewards_S[step] + gamma * total
         out[step] = total
@@ -44,10 +49,12 @@ def by_call(per_branch: Iterable[Sequence[Turn]], values: Iterable[Float64Array]
     for turns, own in zip(per_branch, values, strict=True):
         for turn, value in zip(turns, own, strict=True):
             found[turn.call_id].append(float(value))
-    return {call: each[0] if len(set(each)) == 1 else float(np.mean(each)) for call, each in found.items()}  # not rounded
+    return {
+        call: each[0] if len(set(each)) == 1 else float(np.mean(each)) for call, each in found.items()
+    }  # not rounded
 
 
-def spread(rows: Sequence[Row], by_call: Mapping[str, float]) -> list[Value]:
+def spread(rows: Sequence[TrainingRow], by_call: Mapping[str, float]) -> list[Value]:
     """Advantages of calls as those of their tokens, float32 [T] per row; 0 where the row trains nothing."""
     out: list[Value] = []
     for row in rows:
@@ -60,7 +67,9 @@ def spread(rows: Sequence[Row], by_call: Mapping[str, float]) -> list[Value]:
 
 
 def standardised(values_N: Float64Array, eps: float) -> Float64Array:
-    """(x - mean) / (std + eps) with the population standard deviation; exact zeros if all are equal, or there are none."""
+    """(x - mean) / (std + eps) with the population standard deviation; exact zeros if all are equal, or
+    there are none.
+    """
     if not len(values_N) or (values_N == values_N[0]).all():
         return np.zeros_like(values_N)
     return (values_N - float(values_N.mean())) / (float(values_N.std()) + eps)

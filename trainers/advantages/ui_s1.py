@@ -10,16 +10,19 @@ from harnessgym.config import Config
 from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Advantages, Scored
 from trainers.advantages.steps import branches, by_call, discounted, spread, standardised, step_rewards
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-UI_S1 = Algorithm(
+UI_S1 = AlgorithmRow(
     "advantage", "ui_s1",
-    "A = a(r) + w a(R_t), a(x) = (x - mean(x)) / (std(x) + 1e-6): the rollouts' rewards r in the group, and the discounted "
+    "A = a(r) + w a(R_t), a(x) = (x - mean(x)) / (std(x) + 1e-6): the rollouts' rewards r in the group, and "
+    "the discounted "
     "returns R_t of step rewards among all t-th steps",
     "arXiv 2509.11543, a copy of the authors' core_uis1.py", "source",
     "transcription in loops, float64, with what is left out left out there too",
-    left_out="the authors' returns begin anew at a step that was missed, so that nothing comes back through it; their standard "
-    "deviation has ddof 1, here 0; and they count a rollout once per step in the mean of the episodes' rewards, here once.",
+    left_out="the authors' returns begin anew at a step that was missed, so that nothing comes back through "
+             "it; their standard "
+    "deviation has ddof 1, here 0; and they count a rollout once per step in the mean of the episodes' "
+    "rewards, here once.",
 )  # fmt: skip
 _EPS = 1e-6
 
@@ -36,7 +39,8 @@ class UiS1Settings(Config):
 
 
 class UiS1:
-    """The advantage of UI-S1 (arXiv 2509.11543). Its patching of missed steps by an expert's is no part of it.
+    """The advantage of UI-S1 (arXiv 2509.11543). Its patching of missed steps by an expert's is no part of
+    it.
 
     What differs from the authors' code stands in `UI_S1.left_out`.
     """
@@ -64,7 +68,12 @@ class UiS1:
         episodes = standardised(np.array([item.reward for item in group]), _EPS)
         return [
             spread(
-                item.rows, {turn.call_id: float(own) + scores[turn.call_id] for turns in branches(item.rows) for turn in turns}
+                item.rows,
+                {
+                    turn.call_id: float(own) + scores[turn.call_id]
+                    for turns in branches(item.rows)
+                    for turn in turns
+                },
             )
             for item, own in zip(group, episodes, strict=True)
         ]

@@ -1,10 +1,11 @@
 """The arithmetic of a normalised moving average."""
 
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-EWMA = Algorithm(
+EWMA = AlgorithmRow(
     "correction", "proximal = ewma",
-    "theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k), beta = W / (W + 2); from theta again where masks leave < 0.9",
+    "theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k), beta = W / (W + 2); from theta again where masks "
+    "leave < 0.9",
     "PPO-EWMA, revised: arXiv 2605.12070 (when in a step it begins again: ours)", "third party", "the two sums, in float64",
 )  # fmt: skip
 

@@ -1,22 +1,24 @@
-"""Importance weights w = pi_prox / mu, between the policy that sampled and the proximal one, and what is made of them."""
+"""Importance weights w = pi_prox / mu, between the policy that sampled and the proximal one, and what is
+made of them.
+"""
 
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 from trainers.losses.tokens import Tokens
 
-TIS = Algorithm(
+TIS = AlgorithmRow(
     "correction", "tis", "min(w, cap), w = pi_prox / mu of the token, or of the rollout", "verl, slime, TRL", "source",
     'TRL 1.16 `GRPOTrainer`, its ratio transcribed: `token_truncate` and `sequence_truncate`',
 )  # fmt: skip
-MIS = Algorithm(
+MIS = AlgorithmRow(
     "correction", "mis", "w where w <= cap, else 0", "TRL; AReaL (cap 5)", "source",
     'TRL 1.16 `GRPOTrainer`, its ratio transcribed: `token_mask` and `sequence_mask`',
 )  # fmt: skip
-ICEPOP = Algorithm(
+ICEPOP = AlgorithmRow(
     "correction", "icepop", "w where low <= w <= high, else 0", "Ring-1T, as verl and OpenRLHF have it", "source",
     'TRL 1.16 `GRPOTrainer`, its ratio transcribed: both with a floor',
 )  # fmt: skip
@@ -45,7 +47,9 @@ def truncated(log_ratio_N: Tensor, cap: float = 2.0) -> Tensor:
 
 
 def effective_sample_size(log_ratio_N: Tensor) -> Tensor:
-    """(sum w)^2 / (N sum w^2) in (0, 1], of the weights before any truncation; Kish's size as a share of N. 1 for no token."""
+    """(sum w)^2 / (N sum w^2) in (0, 1], of the weights before any truncation; Kish's size as a share of
+    N. 1 for no token.
+    """
     if not log_ratio_N.numel():
         return log_ratio_N.new_ones(())
     scaled = (log_ratio_N.detach() - log_ratio_N.max()).exp()
@@ -58,7 +62,9 @@ def _log_weight(tokens: Tokens, level: Level) -> Tensor:
 
 
 def _within(log_weight_N: Tensor, low: float, high: float) -> Tensor:
-    """Compared as ratios, as the projects that have this do; one too large to be a number is out of any band."""
+    """Compared as ratios, as the projects that have this do; one too large to be a number is out of any
+    band.
+    """
     weight_N = log_weight_N.exp()
     kept_N = (weight_N >= low) & (weight_N <= high)
     return torch.where(kept_N, weight_N, 0.0)

@@ -2,20 +2,23 @@
 
 from torch import Tensor
 
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 from trainers.corrections.importance_sampling import effective_sample_size
 from trainers.update_settings import EssRule, UpdateSettings
 
-ESS = Algorithm(
-    "correction", "lr_rule = ess", "lr sqrt(min(1, rho / rho_0)), rho = (sum w)^2 / (R sum w^2), w of rollouts, unclipped",
+ESS = AlgorithmRow(
+    "correction", "lr_rule = ess", "lr sqrt(min(1, rho / rho_0)), rho = (sum w)^2 / (R sum w^2), w of "
+                                   "rollouts, unclipped",
     "VCPO", "source", "the formula in float64, rollout by rollout",
 )  # fmt: skip
 
 
 def step_size(settings: UpdateSettings, log_weight_R: Tensor) -> float:
-    """The rate of a step on rollouts with these log importance weights, float [R]: sums of log(pi / mu) over their tokens.
+    """The rate of a step on rollouts with these log importance weights, float [R]: sums of log(pi / mu) over
+    their tokens.
 
-    VCPO's rule: lr (min(1, rho / rho_0))^(1/2), rho = ESS / R = (sum w)^2 / (R sum w^2), of the weights before any truncation.
+    VCPO's rule: lr (min(1, rho / rho_0))^(1/2), rho = ESS / R = (sum w)^2 / (R sum w^2), of the weights
+    before any truncation.
     """
     if not isinstance(settings.lr_rule, EssRule):
         return settings.lr

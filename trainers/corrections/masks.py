@@ -4,21 +4,24 @@ from typing import Literal
 
 from torch import Tensor
 
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 from trainers.losses.tokens import Tokens
 
-GEOMETRIC = Algorithm(
+GEOMETRIC = AlgorithmRow(
     "correction", "geometric", "1 where low <= exp(mean_t log w_t) <= high, else 0", "SkyRL, verl", "source",
     "the formula in float64, rollout by rollout",
 )  # fmt: skip
-OPSM = Algorithm(
+OPSM = AlgorithmRow(
     "correction", "opsm", "0 where A < 0 and mean_t (log mu - log pi) > threshold, else 1", "DeepSeek-V3.2; TRL, slime",
     "source", "TRL 1.16 `GRPOTrainer.get_off_policy_mask`",
 )  # fmt: skip
 
 
 def geometric(
-    tokens: Tokens, low: float = 0.99, high: float = 1.01, against: Literal["proximal", "current"] = "proximal"
+    tokens: Tokens,
+    low: float = 0.99,
+    high: float = 1.01,
+    against: Literal["proximal", "current"] = "proximal",
 ) -> Tensor:
     """1 where low <= exp(mean over the rollout's tokens of log w) <= high (as in SkyRL and verl).
 
@@ -32,8 +35,8 @@ def geometric(
 def opsm(tokens: Tokens, threshold: float = 0.5) -> Tensor:
     """0 where A < 0 and the mean over the rollout's tokens of log mu - log pi is above the threshold.
 
-    Off-policy sequence masking of DeepSeek-V3.2, as in TRL. With advantages that differ within a rollout each token goes by its
-    own.
+    Off-policy sequence masking of DeepSeek-V3.2, as in TRL. With advantages that differ within a rollout each
+    token goes by its own.
     """
     left_N = tokens.rollout_mean(-tokens.log_current_weight) > threshold
     return (~((tokens.advantages_N < 0) & left_N)).to(tokens.logprobs_N.dtype)

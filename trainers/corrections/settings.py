@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from trainers.losses.settings import Part
+from trainers.losses.settings import NamedPart
 
 if TYPE_CHECKING:
     from trainers.update_settings import UpdateSettings
 
 
-class CorrectionSettings(Part):
-    """A weight per token; those of several corrections are multiplied. A weight of 0 masks, and changes no denominator."""
+class CorrectionSettings(NamedPart):
+    """A weight per token; those of several corrections are multiplied. A weight of 0 masks, and changes no
+    denominator.
+    """
 
     weighs: ClassVar[bool] = False
     """Whether it brings the ratio pi_prox/mu into the gradient; otherwise its weights are 0 and 1."""
@@ -24,7 +26,8 @@ class CorrectionSettings(Part):
     def _nothing_to_correct(self, update: "UpdateSettings") -> str | None:
         if update.proximal == "behaviour":
             return (
-                f"{self.name} corrects pi_prox/mu, which is 1 everywhere with proximal = 'behaviour' (there the loss has the "
+                f"{self.name} corrects pi_prox/mu, which is 1 everywhere with proximal = 'behaviour' (there "
+                "the loss has the "
                 "whole ratio pi/mu): leave it out, or set proximal"
             )
         return None
@@ -66,7 +69,9 @@ class Mis(_Ratio):
 
 
 class IcePop(_Ratio):
-    """Masked importance sampling with a floor: what the two policies disagree on in either direction is left out."""
+    """Masked importance sampling with a floor: what the two policies disagree on in either direction is
+    left out.
+    """
 
     function = "trainers.corrections.importance_sampling:icepop"
 

@@ -1,4 +1,6 @@
-"""The embedded inference engine: continuous batching in torch behind the part of vLLM's HTTP protocol that HarnessGym uses."""
+"""The embedded inference engine: continuous batching in torch behind the part of vLLM's HTTP protocol that
+HarnessGym uses.
+"""
 
 from trainers.engine.settings import EngineSettings
 

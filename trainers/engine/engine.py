@@ -1,10 +1,10 @@
 """Continuous batching on one thread: admit, prefill, decode, sample, deliver.
 
 Promises:
-- A request's tokens depend on the weights, its prompt, its seed and its parameters, not on what shares the batch (up to
-  rounding).
-- Every token is labelled with the version whose weights, over the whole context, gave its logprob: when weights change,
-  running sequences either finish first or have their context computed again.
+- A request's tokens depend on the weights, its prompt, its seed and its parameters, not on what shares the
+  batch (up to rounding).
+- Every token is labelled with the version whose weights, over the whole context, gave its logprob: when
+  weights change, running sequences either finish first or have their context computed again.
 - What one version or salt computed is never read under another.
 """
 
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from harnessgym.errors import UpstreamError
-from trainers.engine.orders import Order, promise
-from trainers.engine.rows import Rows
-from trainers.engine.sampler import DRAWS, Ints, Sampled, sample
+from trainers.engine.orders import EngineOrder, promise
+from trainers.engine.rows import SequenceRows
+from trainers.engine.sampler import DRAWS, Ints, StepSamples, sample
 from trainers.engine.sequence import Chunk, FinishReason, Sequence, TokenScore
 from trainers.policy import Policy
 from trainers.policy_weights import load_weights
@@ -64,24 +64,35 @@ class Counters:
 
 
 class Engine:
-    """Runs a policy's sequences. All methods may be called from any thread; the work is done on the engine's own.
+    """Runs a policy's sequences. All methods may be called from any thread; the work is done on the engine's
+    own.
 
-    Once it is closed or its thread has failed, every sequence has ended with "abort", every future has failed with
-    `UpstreamError`, and further orders are refused with `UpstreamError`.
+    Once it is closed or its thread has failed, every sequence has ended with "abort", every future has failed
+    with `UpstreamError`, and further orders are refused with `UpstreamError`.
     """
 
     def __init__(
-        self, policy: Policy, rows: Rows, *, max_batch: int, prefill_tokens: int = 4_096, seed: int = 0, version: int = 0
+        self,
+        policy: Policy,
+        rows: SequenceRows,
+        *,
+        max_batch: int,
+        prefill_tokens: int = 4_096,
+        seed: int = 0,
+        version: int = 0,
     ) -> None:
-        self.policy, self.rows, self.version = policy.eval(), rows, version
+        self.policy = policy.eval()
+        self.rows = rows
+        self.version = version
         self.counters = Counters()
-        self.max_batch, self._prefill_tokens = max_batch, prefill_tokens
+        self.max_batch = max_batch
+        self._prefill_tokens = prefill_tokens
         self._seeds = np.random.SeedSequence(seed)
-        self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[EngineOrder] = queue.SimpleQueue()
         self._ordering = threading.Lock()
         self._waiting: deque[Sequence] = deque()
         self._active: list[Sequence] = []
-        self._installs: deque[tuple[InstallMode, Order]] = deque()
+        self._installs: deque[tuple[InstallMode, EngineOrder]] = deque()
         self._numbers = np.arange(max_batch)
         self._flushed_at = 0.0
         self._closed = False
@@ -91,37 +102,48 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(
-        self, on_failure: Callable[[Exception], object] = lambda _: None, on_delivery: Callable[[], object] = lambda: None
+        self,
+        on_failure: Callable[[Exception], object] = lambda _: None,
+        on_delivery: Callable[[], object] = lambda: None,
     ) -> None:
-        """Start the engine's thread. It calls `on_delivery` after each step's chunks and, should it fail, `on_failure` last."""
-        self._on_failure, self._on_delivery = on_failure, on_delivery
+        """Start the engine's thread. It calls `on_delivery` after each step's chunks and, should it fail,
+        `on_failure` last.
+        """
+        self._on_failure = on_failure
+        self._on_delivery = on_delivery
         self._thread.start()
 
     def close(self) -> None:
         """Abort what is running and stop the thread."""
-        self._order(Order(self._close, lambda: None), refuse=False)
+        self._order(EngineOrder(self._close, lambda: None), refuse=False)
         self._thread.join()
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence. Raises `UpstreamError` if the engine has stopped."""
-        self._order(Order(partial(self._waiting.append, sequence), partial(self._abort, sequence)))
+        self._order(EngineOrder(partial(self._waiting.append, sequence), partial(self._abort, sequence)))
 
     def abort(self, sequence: Sequence) -> None:
-        """End a sequence before its next step; its last chunk says "abort". Does nothing to a finished one."""
+        """End a sequence before its next step; its last chunk says "abort". Does nothing to a finished
+        one.
+        """
         abort = partial(self._abort, sequence)
-        self._order(Order(abort, abort), refuse=False)
+        self._order(EngineOrder(abort, abort), refuse=False)
 
-    def install(self, source: dict[str, Tensor] | Path, version: int, mode: InstallMode = "reprefill") -> Future[None]:
-        """Change to other weights (tensors by Hugging Face name, or a version directory, whose checksums are verified).
+    def install(
+        self, source: dict[str, Tensor] | Path, version: int, mode: InstallMode = "reprefill"
+    ) -> Future[None]:
+        """Change to other weights (tensors by Hugging Face name, or a version directory, whose checksums are
+        verified).
 
-        "reprefill": between two steps; running sequences have their context computed again. "finish": running sequences end
-        on the old weights while new ones wait. The future raises `PolicyError` if the weights do not fit, and then the old ones
-        stay in place; a directory that cannot be verified, or an engine that has stopped (`UpstreamError`), raises at once.
+        "reprefill": between two steps; running sequences have their context computed again. "finish": running
+        sequences end on the old weights while new ones wait. The future raises `PolicyError` if the weights
+        do not fit, and then the old ones stay in place; a directory that cannot be verified, or an engine
+        that has stopped (`UpstreamError`), raises at once.
         """
         done: Future[None] = Future()
         weights = read_version(source)[1] if isinstance(source, Path) else source
         order = promise(done, partial(self._install, weights, version), self._stopped)
-        self._order(Order(partial(self._installs.append, (mode, order)), order.drop))
+        self._order(EngineOrder(partial(self._installs.append, (mode, order)), order.drop))
         return done
 
     def check(self) -> Future[None]:
@@ -154,8 +176,10 @@ class Engine:
             self._on_delivery()
             self._on_failure(error)
 
-    def _order(self, order: Order, *, refuse: bool = True) -> None:
-        """Hand an order to the thread. A stopped engine ignores it, or raises `UpstreamError` if it is to `refuse`."""
+    def _order(self, order: EngineOrder, *, refuse: bool = True) -> None:
+        """Hand an order to the thread. A stopped engine ignores it, or raises `UpstreamError` if it is to
+        `refuse`.
+        """
         with self._ordering:
             if not self._closed:
                 self._inbox.put(order)
@@ -175,7 +199,9 @@ class Engine:
             self._inbox.get().do()
 
     def _gather(self) -> None:
-        """After idleness, take orders that follow at once: a batch that starts together is computed together."""
+        """After idleness, take orders that follow at once: a batch that starts together is computed
+        together.
+        """
         with contextlib.suppress(queue.Empty):
             while len(self._waiting) < self.max_batch and not self._closed:
                 self._inbox.get(timeout=GATHER_S).do()
@@ -203,18 +229,29 @@ class Engine:
             self._waiting.popleft()  # only now: should placing it fail, it is aborted with what waits
 
     def _place(self, sequence: Sequence) -> None:
-        rows, sampling = self.rows, sequence.sampling
+        rows = self.rows
+        sampling = sequence.sampling
         row = rows.admit(sequence.prompt, sequence.salt)
         rows.limit[row] = sequence.limit
-        rows.temperature[row], rows.top_k[row], rows.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
-        seed = sampling.seed if sampling.seed is not None else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
+        rows.temperature[row], rows.top_k[row], rows.top_p[row] = (
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+        )
+        seed = (
+            sampling.seed
+            if sampling.seed is not None
+            else int(self._seeds.spawn(1)[0].generate_state(1, np.uint64)[0])
+        )
         sequence.uniforms = np.random.Generator(np.random.Philox(key=seed % (1 << 128)))
         sequence.row = row
         self._active.append(sequence)
         self.counters.prompt_tokens += len(sequence.prompt)
 
     def _prefill(self, pending: list[int]) -> None:
-        """Compute what rows lack of their contexts, as many rows as fit in a step, and sample their next tokens."""
+        """Compute what rows lack of their contexts, as many rows as fit in a step, and sample their next
+        tokens.
+        """
         index, width = self._prefill_batch(pending)
         start = self.rows.computed[index]
         last = self.rows.length[index] - start - 1
@@ -232,9 +269,13 @@ class Engine:
     def _prefill_batch(self, pending: list[int]) -> tuple[Ints, int]:
         """Rows to prefill together, and the most tokens one of them lacks.
 
-        A row that shares a prefix with one of them, longer than what is cached for it, waits for the next step, to copy it.
+        A row that shares a prefix with one of them, longer than what is cached for it, waits for the next
+        step, to copy it.
         """
-        rows, batch, width, furthest = self.rows, list[int](), 0, 0
+        rows = self.rows
+        batch = list[int]()
+        width = 0
+        furthest = 0
         for row in pending:
             sequence = self._active[row]
             if rows.computed[row] == 0 and not sequence.needs_scores:
@@ -242,11 +283,15 @@ class Engine:
                     continue
                 self._reuse(sequence)
             start = int(rows.computed[row])
-            wider, further = max(width, int(rows.length[row]) - start), max(furthest, start)
-            if batch and (wider * (len(batch) + 1) > self._prefill_tokens or wider + further > rows.kv.length):
+            wider = max(width, int(rows.length[row]) - start)
+            further = max(furthest, start)
+            if batch and (
+                wider * (len(batch) + 1) > self._prefill_tokens or wider + further > rows.kv.length
+            ):
                 break
             batch.append(row)
-            width, furthest = wider, further
+            width = wider
+            furthest = further
         return np.array(batch), width
 
     def _reuse(self, sequence: Sequence) -> None:
@@ -258,7 +303,8 @@ class Engine:
 
     def _decode(self) -> None:
         count = len(self._active)
-        index, start = self._numbers[:count], self.rows.computed[:count]
+        index = self._numbers[:count]
+        start = self.rows.computed[:count]
         ids = torch.from_numpy(self.rows.tokens[index, start])[:, None]
         hidden = self.policy.forward_cached(ids, torch.from_numpy(start), self.rows.kv, slice(0, count))
         start += 1
@@ -272,8 +318,15 @@ class Engine:
             assert uniforms is not None
             rows.draws[row], rows.drawn[row] = uniforms.random(DRAWS, dtype=np.float32), 0
         uniform = rows.draws[index, rows.drawn[index]]
-        sampled = sample(self.policy.logits(hidden_BE), rows.temperature[index], rows.top_k[index], rows.top_p[index], uniform)
-        tokens, end = sampled.tokens.numpy(), rows.length[index]
+        sampled = sample(
+            self.policy.logits(hidden_BE),
+            rows.temperature[index],
+            rows.top_k[index],
+            rows.top_p[index],
+            uniform,
+        )
+        tokens = sampled.tokens.numpy()
+        end = rows.length[index]
         rows.tokens[index, end], rows.logprobs[index, end] = tokens, sampled.logprobs.numpy()
         rows.drawn[index] += 1
         rows.length[index] += 1
@@ -281,13 +334,15 @@ class Engine:
         self.counters.steps += 1
         self._end_complete(index.tolist(), tokens.tolist(), sampled)
 
-    def _end_complete(self, index: list[int], tokens: list[int], sampled: Sampled) -> None:
+    def _end_complete(self, index: list[int], tokens: list[int], sampled: StepSamples) -> None:
         over = (self.rows.length >= self.rows.limit).tolist()
         ended: list[tuple[int, FinishReason, int | str | None]] = []
         for position, (row, token) in enumerate(zip(index, tokens, strict=True)):
             sequence = self._active[row]
             if sequence.sampling.logprobs:
-                sequence.alternatives.append(_likeliest(sampled.probs_BV[position].log(), sequence.sampling.logprobs))
+                sequence.alternatives.append(
+                    _likeliest(sampled.probs_BV[position].log(), sequence.sampling.logprobs)
+                )
             stop = sequence.matcher.feed(token) if sequence.matcher else None
             if token in sequence.stops:
                 ended.append((row, "stop", None if token in sequence.eos else token))
@@ -304,7 +359,8 @@ class Engine:
         moved = self._active[self.rows.retire(row)]
         self._active[row], moved.row = moved, row
         self._active.pop()
-        sequence.row, sequence.finished = -1, True
+        sequence.row = -1
+        sequence.finished = True
         self.counters.finished += reason != "abort"
         self.counters.aborted += reason == "abort"
 
@@ -314,9 +370,14 @@ class Engine:
                 self._deliver(sequence)
         self._flushed_at = time.monotonic()
 
-    def _deliver(self, sequence: Sequence, finish: FinishReason | None = None, stop_reason: int | str | None = None) -> None:
-        row, start, end = sequence.row, sequence.flushed, int(self.rows.length[sequence.row])
-        alternatives, sequence.alternatives = sequence.alternatives, []
+    def _deliver(
+        self, sequence: Sequence, finish: FinishReason | None = None, stop_reason: int | str | None = None
+    ) -> None:
+        row = sequence.row
+        start = sequence.flushed
+        end = int(self.rows.length[sequence.row])
+        alternatives = sequence.alternatives
+        sequence.alternatives = []
         sequence.flushed = end
         sequence.deliver(
             Chunk(
@@ -334,7 +395,8 @@ class Engine:
     def _score_prompt(self, sequence: Sequence, hidden_TE: Tensor) -> None:
         """Logprobs of the prompt's tokens after the first, at temperature 1, 256 positions at a time."""
         following = torch.from_numpy(sequence.prompt[1:]).long()
-        most, scores = sequence.sampling.prompt_logprobs or 0, list[TokenScore]()
+        most = sequence.sampling.prompt_logprobs or 0
+        scores = list[TokenScore]()
         for start in range(0, len(following), 256):
             ids = following[start : start + 256]
             scores_TV = self.policy.logits(hidden_TE[start : start + len(ids)]).float().log_softmax(-1)
@@ -353,7 +415,9 @@ class Engine:
 
     def _check(self) -> None:
         if not bool(self.policy(torch.zeros(1, 1, dtype=torch.long)).isfinite().all()):
-            raise UpstreamError(f"Policy version {self.version} gives logits that are not finite; do not serve it.")
+            raise UpstreamError(
+                f"Policy version {self.version} gives logits that are not finite; do not serve it."
+            )
 
     def _abort(self, sequence: Sequence) -> None:
         if sequence.row >= 0:
@@ -364,7 +428,9 @@ class Engine:
             sequence.deliver(Chunk([], [], self.version, finish="abort"))
 
     def _close(self) -> None:
-        """Take no more orders, and drop all there are: one that cannot be dropped must not keep the others waiting."""
+        """Take no more orders, and drop all there are: one that cannot be dropped must not keep the others
+        waiting.
+        """
         with self._ordering:
             self._closed = True
         drops = [order.drop for _, order in self._installs]
@@ -388,10 +454,14 @@ def build_engine(
     seed: int = 0,
     version: int = 0,
 ) -> Engine:
-    """An engine, not yet started, with cache rows for `max_batch` running and `cached_sequences` finished sequences."""
+    """An engine, not yet started, with cache rows for `max_batch` running and `cached_sequences` finished
+    sequences.
+    """
     length = min(max_length or policy.config.max_position_embeddings, policy.config.max_position_embeddings)
-    rows = Rows(policy.config, max_batch + max(1, cached_sequences), length, policy.norm.dtype)
-    return Engine(policy, rows, max_batch=max_batch, prefill_tokens=prefill_tokens, seed=seed, version=version)
+    rows = SequenceRows(policy.config, max_batch + max(1, cached_sequences), length, policy.norm.dtype)
+    return Engine(
+        policy, rows, max_batch=max_batch, prefill_tokens=prefill_tokens, seed=seed, version=version
+    )
 
 
 def _likeliest(scores_V: Tensor, count: int) -> dict[int, float]:

@@ -1,9 +1,11 @@
-"""The front of an engine: a process that serves vLLM's completions protocol over HTTP, without torch and without weights.
+"""The front of an engine: a process that serves vLLM's completions protocol over HTTP, without torch and
+without weights.
 
 POST /v1/completions   GET /v1/models   GET /health   GET /stats
 
-The core starts it as `python -m trainers.engine.front LINK LISTENER PARENT` (two inherited sockets and its own pid) and it ends
-with the core, whatever ends that. SIGINT is blocked: what Ctrl-C means, the core decides.
+The core starts it as `python -m trainers.engine.front LINK LISTENER PARENT` (two inherited sockets and its
+own pid) and it ends with the core, whatever ends that. SIGINT is blocked: what Ctrl-C means, the core
+decides.
 """
 
 import asyncio
@@ -26,49 +28,67 @@ from starlette.types import Receive, Scope, Send
 
 from harnessgym.heartbeat import BEAT_S
 from harnessgym.process import die_with_parent
-from trainers.engine.link import Abort, Answer, Chunks, Hello, Question, Ready, Refused, Submit, ToCore, pack, receive
+from trainers.engine.link import (
+    Abort,
+    Chunks,
+    Hello,
+    Ready,
+    StatusAnswer,
+    StatusQuestion,
+    SubmitRefused,
+    SubmitSequence,
+    ToCore,
+    pack,
+    receive,
+)
 from trainers.engine.protocol import CompletionRequest, RefusalError, parse_request
-from trainers.engine.reply import Reply
+from trainers.engine.reply import EngineReply
 from trainers.engine.sequence import Chunk
-from trainers.engine.text import Detokenizer
+from trainers.engine.text import FolderDetokenizer
 
 
 class Core:
     """The engine at the other end of the link."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader = reader
+        self._writer = writer
         self._outbox: list[bytes] = []
         self._keys = itertools.count()
-        self._calls: dict[int, asyncio.Queue[Chunk | Refused]] = {}
-        self._questions: dict[int, asyncio.Future[Answer]] = {}
+        self._calls: dict[int, asyncio.Queue[Chunk | SubmitRefused]] = {}
+        self._questions: dict[int, asyncio.Future[StatusAnswer]] = {}
 
     def send(self, message: ToCore) -> None:
-        """Send a message, together with others that come before the event loop turns: the core is woken once for all."""
+        """Send a message, together with others that come before the event loop turns: the core is woken
+        once for all.
+        """
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(pack(message))
 
-    def submit(self, request: CompletionRequest, hello: Hello) -> "Call":
+    def submit(self, request: CompletionRequest, hello: Hello) -> "EngineCall":
         """Have a request's tokens sampled. Raises `RefusalError`."""
         sampling = request.sampling(hello.max_length, hello.vocab_size)
-        key, queue = next(self._keys), asyncio.Queue[Chunk | Refused]()
+        key = next(self._keys)
+        queue = asyncio.Queue[Chunk | SubmitRefused]()
         self._calls[key] = queue
         prompt = np.array(request.prompt, dtype=np.int32).tobytes()
-        self.send(Submit(key, prompt, sampling, request.cache_salt or "", request.skip_special_tokens))
-        return Call(self, key, queue)
+        self.send(
+            SubmitSequence(key, prompt, sampling, request.cache_salt or "", request.skip_special_tokens)
+        )
+        return EngineCall(self, key, queue)
 
     def abort(self, key: int) -> None:
         """End a call that has not ended."""
         if key in self._calls:
             self.send(Abort(key))
 
-    async def ask(self) -> Answer:
+    async def ask(self) -> StatusAnswer:
         """How the engine is."""
         key = next(self._keys)
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[StatusAnswer] = asyncio.get_running_loop().create_future()
         self._questions[key] = answer
-        self.send(Question(key))
+        self.send(StatusQuestion(key))
         return await answer
 
     def _flush(self) -> None:
@@ -86,21 +106,23 @@ class Core:
                 case Chunks(chunks):
                     for key, chunk in chunks:
                         (self._calls.pop(key) if chunk.finish else self._calls[key]).put_nowait(chunk)
-                case Answer(key):
+                case StatusAnswer(key):
                     answer = self._questions.pop(key)
                     if not answer.cancelled():
                         answer.set_result(message)
-                case Refused(key):
+                case SubmitRefused(key):
                     self._calls.pop(key).put_nowait(message)
 
 
-class Call:
+class EngineCall:
     """A sequence that the engine samples."""
 
-    def __init__(self, core: Core, key: int, queue: "asyncio.Queue[Chunk | Refused]") -> None:
-        self._core, self._key, self._queue = core, key, queue
+    def __init__(self, core: Core, key: int, queue: "asyncio.Queue[Chunk | SubmitRefused]") -> None:
+        self._core = core
+        self._key = key
+        self._queue = queue
 
-    async def next(self) -> Chunk | Refused:
+    async def next(self) -> Chunk | SubmitRefused:
         """The next chunk; a refusal can only come first, and last."""
         return await self._queue.get()
 
@@ -113,8 +135,9 @@ class Front:
     """Routes requests to the core."""
 
     def __init__(self, core: Core, hello: Hello) -> None:
-        self.core, self.hello = core, hello
-        self.detokenizer = Detokenizer.load(hello.model)
+        self.core = core
+        self.hello = hello
+        self.detokenizer = FolderDetokenizer.load(hello.model)
 
     async def completions(self, http: Request) -> Response:
         """`POST /v1/completions`."""
@@ -125,16 +148,23 @@ class Front:
                 raise RefusalError(f"The request body is not JSON: {error}.") from error
             request = parse_request(raw, self.hello.names)
             if request.stop_strings and self.detokenizer is None:
-                raise RefusalError("`stop` needs a tokenizer.json in the model folder; use `stop_token_ids`.", param="stop")
+                raise RefusalError(
+                    "`stop` needs a tokenizer.json in the model folder; use `stop_token_ids`.", param="stop"
+                )
             call = self.core.submit(request, self.hello)
         except RefusalError as refusal:
             return JSONResponse(refusal.body(), status_code=refusal.status)
-        return Completion(call, Reply(request, request.model or self.hello.names[0], self.detokenizer))
+        return Completion(call, EngineReply(request, request.model or self.hello.names[0], self.detokenizer))
 
     async def models(self, _: Request) -> Response:
         """`GET /v1/models`."""
         hello = self.hello
-        card = {"id": hello.names[0], "object": "model", "owned_by": "harnessgym", "max_model_len": hello.max_length}
+        card = {
+            "id": hello.names[0],
+            "object": "model",
+            "owned_by": "harnessgym",
+            "max_model_len": hello.max_length,
+        }
         return JSONResponse({"object": "list", "data": [card | {"root": str(hello.model), "parent": None}]})
 
     async def health(self, _: Request) -> Response:
@@ -149,16 +179,18 @@ class Front:
 class Completion(Response):
     """Sends a call's chunks as they come. If the client goes away, the call is aborted."""
 
-    def __init__(self, call: Call, reply: Reply) -> None:
-        self.status_code, self.background = 200, None
-        self._call, self._reply = call, reply
+    def __init__(self, call: EngineCall, reply: EngineReply) -> None:
+        self.status_code = 200
+        self.background = None
+        self._call = call
+        self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the reply, or that the engine has stopped."""
         watcher = asyncio.create_task(self._watch(receive))
         try:
             first = await self._call.next()
-            if isinstance(first, Refused):
+            if isinstance(first, SubmitRefused):
                 refusal = RefusalError(first.reason, status=503)
                 await JSONResponse(refusal.body(), status_code=refusal.status)(scope, receive, send)
             elif self._reply.request.stream:
@@ -175,7 +207,7 @@ class Completion(Response):
         self._call.abort()
 
     async def _chunks(self, first: Chunk) -> AsyncIterator[Chunk]:
-        chunk: Chunk | Refused = first
+        chunk: Chunk | SubmitRefused = first
         while isinstance(chunk, Chunk):
             yield chunk
             if chunk.finish:
@@ -188,7 +220,9 @@ class Completion(Response):
         async for chunk in self._chunks(first):
             self._reply.feed(chunk)
             body = self._reply.event() + (self._reply.ending() if chunk.finish else b"")
-            await asyncio.sleep(0)  # others render too before any is sent: a client of several is then woken once, not by each
+            await asyncio.sleep(
+                0
+            )  # others render too before any is sent: a client of several is then woken once, not by each
             await send({"type": "http.response.body", "body": body, "more_body": chunk.finish is None})
 
     async def _whole(self, first: Chunk, send: Send) -> None:
@@ -224,7 +258,8 @@ async def serve(link: socket.socket, listener: socket.socket) -> None:
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        listening, asking = asyncio.create_task(listen()), asyncio.create_task(keep_asking())
+        listening = asyncio.create_task(listen())
+        asking = asyncio.create_task(keep_asking())
         core.send(Ready())
         yield
         listening.cancel()

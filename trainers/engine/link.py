@@ -1,8 +1,9 @@
-"""The link between an engine's two processes: a socket pair that carries messages, each a length and a pickle.
+"""The link between an engine's two processes: a socket pair that carries messages, each a length and a
+pickle.
 
-The core has the weights and the engine's thread; the front speaks HTTP. A process of its own for HTTP keeps that work off the
-lock that Python's threads share, which the engine's thread needs for every step. The socket pair has no name, so that nothing
-but these two can write to it.
+The core has the weights and the engine's thread; the front speaks HTTP. A process of its own for HTTP keeps
+that work off the lock that Python's threads share, which the engine's thread needs for every step. The socket
+pair has no name, so that nothing but these two can write to it.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from trainers.engine.sequence import Chunk, Sampling
+from trainers.engine.sequence import Chunk, SequenceSampling
 
 _LENGTH = struct.Struct("!I")
 
@@ -30,13 +31,13 @@ class Ready(NamedTuple):
     """Front to core: HTTP is served."""
 
 
-class Submit(NamedTuple):
-    """Front to core: sample. Chunks come back under `key`, or a `Refused`."""
+class SubmitSequence(NamedTuple):
+    """Front to core: sample. Chunks come back under `key`, or a `SubmitRefused`."""
 
     key: int
     prompt: bytes
     """int32 token ids."""
-    sampling: Sampling
+    sampling: SequenceSampling
     salt: str
     skip_special_tokens: bool
     """In the text that stop strings are looked for in."""
@@ -48,7 +49,7 @@ class Abort(NamedTuple):
     key: int
 
 
-class Question(NamedTuple):
+class StatusQuestion(NamedTuple):
     """Front to core: how is the engine?"""
 
     key: int
@@ -60,23 +61,23 @@ class Chunks(NamedTuple):
     chunks: list[tuple[int, Chunk]]
 
 
-class Refused(NamedTuple):
-    """Core to front: nothing will be sampled for a `Submit`, because the engine has stopped."""
+class SubmitRefused(NamedTuple):
+    """Core to front: nothing will be sampled for a `SubmitSequence`, because the engine has stopped."""
 
     key: int
     reason: str
 
 
-class Answer(NamedTuple):
-    """Core to front: the answer to a `Question`."""
+class StatusAnswer(NamedTuple):
+    """Core to front: the answer to a `StatusQuestion`."""
 
     key: int
     failed: bool
     stats: dict[str, Any]
 
 
-ToCore = Ready | Submit | Abort | Question
-ToFront = Hello | Chunks | Refused | Answer
+ToCore = Ready | SubmitSequence | Abort | StatusQuestion
+ToFront = Hello | Chunks | SubmitRefused | StatusAnswer
 
 
 def pack(message: ToCore | ToFront) -> bytes:

@@ -8,15 +8,21 @@ from harnessgym.errors import HarnessGymError, UpstreamError
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Work for the engine's thread, and what becomes of it if the engine stops first. Both run on that thread."""
+class EngineOrder:
+    """Work for the engine's thread, and what becomes of it if the engine stops first. Both run on that
+    thread.
+    """
 
     do: Callable[[], None]
     drop: Callable[[], None]
 
 
-def promise(done: Future[None], work: Callable[[], None], stopped: Callable[[], UpstreamError]) -> Order:
-    """An order that settles a future with how the work went, or with `stopped()`; no work for a future that was cancelled."""
+def promise(
+    done: Future[None], work: Callable[[], None], stopped: Callable[[], UpstreamError]
+) -> EngineOrder:
+    """An order that settles a future with how the work went, or with `stopped()`; no work for a future
+    that was cancelled.
+    """
 
     def do() -> None:
         if not done.set_running_or_notify_cancel():
@@ -35,4 +41,4 @@ def promise(done: Future[None], work: Callable[[], None], stopped: Callable[[], 
         if done.set_running_or_notify_cancel():
             done.set_exception(stopped())
 
-    return Order(do, drop)
+    return EngineOrder(do, drop)

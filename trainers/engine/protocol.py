@@ -1,13 +1,14 @@
 """Requests of vLLM's completions protocol, as far as this engine serves them.
 
-What is not served is refused, never ignored: an option that vLLM has and we lack may only have the value that does nothing.
+What is not served is refused, never ignored: an option that vLLM has and we lack may only have the value that
+does nothing.
 """
 
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trainers.engine.sequence import Sampling
+from trainers.engine.sequence import SequenceSampling
 
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (None,),
@@ -45,11 +46,19 @@ class RefusalError(Exception):
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None) -> None:
         super().__init__(message)
-        self.message, self.status, self.param = message, status, param
+        self.message = message
+        self.status = status
+        self.param = param
 
     def body(self) -> dict[str, Any]:
         """The error as vLLM words it."""
-        kind = "NotFoundError" if self.status == 404 else "BadRequestError" if self.status < 500 else "InternalServerError"
+        kind = (
+            "NotFoundError"
+            if self.status == 404
+            else "BadRequestError"
+            if self.status < 500
+            else "InternalServerError"
+        )
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.status}}
 
 
@@ -95,24 +104,33 @@ class CompletionRequest(BaseModel):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """Stop strings, empty ones left out."""
-        return tuple(stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if stop)
+        return tuple(
+            stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop or ()) if stop
+        )
 
-    def sampling(self, max_length: int, vocab_size: int) -> Sampling:
-        """Checked sampling parameters. Raises `RefusalError` if prompt and completion do not fit in `max_length` tokens."""
+    def sampling(self, max_length: int, vocab_size: int) -> SequenceSampling:
+        """Checked sampling parameters. Raises `RefusalError` if prompt and completion do not fit in
+        `max_length` tokens.
+        """
         if max(self.prompt) >= vocab_size:
             raise RefusalError(f"Token id {max(self.prompt)} is out of vocabulary", param="prompt")
-        length, room = len(self.prompt), max_length - len(self.prompt)
+        length = len(self.prompt)
+        room = max_length - len(self.prompt)
         asked = room if self.max_tokens is None else max(1, self.max_tokens)
         if room < 1 or asked > room:
             asked = max(asked, 1)
             raise RefusalError(
-                f"This model's maximum context length is {max_length} tokens. However, you requested {length + asked} tokens "
-                f"({length} in the prompt, {asked} in the completion). Please reduce the length of the prompt or completion.",
+                f"This model's maximum context length is {max_length} tokens. However, you requested "
+                f"{length + asked} tokens "
+                f"({length} in the prompt, {asked} in the completion). Please reduce the length of the "
+                "prompt or completion.",
                 param="prompt",
             )
         if self.stream_options and not self.stream:
-            raise RefusalError("Stream options can only be defined when `stream=True`.", param="stream_options")
-        return Sampling(
+            raise RefusalError(
+                "Stream options can only be defined when `stream=True`.", param="stream_options"
+            )
+        return SequenceSampling(
             max_tokens=asked,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=max(0, self.top_k or 0),
@@ -131,9 +149,12 @@ def parse_request(raw: object, names: tuple[str, ...]) -> CompletionRequest:
     if not isinstance(raw, dict):
         raise RefusalError("The request body must be a JSON object.")
     prompt = raw.get("prompt")
-    if isinstance(prompt, str) or (isinstance(prompt, list) and any(not isinstance(item, int) for item in prompt[:1])):
+    if isinstance(prompt, str) or (
+        isinstance(prompt, list) and any(not isinstance(item, int) for item in prompt[:1])
+    ):
         raise RefusalError(
-            "This engine takes one prompt as a list of token ids; text and batches are not served.", param="prompt"
+            "This engine takes one prompt as a list of token ids; text and batches are not served.",
+            param="prompt",
         )
     body = {name: value for name, value in raw.items() if name not in _IRRELEVANT}
     for name in _NEUTRAL.keys() & body.keys():

@@ -11,15 +11,15 @@ from typing import Any
 
 from trainers.engine.protocol import CompletionRequest
 from trainers.engine.sequence import Chunk, TokenScore
-from trainers.engine.text import Detokenizer, TextStream
+from trainers.engine.text import FolderDetokenizer, TextStream
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
-class Reply:
+class EngineReply:
     """Renders one request's chunks. Feed every chunk once, in order; then `whole` is the unstreamed reply."""
 
-    def __init__(self, request: CompletionRequest, model: str, detokenizer: Detokenizer | None) -> None:
+    def __init__(self, request: CompletionRequest, model: str, detokenizer: FolderDetokenizer | None) -> None:
         self.request = request
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -39,7 +39,12 @@ class Reply:
         if self.request.max_tokens == 0:
             finish = chunk.finish if chunk.finish == "abort" else "length"
             chunk = Chunk(
-                [], [], chunk.version, prompt_scores=chunk.prompt_scores, finish=finish, cached_tokens=chunk.cached_tokens
+                [],
+                [],
+                chunk.version,
+                prompt_scores=chunk.prompt_scores,
+                finish=finish,
+                cached_tokens=chunk.cached_tokens,
             )
         self._chunks.append(chunk)
         self._texts.append(self._text.feed(chunk))
@@ -55,7 +60,11 @@ class Reply:
     def ending(self) -> bytes:
         """What ends a stream: usage, if asked for, and the mark."""
         options = self.request.stream_options
-        usage = _event({**self._head, "choices": [], "usage": self._usage()}) if options and options.include_usage else b""
+        usage = (
+            _event({**self._head, "choices": [], "usage": self._usage()})
+            if options and options.include_usage
+            else b""
+        )
         return usage + b"data: [DONE]\n\n"
 
     def whole(self) -> bytes:
@@ -113,7 +122,11 @@ class Reply:
         return entries
 
     def _scored(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
-        return {"logprob": logprob, "rank": rank, "decoded_token": self._names.name(token) if self._names else None}
+        return {
+            "logprob": logprob,
+            "rank": rank,
+            "decoded_token": self._names.name(token) if self._names else None,
+        }
 
     def _name(self, token: int) -> str:
         return self._names.name(token) if self._names else f"token_id:{token}"
@@ -122,13 +135,15 @@ class Reply:
 class _Text:
     """Text of chunks.
 
-    While stop strings are possible it holds back what may turn out to be the start of one, and it leaves out the stop string
-    that ended the completion (unless asked for) and the end-of-sequence token.
+    While stop strings are possible it holds back what may turn out to be the start of one, and it leaves out
+    the stop string that ended the completion (unless asked for) and the end-of-sequence token.
     """
 
-    def __init__(self, request: CompletionRequest, detokenizer: Detokenizer | None) -> None:
+    def __init__(self, request: CompletionRequest, detokenizer: FolderDetokenizer | None) -> None:
         wanted = detokenizer is not None and request.detokenize
-        self._stream: TextStream | None = detokenizer.stream(request.skip_special_tokens) if detokenizer and wanted else None
+        self._stream: TextStream | None = (
+            detokenizer.stream(request.skip_special_tokens) if detokenizer and wanted else None
+        )
         self._hold = max((len(stop) for stop in request.stop_strings), default=0)
         self._keep_stop = request.include_stop_str_in_output
         self._held = ""
@@ -136,7 +151,9 @@ class _Text:
     def feed(self, chunk: Chunk) -> str:
         if self._stream is None:
             return ""
-        ids = chunk.ids[:-1] if chunk.finish == "stop" and not isinstance(chunk.stop_reason, str) else chunk.ids
+        ids = (
+            chunk.ids[:-1] if chunk.finish == "stop" and not isinstance(chunk.stop_reason, str) else chunk.ids
+        )
         text = self._held + "".join(self._stream.decode(token) for token in ids)
         if isinstance(chunk.stop_reason, str) and chunk.stop_reason in text:
             end = text.index(chunk.stop_reason)

@@ -1,8 +1,8 @@
 """The cache rows of an engine and what they hold.
 
-Rows [0, active) belong to running sequences, so decoding reads a slice and copies nothing; the rest keep the keys and values
-of finished sequences, where a later prompt may find its prefix. A row's content is valid for one salt only, and all rows are
-dropped when the weights change.
+Rows [0, active) belong to running sequences, so decoding reads a slice and copies nothing; the rest keep the
+keys and values of finished sequences, where a later prompt may find its prefix. A row's content is valid for
+one salt only, and all rows are dropped when the weights change.
 """
 
 import numpy as np
@@ -18,12 +18,15 @@ _WORTH = 8
 """Shorter prefixes are computed again: chance matches would cost more than they save."""
 
 
-class Rows:
-    """Per row: tokens, how many of them have keys and values, salt, and the sampling state of a running sequence."""
+class SequenceRows:
+    """Per row: tokens, how many of them have keys and values, salt, and the sampling state of a running
+    sequence.
+    """
 
     def __init__(self, config: PolicyConfig, rows: int, length: int, dtype: torch.dtype) -> None:
         self.kv = KVCache(config, rows, length, dtype)
-        self.count, self.active = rows, 0
+        self.count = rows
+        self.active = 0
         self.tokens = np.zeros((rows, length), dtype=np.int32)
         self.logprobs = np.zeros((rows, length), dtype=np.float32)
         self.length = np.zeros(rows, dtype=np.int64)
@@ -44,7 +47,8 @@ class Rows:
     def admit(self, prompt: IdArray, salt: str) -> int:
         """Make the first row behind the active ones hold `prompt`, nothing of it computed; its number."""
         self._clock += 1
-        row, number = self.active, self._salts.setdefault(salt, self._clock)
+        row = self.active
+        number = self._salts.setdefault(salt, self._clock)
         source, shared = self._match(prompt, number)
         if shared:
             self._touch(source)
@@ -73,8 +77,8 @@ class Rows:
     def reuse(self, row: int) -> int:
         """Copy the longest computed prefix of the row's tokens that another row holds; its length.
 
-        At least one token is left to compute. A finished sequence that the row wholly contains is dropped: what it could serve,
-        the row can.
+        At least one token is left to compute. A finished sequence that the row wholly contains is dropped:
+        what it could serve, the row can.
         """
         source, shared = self.reusable(row)
         if shared == 0:
@@ -87,7 +91,9 @@ class Rows:
         return shared
 
     def reusable(self, row: int) -> tuple[int, int]:
-        """The other row that holds the longest computed prefix of this row's tokens, and that prefix's length."""
+        """The other row that holds the longest computed prefix of this row's tokens, and that prefix's
+        length.
+        """
         return self._match(self.tokens[row, : self.length[row] - 1], int(self.salt[row]), skip=row)
 
     def shared_with(self, row: int, others: list[int]) -> int:
@@ -98,15 +104,27 @@ class Rows:
         """Drop all computed keys and values: the weights have changed."""
         self.computed[:] = 0
         self.length[self.active :] = 0
-        self._salts = {salt: number for salt, number in self._salts.items() if number in self.salt[: self.active]}
+        self._salts = {
+            salt: number for salt, number in self._salts.items() if number in self.salt[: self.active]
+        }
 
-    def _match(self, tokens: IdArray, salt: int, *, skip: int | None = None, among: list[int] | None = None) -> tuple[int, int]:
-        """Row with the longest common prefix, and its length; computed prefixes of all rows, or all tokens of `among`."""
-        rows = np.flatnonzero((self.salt == salt) & (self.computed > 0)) if among is None else np.asarray(among)
+    def _match(
+        self, tokens: IdArray, salt: int, *, skip: int | None = None, among: list[int] | None = None
+    ) -> tuple[int, int]:
+        """Row with the longest common prefix, and its length; computed prefixes of all rows, or all tokens
+        of `among`.
+        """
+        rows = (
+            np.flatnonzero((self.salt == salt) & (self.computed > 0)) if among is None else np.asarray(among)
+        )
         rows = rows[self.salt[rows] == salt]
         if skip is not None:
             rows = rows[rows != skip]
-        rows = rows[(self.tokens[rows, :_WORTH] == tokens[:_WORTH]).all(1)] if len(tokens) >= _WORTH else rows[:0]
+        rows = (
+            rows[(self.tokens[rows, :_WORTH] == tokens[:_WORTH]).all(1)]
+            if len(tokens) >= _WORTH
+            else rows[:0]
+        )
         if not len(rows):
             return 0, 0
         differs = self.tokens[rows, : len(tokens)] != tokens
@@ -116,7 +134,9 @@ class Rows:
         return (int(rows[best]), int(shared[best])) if shared[best] >= _WORTH else (0, 0)
 
     def _victim(self) -> int:
-        """An empty row, or else the one that has gone unused the longest, among those that hold no running sequence."""
+        """An empty row, or else the one that has gone unused the longest, among those that hold no running
+        sequence.
+        """
         used = np.where(self.computed[self.active :] == 0, -1, self.touched[self.active :])
         return self.active + int(used.argmin())
 

@@ -1,7 +1,8 @@
 """Sampling from a batch of logits by inverse transform.
 
-Each row brings its own uniform number, so the token it gets depends on its own logits and its own stream alone, whatever else
-is in the batch. Logprobs are those of the distribution that was sampled: temperature, then top-k, then top-p, renormalised.
+Each row brings its own uniform number, so the token it gets depends on its own logits and its own stream
+alone, whatever else is in the batch. Logprobs are those of the distribution that was sampled: temperature,
+then top-k, then top-p, renormalised.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ DRAWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class StepSamples:
     """Tokens [B], their logprobs [B], and the probabilities of all tokens (0 outside the kept set)."""
 
     tokens: Tensor
@@ -30,8 +31,8 @@ class Sampled:
 def truncate(scores_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
     """Scores with everything outside top-k (0: all), then outside top-p of what is left, at -inf.
 
-    A set is cut at the score of its last member, so tokens that tie with it stay: which ones are kept does not depend on an
-    order among equals.
+    A set is cut at the score of its last member, so tokens that tie with it stay: which ones are kept does
+    not depend on an order among equals.
     """
     ordered_BV = scores_BV.sort(dim=-1, descending=True).values
     rank_V = torch.arange(scores_BV.shape[-1])
@@ -45,7 +46,9 @@ def truncate(scores_BV: Tensor, top_k_B: Tensor, top_p_B: Tensor) -> Tensor:
     return scores_BV.masked_fill(scores_BV < floor_B1, float("-inf"))
 
 
-def sample(logits_BV: Tensor, temperature_B: Floats, top_k_B: Ints, top_p_B: Floats, uniform_B: Floats) -> Sampled:
+def sample(
+    logits_BV: Tensor, temperature_B: Floats, top_k_B: Ints, top_p_B: Floats, uniform_B: Floats
+) -> StepSamples:
     """One token per row. A row of temperature 0 gets its likeliest token, with logprob 0."""
     greedy_B = temperature_B == 0.0
     scores_BV = logits_BV.float()
@@ -65,4 +68,4 @@ def sample(logits_BV: Tensor, temperature_B: Floats, top_k_B: Ints, top_p_B: Flo
     logprobs = probs_BV.gather(1, tokens).log_()
     if greedy_B.any():
         logprobs.masked_fill_(torch.from_numpy(greedy_B)[:, None], 0.0)
-    return Sampled(tokens[:, 0], logprobs[:, 0], probs_BV)
+    return StepSamples(tokens[:, 0], logprobs[:, 0], probs_BV)

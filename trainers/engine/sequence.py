@@ -1,7 +1,7 @@
 """One request inside the engine, and what the engine says about it.
 
-A `Sampling` and a prompt go in; `Chunk`s come out, each of tokens sampled under one policy version, the last one with a
-finish reason.
+A `SequenceSampling` and a prompt go in; `Chunk`s come out, each of tokens sampled under one policy version,
+the last one with a finish reason.
 """
 
 from collections.abc import Callable
@@ -17,8 +17,10 @@ FinishReason = Literal["stop", "length", "abort"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to sample. The reported logprobs are of the distribution after temperature, then top-k, then top-p (renormalised)."""
+class SequenceSampling:
+    """How to sample. The reported logprobs are of the distribution after temperature, then top-k, then
+    top-p (renormalised).
+    """
 
     max_tokens: int
     """At least 1."""
@@ -38,7 +40,9 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class TokenScore:
-    """Logprobs at one position: the token that is there, its rank (1 is the likeliest; 0 where unknown) and alternatives."""
+    """Logprobs at one position: the token that is there, its rank (1 is the likeliest; 0 where unknown)
+    and alternatives.
+    """
 
     token: int
     logprob: float
@@ -61,7 +65,8 @@ class Chunk(NamedTuple):
 
 
 class Sequence:
-    """Engine-side state of a request; its tokens live in the row it occupies. Used by the engine thread alone.
+    """Engine-side state of a request; its tokens live in the row it occupies. Used by the engine thread
+    alone.
 
     `deliver` is called on the engine thread with every chunk.
     """
@@ -69,7 +74,7 @@ class Sequence:
     def __init__(
         self,
         prompt: TokenIds | IdArray,
-        sampling: Sampling,
+        sampling: SequenceSampling,
         deliver: Callable[[Chunk], None],
         *,
         salt: str = "",
@@ -77,7 +82,9 @@ class Sequence:
         matcher: "StopMatcher | None" = None,
     ) -> None:
         self.prompt = np.array(prompt, dtype=np.int32)
-        self.sampling, self.salt, self.deliver = sampling, salt, deliver
+        self.sampling = sampling
+        self.salt = salt
+        self.deliver = deliver
         self.eos = frozenset[int]() if sampling.ignore_eos else eos
         self.stops = sampling.stop_token_ids | self.eos
         self.uniforms: np.random.Generator | None = None
@@ -103,10 +110,13 @@ class Sequence:
 
 
 class StopMatcher:
-    """Finds stop strings in the text of a growing completion; `decode` turns one more token into the text it completes."""
+    """Finds stop strings in the text of a growing completion; `decode` turns one more token into the text
+    it completes.
+    """
 
     def __init__(self, stops: tuple[str, ...], decode: Callable[[int], str]) -> None:
-        self._stops, self._decode = stops, decode
+        self._stops = stops
+        self._decode = decode
         self._keep = max(len(stop) for stop in stops) - 1
         self._tail = ""
 

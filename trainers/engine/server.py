@@ -1,4 +1,5 @@
-"""An embedded engine's process, the core: weights, the engine's thread and the weight agent. HTTP is its child's work.
+"""An embedded engine's process, the core: weights, the engine's thread and the weight agent. HTTP is its
+child's work.
 
 harnessgym engine MODEL_DIR --port 8000
 """
@@ -19,8 +20,8 @@ from harnessgym.store import TraceStore
 from harnessgym.store.policies import PolicyVersion
 from trainers.engine.engine import Engine, build_engine
 from trainers.engine.front_process import FrontProcess
+from trainers.engine.router import Switchboard
 from trainers.engine.settings import EngineSettings
-from trainers.engine.switchboard import Switchboard
 from trainers.policy import Policy
 from trainers.policy_weights import load_policy, load_weights, published_weights
 from trainers.weights.agent import WeightAgent, read_newest
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 _GRACE_S = 1.0
 """Time that requests in flight get to end by themselves; then they end with "abort"."""
 
-_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+_M_MMAP_THRESHOLD = -3
+_M_TRIM_THRESHOLD = -1
 """Options of glibc's mallopt."""
 
 
@@ -61,10 +63,11 @@ class EngineInstaller:
     async def install(self, weights: dict[str, torch.Tensor], version: PolicyVersion) -> None:
         """Serve other weights, and compute one forward pass.
 
-        Raises `PolicyError` if they do not fit or compute nothing usable; the old ones are served then. Raises `UpstreamError`
-        if the engine has stopped.
+        Raises `PolicyError` if they do not fit or compute nothing usable; the old ones are served then.
+        Raises `UpstreamError` if the engine has stopped.
         """
-        before, previous = self.version, await asyncio.to_thread(published_weights, self._engine.policy)
+        before = self.version
+        previous = await asyncio.to_thread(published_weights, self._engine.policy)
         await self._load(weights, version.version)
         try:
             await asyncio.wrap_future(self._engine.check())
@@ -77,7 +80,9 @@ class EngineInstaller:
 
 
 def load_engine(settings: EngineSettings) -> Engine:
-    """The engine that the settings describe, not yet started, with the newest committed version if it follows a policy."""
+    """The engine that the settings describe, not yet started, with the newest committed version if it
+    follows a policy.
+    """
     torch.set_num_threads(settings.threads)
     policy = load_policy(settings.model, getattr(torch, settings.dtype))
     version = _load_newest(policy, settings.agent) if settings.agent else 0
@@ -109,11 +114,15 @@ def listen(settings: EngineSettings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), backlog=1024)
     except OSError as error:
-        raise ConfigError(f"Cannot listen on {settings.host}:{settings.port}: {error}. Choose another --port.") from error
+        raise ConfigError(
+            f"Cannot listen on {settings.host}:{settings.port}: {error}. Choose another --port."
+        ) from error
 
 
 def keep_memory() -> None:
-    """Tell glibc to keep freed blocks: by default each large activation is mapped, zeroed page by page and unmapped again."""
+    """Tell glibc to keep freed blocks: by default each large activation is mapped, zeroed page by page and
+    unmapped again.
+    """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -135,8 +144,11 @@ async def follow(engine: Engine, settings: EngineSettings, address: str) -> None
 
 
 async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, address: str) -> None:
-    """Serve until SIGINT or SIGTERM, then end engine and front. Raises what ended the agent, or `SystemExit(1)`."""
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    """Serve until SIGINT or SIGTERM, then end engine and front. Raises what ended the agent, or
+    `SystemExit(1)`.
+    """
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
     over: asyncio.Future[BaseException | None] = loop.create_future()
 
     def end(error: BaseException | None = None) -> None:
@@ -145,7 +157,11 @@ async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, add
 
     def lost() -> None:
         if not over.done():
-            log.error("The HTTP process of %s ended with status %d, so the engine ends too.", settings.worker_id, front.reap())
+            log.error(
+                "The HTTP process of %s ended with status %d, so the engine ends too.",
+                settings.worker_id,
+                front.reap(),
+            )
             end(SystemExit(1))
 
     async def announce() -> None:
@@ -159,9 +175,13 @@ async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, add
     board = Switchboard(engine, settings, front.link)
     engine.start(lambda _: loop.call_soon_threadsafe(end, SystemExit(1)), board.flush)
     heartbeat.follow(loop, board.front_answers)
-    listening = board.start(lambda: loop.call_soon_threadsafe(ready.set), lambda: loop.call_soon_threadsafe(lost))
+    listening = board.start(
+        lambda: loop.call_soon_threadsafe(ready.set), lambda: loop.call_soon_threadsafe(lost)
+    )
     following = asyncio.create_task(announce())
-    following.add_done_callback(lambda task: None if task.cancelled() or not task.exception() else end(task.exception()))
+    following.add_done_callback(
+        lambda task: None if task.cancelled() or not task.exception() else end(task.exception())
+    )
     error = await over
     following.cancel()
     await asyncio.gather(following, asyncio.to_thread(front.stop, _GRACE_S), return_exceptions=True)
@@ -174,8 +194,8 @@ async def run(engine: Engine, settings: EngineSettings, front: FrontProcess, add
 def serve(settings: EngineSettings) -> None:
     """Serve until SIGINT or SIGTERM. Prints one line with the address when it does.
 
-    Raises `PolicyError` if the policy has a version that cannot be served: no restart mends that. Exits with status 1 if the
-    engine's thread fails or the front dies: a restart does.
+    Raises `PolicyError` if the policy has a version that cannot be served: no restart mends that. Exits with
+    status 1 if the engine's thread fails or the front dies: a restart does.
     """
     keep_memory()
     listener = listen(settings)
@@ -184,7 +204,8 @@ def serve(settings: EngineSettings) -> None:
     front = FrontProcess(listener)
     try:
         engine = load_engine(settings)
-        gc.freeze()  # what is there stays: looking through it for garbage would hold up a step for tens of milliseconds
+        # what is there stays: looking through it for garbage would hold up a step for tens of milliseconds
+        gc.freeze()
         asyncio.run(run(engine, settings, front, address))
     finally:
         front.close()

@@ -30,7 +30,8 @@ class EngineSettings(Config):
     max_length: int | None = None
     """Longest prompt plus completion, in tokens; the model's own limit if not given."""
     prefill_tokens: int = 4_096
-    """Prompt tokens (padding included) computed between two decoding steps, unless one sequence alone needs more."""
+    """Prompt tokens (padding included) computed between two decoding steps, unless one sequence alone
+    needs more."""
     threads: int = 1
     """Torch threads."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 
-class Detokenizer:
+class FolderDetokenizer:
     """Decodes with a folder's tokenizer.json."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -14,7 +14,7 @@ class Detokenizer:
         self._names: dict[int, str] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> "Detokenizer | None":
+    def load(cls, folder: Path) -> "FolderDetokenizer | None":
         """The folder's detokenizer, or None if it has no tokenizer.json."""
         file = folder / "tokenizer.json"
         return cls(Tokenizer.from_file(str(file))) if file.is_file() else None
@@ -31,10 +31,13 @@ class Detokenizer:
 
 
 class TextStream:
-    """Text of a growing completion: each token gives the text it completes (a character may need several tokens)."""
+    """Text of a growing completion: each token gives the text it completes (a character may need several
+    tokens).
+    """
 
     def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def decode(self, token: int) -> str:
         """Text that becomes final with this token."""

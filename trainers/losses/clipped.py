@@ -3,57 +3,67 @@
 import torch
 from torch import Tensor
 
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 from trainers.losses.tokens import Tokens
 
-PPO = Algorithm(
+PPO = AlgorithmRow(
     "loss", "ppo", "-min(rho A, clip(rho, 1 - low, 1 + high) A), rho = pi / pi_prox; low = high = 0.2", "arXiv 1707.06347",
     "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "grpo"`', "rollout",
     'GRPO\'s mean per rollout (set normalisation = "rollout"), its KL penalty to a reference policy.',
 )  # fmt: skip
-DAPO = Algorithm(
+DAPO = AlgorithmRow(
     "loss", "dapo", "that of ppo; low = 0.2, high = 0.28", "arXiv 2503.14476", "source",
     'TRL 1.16 `GRPOTrainer`, `loss_type = "dapo"`', "token",
-    'the soft penalty for rollouts that are too long; groups of equal rewards are refilled with filter.zero_signal = "refill".',
+    'the soft penalty for rollouts that are too long; groups of equal rewards are refilled with '
+    'filter.zero_signal = "refill".',
 )  # fmt: skip
-DECOUPLED_PPO = Algorithm(
+DECOUPLED_PPO = AlgorithmRow(
     "loss", "decoupled_ppo",
-    "that of ppo; pi_prox is not mu, and a correction weighs with pi_prox / mu (the paper's pi_prox: proximal = recompute)",
+    "that of ppo; pi_prox is not mu, and a correction weighs with pi_prox / mu (the paper's pi_prox: "
+    "proximal = recompute)",
     "arXiv 2505.24298",
     "source", "AReaL's formula in float64, token by token, with its mask at 5", "token",
-    'the paper\'s several steps on a batch, clipped against the policy before the first: algorithm = "ppo" with several epochs '
+    'the paper\'s several steps on a batch, clipped against the policy before the first: algorithm = "ppo" '
+    'with several epochs '
     'or mini_batches, proximal = "recompute" and corrections = [{ name = "mis", cap = 5.0 }].',
 )  # fmt: skip
-GSPO = Algorithm(
-    "loss", "gspo", "-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log rho_t), as sg[s] pi / sg[pi]",
-    "arXiv 2507.18071 (its range: from memory)", "source", 'TRL 1.16 `GRPOTrainer`, `importance_sampling_level = "sequence"`',
-    "rollout", 'the paper\'s mean per rollout: set normalisation = "rollout". With "token" long rollouts weigh more.',
+GSPO = AlgorithmRow(
+    "loss", "gspo", "-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean_t log rho_t), as sg[s] pi / "
+                    "sg[pi]",
+    "arXiv 2507.18071 (its range: from memory)", "source", 'TRL 1.16 `GRPOTrainer`, '
+                                                           '`importance_sampling_level = "sequence"`',
+    "rollout", 'the paper\'s mean per rollout: set normalisation = "rollout". With "token" long rollouts '
+               'weigh more.',
 )  # fmt: skip
-DPPO_TV = Algorithm(
-    "loss", "dppo_tv", "-rho A, but 0 where pi - mu > high (A > 0) or < -low (A < 0); + kl (log rho)^2; rho = pi / mu",
+DPPO_TV = AlgorithmRow(
+    "loss", "dppo_tv", "-rho A, but 0 where pi - mu > high (A > 0) or < -low (A < 0); + kl (log rho)^2; rho "
+                       "= pi / mu",
     "arXiv 2602.04879, as prime-rl has it", "source", "the formula in float64, token by token", "token",
     "prime-rl's pull to the policy that sampled: kl = 1e-3.",
 )  # fmt: skip
 
 
 _OVERFLOW = 60.0
-"""Log-ratios count up to here, far beyond every clip: the exponential of a greater one times an advantage of 0 has no value."""
+"""Log-ratios count up to here, far beyond every clip: the exponential of a greater one times an advantage
+of 0 has no value."""
 
 
 def ppo(tokens: Tokens, clip_low: float = 0.2, clip_high: float = 0.2) -> Tensor:
-    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), rho = pi / pi_prox, per token (arXiv 1707.06347).
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), rho = pi / pi_prox, per token (arXiv
+    1707.06347).
 
-    With `clip_high` above `clip_low` it is DAPO's (arXiv 2503.14476); with a proximal policy other than the one that sampled,
-    and weights pi_prox / mu, it is decoupled PPO (arXiv 2505.24298).
+    With `clip_high` above `clip_low` it is DAPO's (arXiv 2503.14476); with a proximal policy other than the
+    one that sampled, and weights pi_prox / mu, it is decoupled PPO (arXiv 2505.24298).
     """
     return clipped_surrogate(tokens.log_ratio, tokens.advantages_N, clip_low, clip_high)
 
 
 def gspo(tokens: Tokens, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Tensor:
-    """The clipped surrogate of s = exp(mean over the rollout's tokens of log rho), one ratio a rollout (arXiv 2507.18071).
+    """The clipped surrogate of s = exp(mean over the rollout's tokens of log rho), one ratio a rollout (arXiv
+    2507.18071).
 
-    In its token form, sg[s] pi / sg[pi]: equal in value and gradient to s where normalisation is by rollout and the advantage
-    is one number.
+    In its token form, sg[s] pi / sg[pi]: equal in value and gradient to s where normalisation is by rollout
+    and the advantage is one number.
     """
     log_s_N = tokens.rollout_mean(tokens.log_ratio).to(tokens.logprobs_N.dtype)
     own_N = tokens.logprobs_N - tokens.logprobs_N.detach()
@@ -61,10 +71,11 @@ def gspo(tokens: Tokens, clip_low: float = 3e-4, clip_high: float = 4e-4) -> Ten
 
 
 def dppo_tv(tokens: Tokens, mask_low: float = 0.2, mask_high: float = 0.2, kl: float = 0.0) -> Tensor:
-    """-rho A with rho = pi / mu, but without gradient where pi - mu > mask_high (A > 0) or pi - mu < -mask_low (A < 0).
+    """-rho A with rho = pi / mu, but without gradient where pi - mu > mask_high (A > 0) or pi - mu <
+    -mask_low (A < 0).
 
-    Plus kl (log rho)^2. Probabilities are compared, not ratios, so that a rare token is not cut for a small change (DPPO,
-    arXiv 2602.04879, binary total variation, as prime-rl has it).
+    Plus kl (log rho)^2. Probabilities are compared, not ratios, so that a rare token is not cut for a small
+    change (DPPO, arXiv 2602.04879, binary total variation, as prime-rl has it).
     """
     moved_N = tokens.logprobs_N.detach().exp() - tokens.proximal_N.exp()
     cut_N = torch.where(tokens.advantages_N > 0, moved_N > mask_high, moved_N < -mask_low)
@@ -73,6 +84,8 @@ def dppo_tv(tokens: Tokens, mask_low: float = 0.2, mask_high: float = 0.2, kl: f
 
 
 def clipped_surrogate(log_ratio_N: Tensor, advantages_N: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token; the gradient flows through `log_ratio_N`."""
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) per token; the gradient flows through
+    `log_ratio_N`.
+    """
     ratio = log_ratio_N.clamp(max=_OVERFLOW).exp()
     return -torch.minimum(ratio * advantages_N, ratio.clamp(1 - clip_low, 1 + clip_high) * advantages_N)

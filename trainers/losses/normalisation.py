@@ -1,7 +1,7 @@
 """How much each token counts in a batch's loss.
 
-Denominators count tokens or rollouts, never rows: a rollout split into several rows with disjoint masks weighs what it weighed
-whole. Corrections come later and leave the weights alone.
+Denominators count tokens or rollouts, never rows: a rollout split into several rows with disjoint masks
+weighs what it weighed whole. Corrections come later and leave the weights alone.
 """
 
 from collections import Counter
@@ -13,11 +13,12 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row
-from trainers.algorithms import Algorithm
+from harnessgym.traces.trajectories import TrainingRow
+from trainers.algorithms import AlgorithmRow
 
-CONSTANT = Algorithm(
-    "loss", "normalisation = constant", "sum of the tokens' losses / (R length): Dr. GRPO's mean, for any loss",
+CONSTANT = AlgorithmRow(
+    "loss", "normalisation = constant", "sum of the tokens' losses / (R length): Dr. GRPO's mean, for any "
+                                        "loss",
     "arXiv 2503.20783", "source", 'TRL 1.16 `GRPOTrainer`, `loss_type = "dr_grpo"`; our weights are float32', "constant",
     'Dr. GRPO is this with advantage = "dr_grpo" and loss = "ppo"; none of the three brings the others.',
 )  # fmt: skip
@@ -34,19 +35,22 @@ class Constant(Config):
 Normalisation = Literal["token", "rollout"] | Constant
 
 
-def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int | None = None) -> list[FloatArray]:
+def token_weights(
+    rows: Sequence[TrainingRow], normalisation: Normalisation, total: int | None = None
+) -> list[FloatArray]:
     """Weight of each token, float32 [T] per row, 0 where the mask is 0.
 
     "token": one over the batch's trained tokens (DAPO): long rollouts weigh more.
-    "rollout": one over (rollouts in the batch x trained tokens of its rollout) (GRPO): each rollout weighs the same.
-    Constant: one over (rollouts in the batch x length) (Dr. GRPO): long rollouts weigh more, whatever the others' lengths.
+    "rollout": one over (rollouts in the batch x trained tokens of its rollout) (GRPO): each rollout weighs
+    the same. Constant: one over (rollouts in the batch x length) (Dr. GRPO): long rollouts weigh more,
+    whatever the others' lengths.
 
     `total` is the batch's `denominator` where `rows` are a part of it; a rollout's rows must be in one part.
     """
     trained = _trained(rows)
     whole = max(denominator(rows, normalisation), 1) if total is None else total
 
-    def share(row: Row) -> float:
+    def share(row: TrainingRow) -> float:
         if isinstance(normalisation, Constant):
             return 1 / (whole * normalisation.length)
         return 1 / whole if normalisation == "token" else 1 / (whole * max(trained[row.rollout_id], 1))
@@ -54,7 +58,7 @@ def token_weights(rows: Sequence[Row], normalisation: Normalisation, total: int 
     return [(row.mask != 0).astype(np.float32) * np.float32(share(row)) for row in rows]
 
 
-def denominator(rows: Sequence[Row], normalisation: Normalisation) -> int:
+def denominator(rows: Sequence[TrainingRow], normalisation: Normalisation) -> int:
     """What the sums over these rows are divided by: how many trained tokens, or rollouts, they have.
 
     Those of a batch's parts add up to the batch's.
@@ -63,7 +67,7 @@ def denominator(rows: Sequence[Row], normalisation: Normalisation) -> int:
     return sum(trained.values()) if normalisation == "token" else len(trained)
 
 
-def _trained(rows: Sequence[Row]) -> Counter[str]:
+def _trained(rows: Sequence[TrainingRow]) -> Counter[str]:
     """Trained tokens by rollout."""
     trained: Counter[str] = Counter()
     for row in rows:

@@ -1,4 +1,5 @@
-"""Which losses there are, and their settings. Nothing here needs torch; a loss itself is loaded by name when it is computed.
+"""Which losses there are, and their settings. Nothing here needs torch; a loss itself is loaded by name when
+it is computed.
 
 A loss of your own is a subclass of `LossSettings`, named as `module:Class`.
 """
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
     from trainers.update_settings import UpdateSettings
 
 
-class Part(Config):
+class NamedPart(Config):
     """What a loss and a correction have in common: a function, by name, whose settings are the fields."""
 
     function: ClassVar[str]
     """`module:function` from `Tokens`, and the fields, to float [N]."""
 
     of_rollouts: ClassVar[bool] = False
-    """Whether it looks at whole rollouts, whatever its settings. Else `Tokens` may hold parts of them, and no times."""
+    """Whether it looks at whole rollouts, whatever its settings. Else `Tokens` may hold parts of them, and
+    no times."""
 
     name: str = ""
     """As it was asked for."""
@@ -40,19 +42,20 @@ class Part(Config):
         return self.model_dump(exclude={"name"})
 
 
-class LossSettings(Part):
+class LossSettings(NamedPart):
     """A loss per token. It divides by nothing, and its gradient flows through `Tokens.logprobs_N`."""
 
     def _needs_a_ratio(self, update: "UpdateSettings") -> str | None:
         if update.proximal == "current":
             return (
-                f"{self.name} is made of the ratio to the proximal policy, which is 1 everywhere with proximal = 'current'; "
+                f"{self.name} is made of the ratio to the proximal policy, which is 1 everywhere with "
+                "proximal = 'current'; "
                 "what is left is loss = 'reinforce': name that, or another proximal policy"
             )
         return None
 
 
-class Ppo(LossSettings):
+class PpoLoss(LossSettings):
     """PPO's clipped surrogate."""
 
     function = "trainers.losses.clipped:ppo"
@@ -63,27 +66,33 @@ class Ppo(LossSettings):
     """How far above 1 it may rise."""
 
     def problem(self, update: "UpdateSettings") -> str | None:
-        """With the current policy as the proximal one only a correction brings in the ratio to the one that sampled."""
+        """With the current policy as the proximal one only a correction brings in the ratio to the one
+        that sampled.
+        """
         if update.proximal == "current" and not any(each.weighs for each in update.weights):
             return (
-                f"{self.name} with proximal = 'current' has the ratio 1 everywhere, and no correction here weighs by pi/mu, so "
-                "off-policy tokens are trained as if on-policy: name tis, mis or icepop, or loss = 'reinforce' if that is meant"
+                f"{self.name} with proximal = 'current' has the ratio 1 everywhere, and no correction here "
+                "weighs by pi/mu, so "
+                "off-policy tokens are trained as if on-policy: name tis, mis or icepop, or loss = "
+                "'reinforce' if that is meant"
             )
         return None
 
 
-class Dapo(Ppo):
-    """The same with DAPO's wider upper range. Its mean over tokens and its refill of groups are settings of their own."""
+class Dapo(PpoLoss):
+    """The same with DAPO's wider upper range. Its mean over tokens and its refill of groups are settings
+    of their own.
+    """
 
     clip_high: float = Field(0.28, ge=0)
     """How far above 1 it may rise."""
 
 
-class DecoupledPpo(Ppo):
+class DecoupledPpo(PpoLoss):
     """PPO clipped against a proximal policy that is not the one that sampled, weighted by a correction.
 
-    AReaL's own takes several steps on a batch and clips against the policy that the first of them starts from: that is
-    algorithm = "ppo" with proximal = "recompute".
+    AReaL's own takes several steps on a batch and clips against the policy that the first of them starts
+    from: that is algorithm = "ppo" with proximal = "recompute".
     """
 
     def problem(self, update: "UpdateSettings") -> str | None:
@@ -104,7 +113,8 @@ class Gspo(LossSettings):
     of_rollouts = True
 
     clip_low: float = Field(3e-4, ge=0, le=1)
-    """How far below 1 a rollout's ratio may fall before its gradient stops. A mean over many tokens moves little."""
+    """How far below 1 a rollout's ratio may fall before its gradient stops. A mean over many tokens moves
+    little."""
     clip_high: float = Field(4e-4, ge=0)
     """How far above 1 it may rise."""
 
@@ -141,7 +151,8 @@ class MinPro(LossSettings):
         """It lives on its ratio, and does what weights of whole rollouts do."""
         if twice := [each.name for each in update.weights if each.whole_rollouts]:
             return (
-                f"minpro stands in for the ratio of a rollout so far, and {twice[0]} would weigh or mask rollouts by such a "
+                f"minpro stands in for the ratio of a rollout so far, and {twice[0]} would weigh or mask "
+                "rollouts by such a "
                 "ratio a second time: take corrections that act on tokens"
             )
         return self._needs_a_ratio(update)
@@ -175,7 +186,8 @@ class Reinforce(LossSettings):
         """It leaves all weighing to corrections."""
         if update.proximal != "current":
             return (
-                "reinforce has no ratio, so only corrections can weigh what another policy sampled, by pi_prox/mu: set "
+                "reinforce has no ratio, so only corrections can weigh what another policy sampled, by "
+                "pi_prox/mu: set "
                 "proximal = 'current', for the whole ratio pi/mu"
             )
         return None

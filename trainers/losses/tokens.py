@@ -1,7 +1,7 @@
 """What losses and corrections see of a batch: its trained tokens, one number of each kind per token.
 
-A rollout may have several rows; which row a token is in makes no difference to anything here. What is taken over a whole
-rollout is taken over all its trained tokens.
+A rollout may have several rows; which row a token is in makes no difference to anything here. What is taken
+over a whole rollout is taken over all its trained tokens.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 
 TimeArray = npt.NDArray[np.int64]
 
@@ -30,7 +30,8 @@ class Tokens:
     """Of the policy that ratios are clipped against. Carries no gradient."""
     advantages_N: Tensor
     rollout_N: Tensor
-    """int64: whose token it is, counted from 0. What asks for whole rollouts needs all trained tokens of each of them here."""
+    """int64: whose token it is, counted from 0. What asks for whole rollouts needs all trained tokens of
+    each of them here."""
     time_N: Tensor
     """int64: sorts the tokens of a rollout by when they were sampled."""
 
@@ -64,7 +65,9 @@ class Tokens:
         return self.rollout_sum(values_N) / self._counts[self.rollout_N]
 
     def least_before(self, values_N: Tensor, first: float) -> Tensor:
-        """For each token the least value of its rollout's earlier tokens, [N]; `first` where there is none."""
+        """For each token the least value of its rollout's earlier tokens, [N]; `first` where there is
+        none.
+        """
         out_N = torch.empty_like(values_N)
         for rollout in range(len(self._counts)):
             own = (self.rollout_N == rollout).nonzero().squeeze(-1)
@@ -73,7 +76,7 @@ class Tokens:
         return out_N
 
 
-def sampling_times(rows: Sequence[Row]) -> list[TimeArray]:
+def sampling_times(rows: Sequence[TrainingRow]) -> list[TimeArray]:
     """When each token of these rows of one rollout was sampled, as numbers to sort by, int64 [T] per row.
 
     Calls are in the order in which they began, the tokens of a call as they stand.

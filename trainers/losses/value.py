@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from trainers.algorithms import Algorithm
+from trainers.algorithms import AlgorithmRow
 
-VALUE = Algorithm(
+VALUE = AlgorithmRow(
     "loss", "value",
     "max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2, R = A + V_old "
     "(of `algorithm = \"ppo\"`'s critic; not a choice of `loss`)",
@@ -16,8 +16,8 @@ VALUE = Algorithm(
 def value_loss(values_N: Tensor, targets_N: Tensor, old_N: Tensor, clip: float = 0.0) -> Tensor:
     """max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) / 2, float [N]; with c = 0 (V - R)^2 / 2.
 
-    A value that has moved more than c towards its target since the batch was valued has no gradient (PPO's clipping, as in
-    OpenAI baselines and verl). The gradient flows through `values_N` alone.
+    A value that has moved more than c towards its target since the batch was valued has no gradient (PPO's
+    clipping, as in OpenAI baselines and verl). The gradient flows through `values_N` alone.
     """
     errors_N = (values_N - targets_N) ** 2
     if clip:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.corrections.averaging import taken_in
 from trainers.gradients import score_all
 from trainers.policy import Policy
@@ -18,22 +18,29 @@ from trainers.world import World
 
 
 class MovingAverage:
-    """theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k) over the versions k <= t that steps have made, and the first one.
+    """theta_prox = sum beta^(t-k) theta_k / sum beta^(t-k) over the versions k <= t that steps have made, and
+    the first one.
 
-    beta = W / (W + 2) for tokens up to W versions old. Where corrections leave a smaller share of a batch's tokens than
-    `reset_below`, it begins again from the weights that this step makes. One more copy of the weights (arXiv 2605.12070; the
-    formula is known here from a third party's note, and so is the reset, whose moment within the step is ours).
+    beta = W / (W + 2) for tokens up to W versions old. Where corrections leave a smaller share of a batch's
+    tokens than `reset_below`, it begins again from the weights that this step makes. One more copy of the
+    weights (arXiv 2605.12070; the formula is known here from a third party's note, and so is the reset, whose
+    moment within the step is ours).
     """
 
     def __init__(self, policy: Policy, update: UpdateSettings, settings: Ewma, world: World) -> None:
-        self.policy, self.update, self.settings, self.world = policy, update, settings, world
+        self.policy = policy
+        self.update = update
+        self.settings = settings
+        self.world = world
         self._mean = copies(policy)
         self._total = 1.0
 
-    def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
+    def logprobs(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
         """Of all tokens of each row, under the average, float32 [T]."""
         with having(self.policy, self._mean):
-            return score_all(self.policy, rows, self.update.temperature, self.update.micro_batch_tokens, self.world)
+            return score_all(
+                self.policy, rows, self.update.temperature, self.update.micro_batch_tokens, self.world
+            )
 
     @torch.no_grad()
     def stepped(self, metrics: UpdateMetrics) -> None:
@@ -53,7 +60,9 @@ class MovingAverage:
 
                 weights = gather_weights(self.policy)
             else:
-                weights = {name: tensor.to("cpu", copy=True) for name, tensor in self.policy.state_dict().items()}
+                weights = {
+                    name: tensor.to("cpu", copy=True) for name, tensor in self.policy.state_dict().items()
+                }
         return {"weights": weights, "total": self._total}
 
     def load(self, state: dict[str, Any] | None) -> None:
@@ -62,15 +71,18 @@ class MovingAverage:
         if total is None:
             self._begin()
             return
-        own, weights = copies(self.policy), (state or {}).get("weights", {})
+        own = copies(self.policy)
+        weights = (state or {}).get("weights", {})
         if self.world.size > 1:
             from trainers.shards import scatter_weights
 
             scatter_weights(self.policy, weights)
         else:
             self.policy.load_state_dict(weights)
-        self._mean, self._total = copies(self.policy), total
+        self._mean = copies(self.policy)
+        self._total = total
         put(self.policy, own)
 
     def _begin(self) -> None:
-        self._mean, self._total = copies(self.policy), 1.0
+        self._mean = copies(self.policy)
+        self._total = 1.0

@@ -1,7 +1,8 @@
-"""The version that sampled each token, scored by the trainer: its own old logprobs, which asynchronous training lacks.
+"""The version that sampled each token, scored by the trainer: its own old logprobs, which asynchronous
+training lacks.
 
-With these, pi_prox / mu is what engine and trainer disagree on, and pi / pi_prox is staleness alone ("Missing Old Logits",
-arXiv 2605.12070, route (a)).
+With these, pi_prox / mu is what engine and trainer disagree on, and pi / pi_prox is staleness alone ("Missing
+Old Logits", arXiv 2605.12070, route (a)).
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError, TrainerError
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.gradients import score_all
 from trainers.policy import Policy
 from trainers.policy_weights import load_weights, packed_weights
@@ -28,20 +29,29 @@ from trainers.world import World
 class Snapshots:
     """Copies of published versions in main memory, by number, as far back as tokens may be: at most `kept`.
 
-    A version is read where it was published, when a batch first has tokens of it: what engines sampled with, rounded as it was
-    published. So there is nothing to checkpoint, and a resumed trainer reads again what it needs.
+    A version is read where it was published, when a batch first has tokens of it: what engines sampled with,
+    rounded as it was published. So there is nothing to checkpoint, and a resumed trainer reads again what it
+    needs.
     """
 
-    def __init__(self, policy: Policy, update: UpdateSettings, versions: Path, kept: int, world: World) -> None:
-        self.policy, self.update, self.versions, self.kept, self.world = policy, update, versions, kept, world
+    def __init__(
+        self, policy: Policy, update: UpdateSettings, versions: Path, kept: int, world: World
+    ) -> None:
+        self.policy = policy
+        self.update = update
+        self.versions = versions
+        self.kept = kept
+        self.world = world
         self._held: dict[int, list[Tensor]] = {}
 
-    def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
+    def logprobs(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
         """Of each trained token, under the version that sampled it, float32 [T]; 0 elsewhere."""
         out = [np.zeros(len(row.ids), dtype=np.float32) for row in rows]
         sampled = {int(version) for row in rows for version in np.unique(row.versions[row.mask != 0])}
         for version in sorted(sampled):
-            own = [index for index, row in enumerate(rows) if ((row.versions == version) & (row.mask != 0)).any()]
+            own = [
+                index for index, row in enumerate(rows) if ((row.versions == version) & (row.mask != 0)).any()
+            ]
             with having(self.policy, self._of(version)):
                 found = score_all(
                     self.policy,
@@ -71,14 +81,18 @@ class Snapshots:
         """Nothing to go on from."""
 
     def _of(self, version: int) -> list[Tensor]:
-        """A version's weights, this process's part, in main memory. Raises `TrainerError` if they are not there any more."""
+        """A version's weights, this process's part, in main memory. Raises `TrainerError` if they are not
+        there any more.
+        """
         if version not in self._held:
             own = copies(self.policy)
             if self.world.size > 1:
                 from trainers.shards import scatter_weights
 
                 leads = self.world.rank == 0
-                scatter_weights(self.policy, packed_weights(self.policy, self._read(version)) if leads else {})
+                scatter_weights(
+                    self.policy, packed_weights(self.policy, self._read(version)) if leads else {}
+                )
             else:
                 load_weights(self.policy, self._read(version))
             self._held[version] = copies(self.policy, "cpu")
@@ -90,6 +104,7 @@ class Snapshots:
             return read_version(version_path(self.versions, version))[1]
         except PolicyError as error:
             raise TrainerError(
-                f"{error} proximal = 'snapshot' scores tokens under the version that sampled them. Raise trainer.publish.keep, "
+                f"{error} proximal = 'snapshot' scores tokens under the version that sampled them. Raise "
+                "trainer.publish.keep, "
                 "or choose another proximal policy."
             ) from error

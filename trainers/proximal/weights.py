@@ -1,4 +1,6 @@
-"""Other weights in a policy, for a while. In every process its own part of them, where the policy lies in shards."""
+"""Other weights in a policy, for a while. In every process its own part of them, where the policy lies in
+shards.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -17,12 +17,14 @@ _RIGHT = ("completion_ids", "completion_mask", "tool_mask", "sampling_per_token_
 def appended(output: dict[str, Any], places: Sequence[int], added: Sequence[Sample]) -> dict[str, Any]:
     """TRL's batch with samples added, each with the advantage of the sample that stands at its place.
 
-    Raises `TrainerError` if the batch has what is not known of the added ones: logprobs of a reference policy, images.
+    Raises `TrainerError` if the batch has what is not known of the added ones: logprobs of a reference
+    policy, images.
     """
     unknown = output.keys() - {*_LEFT, *_RIGHT, "advantages", "num_items_in_batch"}
     if unknown:
         raise TrainerError(
-            f"Rollout {added[0].rollout_id} has several rows, and TRL's batch has {', '.join(sorted(unknown))} of the first "
+            f"Rollout {added[0].rollout_id} has several rows, and TRL's batch has "
+            f"{', '.join(sorted(unknown))} of the first "
             "only: leave out the KL penalty (beta = 0) and images."
         )
     columns: dict[str, Sequence[Sequence[float]]] = {

@@ -1,9 +1,10 @@
 """TRL's GRPOTrainer on the batches of a run, with the correction that it leaves out.
 
-Its `rollout_func` may give logprobs; but without vLLM the trainer stores them and does not use them: the ratio of the first
-step is 1 whatever was given, and tokens of an older policy are trained as if the present one had sampled them. The trainer here
-uses them, as our own does: either ratios are clipped against the policy that sampled (proximal "behaviour"), or tokens are
-weighted by a correction of the ratio between the policy that the step starts from and that one (proximal "current").
+Its `rollout_func` may give logprobs; but without vLLM the trainer stores them and does not use them: the
+ratio of the first step is 1 whatever was given, and tokens of an older policy are trained as if the present
+one had sampled them. The trainer here uses them, as our own does: either ratios are clipped against the
+policy that sampled (proximal "behaviour"), or tokens are weighted by a correction of the ratio between the
+policy that the step starts from and that one (proximal "current").
 
 Advantages, losses, KL and whatever else are TRL's, as its arguments say.
 """
@@ -27,7 +28,8 @@ from trainers.trl_bridge.training_run import TrainingRun
 from trainers.trl_bridge.weights import named_weights
 
 Correction = Callable[[Tensor], Tensor]
-"""log(pi_old / mu) per trained token, float [N], to a weight per token, float [N]; see `trainers.corrections`."""
+"""log(pi_old / mu) per trained token, float [N], to a weight per token, float [N]; see
+`trainers.corrections`."""
 _BY_TOKENS = ("dapo", "cispo", "vespo")
 """Losses whose denominator is the batch's trained tokens; the others' counts samples."""
 _LARGER = ("dars", "gdro", "xrpo")
@@ -35,7 +37,8 @@ _LARGER = ("dars", "gdro", "xrpo")
 
 
 class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
-    """Trains a run's policy; `args` must agree with the run (see `grpo_arguments`), and further arguments are GRPOTrainer's.
+    """Trains a run's policy; `args` must agree with the run (see `grpo_arguments`), and further arguments are
+    GRPOTrainer's.
 
     Raises `TrainerError` for what cannot be: another batch than the run's, several processes, vLLM, adapters.
     """
@@ -52,15 +55,25 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         _check_arguments(run, args, proximal)
         if further.get("peft_config") is not None:
             raise TrainerError("A policy version has whole weights, not an adapter: leave peft_config out.")
-        self.run, self.proximal, self.correction = run, proximal, correction
+        self.run = run
+        self.proximal = proximal
+        self.correction = correction
         self.rollouts = rollout_func(run)
         self.advantages: dict[str, float] = {}
         """Of the last batch, by rollout, as TRL computed them."""
         further.setdefault("reward_funcs", recorded_reward)
         prompts = Dataset.from_dict({"prompt": ["the next group of the run"] * run.options.groups_per_step})
-        super().__init__(model=str(run.model_folder()), args=args, train_dataset=prompts, rollout_func=self.rollouts, **further)
+        super().__init__(
+            model=str(run.model_folder()),
+            args=args,
+            train_dataset=prompts,
+            rollout_func=self.rollouts,
+            **further,
+        )
         if self.accelerator.num_processes > 1:
-            raise TrainerError("The bridge to GRPOTrainer is for one process: start it without `accelerate launch`.")
+            raise TrainerError(
+                "The bridge to GRPOTrainer is for one process: start it without `accelerate launch`."
+            )
         self.add_callback(_Publishing(self))
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,13 +88,16 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         output = self._with_further(output, batch.further)
         return self._corrected(output)
 
-    def _with_further(self, output: dict[str, Any], further: tuple[tuple[int, Sample], ...]) -> dict[str, Any]:
+    def _with_further(
+        self, output: dict[str, Any], further: tuple[tuple[int, Sample], ...]
+    ) -> dict[str, Any]:
         """The samples with those of further rows, which have the advantage of their rollout."""
         if not further:
             return output
         if self.loss_type not in _BY_TOKENS:
             raise TrainerError(
-                f"Rollout {further[0][1].rollout_id} has several rows, and loss_type {self.loss_type!r} takes a mean over "
+                f"Rollout {further[0][1].rollout_id} has several rows, and loss_type {self.loss_type!r} "
+                "takes a mean over "
                 f"samples: it would count more than others. Choose one of {', '.join(_BY_TOKENS)}."
             )
         missing = -(len(output["advantages"]) + len(further)) % self.args.steps_per_generation
@@ -98,20 +114,31 @@ class RunGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         old_BT = self._logprobs(output)
         weights_BT = torch.zeros_like(old_BT)
         weights_BT[mask_BT] = self.correction((old_BT - sampled_BT)[mask_BT])
-        return output | {"old_per_token_logps": old_BT, "advantages": output["advantages"][:, None] * weights_BT}
+        return output | {
+            "old_per_token_logps": old_BT,
+            "advantages": output["advantages"][:, None] * weights_BT,
+        }
 
     def _logprobs(self, output: dict[str, Any]) -> Tensor:
         """Of the completions under the policy that the step starts from, float [B, T]."""
         ids_BT = torch.cat([output["prompt_ids"], output["completion_ids"]], dim=1)
         mask_BT = torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1)
-        length, size = output["completion_ids"].size(1), self.args.per_device_train_batch_size
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            found: Tensor = self._get_per_token_logps_and_entropies(self.model, ids_BT, mask_BT, length, size)[0]
+        length = output["completion_ids"].size(1)
+        size = self.args.per_device_train_batch_size
+        with (
+            torch.no_grad(),
+            disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs),
+        ):
+            found: Tensor = self._get_per_token_logps_and_entropies(
+                self.model, ids_BT, mask_BT, length, size
+            )[0]
         return found
 
 
 def grpo_arguments(run: TrainingRun) -> dict[str, Any]:
-    """What a `GRPOConfig` must agree with the run in, for one micro-batch a step; and no logs or checkpoints of TRL's own."""
+    """What a `GRPOConfig` must agree with the run in, for one micro-batch a step; and no logs or
+    checkpoints of TRL's own.
+    """
     return run.arguments | {
         "num_generations": run.options.group_size,
         "per_device_train_batch_size": run.batch_rollouts,
@@ -119,10 +146,13 @@ def grpo_arguments(run: TrainingRun) -> dict[str, Any]:
 
 
 def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
-    """One optimizer step a batch, at the temperature that was sampled at. Raises `TrainerError` naming what does not fit."""
+    """One optimizer step a batch, at the temperature that was sampled at. Raises `TrainerError` naming
+    what does not fit.
+    """
     if run.config.generate.selector in _LARGER:
         raise TrainerError(
-            f"The selector {run.config.generate.selector} submits groups that are larger than trainer.group_size, and all of "
+            f"The selector {run.config.generate.selector} submits groups that are larger than "
+            "trainer.group_size, and all of "
             "GRPOTrainer's have one size: choose another generate.selector, or algorithm = 'grpo'."
         )
     wanted = {
@@ -136,7 +166,8 @@ def _check_arguments(run: TrainingRun, args: GRPOConfig, proximal: str) -> None:
     for name, value in wanted.items():
         if getattr(args, name) != value:
             raise TrainerError(
-                f"GRPOConfig has {name} = {getattr(args, name)}, and this run needs {value}: one batch of the run is one step "
+                f"GRPOConfig has {name} = {getattr(args, name)}, and this run needs {value}: one batch of "
+                "the run is one step "
                 "and one policy version. `grpo_arguments(run)` gives what agrees."
             )
     if args.loss_type == "vespo" and proximal == "current":
@@ -155,4 +186,6 @@ class _Publishing(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, *_: object, **__: object) -> None:
         taken = self.trainer.rollouts.taken
         assert taken is not None
-        self.trainer.run.commit(named_weights(self.trainer.model), taken.trained_with(self.trainer.advantages))
+        self.trainer.run.commit(
+            named_weights(self.trainer.model), taken.trained_with(self.trainer.advantages)
+        )

@@ -1,7 +1,9 @@
-"""Training on recorded rollouts by TRL's own trainers: supervised, by rejection sampling, or on preference pairs (DPO).
+"""Training on recorded rollouts by TRL's own trainers: supervised, by rejection sampling, or on preference
+pairs (DPO).
 
-What the losses see are the recorded token ids, nothing is tokenised again and nothing cut off, and what tools and users said is
-masked in all of them. The result is a Hugging Face folder like the one that training starts from.
+What the losses see are the recorded token ids, nothing is tokenised again and nothing cut off, and what tools
+and users said is masked in all of them. The result is a Hugging Face folder like the one that training starts
+from.
 """
 
 import tempfile
@@ -18,10 +20,16 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from harnessgym.config import nearest
 from harnessgym.errors import ConfigError, TraceError
 from harnessgym.store import TraceStore
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.atomic_files import replacing
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout
-from harnessgym.traces.written import replacing
-from trainers.trl_bridge.stored_examples import Example, GradedRollout, best_of_groups, preferences, supervised
+from trainers.trl_bridge.stored_examples import (
+    Example,
+    GradedRollout,
+    best_of_groups,
+    preferences,
+    supervised,
+)
 from trainers.trl_bridge.weights import named_weights
 from trainers.weights.model_folder import write_model
 
@@ -55,15 +63,22 @@ def train_offline(
 ) -> OfflineTraining:
     """Train a copy of the policy at `policy` and write it to `out`, a folder that is new or empty.
 
-    sft learns all rollouts, rejection the best of each group, both only those with at least `min_reward`; dpo prefers the best
-    of each group to its worst. `settings` are those of TRL's `SFTConfig` or `DPOConfig`. Raises `ConfigError` for a setting
-    that TRL does not have, or if there is nothing to learn from, `TraceError` for rollouts that several policies sampled.
+    sft learns all rollouts, rejection the best of each group, both only those with at least `min_reward`; dpo
+    prefers the best of each group to its worst. `settings` are those of TRL's `SFTConfig` or `DPOConfig`.
+    Raises `ConfigError` for a setting that TRL does not have, or if there is nothing to learn from,
+    `TraceError` for rollouts that several policies sampled.
     """
     known = [rollout for rollout in graded(store, rollout_ids) if rollout.rows]
     found = examples_of(method, known, min_reward)
     if not found:
-        what = "pair of rollouts of a group with different rewards and a common prompt" if method == "dpo" else "rollout"
-        raise ConfigError(f"None of {len(known)} rollouts with tokens and a reward is a {what} to learn from by {method}.")
+        what = (
+            "pair of rollouts of a group with different rewards and a common prompt"
+            if method == "dpo"
+            else "rollout"
+        )
+        raise ConfigError(
+            f"None of {len(known)} rollouts with tokens and a reward is a {what} to learn from by {method}."
+        )
     with replacing(out) as part, tempfile.TemporaryDirectory() as scratch:
         trainer = make_trainer(method, policy, found, {"output_dir": scratch} | dict(settings))
         done = trainer.train()
@@ -82,7 +97,9 @@ def graded(store: TraceStore, rollout_ids: Iterable[str]) -> Iterable[GradedRoll
             yield GradedRollout(name, rollout.facts.group_id, rollout.reward, rollout.trajectory.rows)
 
 
-def examples_of(method: Method, rollouts: Sequence[GradedRollout], min_reward: float | None = None) -> list[Example]:
+def examples_of(
+    method: Method, rollouts: Sequence[GradedRollout], min_reward: float | None = None
+) -> list[Example]:
     """What a method learns from."""
     if method == "dpo":
         return preferences(rollouts)
@@ -91,7 +108,9 @@ def examples_of(method: Method, rollouts: Sequence[GradedRollout], min_reward: f
 
 
 def make_trainer(method: Method, policy: Path, examples: list[Example], settings: Mapping[str, Any]) -> Any:
-    """TRL's trainer of a method on examples. Raises `ConfigError` for a setting that its configuration does not have."""
+    """TRL's trainer of a method on examples. Raises `ConfigError` for a setting that its configuration
+    does not have.
+    """
     config = DPOConfig if method == "dpo" else SFTConfig
     names = [field.name for field in fields(config)]
     unknown = next((name for name in settings if name not in names), None)
@@ -125,7 +144,9 @@ class _RecordedDPOTrainer(DPOTrainer):  # type: ignore[misc]
 
     def _set_signature_columns_if_needed(self) -> None:
         super()._set_signature_columns_if_needed()
-        self._signature_columns += [name for name in ("chosen_mask", "rejected_mask") if name not in self._signature_columns]
+        self._signature_columns += [
+            name for name in ("chosen_mask", "rejected_mask") if name not in self._signature_columns
+        ]
 
 
 @dataclass(frozen=True, slots=True)

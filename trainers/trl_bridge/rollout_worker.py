@@ -1,8 +1,8 @@
 """The rollout worker of TRL's asynchronous trainer: batches of a run, as the samples of its queue.
 
-TRL takes samples one by one and makes no batches of its own; here each batch is exactly one of its steps, so that a version is
-one batch and the ledger knows what was trained. A batch of fewer rows than a step takes samples is filled up with samples of
-one masked token, which change nothing.
+TRL takes samples one by one and makes no batches of its own; here each batch is exactly one of its steps, so
+that a version is one batch and the ledger knows what was trained. A batch of fewer rows than a step takes
+samples is filled up with samples of one masked token, which change nothing.
 
 TRL's loader fetches a batch ahead of the one that is trained, so the run needs η of at least 1.
 """
@@ -19,7 +19,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from harnessgym.errors import TrainerError
 from harnessgym.store.ledger import TrainedRollout
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.advantages.channels import channels_of, check_channels, due
 from trainers.advantages.estimator import make_estimator
 from trainers.batch import LoadedGroup, make_batch
@@ -38,16 +38,18 @@ class _StoppedError(Exception):
 
 
 class RolloutWorker:
-    """TRL's `RolloutWorkerProtocol`. `args` is the `AsyncGRPOConfig` that the trainer gets; `async_arguments` has what agrees.
+    """TRL's `RolloutWorkerProtocol`. `args` is the `AsyncGRPOConfig` that the trainer gets; `async_arguments`
+    has what agrees.
 
-    Advantages are those of `trainer.advantage`, one for all tokens of a rollout; only groups with a signal are given to TRL. A
-    row that several versions sampled counts as sampled by the oldest of them. Raises `TrainerError` for arguments with which a
-    batch would not be a step.
+    Advantages are those of `trainer.advantage`, one for all tokens of a rollout; only groups with a signal
+    are given to TRL. A row that several versions sampled counts as sampled by the oldest of them. Raises
+    `TrainerError` for arguments with which a batch would not be a step.
     """
 
     def __init__(self, run: TrainingRun, args: Any) -> None:
         _check_arguments(run, args)
-        self.run, self.places = run, int(args.per_device_train_batch_size)
+        self.run = run
+        self.places = int(args.per_device_train_batch_size)
         self.estimator = make_estimator(run.config, run.store)
         self.rollout_buffer: queue.Queue[RolloutSample] = queue.Queue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
@@ -76,11 +78,15 @@ class RolloutWorker:
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises `TrainerError` if no batch can come: taking one failed, or the store has not answered for so long."""
+        """Raises `TrainerError` if no batch can come: taking one failed, or the store has not answered for
+        so long.
+        """
         if self._problem is not None:
             raise TrainerError(f"No further batch could be taken: {self._problem}") from self._problem
         if time.monotonic() - self._looked > stale_after_s:
-            raise TrainerError(f"The store of {self.run.folder.root} has not answered for {stale_after_s:.0f} s.")
+            raise TrainerError(
+                f"The store of {self.run.folder.root} has not answered for {stale_after_s:.0f} s."
+            )
 
     def _feed(self) -> None:
         """Take batches until the run has had all its steps, then give what the loader still fetches."""
@@ -107,7 +113,9 @@ class RolloutWorker:
         made = make_batch(batch.groups, batch.parent, batch.chain, self.estimator, None)
         if due(batch.version.step, self.run.options.steps):
             check_channels(channels_of(self.estimator), self.run.store, self.run.run_id)
-        members = {member.rollout_id: (member, group) for group in batch.groups for member in group.group.members}
+        members = {
+            member.rollout_id: (member, group) for group in batch.groups for member in group.group.members
+        }
         found = []
         for row, value in zip(made.rows, made.advantages, strict=True):
             member, group = members[row.rollout_id]
@@ -115,7 +123,8 @@ class RolloutWorker:
             found.append(_sample(group, row, member.reward, one_advantage(row, value), version))
         if len(found) > self.places:
             raise TrainerError(
-                f"The batch of step {batch.version.step} has {len(found)} rows, and a step of TRL takes {self.places} samples: "
+                f"The batch of step {batch.version.step} has {len(found)} rows, and a step of TRL takes "
+                f"{self.places} samples: "
                 f"raise per_device_train_batch_size, e.g. to {2 * len(found)}."
             )
         self.trained.append(made.trained)
@@ -143,25 +152,44 @@ def _check_arguments(run: TrainingRun, args: Any) -> None:
     eta = run.options.max_staleness
     if not eta:
         raise TrainerError(
-            "TRL's asynchronous trainer fetches a batch ahead of the one it trains: set max_staleness to 1 or more."
+            "TRL's asynchronous trainer fetches a batch ahead of the one it trains: set max_staleness to 1 "
+            "or more."
         )
     right = {
-        "gradient_accumulation_steps": (args.gradient_accumulation_steps == 1, "1: a batch is one packed micro-batch"),
+        "gradient_accumulation_steps": (
+            args.gradient_accumulation_steps == 1,
+            "1: a batch is one packed micro-batch",
+        ),
         "weight_sync_steps": (args.weight_sync_steps == 1, "1: each step makes a policy version"),
-        "token_budget": (args.token_budget is not None and args.token_budget <= 0, "0: a step takes a fixed number of samples"),
-        "max_staleness": (args.max_staleness >= eta, f"{eta} or more: the run bounds staleness, and TRL must drop nothing"),
-        "temperature": (args.temperature == run.config.sampling.temperature, f"{run.config.sampling.temperature}, as sampled"),
-        "max_steps": (0 < args.max_steps <= run.steps_left, f"at most {run.steps_left}, which the run has left"),
+        "token_budget": (
+            args.token_budget is not None and args.token_budget <= 0,
+            "0: a step takes a fixed number of samples",
+        ),
+        "max_staleness": (
+            args.max_staleness >= eta,
+            f"{eta} or more: the run bounds staleness, and TRL must drop nothing",
+        ),
+        "temperature": (
+            args.temperature == run.config.sampling.temperature,
+            f"{run.config.sampling.temperature}, as sampled",
+        ),
+        "max_steps": (
+            0 < args.max_steps <= run.steps_left,
+            f"at most {run.steps_left}, which the run has left",
+        ),
     }
     for name, (fits, wanted) in right.items():
         if not fits:
             raise TrainerError(
-                f"AsyncGRPOConfig has {name} = {getattr(args, name)}, and this run needs {wanted}. `async_arguments(run)` "
+                f"AsyncGRPOConfig has {name} = {getattr(args, name)}, and this run needs {wanted}. "
+                "`async_arguments(run)` "
                 "gives what agrees."
             )
 
 
-def _sample(group: LoadedGroup, row: Row, reward: float, advantage: float, version: int) -> RolloutSample:
+def _sample(
+    group: LoadedGroup, row: TrainingRow, reward: float, advantage: float, version: int
+) -> RolloutSample:
     return RolloutSample(
         prompt=[],
         completion=[],
@@ -177,7 +205,8 @@ def _sample(group: LoadedGroup, row: Row, reward: float, advantage: float, versi
 
 def _still(version: int) -> RolloutSample:
     """What TRL can train on and learn nothing from: it fails on a step without any trained token."""
-    ids, mask = np.zeros(2, np.int64), np.array([0, 1], np.int64)
+    ids = np.zeros(2, np.int64)
+    mask = np.array([0, 1], np.int64)
     return RolloutSample([], [], ids, mask, np.zeros(2, np.float32), 0.0, version, 0, {})
 
 

@@ -1,7 +1,8 @@
 """Training rows as TRL's samples.
 
-The prompt of a sample is what stands before the first trained token of its row; the completion is the rest, with what tools and
-users said in it masked. Ids, mask and logprobs are the recorded ones: nothing is tokenised again.
+The prompt of a sample is what stands before the first trained token of its row; the completion is the rest,
+with what tools and users said in it masked. Ids, mask and logprobs are the recorded ones: nothing is
+tokenised again.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from harnessgym.errors import TrainerError
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.exports.row_facts import first_trained
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.batch import LoadedGroup
 
 
@@ -32,7 +33,7 @@ class Sample:
     """None for a place of the group that no rollout fills: it counts in no mean."""
 
 
-def sample_of(row: Row, reward: float | None) -> Sample:
+def sample_of(row: TrainingRow, reward: float | None) -> Sample:
     """A row that trains a token."""
     start = first_trained(row)
     completion = row.ids[start:].tolist(), row.logprobs[start:].tolist(), row.mask[start:].tolist()
@@ -55,7 +56,8 @@ class SampledBatch:
 
 
 def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
-    """Groups of at most `size` rollouts. A place whose rollout was not graded, and a rollout that trains nothing, is empty.
+    """Groups of at most `size` rollouts. A place whose rollout was not graded, and a rollout that trains
+    nothing, is empty.
 
     Raises `TrainerError` for a larger group: TRL would compare some of its rollouts with the next group's.
     """
@@ -65,7 +67,8 @@ def samples_of(groups: Sequence[LoadedGroup], size: int) -> SampledBatch:
         places = [*zip(group.group.members, group.rows, strict=True)]
         if len(places) > size:
             raise TrainerError(
-                f"Group {group.group.ordinal} has {len(places)} rollouts, and TRL's have {size} (trainer.group_size): choose a "
+                f"Group {group.group.ordinal} has {len(places)} rollouts, and TRL's have {size} "
+                "(trainer.group_size): choose a "
                 "selector that keeps to it (generate.selector)."
             )
         for member, rows in places:
@@ -83,12 +86,15 @@ def fields_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {name: [getattr(sample, name) for sample in samples] for name in names}
 
 
-def one_advantage(row: Row, value: float | FloatArray) -> float:
-    """The advantage of all tokens that a row trains. Raises `TrainerError` if they have several: a sample has one."""
+def one_advantage(row: TrainingRow, value: float | FloatArray) -> float:
+    """The advantage of all tokens that a row trains. Raises `TrainerError` if they have several: a sample
+    has one.
+    """
     found = np.unique(np.broadcast_to(np.asarray(value, np.float64), row.ids.shape)[row.mask != 0])
     if len(found) > 1:
         raise TrainerError(
-            f"The tokens of rollout {row.rollout_id} have {len(found)} different advantages, and a sample of TRL has one: "
+            f"The tokens of rollout {row.rollout_id} have {len(found)} different advantages, and a sample of "
+            "TRL has one: "
             "choose an estimator that gives one a rollout (trainer.advantage), or algorithm = 'grpo'."
         )
     return float(found[0])

@@ -1,11 +1,13 @@
-"""Which recorded rollouts are learnt from offline, as examples for TRL's trainers: the recorded ids and masks themselves."""
+"""Which recorded rollouts are learnt from offline, as examples for TRL's trainers: the recorded ids and
+masks themselves.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harnessgym.traces.exports.row_facts import first_trained
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 
 Example = dict[str, Any]
 IGNORED = -100
@@ -19,11 +21,13 @@ class GradedRollout:
     id: str
     group_id: str
     reward: float
-    rows: tuple[Row, ...]
+    rows: tuple[TrainingRow, ...]
 
 
 def best_of_groups(rollouts: Iterable[GradedRollout]) -> list[GradedRollout]:
-    """The best rollout of each group, of equal ones the first (rejection sampling, as in RAFT, arXiv 2304.06767)."""
+    """The best rollout of each group, of equal ones the first (rejection sampling, as in RAFT, arXiv
+    2304.06767).
+    """
     return [max(group, key=lambda item: item.reward) for group in _groups(rollouts)]
 
 
@@ -32,7 +36,10 @@ def supervised(rollouts: Iterable[GradedRollout]) -> list[Example]:
     return [
         {
             "input_ids": row.ids.tolist(),
-            "labels": [token if trained else IGNORED for token, trained in zip(row.ids.tolist(), row.mask, strict=True)],
+            "labels": [
+                token if trained else IGNORED
+                for token, trained in zip(row.ids.tolist(), row.mask, strict=True)
+            ],
         }
         for rollout in rollouts
         for row in rollout.rows
@@ -40,10 +47,12 @@ def supervised(rollouts: Iterable[GradedRollout]) -> list[Example]:
 
 
 def preferences(rollouts: Iterable[GradedRollout]) -> list[Example]:
-    """{prompt_ids, chosen_ids, rejected_ids, chosen_mask, rejected_mask} of the best and the worst rollout of each group.
+    """{prompt_ids, chosen_ids, rejected_ids, chosen_mask, rejected_mask} of the best and the worst rollout of
+    each group.
 
-    A row of the best stands against a row of the worst that has the same tokens before its first trained one; rows that have no
-    such counterpart, and groups of equal rewards, give nothing. The masks say which tokens of a completion the policy sampled.
+    A row of the best stands against a row of the worst that has the same tokens before its first trained one;
+    rows that have no such counterpart, and groups of equal rewards, give nothing. The masks say which tokens
+    of a completion the policy sampled.
     """
     return [
         _pair(chosen, rejected)
@@ -54,7 +63,7 @@ def preferences(rollouts: Iterable[GradedRollout]) -> list[Example]:
     ]
 
 
-def _counterparts(best: GradedRollout, worst: GradedRollout) -> Iterator[tuple[Row, Row]]:
+def _counterparts(best: GradedRollout, worst: GradedRollout) -> Iterator[tuple[TrainingRow, TrainingRow]]:
     if best.reward <= worst.reward:
         return
     left = list(worst.rows)
@@ -65,7 +74,7 @@ def _counterparts(best: GradedRollout, worst: GradedRollout) -> Iterator[tuple[R
             yield row, found
 
 
-def _pair(chosen: Row, rejected: Row) -> Example:
+def _pair(chosen: TrainingRow, rejected: TrainingRow) -> Example:
     start = first_trained(chosen)
     return {
         "prompt_ids": _prompt(chosen),
@@ -76,7 +85,7 @@ def _pair(chosen: Row, rejected: Row) -> Example:
     }
 
 
-def _prompt(row: Row) -> list[int]:
+def _prompt(row: TrainingRow) -> list[int]:
     prompt: list[int] = row.ids[: first_trained(row)].tolist()
     return prompt
 

@@ -1,10 +1,12 @@
-"""A run as a trainer sees it that is not ours: groups come in batches, and each batch that was trained makes a version.
+"""A run as a trainer sees it that is not ours: groups come in batches, and each batch that was trained makes
+a version.
 
-It stands where `trainers.learner.Learner` stands: named as `trainer.algorithm`, in the process that the run's supervisor keeps.
-Proxy, engines and node go on meanwhile, and the engines install each version by delta, one after the other.
+It stands where `trainers.learner.Learner` stands: named as `trainer.algorithm`, in the process that the run's
+supervisor keeps. Proxy, engines and node go on meanwhile, and the engines install each version by delta, one
+after the other.
 
-What can be reproduced are the published weights. A trainer that is started again goes on from the newest of them with a fresh
-optimizer; batches that made no version by then are handed out again.
+What can be reproduced are the published weights. A trainer that is started again goes on from the newest of
+them with a fresh optimizer; batches that made no version by then are handed out again.
 """
 
 import shutil
@@ -21,15 +23,15 @@ from torch import Tensor
 
 from harnessgym.errors import TrainerError
 from harnessgym.metrics.lines import append
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
-from harnessgym.staleness import VersionChain
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore, policies, runs
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
 from trainers.batch import LoadedGroup, ranges_of
-from trainers.gathering import Gathering
+from trainers.batch_collector import BatchCollector
 from trainers.learner import TrainerSettings
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import newest_version, version_path
@@ -54,9 +56,13 @@ class TakenBatch:
         return self.chain.oldest(self.parent, [versions])
 
     def trained_with(self, advantages: Mapping[str, float]) -> tuple[TrainedRollout, ...]:
-        """What the ledger says of its rollouts, with one advantage each, by id; zero for those that are not named."""
+        """What the ledger says of its rollouts, with one advantage each, by id; zero for those that are
+        not named.
+        """
         members = [
-            (member, rows) for group in self.groups for member, rows in zip(group.group.members, group.rows, strict=True)
+            (member, rows)
+            for group in self.groups
+            for member, rows in zip(group.group.members, group.rows, strict=True)
         ]
         return tuple(
             TrainedRollout(
@@ -70,7 +76,9 @@ class TakenBatch:
 
 
 class TrainingRun:
-    """A run whose policy is trained in this process. A context manager; `take` may be called from another thread."""
+    """A run whose policy is trained in this process. A context manager; `take` may be called from another
+    thread.
+    """
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.folder = RunFolder(settings.run, settings.policy)
@@ -80,11 +88,17 @@ class TrainingRun:
         self.store = TraceStore.open(self.folder.store_url(), synchronous=self.config.store.synchronous)
         found = self.store.read(runs.only)
         if found is None:
-            raise TrainerError(f"{self.folder.root} has no run in its store; start it with `harnessgym train`.")
+            raise TrainerError(
+                f"{self.folder.root} has no run in its store; start it with `harnessgym train`."
+            )
         self.run_id = found.id
-        self.policy_id = self.store.write(lambda conn: policies.register(conn, found.id, self.config.policy.name))
-        self._publisher = Publisher(self.folder.versions, self.store, found.id, self.policy_id, self.options.publish)
-        self._gathering = Gathering(self.store, found.id, self.config)
+        self.policy_id = self.store.write(
+            lambda conn: policies.register(conn, found.id, self.config.policy.name)
+        )
+        self._publisher = Publisher(
+            self.folder.versions, self.store, found.id, self.policy_id, self.options.publish
+        )
+        self._gathering = BatchCollector(self.store, found.id, self.config)
         self._pending: list[TakenBatch] = []
         self._lock = threading.Lock()
         self._began = time.perf_counter()
@@ -102,7 +116,9 @@ class TrainingRun:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the arguments of any trainer of TRL must agree with the run in; and no logs or checkpoints of TRL's own."""
+        """What the arguments of any trainer of TRL must agree with the run in; and no logs or checkpoints
+        of TRL's own.
+        """
         return {
             "output_dir": str(self.folder.of_policy / "trl"),
             "max_steps": self.steps_left,
@@ -133,7 +149,8 @@ class TrainingRun:
 
     def model_folder(self) -> Path:
         """A Hugging Face folder with the newest published weights; the policy's own before there are any."""
-        source, newest = Path(self.config.policy.path), self.newest
+        source = Path(self.config.policy.path)
+        newest = self.newest
         if newest is None:
             return source
         folder = self.folder.of_policy / "trl" / "model"
@@ -153,19 +170,30 @@ class TrainingRun:
                 torch.equal(tensor, weights[name].to(tensor.dtype)) for name, tensor in known.items()
             ):
                 raise TrainerError(
-                    f"The model is not version {newest.version} of the run, which it must be: load `run.model_folder()`."
+                    f"The model is not version {newest.version} of the run, which it must be: load "
+                    "`run.model_folder()`."
                 )
         else:
             made = self._publisher.publish(0, None, weights, 0)
             start = PolicyVersion(
-                0, None, made.kind, str(made.path), 0, made.checksum, made.bytes, committed=True, orphaned=False
+                0,
+                None,
+                made.kind,
+                str(made.path),
+                0,
+                made.checksum,
+                made.bytes,
+                committed=True,
+                orphaned=False,
             )
             self.store.write(lambda conn: policies.publish(conn, self.policy_id, start))
 
     def take(self, looking: Callable[[], None] = lambda: None) -> TakenBatch:
-        """The next batch; waits until its groups are complete. What `looking` raises, before each look, ends the waiting.
+        """The next batch; waits until its groups are complete. What `looking` raises, before each look, ends
+        the waiting.
 
-        Batches may be taken before earlier ones have made their version: staleness counts from the version that they will.
+        Batches may be taken before earlier ones have made their version: staleness counts from the version
+        that they will.
         """
         with self._lock:
             ahead = [batch.version for batch in self._pending]
@@ -175,23 +203,34 @@ class TrainingRun:
         if start is None:
             raise TrainerError("The run has no policy version to train from: call `begin` first.")
         if start.step >= self.options.steps:
-            raise TrainerError(f"The run has had its {self.options.steps} steps: there is no further batch to take.")
+            raise TrainerError(
+                f"The run has had its {self.options.steps} steps: there is no further batch to take."
+            )
         chain = VersionChain(
-            [*known, *(version for version in ahead if version.version not in {item.version for item in known})]
+            [
+                *known,
+                *(version for version in ahead if version.version not in {item.version for item in known}),
+            ]
         )
         groups = tuple(self._gathering.groups(start.version, chain, busy, looking))
-        number = max(start.version, *(item.version for item in known), newest_version(self.folder.versions)) + 1
-        version = replace(start, version=number, parent_version=start.version, step=start.step + 1, bytes=0, checksum="")
+        number = (
+            max(start.version, *(item.version for item in known), newest_version(self.folder.versions)) + 1
+        )
+        version = replace(
+            start, version=number, parent_version=start.version, step=start.step + 1, bytes=0, checksum=""
+        )
         batch = TakenBatch(groups, start.version, version, chain, self._gathering.waited_s)
         with self._lock:
             self._pending.append(batch)
         return batch
 
     def commit(self, weights: dict[str, Tensor], trained: Sequence[TrainedRollout]) -> int:
-        """Publish what the oldest batch taken was trained into, and enter it in the ledger; returns the version.
+        """Publish what the oldest batch taken was trained into, and enter it in the ledger; returns the
+        version.
 
-        `weights`, under their Hugging Face names, must stay as they are from here on; `trained` has all rollouts of the batch.
-        Raises `TrainerError` if no batch was taken, or weights are not finite: nothing is published then.
+        `weights`, under their Hugging Face names, must stay as they are from here on; `trained` has all
+        rollouts of the batch. Raises `TrainerError` if no batch was taken, or weights are not finite: nothing
+        is published then.
         """
         with self._lock:
             if not self._pending:
@@ -200,7 +239,8 @@ class TrainingRun:
         broken = next((name for name, tensor in weights.items() if not tensor.isfinite().all()), None)
         if broken:
             raise TrainerError(
-                f"Tensor {broken} is not finite after step {taken.version.step}: nothing was published. Check lr and loss."
+                f"Tensor {broken} is not finite after step {taken.version.step}: nothing was published. "
+                "Check lr and loss."
             )
         number = taken.version.version
         made = self._publisher.publish(number, taken.parent, weights, taken.version.step)
@@ -209,7 +249,9 @@ class TrainingRun:
             bytes=made.bytes,
         )  # fmt: skip
         excluded = tuple(tokens for group in taken.groups for tokens in group.excluded)
-        record = StepRecord(version, tuple(group.group.id for group in taken.groups), tuple(trained), excluded)
+        record = StepRecord(
+            version, tuple(group.group.id for group in taken.groups), tuple(trained), excluded
+        )
         self.store.write(lambda conn: commit_step(conn, self.policy_id, record))
         with self._lock:
             self._pending.pop(0)
@@ -257,5 +299,6 @@ def _check(config: RunConfig) -> None:
         raise TrainerError(f"{wrong} is done by the trainer of HarnessGym alone, not by TRL: leave it out.")
     if config.policies:
         raise TrainerError(
-            "TRL trains one policy, and this run has several ([[policies]]): train them with algorithm = 'grpo'."
+            "TRL trains one policy, and this run has several ([[policies]]): train them with algorithm = "
+            "'grpo'."
         )

@@ -25,7 +25,9 @@ class WeightTransfer:
         """Nothing: an engine ends its calls when it is about to install a version."""
 
     def send_weights(self, iterator: Iterator[tuple[str, Tensor]]) -> None:
-        """Publish (name, tensor) pairs: first what training starts from, then what each batch was trained into."""
+        """Publish (name, tensor) pairs: first what training starts from, then what each batch was trained
+        into.
+        """
         weights = copied(iterator)
         if not self._begun:
             self.worker.run.begin(weights)

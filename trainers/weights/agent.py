@@ -1,9 +1,9 @@
 """The weight agent: keeps an engine worker on the newest committed version of its policy.
 
-At most f workers of a policy update at a time (leases in the trace store). An update drains the worker at the proxy, installs,
-checks, and puts the worker back with its new version. Whatever fails on the way, the engine goes on serving what it has, and
-the agent tries again. Only a version that cannot be served ends the agent: a worker that stayed behind for good would hold up
-the whole run, which waits for its slowest worker.
+At most f workers of a policy update at a time (leases in the trace store). An update drains the worker at the
+proxy, installs, checks, and puts the worker back with its new version. Whatever fails on the way, the engine
+goes on serving what it has, and the agent tries again. Only a version that cannot be served ends the agent: a
+worker that stayed behind for good would hold up the whole run, which waits for its slowest worker.
 """
 
 import asyncio
@@ -19,12 +19,19 @@ from typing import Protocol, TypeAlias, TypeVar
 from sqlalchemy import Connection
 from torch import Tensor
 
-from harnessgym.admission import SERVING
-from harnessgym.errors import HarnessGymError, PolicyError, ProxyError, StoreError, UpstreamError, UpstreamSilent
-from harnessgym.rollout.control import ControlClient
+from harnessgym.errors import (
+    HarnessGymError,
+    PolicyError,
+    ProxyError,
+    StoreError,
+    UpstreamError,
+    UpstreamSilent,
+)
+from harnessgym.proxy_client import ControlClient
+from harnessgym.scheduling.admission import SERVING
 from harnessgym.store import TraceStore, leases, policies, workers
 from harnessgym.store.policies import PolicyVersion
-from harnessgym.store.watch import Watch
+from harnessgym.store.watch import StoreWatch
 from harnessgym.store.workers import WorkerRow, WorkerState
 from trainers.weights.chain import read_from, read_version
 from trainers.weights.manifest import Manifest
@@ -54,7 +61,9 @@ class Installer(Protocol):
 
     @property
     def carries_over(self) -> bool:
-        """Whether calls in flight go on under installed weights by themselves, each token labelled with its version."""
+        """Whether calls in flight go on under installed weights by themselves, each token labelled with
+        its version.
+        """
         ...
 
     @property
@@ -67,14 +76,16 @@ class Installer(Protocol):
         ...
 
     async def pause(self) -> None:
-        """End what is in flight, as aborted with the tokens so far, and let nothing begin; unless it `carries_over`."""
+        """End what is in flight, as aborted with the tokens so far, and let nothing begin; unless it
+        `carries_over`.
+        """
         ...
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
         """Serve other weights, and see that they compute usable logits.
 
-        Raises `PolicyError` if they cannot be served, `UpstreamError` if the engine failed, which says nothing about them.
-        Then the old ones are served, or `version` is None.
+        Raises `PolicyError` if they cannot be served, `UpstreamError` if the engine failed, which says
+        nothing about them. Then the old ones are served, or `version` is None.
         """
         ...
 
@@ -94,11 +105,12 @@ def read_newest(
 def read_verified(
     version: PolicyVersion, held: Held | None = None, mirror: MirrorSettings | None = None
 ) -> tuple[PolicyVersion, dict[str, Tensor]]:
-    """A version and its weights, from its own path or through a mirror; the path that it then has is the one that was read.
+    """A version and its weights, from its own path or through a mirror; the path that it then has is the one
+    that was read.
 
-    With the weights `held` of an earlier one only the deltas since are read, if they lead there. What is damaged in a mirror is
-    fetched once more. Raises `PolicyError` if the weights are not those that the store recorded, `TransferError` if they could
-    not be fetched for now.
+    With the weights `held` of an earlier one only the deltas since are read, if they lead there. What is
+    damaged in a mirror is fetched once more. Raises `PolicyError` if the weights are not those that the store
+    recorded, `TransferError` if they could not be fetched for now.
     """
     path = Path(version.path) if mirror is None else fetched(mirror, version.version, version.checksum)
     try:
@@ -111,7 +123,8 @@ def read_verified(
         manifest, weights = _read(path, held)
     if (manifest.version, manifest.checksum) != (version.version, version.checksum):
         raise PolicyError(
-            f"{path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded version "
+            f"{path} holds version {manifest.version} with checksum {manifest.checksum}, the store recorded "
+            "version "
             f"{version.version} with {version.checksum}. Do not serve it; publish it again as a new version."
         )
     return replace(version, path=str(path)), weights
@@ -125,12 +138,16 @@ class WeightAgent:
     """Follows a policy on behalf of one worker."""
 
     def __init__(self, settings: AgentSettings, worker_id: str, address: str, engine: Installer) -> None:
-        self.settings, self.worker_id, self.engine = settings, worker_id, engine
+        self.settings = settings
+        self.worker_id = worker_id
+        self.engine = engine
         self._address = settings.address or address
-        self._control = ControlClient(settings.control_url, settings.control_key) if settings.control_url else None
+        self._control = (
+            ControlClient(settings.control_url, settings.control_key) if settings.control_url else None
+        )
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weight-agent")
         self._store: TraceStore | None = None
-        self._watch: Watch | None = None
+        self._watch: StoreWatch | None = None
         self._announced: int | None = None
         self._state: WorkerState = "dead"  # as last reported
         self._showing: asyncio.Task[None] | None = None
@@ -140,25 +157,35 @@ class WeightAgent:
     async def run(self) -> None:
         """Register the worker, then install every version that becomes the newest, until cancelled.
 
-        Raises `PolicyError` for a version that cannot be served; the engine then has its old weights, and the store calls the
-        worker dead. After a cancellation it calls the worker ended.
+        Raises `PolicyError` for a version that cannot be served; the engine then has its old weights, and the
+        store calls the worker dead. After a cancellation it calls the worker ended.
         """
-        pause, said = _FIRST_PAUSE_S, ""
+        pause = _FIRST_PAUSE_S
+        said = ""
         end: WorkerState = "dead"
         try:
             while True:
                 try:
                     await self._follow()
-                    pause, said = _FIRST_PAUSE_S, ""
+                    pause = _FIRST_PAUSE_S
+                    said = ""
                     await self._changed()
                 except PolicyError:
                     raise
                 except Exception as error:  # serving must outlive whatever happens to the agent
                     trace = None if isinstance(error, HarnessGymError) else error
                     level = logging.DEBUG if str(error) == said else logging.WARNING
-                    log.log(level, "Weight agent of %s: %s Again in %.1f s.", self.worker_id, error, pause, exc_info=trace)
+                    log.log(
+                        level,
+                        "Weight agent of %s: %s Again in %.1f s.",
+                        self.worker_id,
+                        error,
+                        pause,
+                        exc_info=trace,
+                    )
                     await asyncio.sleep(pause)
-                    pause, said = min(2 * pause, _LONGEST_PAUSE_S), str(error)
+                    pause = min(2 * pause, _LONGEST_PAUSE_S)
+                    said = str(error)
         except asyncio.CancelledError:  # on purpose, by whoever runs the agent
             end = "ended"
             raise
@@ -166,7 +193,9 @@ class WeightAgent:
             await asyncio.shield(self._close(end))
 
     async def _follow(self) -> None:
-        """Install the newest version if it is another one than the worker serves; let calls come otherwise."""
+        """Install the newest version if it is another one than the worker serves; let calls come
+        otherwise.
+        """
         if self._store is None:
             self._store = await self._off_loop(lambda: TraceStore.open(self.settings.store))
             self._watch = self._store.watch(self.settings.poll_s)
@@ -184,23 +213,30 @@ class WeightAgent:
 
     async def _wanted(self, store: TraceStore) -> PolicyVersion | None:
         """The newest version, unless the worker serves it."""
-        found = await self._off_loop(lambda: store.read(lambda conn: policies.latest(conn, self.settings.policy_id)))
+        found = await self._off_loop(
+            lambda: store.read(lambda conn: policies.latest(conn, self.settings.policy_id))
+        )
         return None if found is None or found.version == self.engine.version else found
 
     async def _update(self, store: TraceStore, version: PolicyVersion, lease: str) -> None:
         try:
-            here, weights = await self._off_loop(lambda: read_verified(version, self._held, self.settings.mirror))
+            here, weights = await self._off_loop(
+                lambda: read_verified(version, self._held, self.settings.mirror)
+            )
         except PolicyError as error:
             if await self._wanted(store) != version:  # removed because it was overtaken
                 return
             raise self._refusal(version, error) from error
-        before, serving = self.engine.version, self._announced is not None
+        before = self.engine.version
+        serving = self._announced is not None
         self._announced = None
         await self._report(store, "draining" if serving else "starting")
         try:
             left = await self._control.drain(self.worker_id, self.settings.drain_s) if self._control else 0
             if not await self._renewed(store, lease):
-                raise StoreError(f"Update lease {lease} was lost before version {version.version} was installed.")
+                raise StoreError(
+                    f"Update lease {lease} was lost before version {version.version} was installed."
+                )
             await self._cut_off()
             await self._report(store, "updating" if serving else "starting")
             await self.engine.install(weights, here)
@@ -217,7 +253,9 @@ class WeightAgent:
         await self._announce(store)
 
     async def _look(self, store: TraceStore) -> None:
-        """See what the engine serves. If that is not what was announced, or it does not answer, no calls come for now."""
+        """See what the engine serves. If that is not what was announced, or it does not answer, no calls
+        come for now.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._looked_at < self.settings.look_s:
             return
@@ -242,7 +280,8 @@ class WeightAgent:
         self._announced = None
 
     async def _cut_off(self) -> None:
-        """End the calls that are left, and wait until the proxy has taken all their tokens, which it labels when they come.
+        """End the calls that are left, and wait until the proxy has taken all their tokens, which it labels
+        when they come.
 
         A call that was on its way when the engine paused begins when it resumes, unless it is ended too.
         """
@@ -253,10 +292,14 @@ class WeightAgent:
             left = await self._control.drain(self.worker_id, _CUT_S) if self._control else 0
             if not left:
                 return
-        raise UpstreamError(f"{self.worker_id} still has {left} calls in flight, though its engine ended them.")
+        raise UpstreamError(
+            f"{self.worker_id} still has {left} calls in flight, though its engine ended them."
+        )
 
     async def _put_back(self, store: TraceStore, before: int | None) -> None:
-        """After a failed update: let calls come if the engine serves what it did. Until it says so, nobody counts on it."""
+        """After a failed update: let calls come if the engine serves what it did. Until it says so, nobody
+        counts on it.
+        """
         await self._report(store, "dead")
         await self.engine.look()
         if before is not None and self.engine.version == before:
@@ -264,7 +307,8 @@ class WeightAgent:
 
     def _refusal(self, version: PolicyVersion, reason: HarnessGymError) -> PolicyError:
         return PolicyError(
-            f"{self.worker_id} cannot serve policy version {version.version} at {version.path}: {reason} A restart does not "
+            f"{self.worker_id} cannot serve policy version {version.version} at {version.path}: {reason} A "
+            "restart does not "
             "mend a bad version: find out what wrote it, and publish again."
         )
 
@@ -277,8 +321,11 @@ class WeightAgent:
         self._announced = self._served
 
     async def _register(self, control: ControlClient, version: int, state: WorkerState) -> None:
-        kind, policy_id = self.engine.kind, self.settings.policy_id
-        await control.register(self.worker_id, self._address, version, state=state, kind=kind, policy_id=policy_id)
+        kind = self.engine.kind
+        policy_id = self.settings.policy_id
+        await control.register(
+            self.worker_id, self._address, version, state=state, kind=kind, policy_id=policy_id
+        )
 
     @contextlib.asynccontextmanager
     async def _lease(self, store: TraceStore) -> AsyncIterator[str]:
@@ -286,7 +333,9 @@ class WeightAgent:
         ttl = self.settings.lease_ttl_s
 
         def acquire(conn: Connection) -> str | None:
-            return next((name for name in self._leases if leases.acquire(conn, name, self.worker_id, ttl)), None)
+            return next(
+                (name for name in self._leases if leases.acquire(conn, name, self.worker_id, ttl)), None
+            )
 
         while (held := await store.awrite(acquire)) is None:
             await self._changed()
@@ -309,7 +358,9 @@ class WeightAgent:
         return [f"update:{self.settings.policy_id}:{number}" for number in range(self.settings.update_leases)]
 
     def _let_go(self, conn: Connection) -> None:
-        """Give back what this worker held when it was killed: it starts with the newest weights and would never ask for it."""
+        """Give back what this worker held when it was killed: it starts with the newest weights and would
+        never ask for it.
+        """
         for name in self._leases:
             leases.release(conn, name, self.worker_id)
 
@@ -319,7 +370,9 @@ class WeightAgent:
             await asyncio.sleep(self.settings.lease_ttl_s / 3)
             try:
                 if not await self._renewed(store, lease):
-                    log.warning("%s lost lease %s: more workers than intended may be updating.", self.worker_id, lease)
+                    log.warning(
+                        "%s lost lease %s: more workers than intended may be updating.", self.worker_id, lease
+                    )
             except StoreError as error:
                 log.warning("%s could not renew lease %s: %s", self.worker_id, lease, error)
 
@@ -339,7 +392,9 @@ class WeightAgent:
 
     async def _report(self, store: TraceStore, state: WorkerState) -> None:
         own = self.settings
-        row = WorkerRow(self.worker_id, own.run_id, self.engine.kind, self._address, self._served, state, own.policy_id)
+        row = WorkerRow(
+            self.worker_id, own.run_id, self.engine.kind, self._address, self._served, state, own.policy_id
+        )
         await store.awrite(lambda conn: workers.upsert(conn, row))
         self._state = state
 

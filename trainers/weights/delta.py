@@ -1,12 +1,14 @@
 """The codec of weight deltas: which elements of a tensor differ from a base, bit by bit, and their new bits.
 
-A delta overwrites: applying it twice, or to a tensor that has some of it already, gives the same tensor. Elements are compared
-as integers of their width, so a NaN's payload and the sign of zero count. Nothing here knows of versions or files.
+A delta overwrites: applying it twice, or to a tensor that has some of it already, gives the same tensor.
+Elements are compared as integers of their width, so a NaN's payload and the sign of zero count. Nothing here
+knows of versions or files.
 
-Layout of a payload (all integers little-endian): the index stream, then the value stream. Each is split into byte planes (all
-lowest bytes, then the next, ...) and compressed with zstd where that makes it shorter; its first byte says which. Indices are
-either absolute int32, or `gap16`: elements skipped since the last change, where 65535 means "skip 65535 elements and read on"
-(the delta-int16 of SparseRL-Sync with an escape). A tensor for which all that would be no shorter than its bytes is sent whole.
+Layout of a payload (all integers little-endian): the index stream, then the value stream. Each is split into
+byte planes (all lowest bytes, then the next, ...) and compressed with zstd where that makes it shorter; its
+first byte says which. Indices are either absolute int32, or `gap16`: elements skipped since the last change,
+where 65535 means "skip 65535 elements and read on" (the delta-int16 of SparseRL-Sync with an escape). A
+tensor for which all that would be no shorter than its bytes is sent whole.
 """
 
 from collections.abc import Iterator
@@ -34,7 +36,8 @@ _ESCAPE = 0xFFFF
 _INT32_ELEMENTS = 1 << 31
 """Tensors of more elements have no absolute int32 index; gaps have no limit."""
 _LEVEL = 1
-"""zstd's. Higher ones take several times as long for a percent: in planes there is little to find but skew."""
+"""zstd's. Higher ones take several times as long for a percent: in planes there is little to find but
+skew."""
 _RAW, _ZSTD = b"\0", b"\1"
 """First byte of a stream that is not empty."""
 _WORDS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
@@ -53,22 +56,28 @@ class Delta:
 
 
 def flat_bytes(tensor: Tensor) -> Bytes:
-    """Bytes [size * itemsize] of a tensor in row-major order; a view, if it is contiguous and in main memory."""
+    """Bytes [size * itemsize] of a tensor in row-major order; a view, if it is contiguous and in main
+    memory.
+    """
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
 
 def encode(base: Tensor, tensor: Tensor) -> Delta:
-    """What makes `tensor` of `base`. Takes memory for two bytes and one value per change, besides the payload.
+    """What makes `tensor` of `base`. Takes memory for two bytes and one value per change, besides the
+    payload.
 
     Raises `PolicyError` if dtype or shape differ: such a pair has no delta.
     """
     if base.dtype != tensor.dtype or base.shape != tensor.shape:
         raise PolicyError(
-            f"A delta needs tensors of one dtype and shape, not {base.dtype} {tuple(base.shape)} and {tensor.dtype} "
+            f"A delta needs tensors of one dtype and shape, not {base.dtype} {tuple(base.shape)} and "
+            f"{tensor.dtype} "
             f"{tuple(tensor.shape)}. Publish this version in full."
         )
-    old, new, width = flat_bytes(base), flat_bytes(tensor), _width(tensor.dtype)
+    old = flat_bytes(base)
+    new = flat_bytes(tensor)
+    width = _width(tensor.dtype)
     size = len(new) // width
     found = _changes(old, new, width, most=size // 2)
     if found is None:
@@ -88,28 +97,41 @@ def apply(delta: Delta, target: Tensor) -> None:
     Raises `PolicyError` if the payload cannot be one of this tensor; nothing has been written then.
     """
     if not target.is_contiguous() or target.device.type != "cpu":
-        raise PolicyError("A delta is applied to contiguous tensors in main memory only. Copy the tensor there first.")
-    data, width = flat_bytes(target), _width(target.dtype)
-    size, packed, changed = len(data) // width, memoryview(delta.payload), delta.changed
+        raise PolicyError(
+            "A delta is applied to contiguous tensors in main memory only. Copy the tensor there first."
+        )
+    data = flat_bytes(target)
+    width = _width(target.dtype)
+    size = len(data) // width
+    packed = memoryview(delta.payload)
+    changed = delta.changed
     if delta.coding == "whole":
         if len(packed) != len(data):
             raise _damaged(f"{len(packed)} bytes stand for a tensor of {len(data)}")
         data[:] = np.frombuffer(packed, np.uint8)
         return
     if not 0 <= changed <= size or not 0 <= delta.index_bytes <= len(packed):
-        raise _damaged(f"{changed} of {size} elements changed, and the index has {delta.index_bytes} of {len(packed)} bytes")
+        raise _damaged(
+            f"{changed} of {size} elements changed, and the index has {delta.index_bytes} of {len(packed)} "
+            "bytes"
+        )
     values = _unpack(packed[delta.index_bytes :], width, most=changed)
     if delta.coding == "int32":
         absolute = _unpack(packed[: delta.index_bytes], 4, most=changed).view("<i4").astype(np.int64)
         fits = len(absolute) == changed and (not changed or (absolute[0] >= 0 and absolute[-1] < size))
-        fits, parts = fits and bool((np.diff(absolute) > 0).all()), iter((absolute,))
+        fits = fits and bool((np.diff(absolute) > 0).all())
+        parts = iter((absolute,))
     else:
         gaps = _unpack(packed[: delta.index_bytes], 2, most=changed + size // _ESCAPE)
         count = len(gaps) - int(np.count_nonzero(gaps == _ESCAPE))
-        fits, parts = count == changed and int(gaps.sum(dtype=np.int64)) + count <= size, _indices(gaps)
+        fits = count == changed and int(gaps.sum(dtype=np.int64)) + count <= size
+        parts = _indices(gaps)
     if not fits or len(values) != changed:
-        raise _damaged(f"its {len(values)} values or its indices are not {changed} changes of {size} elements")
-    words, done = data.view(_WORDS[width]), 0
+        raise _damaged(
+            f"its {len(values)} values or its indices are not {changed} changes of {size} elements"
+        )
+    words = data.view(_WORDS[width])
+    done = 0
     for indices in parts:
         words[indices] = values[done : done + len(indices)]
         done += len(indices)
@@ -125,9 +147,13 @@ def _whole(new: Bytes, width: int) -> Delta:
 
 
 def _changes(old: Bytes, new: Bytes, width: int, most: int) -> tuple[Gaps, npt.NDArray[Any]] | None:
-    """Gaps (with escapes) and new values of the elements that differ; None once there are more than `most`."""
-    gaps, values = [np.empty(0, "<u2")], [np.empty(0, _WORDS[width])]
-    count, last = 0, -1
+    """Gaps (with escapes) and new values of the elements that differ; None once there are more than
+    `most`.
+    """
+    gaps = [np.empty(0, "<u2")]
+    values = [np.empty(0, _WORDS[width])]
+    count = 0
+    last = -1
     for start in range(0, len(new), _BLOCK):
         block = new[start : start + _BLOCK]
         found = _differences(old[start : start + _BLOCK], block, width)
@@ -172,7 +198,8 @@ def _indices(gaps: Gaps) -> Iterator[Indices]:
     last = -1
     for start in range(0, len(gaps), _CHANGES):
         part = gaps[start : start + _CHANGES]
-        steps, jumps = part.astype(np.int64), part == _ESCAPE
+        steps = part.astype(np.int64)
+        jumps = part == _ESCAPE
         steps += ~jumps
         steps[0] += last
         ends = np.cumsum(steps, out=steps)
@@ -190,10 +217,13 @@ def _pack(stream: npt.NDArray[Any]) -> bytes:
 
 
 def _unpack(packed: memoryview, width: int, most: int) -> npt.NDArray[Any]:
-    """The integers of a packed stream. Raises `PolicyError` if they are more than `most`, before memory is taken for them."""
+    """The integers of a packed stream. Raises `PolicyError` if they are more than `most`, before memory is
+    taken for them.
+    """
     if not len(packed):
         return np.empty(0, _WORDS[width])
-    kind, body = bytes(packed[:1]), packed[1:]
+    kind = bytes(packed[:1])
+    body = packed[1:]
     try:
         if kind == _ZSTD:
             told = zstandard.frame_content_size(body)

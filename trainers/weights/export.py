@@ -11,10 +11,12 @@ from trainers.weights.model_folder import write_model
 
 
 def export(versions: Path, version: int, model: Path, out: Path) -> None:
-    """Write a version of a `versions` folder to `out`, with the other files (tokenizer, template, ...) of a model folder.
+    """Write a version of a `versions` folder to `out`, with the other files (tokenizer, template, ...) of a
+    model folder.
 
-    `out` is there whole or not at all. All tensors are compared with the version's checksums, be it full or a chain of deltas.
-    Raises `PolicyError` if `out` has something in it, or the version cannot be read or written.
+    `out` is there whole or not at all. All tensors are compared with the version's checksums, be it full or a
+    chain of deltas. Raises `PolicyError` if `out` has something in it, or the version cannot be read or
+    written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PolicyError(f"{out} is there already. Give another folder, or remove that one first.")

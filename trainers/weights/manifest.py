@@ -1,9 +1,10 @@
-"""What a version directory says about itself: `v{n:08d}/manifest.json`, vouched for by the `COMMITTED` marker.
-
-A version has its tensors whole (`model.safetensors`), or as overwrites of an earlier version's (`delta.bin`), or both: a full
-version with a delta saves those that hold its base from fetching it whole. The marker holds the checksum of the manifest, the
-manifest those of everything else, so no byte of a version can change unnoticed. Format 1 knew full versions only, with an empty
+"""What a version directory says about itself: `v{n:08d}/manifest.json`, vouched for by the `COMMITTED`
 marker.
+
+A version has its tensors whole (`model.safetensors`), or as overwrites of an earlier version's (`delta.bin`),
+or both: a full version with a delta saves those that hold its base from fetching it whole. The marker holds
+the checksum of the manifest, the manifest those of everything else, so no byte of a version can change
+unnoticed. Format 1 knew full versions only, with an empty marker.
 """
 
 import re
@@ -17,7 +18,10 @@ from torch import Tensor
 from harnessgym.errors import PolicyError
 from trainers.weights.delta import Coding, flat_bytes
 
-MARKER, MANIFEST, FULL, DELTA = "COMMITTED", "manifest.json", "model.safetensors", "delta.bin"
+MARKER = "COMMITTED"
+MANIFEST = "manifest.json"
+FULL = "model.safetensors"
+DELTA = "delta.bin"
 
 _DIRECTORY = re.compile(r"v(\d{8,})")
 
@@ -38,7 +42,9 @@ class Payload(BaseModel):
 
 
 class TensorEntry(BaseModel):
-    """One tensor of a version: dtype as torch names it, shape, and xxh3-128 of its bytes in hex, however it is stored."""
+    """One tensor of a version: dtype as torch names it, shape, and xxh3-128 of its bytes in hex, however
+    it is stored.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -95,7 +101,9 @@ class Manifest(BaseModel):
 
     @model_validator(mode="after")
     def _delta_has_a_base(self) -> "Manifest":
-        if (self.base is None) != (self.base_checksum is None) or (self.base is None and self.kind == "delta"):
+        if (self.base is None) != (self.base_checksum is None) or (
+            self.base is None and self.kind == "delta"
+        ):
             raise ValueError("a delta needs a base and its checksum")
         if self.base is not None and self.base >= self.version:
             raise ValueError(f"version {self.version} cannot be made of the later version {self.base}")
@@ -103,7 +111,9 @@ class Manifest(BaseModel):
 
     @property
     def checksum(self) -> str:
-        """xxh3-128 over all tensors' names and checksums, in hex: the same for the same tensors, however they are stored."""
+        """xxh3-128 over all tensors' names and checksums, in hex: the same for the same tensors, however
+        they are stored.
+        """
         lines = [f"{name} {entry.xxh3}\n" for name, entry in sorted(self.tensors.items())]
         return xxhash.xxh3_128_hexdigest("".join(lines).encode())
 
@@ -134,30 +144,41 @@ def marker_of(manifest: bytes) -> bytes:
 
 
 def parse_manifest(raw: bytes, marker: bytes, where: str) -> Manifest:
-    """The manifest of a committed version. Raises `PolicyError` if it is malformed or not the one that was published."""
+    """The manifest of a committed version. Raises `PolicyError` if it is malformed or not the one that was
+    published.
+    """
     try:
         manifest = Manifest.model_validate_json(raw)
     except ValidationError as error:
-        raise PolicyError(f"Policy version at {where} cannot be read: {error}. Publish it again as a new version.") from error
+        raise PolicyError(
+            f"Policy version at {where} cannot be read: {error}. Publish it again as a new version."
+        ) from error
     if marker != (marker_of(raw) if manifest.format > 1 else b""):
         raise PolicyError(
-            f"Policy version at {where} cannot be read: {MANIFEST} is not the one that {MARKER} vouches for. Publish the "
+            f"Policy version at {where} cannot be read: {MANIFEST} is not the one that {MARKER} vouches for. "
+            "Publish the "
             "weights again as a new version."
         )
     return manifest
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a version directory. Raises `PolicyError` if it is missing, not committed, or damaged."""
+    """The manifest of a version directory. Raises `PolicyError` if it is missing, not committed, or
+    damaged.
+    """
     if not (path / MARKER).is_file():
         raise PolicyError(
-            f"No policy version at {path}: the {MARKER} marker is missing, so it was never completely written. "
+            f"No policy version at {path}: the {MARKER} marker is missing, so it was never completely "
+            "written. "
             "Give another version."
         )
     try:
-        raw, marker = (path / MANIFEST).read_bytes(), (path / MARKER).read_bytes()
+        raw = (path / MANIFEST).read_bytes()
+        marker = (path / MARKER).read_bytes()
     except OSError as error:
-        raise PolicyError(f"Policy version at {path} cannot be read: {error}. Publish it again as a new version.") from error
+        raise PolicyError(
+            f"Policy version at {path} cannot be read: {error}. Publish it again as a new version."
+        ) from error
     return parse_manifest(raw, marker, str(path))
 
 

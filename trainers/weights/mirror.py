@@ -1,7 +1,9 @@
-"""Mirrors the policy versions of another machine: fetches what is lacking, verifies it, and commits it by a rename.
+"""Mirrors the policy versions of another machine: fetches what is lacking, verifies it, and commits it by a
+rename.
 
-A version is fetched as the deltas since what is here already, or from a full version on where that is fewer bytes. A file that
-was cut off goes on where it stopped, also after a restart; a file whose checksum is wrong is fetched again from the start.
+A version is fetched as the deltas since what is here already, or from a full version on where that is fewer
+bytes. A file that was cut off goes on where it stopped, also after a restart; a file whose checksum is wrong
+is fetched again from the start.
 """
 
 import fcntl
@@ -52,14 +54,18 @@ class Mirror:
         self.fetched_bytes = 0
         """Bytes of data files that came, those that were thrown away included."""
         headers = {"authorization": f"Bearer {settings.key}", "accept-encoding": "identity"}
-        self._http = httpx.Client(base_url=settings.url, headers=headers, timeout=settings.timeout_s, trust_env=False)
+        self._http = httpx.Client(
+            base_url=settings.url, headers=headers, timeout=settings.timeout_s, trust_env=False
+        )
 
     def close(self) -> None:
         """Give the connections back."""
         self._http.close()
 
     def offers(self) -> dict[int, Offer]:
-        """What the server has, by version. Raises `TransferError` after `patience_s`, at once if the key is wrong."""
+        """What the server has, by version. Raises `TransferError` after `patience_s`, at once if the key
+        is wrong.
+        """
         for attempt in self._attempts("the list of versions"):
             with attempt:
                 answer = self._http.get("/versions")
@@ -72,8 +78,9 @@ class Mirror:
     def fetch(self, version: int, checksum: str | None = None) -> Path:
         """Have a version here, with all that it builds on; its directory.
 
-        What is here already needs no server: it is not even asked if the version's `checksum` is known. Raises `TransferError`
-        if that fails for now, `PolicyError` if the folder holds another version under its number.
+        What is here already needs no server: it is not even asked if the version's `checksum` is known.
+        Raises `TransferError` if that fails for now, `PolicyError` if the folder holds another version under
+        its number.
         """
         path = version_path(self.settings.folder, version)
         if checksum is not None and _length_here(self.settings.folder, version, checksum) is not None:
@@ -93,7 +100,9 @@ class Mirror:
             return path
 
     def mend(self, version: int) -> Path:
-        """Have a version here that could not be read: if it still cannot be, it is fetched anew with all before it."""
+        """Have a version here that could not be read: if it still cannot be, it is fetched anew with all
+        before it.
+        """
         with self._alone():
             try:
                 read_version(version_path(self.settings.folder, version))
@@ -125,11 +134,15 @@ class Mirror:
         """Write a version's manifest and marker to the draft."""
         raw = {name: self._get(offer.version, name) for name in (MANIFEST, MARKER)}
         try:
-            manifest = parse_manifest(raw[MANIFEST], raw[MARKER], f"{self.settings.url}/versions/{offer.version}")
+            manifest = parse_manifest(
+                raw[MANIFEST], raw[MARKER], f"{self.settings.url}/versions/{offer.version}"
+            )
         except PolicyError as error:
             raise _DamagedError(str(error)) from error
         if (manifest.version, manifest.checksum) != (offer.version, offer.checksum):
-            raise _DamagedError(f"The manifest of version {offer.version} is not of the version that was offered.")
+            raise _DamagedError(
+                f"The manifest of version {offer.version} is not of the version that was offered."
+            )
         for name, content in raw.items():
             (draft / name).write_bytes(content)
         return manifest
@@ -141,7 +154,8 @@ class Mirror:
 
     def _data(self, manifest: Manifest, name: str, draft: Path) -> None:
         """Fetch what is lacking of a data file, and verify all of it."""
-        path, entry = draft / name, manifest.files.get(name)
+        path = draft / name
+        entry = manifest.files.get(name)
         there = path.stat().st_size if path.exists() else 0
         if entry is None or there < entry.bytes:
             self._stream(f"/versions/{manifest.version}/{name}", path, there)
@@ -164,7 +178,8 @@ class Mirror:
             resumed = answer.status_code == httpx.codes.PARTIAL_CONTENT
             if resumed and not answer.headers.get("content-range", "").startswith(f"bytes {there}-"):
                 raise _DamagedError(f"{url} answered another range than was asked for.")
-            began, got = time.monotonic(), 0
+            began = time.monotonic()
+            got = 0
             with path.open("ab" if resumed else "wb") as file:
                 for block in answer.iter_raw():
                     file.write(block)
@@ -175,17 +190,22 @@ class Mirror:
 
     def _attempts(self, what: str) -> "Iterator[_Attempt]":
         """Attempts until one succeeds or there has been no progress for `patience_s`, with growing pauses."""
-        pause, progress, since = _FIRST_PAUSE_S, -1, time.monotonic()
+        pause = _FIRST_PAUSE_S
+        progress = -1
+        since = time.monotonic()
         while True:
             attempt = _Attempt()
             yield attempt
             if attempt.error is None:
                 return
             if self.fetched_bytes != progress and not isinstance(attempt.error, _DamagedError):
-                pause, progress, since = _FIRST_PAUSE_S, self.fetched_bytes, time.monotonic()
+                pause = _FIRST_PAUSE_S
+                progress = self.fetched_bytes
+                since = time.monotonic()
             if time.monotonic() - since > self.settings.patience_s:
                 raise TransferError(
-                    f"{self.settings.url} gave no {what} in {self.settings.patience_s:.0f} s: {attempt.error} Is the version "
+                    f"{self.settings.url} gave no {what} in {self.settings.patience_s:.0f} s: "
+                    f"{attempt.error} Is the version "
                     "server running, and reachable from here?"
                 ) from attempt.error
             log.info("%s did not come: %s Again in %.2f s.", what, attempt.error, pause)
@@ -204,10 +224,15 @@ class Mirror:
 def plan(root: Path, offers: Mapping[int, Offer], wanted: int, longest_chain: int = 64) -> list[Fetch]:
     """What to fetch to have a version, its base first; empty if it is here.
 
-    Of the ways that the server offers, the one with the fewest bytes, unless that makes a row of more than `longest_chain`
-    deltas. Raises `TransferError` if there is no way, `PolicyError` if another version is here under one of the numbers.
+    Of the ways that the server offers, the one with the fewest bytes, unless that makes a row of more than
+    `longest_chain` deltas. Raises `TransferError` if there is no way, `PolicyError` if another version is
+    here under one of the numbers.
     """
-    number, expected, deltas, cost, taken = wanted, None, 0, 0, list[Fetch]()
+    number = wanted
+    expected = None
+    deltas = 0
+    cost = 0
+    taken = list[Fetch]()
     ways: list[tuple[bool, int, list[Fetch]]] = []  # (too many deltas, bytes, what to fetch)
     while (offer := offers.get(number)) or expected is not None:
         have = _length_here(root, number, offer.checksum if offer else expected)
@@ -222,7 +247,9 @@ def plan(root: Path, offers: Mapping[int, Offer], wanted: int, longest_chain: in
         if not _has_delta(version_path(root, number), offer.checksum):
             cost += offer.files[DELTA]
             taken.append((number, DELTA))
-        number, expected, deltas = offer.base, offer.base_checksum, deltas + 1
+        number = offer.base
+        expected = offer.base_checksum
+        deltas = deltas + 1
     if not ways:
         raise TransferError(
             f"The server cannot give version {wanted}: version {number} is missing there. It has "
@@ -245,16 +272,21 @@ def mended(settings: MirrorSettings, version: int) -> Path:
 
 def follow(settings: MirrorSettings) -> None:
     """Keep the newest version here until interrupted, whatever becomes of the server meanwhile."""
-    mirror, have = Mirror(settings), -1
+    mirror = Mirror(settings)
+    have = -1
     try:
         while True:
             try:
                 newest = max(mirror.offers(), default=-1)
                 if newest > have:
-                    before, began = mirror.fetched_bytes, time.monotonic()
-                    path, have = mirror.fetch(newest), newest
+                    before = mirror.fetched_bytes
+                    began = time.monotonic()
+                    path = mirror.fetch(newest)
+                    have = newest
                     took = time.monotonic() - began
-                    log.info("%s is here: %.1f MB in %.1f s.", path, (mirror.fetched_bytes - before) / 1e6, took)
+                    log.info(
+                        "%s is here: %.1f MB in %.1f s.", path, (mirror.fetched_bytes - before) / 1e6, took
+                    )
             except TransferError as error:
                 log.warning("%s", error)
             time.sleep(settings.poll_s)
@@ -285,7 +317,8 @@ def _check(answer: httpx.Response) -> None:
     """Raise for an answer without what was asked for; what may come later as `_DamagedError`."""
     if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         raise TransferError(
-            f"{answer.url} refused the key (status {answer.status_code}). Set HARNESSGYM_WEIGHTS_KEY to its own."
+            f"{answer.url} refused the key (status {answer.status_code}). Set HARNESSGYM_WEIGHTS_KEY to its "
+            "own."
         )
     if answer.status_code == httpx.codes.NOT_FOUND:
         raise TransferError(f"{answer.url} is gone: newer versions have overtaken it. Ask for the newest.")
@@ -294,7 +327,9 @@ def _check(answer: httpx.Response) -> None:
 
 
 def _length_here(root: Path, number: int, checksum: str | None) -> int | None:
-    """Number of versions that reading one takes, if it is here with all of them. Raises `PolicyError` if it is another."""
+    """Number of versions that reading one takes, if it is here with all of them. Raises `PolicyError` if
+    it is another.
+    """
     try:
         chain = chain_of(version_path(root, number))
     except PolicyError:
@@ -344,4 +379,6 @@ def _commit(draft: Path, target: Path, name: str) -> None:
 
 
 def _other(path: Path) -> PolicyError:
-    return PolicyError(f"{path} holds another version than the server has under its number. Mirror into an empty folder.")
+    return PolicyError(
+        f"{path} holds another version than the server has under its number. Mirror into an empty folder."
+    )

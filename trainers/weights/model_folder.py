@@ -13,7 +13,8 @@ _WEIGHTS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json"
 
 
 def write_model(source: Path, weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Fill `folder` with what the model folder `source` has (configuration, tokenizer, template, ...), but other weights.
+    """Fill `folder` with what the model folder `source` has (configuration, tokenizer, template, ...), but
+    other weights.
 
     Raises `OSError` if something cannot be read or written.
     """
@@ -21,4 +22,8 @@ def write_model(source: Path, weights: Mapping[str, Tensor], folder: Path) -> No
     for file in source.iterdir():
         if file.is_file() and not file.name.endswith(_WEIGHTS):
             shutil.copyfile(file, folder / file.name)
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / FULL, metadata={"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()},
+        folder / FULL,
+        metadata={"format": "pt"},
+    )

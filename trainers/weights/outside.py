@@ -20,7 +20,10 @@ from trainers.weights.settings import AgentSettings
 
 log = logging.getLogger(__name__)
 
-_INSTALLERS: dict[str, Callable[[EngineApi, str, Path], Installer]] = {"vllm": VllmInstaller, "sglang": SglangInstaller}
+_INSTALLERS: dict[str, Callable[[EngineApi, str, Path], Installer]] = {
+    "vllm": VllmInstaller,
+    "sglang": SglangInstaller,
+}
 
 
 class OutsideSettings(AgentSettings):
@@ -37,20 +40,31 @@ class OutsideSettings(AgentSettings):
     install_s: float = 600.0
     """Longest time that the engine may take to load weights."""
     answer_s: float = QUICK_S
-    """Longest time that it may take to say which version it serves. Beyond that it is silent, and gets no calls."""
+    """Longest time that it may take to say which version it serves. Beyond that it is silent, and gets no
+    calls."""
 
 
 async def follow(settings: OutsideSettings) -> None:
-    """Keep the engine on the newest version until SIGINT or SIGTERM. Raises `PolicyError` for a version it cannot serve."""
+    """Keep the engine on the newest version until SIGINT or SIGTERM. Raises `PolicyError` for a version it
+    cannot serve.
+    """
     loop = asyncio.get_running_loop()
     heartbeat.follow(loop)
-    async with EngineApi(settings.engine_url.rstrip("/"), timeout_s=settings.install_s, quick_s=settings.answer_s) as api:
+    async with EngineApi(
+        settings.engine_url.rstrip("/"), timeout_s=settings.install_s, quick_s=settings.answer_s
+    ) as api:
         engine = _INSTALLERS[settings.engine](api, settings.policy_id, settings.scratch / settings.worker_id)
-        following = asyncio.create_task(WeightAgent(settings, settings.worker_id, settings.engine_url, engine).run())
+        following = asyncio.create_task(
+            WeightAgent(settings, settings.worker_id, settings.engine_url, engine).run()
+        )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, following.cancel)
         log.info(
-            "%s follows policy %s: %s at %s.", settings.worker_id, settings.policy_id, settings.engine, settings.engine_url
+            "%s follows policy %s: %s at %s.",
+            settings.worker_id,
+            settings.policy_id,
+            settings.engine,
+            settings.engine_url,
         )
         try:
             await following

@@ -1,7 +1,7 @@
 """Policy versions on disk: written once, whole or not at all, and verified when read.
 
-A version is a directory `v{n:08d}/` (`trainers.weights.manifest`). It is written under a temporary name, synced to disk and
-renamed, so a reader sees no half of it and a version is never overwritten.
+A version is a directory `v{n:08d}/` (`trainers.weights.manifest`). It is written under a temporary name,
+synced to disk and renamed, so a reader sees no half of it and a version is never overwritten.
 """
 
 import logging
@@ -48,7 +48,7 @@ class PublishedVersion:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseVersion:
     """A version of the same folder and its weights, which a delta may overwrite."""
 
     version: int
@@ -70,22 +70,25 @@ def publish(
     step: int,
     run: str,
     *,
-    base: Base | None = None,
+    base: BaseVersion | None = None,
     largest_share: float = 0.8,
     full_every: int = 16,
 ) -> PublishedVersion:
     """Write a version: the overwrites of `base` if that serves, else all tensors.
 
-    The version is full without a base; if names, dtypes or shapes are not the base's; if the delta would have more than
-    `largest_share` of the tensors' bytes; and after `full_every` - 1 deltas in a row, which bounds what a newcomer reads. A
-    full version that ends such a row has a delta as well, for those that hold the base.
+    The version is full without a base; if names, dtypes or shapes are not the base's; if the delta would have
+    more than `largest_share` of the tensors' bytes; and after `full_every` - 1 deltas in a row, which bounds
+    what a newcomer reads. A full version that ends such a row has a delta as well, for those that hold the
+    base.
 
-    One trainer at a time publishes to `root`: drafts that are there were left by one that was killed, and are removed. Raises
-    `PolicyError` if the version exists or cannot be written.
+    One trainer at a time publishes to `root`: drafts that are there were left by one that was killed, and are
+    removed. Raises `PolicyError` if the version exists or cannot be written.
     """
     target = version_path(root, version)
     if target.exists():
-        raise PolicyError(f"Policy version {version} exists at {target}; versions are never overwritten. Publish a new one.")
+        raise PolicyError(
+            f"Policy version {version} exists at {target}; versions are never overwritten. Publish a new one."
+        )
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob(".v*-*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -95,14 +98,21 @@ def publish(
     draft = Path(tempfile.mkdtemp(prefix=f".v{version:08d}-", dir=root))
     try:
         length = None if base is None else _usable(root, base, entries)
-        coded = None if base is None or length is None else _write_delta(draft, base, tensors, entries, largest_share)
+        coded = (
+            None
+            if base is None or length is None
+            else _write_delta(draft, base, tensors, entries, largest_share)
+        )
         if base is not None and coded is not None:
             checksum = read_manifest(version_path(root, base.version)).checksum
             fields |= {"kind": "delta", "base": base.version, "base_checksum": checksum}
         if coded is None or length is None or length >= full_every:
             save_file(tensors, draft / FULL, metadata={"format": "pt"})
             fields["kind"] = "full"
-        files = {file.name: FileEntry(bytes=file.stat().st_size, xxh3=file_checksum(file)) for file in draft.iterdir()}
+        files = {
+            file.name: FileEntry(bytes=file.stat().st_size, xxh3=file_checksum(file))
+            for file in draft.iterdir()
+        }
         manifest = Manifest.model_validate({**fields, "tensors": coded or entries, "files": files})
         _commit(draft, target, manifest)
     except OSError as error:
@@ -127,8 +137,10 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _usable(root: Path, base: Base, entries: dict[str, TensorEntry]) -> int | None:
-    """Number of versions from the newest full one to `base`; None if a delta cannot or must not build on it."""
+def _usable(root: Path, base: BaseVersion, entries: dict[str, TensorEntry]) -> int | None:
+    """Number of versions from the newest full one to `base`; None if a delta cannot or must not build on
+    it.
+    """
     try:
         chain = chain_of(version_path(root, base.version))
     except PolicyError as error:
@@ -139,21 +151,35 @@ def _usable(root: Path, base: Base, entries: dict[str, TensorEntry]) -> int | No
         name: (entry.dtype, entry.shape) for name, entry in entries.items()
     }:
         return None
-    changed = [name for name, entry in recorded.items() if name not in base.weights or not entry.matches(base.weights[name])]
+    changed = [
+        name
+        for name, entry in recorded.items()
+        if name not in base.weights or not entry.matches(base.weights[name])
+    ]
     if changed:
         log.warning(
-            "The next version is published in full: tensor %r is not the one of version %d any more.", changed[0], base.version
+            "The next version is published in full: tensor %r is not the one of version %d any more.",
+            changed[0],
+            base.version,
         )
         return None
     return len(chain)
 
 
 def _write_delta(
-    draft: Path, base: Base, tensors: dict[str, Tensor], entries: dict[str, TensorEntry], largest_share: float
+    draft: Path,
+    base: BaseVersion,
+    tensors: dict[str, Tensor],
+    entries: dict[str, TensorEntry],
+    largest_share: float,
 ) -> dict[str, TensorEntry] | None:
-    """Write `delta.bin` and return the entries with their payloads; None, and no file, once it has more than its share."""
+    """Write `delta.bin` and return the entries with their payloads; None, and no file, once it has more
+    than its share.
+    """
     room = largest_share * sum(tensor.nbytes for tensor in tensors.values())
-    coded, offset, recorded = dict(entries), 0, base.weights
+    coded = dict(entries)
+    offset = 0
+    recorded = base.weights
     with (draft / DELTA).open("wb") as file:
         for name, tensor in tensors.items():
             made = encode(recorded[name], tensor)

@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 def collect(root: Path, keep: int, in_use: Collection[int] = ()) -> list[int]:
     """Remove versions that are not needed; returns their numbers, the newest first.
 
-    Needed are the `keep` newest, those `in_use`, and every version that one of these is read from. A version that cannot be
-    read may build on anything, so all older ones stay while it is needed. A version is renamed before it is removed, so a
-    reader finds it whole or not at all; what a killed process left half removed goes with the next call. Deltas go before their
-    bases.
+    Needed are the `keep` newest, those `in_use`, and every version that one of these is read from. A version
+    that cannot be read may build on anything, so all older ones stay while it is needed. A version is renamed
+    before it is removed, so a reader finds it whole or not at all; what a killed process left half removed
+    goes with the next call. Deltas go before their bases.
     """
     for leftover in root.glob(".removed-v*"):
         shutil.rmtree(leftover, ignore_errors=True)

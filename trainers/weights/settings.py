@@ -26,8 +26,11 @@ class VersionServerSettings(Config):
     """Address to listen on."""
     port: int = 8900
     """Port to listen on; 0 takes a free one (the line printed at start names it)."""
-    key: str = Field(default_factory=_key, min_length=16, validate_default=True, repr=False, json_schema_extra=_SHOWN)
-    """What clients must show as `Authorization: Bearer KEY`; HARNESSGYM_WEIGHTS_KEY in the environment if not given."""
+    key: str = Field(
+        default_factory=_key, min_length=16, validate_default=True, repr=False, json_schema_extra=_SHOWN
+    )
+    """What clients must show as `Authorization: Bearer KEY`; HARNESSGYM_WEIGHTS_KEY in the environment if
+    not given."""
 
 
 class MirrorSettings(Config):
@@ -71,9 +74,11 @@ class AgentSettings(Config):
     update_leases: int = 1
     """How many workers of this policy may update at the same time (f)."""
     lease_ttl_s: float = 30.0
-    """After this long without renewal a dead agent's update lease is free again, and nobody counts on its outside engine."""
+    """After this long without renewal a dead agent's update lease is free again, and nobody counts on its
+    outside engine."""
     poll_s: float = 0.1
-    """Time between two looks at the store, where the database does not tell of changes (`TraceStore.watch`)."""
+    """Time between two looks at the store, where the database does not tell of changes
+    (`TraceStore.watch`)."""
     mirror: MirrorSettings | None = None
     """Fetch versions from a version server, where the paths that the store records are another machine's."""
     look_s: float = 1.0

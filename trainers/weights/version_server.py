@@ -1,10 +1,10 @@
 """Serves a folder of policy versions to other machines over HTTP, read-only.
 
-GET /versions                    what is there: [{version, kind, base, checksum, base_checksum, files: {name: bytes}}, ...]
-GET /versions/{number}/{file}    a file of a version, whole or by Range
+GET /versions                    what is there: [{version, kind, base, checksum, base_checksum, files: {name:
+bytes}}, ...] GET /versions/{number}/{file}    a file of a version, whole or by Range
 
-Every request carries `Authorization: Bearer KEY`. Versions never change, so a client can resume where a transfer was cut, and
-checks what it got by the checksums in the manifest.
+Every request carries `Authorization: Bearer KEY`. Versions never change, so a client can resume where a
+transfer was cut, and checks what it got by the checksums in the manifest.
 
 harnessgym weights serve runs/mine/versions --host 0.0.0.0 --port 8900
 """
@@ -23,7 +23,16 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from harnessgym.errors import ConfigError, PolicyError
-from trainers.weights.manifest import DELTA, FULL, MANIFEST, MARKER, Manifest, read_manifest, version_numbers, version_path
+from trainers.weights.manifest import (
+    DELTA,
+    FULL,
+    MANIFEST,
+    MARKER,
+    Manifest,
+    read_manifest,
+    version_numbers,
+    version_path,
+)
 from trainers.weights.settings import VersionServerSettings
 
 log = logging.getLogger(__name__)
@@ -53,7 +62,8 @@ _OFFERS = TypeAdapter(list[Offer])
 class VersionFolder:
     """What a folder of versions offers.
 
-    Manifests are read once, for they never change; which files a version has does, where the folder is a mirror.
+    Manifests are read once, for they never change; which files a version has does, where the folder is a
+    mirror.
     """
 
     def __init__(self, root: Path) -> None:
@@ -63,7 +73,8 @@ class VersionFolder:
 
     def offers(self) -> list[Offer]:
         """The committed versions in order; damaged ones are left out, with a warning."""
-        known, found = {}, list[Offer]()
+        known = {}
+        found = list[Offer]()
         for number in version_numbers(self.root):
             try:
                 made = self._known.get(number) or read_manifest(version_path(self.root, number))
@@ -104,7 +115,9 @@ def build_app(root: Path, key: str) -> Starlette:
         if refused := refusal(request):
             return refused
         body = _OFFERS.dump_json(folder.offers(), exclude_none=True)
-        return Response(body, headers={CHECKSUM: xxhash.xxh3_128_hexdigest(body)}, media_type="application/json")
+        return Response(
+            body, headers={CHECKSUM: xxhash.xxh3_128_hexdigest(body)}, media_type="application/json"
+        )
 
     def file(request: Request) -> Response:
         if refused := refusal(request):
@@ -112,7 +125,9 @@ def build_app(root: Path, key: str) -> Starlette:
         path = version_path(root, request.path_params["number"])
         name = request.path_params["name"]
         if name not in _SERVED or not (path / MARKER).is_file() or not (path / name).is_file():
-            return JSONResponse({"error": f"Version {request.path_params['number']} has no {name} here."}, 404)
+            return JSONResponse(
+                {"error": f"Version {request.path_params['number']} has no {name} here."}, 404
+            )
         return FileResponse(path / name, media_type="application/octet-stream")
 
     return Starlette(
@@ -133,7 +148,9 @@ def serve(settings: VersionServerSettings) -> None:
     try:
         listener = config.bind_socket()
     except SystemExit:
-        raise ConfigError(f"Cannot listen on {settings.host}:{settings.port}. Choose another --port.") from None
+        raise ConfigError(
+            f"Cannot listen on {settings.host}:{settings.port}. Choose another --port."
+        ) from None
     host, port = listener.getsockname()[:2]
     sys.stdout.write(f"versions of {settings.folder} at http://{host}:{port}\n")
     sys.stdout.flush()

@@ -6,7 +6,8 @@ from harnessgym.cli.store import freezing, migrating, pruning, run_files, vacuum
 
 _HELP = (
     "Make, migrate, freeze, prune and compact trace databases; move runs between them.\n\n"
-    "SOURCE is a run folder, a database file or a database URL. Colours and progress bars are for terminals only.\n\n"
+    "SOURCE is a run folder, a database file or a database URL. Colours and progress bars are for terminals "
+    "only.\n\n"
     "Exit status: 0 done; 2 an error, which says what to do."
 )
 

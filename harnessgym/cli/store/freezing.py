@@ -5,12 +5,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harnessgym.cli.traces.arguments import AsJson, Source
-from harnessgym.cli.traces.filters import Harness, MaxReward, MinReward, Purpose, Run, Status, StopReason, Task, Verdict
+from harnessgym.cli.traces.filters import (
+    Harness,
+    MaxReward,
+    MinReward,
+    Purpose,
+    Run,
+    Status,
+    StopReason,
+    Task,
+    Verdict,
+)
 from harnessgym.errors import ConfigError
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore
-    from harnessgym.store.listing import Wanted
+    from harnessgym.store.listing import RolloutFilter
 
 _EPILOG = """A frozen rollout keeps its trace as it is: calls, tokens, bodies, events, rewards and exclusions refuse every
 change, whoever asks, also in plain SQL, and `harnessgym store prune` passes it over. Its sessions are sealed: the proxy
@@ -37,7 +47,8 @@ Exit status: 0 done; 2 an error, and nothing was changed."""
 Named = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Rollouts: ids, how they begin, or `latest`. Without any, all that meet the filters, of which one must be given.",
+        help="Rollouts: ids, how they begin, or `latest`. Without any, all that meet the filters, of which "
+        "one must be given.",
         metavar="[ROLLOUT]...",
     ),
 ]
@@ -62,9 +73,11 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """Keep rollouts as they are: their traces refuse every change until they are thawed."""
-        from harnessgym.store.listing import Wanted
+        from harnessgym.store.listing import RolloutFilter
 
-        wanted = Wanted(run, purpose, task, harness, status, stop_reason, verdict, min_reward, max_reward)
+        wanted = RolloutFilter(
+            run, purpose, task, harness, status, stop_reason, verdict, min_reward, max_reward
+        )
         _set(source, rollouts, wanted, as_json, frozen=True)
 
     @app.command("thaw", epilog=_THAW_EPILOG)
@@ -73,12 +86,14 @@ def register(app: typer.Typer) -> None:
         harness: Harness = None, as_json: AsJson = False,
     ) -> None:  # fmt: skip
         """Let frozen rollouts be changed and removed again."""
-        from harnessgym.store.listing import Wanted
+        from harnessgym.store.listing import RolloutFilter
 
-        _set(source, rollouts, Wanted(run, purpose, task, harness), as_json, frozen=False)
+        _set(source, rollouts, RolloutFilter(run, purpose, task, harness), as_json, frozen=False)
 
 
-def _set(source: str, named: list[str] | None, wanted: "Wanted", as_json: bool, *, frozen: bool) -> None:
+def _set(
+    source: str, named: list[str] | None, wanted: "RolloutFilter", as_json: bool, *, frozen: bool
+) -> None:
     from harnessgym.cli.traces.opened import opened
     from harnessgym.cli.traces.printed import console, print_json
     from harnessgym.store import freezing
@@ -96,14 +111,18 @@ def _set(source: str, named: list[str] | None, wanted: "Wanted", as_json: bool, 
         console().print(f"{changed:,} rollouts {done}{already}.")
 
 
-def _chosen(store: "TraceStore", named: list[str] | None, wanted: "Wanted", *, frozen: bool) -> list[str]:
+def _chosen(
+    store: "TraceStore", named: list[str] | None, wanted: "RolloutFilter", *, frozen: bool
+) -> list[str]:
     from dataclasses import replace
 
     from harnessgym.cli.traces.filters import selected
-    from harnessgym.store.listing import Wanted
+    from harnessgym.store.listing import RolloutFilter
 
-    if named and wanted != Wanted():
+    if named and wanted != RolloutFilter():
         raise ConfigError("Name rollouts or give filters, not both.")
-    if not named and wanted == Wanted():
-        raise ConfigError("Say which rollouts: name them, or give a filter, e.g. `--run latest` for all of the newest run.")
+    if not named and wanted == RolloutFilter():
+        raise ConfigError(
+            "Say which rollouts: name them, or give a filter, e.g. `--run latest` for all of the newest run."
+        )
     return selected(store, named, wanted if frozen else replace(wanted, frozen=True))

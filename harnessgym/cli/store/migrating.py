@@ -9,8 +9,12 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
 
     @app.command("migrate")
-    def migrate(url: Annotated[str, typer.Argument(help="Database URL, e.g. sqlite:///runs/demo/traces.db")]) -> None:
-        """Bring a trace database to this code's schema, data kept; make it if there is none. Stop its users first."""
+    def migrate(
+        url: Annotated[str, typer.Argument(help="Database URL, e.g. sqlite:///runs/demo/traces.db")],
+    ) -> None:
+        """Bring a trace database to this code's schema, data kept; make it if there is none. Stop its
+        users first.
+        """
         from harnessgym.store import TraceStore
         from harnessgym.store.schema import head_revision
 

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harnessgym.cli.traces.arguments import AsJson, Source
-from harnessgym.cli.traces.filters import Harness, MaxReward, MinReward, Purpose, Run, StopReason, Task, Verdict
+from harnessgym.cli.traces.filters import (
+    Harness,
+    MaxReward,
+    MinReward,
+    Purpose,
+    Run,
+    StopReason,
+    Task,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from harnessgym.store.retention import Pruned, Retention
@@ -45,7 +54,8 @@ def register(app: typer.Typer) -> None:
         source: Source,
         *,
         older_than: Annotated[
-            str, typer.Option(help="Only rollouts that ended at least this long ago: 30d, 12h, 2w; 0s for all.")
+            str,
+            typer.Option(help="Only rollouts that ended at least this long ago: 30d, 12h, 2w; 0s for all."),
         ],
         run: Run = None,
         purpose: Purpose = None,
@@ -55,10 +65,18 @@ def register(app: typer.Typer) -> None:
         verdict: Verdict = None,
         min_reward: MinReward = None,
         max_reward: MaxReward = None,
-        bodies_only: Annotated[bool, typer.Option("--bodies-only", help="Remove requests and answers, keep the rest.")] = False,
-        trained: Annotated[bool, typer.Option("--trained", help="Also what policy versions were trained on.")] = False,
-        abandoned: Annotated[bool, typer.Option("--abandoned", help="Also of runs that are not done.")] = False,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")] = False,
+        bodies_only: Annotated[
+            bool, typer.Option("--bodies-only", help="Remove requests and answers, keep the rest.")
+        ] = False,
+        trained: Annotated[
+            bool, typer.Option("--trained", help="Also what policy versions were trained on.")
+        ] = False,
+        abandoned: Annotated[
+            bool, typer.Option("--abandoned", help="Also of runs that are not done.")
+        ] = False,
+        dry_run: Annotated[
+            bool, typer.Option("--dry-run", help="Say what would go, and change nothing.")
+        ] = False,
         as_json: AsJson = False,
     ) -> None:
         """Remove old rollouts, or only their bodies."""
@@ -66,11 +84,14 @@ def register(app: typer.Typer) -> None:
 
         from harnessgym.cli.store.age import seconds_of
         from harnessgym.cli.traces.opened import store_url
-        from harnessgym.store.listing import Wanted
+        from harnessgym.store.listing import RolloutFilter
         from harnessgym.store.retention import Retention
 
-        before, url = time.time() - seconds_of(older_than), store_url(source)
-        wanted = Wanted(_run_id(url, run), purpose, task, harness, None, stop_reason, verdict, min_reward, max_reward)
+        before = time.time() - seconds_of(older_than)
+        url = store_url(source)
+        wanted = RolloutFilter(
+            _run_id(url, run), purpose, task, harness, None, stop_reason, verdict, min_reward, max_reward
+        )
         retention = Retention(before, wanted, bodies_only=bodies_only, trained=trained, abandoned=abandoned)
         _print(_pruned(url, retention, dry_run), dry_run, as_json)
 
@@ -93,7 +114,9 @@ def _pruned(url: str, retention: "Retention", dry_run: bool) -> "Pruned":
         return plan(url, retention)
     with progress() as bars:
         tasks = {name: bars.add_task(name, total=None) for name in ("rollouts", "texts")}
-        return prune(url, retention, lambda what, done, total: bars.update(tasks[what], completed=done, total=total))
+        return prune(
+            url, retention, lambda what, done, total: bars.update(tasks[what], completed=done, total=total)
+        )
 
 
 def _print(pruned: "Pruned", dry_run: bool, as_json: bool) -> None:
@@ -112,6 +135,8 @@ def _print(pruned: "Pruned", dry_run: bool, as_json: bool) -> None:
     if pruned.rows:
         console().print(table)
     would = "would be " if dry_run else ""
-    console().print(f"{pruned.rollouts:,} rollouts {would}pruned: {decimal(pruned.bytes)} of tokens and texts.")
+    console().print(
+        f"{pruned.rollouts:,} rollouts {would}pruned: {decimal(pruned.bytes)} of tokens and texts."
+    )
     for reason, count in pruned.kept.items():
         notes().print(f"{count:,} rollouts stay: {reason}.", markup=False)

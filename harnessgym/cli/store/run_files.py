@@ -62,7 +62,9 @@ def register(app: typer.Typer) -> None:
     @app.command("import", epilog=_IMPORT_EPILOG)
     def import_(
         file: Annotated[Path, typer.Argument(help="File that `store export` wrote.", metavar="FILE")],
-        target: Annotated[str, typer.Argument(help="Database URL or file; made if there is none.", metavar="TARGET")],
+        target: Annotated[
+            str, typer.Argument(help="Database URL or file; made if there is none.", metavar="TARGET")
+        ],
         as_json: AsJson = False,
     ) -> None:
         """Read a run from a file into a database."""
@@ -94,6 +96,7 @@ def _print(moved: "Moved", where: str, as_json: bool) -> None:
     if as_json:
         print_json(moved)
         return
-    calls, size = moved.rows.get("calls", 0), decimal(moved.bytes)
+    calls = moved.rows.get("calls", 0)
+    size = decimal(moved.bytes)
     said = f"{where}: run {moved.run_id}, {moved.rollouts:,} rollouts, {calls:,} calls; file of {size}."
     console().print(said, markup=False)

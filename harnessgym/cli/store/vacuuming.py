@@ -23,7 +23,9 @@ def register(app: typer.Typer) -> None:
     @app.command("vacuum", epilog=_EPILOG)
     def command(
         source: Source,
-        full: Annotated[bool, typer.Option("--full", help="PostgreSQL: shrink its files, with locks.")] = False,
+        full: Annotated[
+            bool, typer.Option("--full", help="PostgreSQL: shrink its files, with locks.")
+        ] = False,
         as_json: AsJson = False,
     ) -> None:
         """Give back the space of what was removed."""

@@ -1,4 +1,6 @@
-"""`harnessgym tasks`: look at tasks, check them, try them, write them down for others. One file per command."""
+"""`harnessgym tasks`: look at tasks, check them, try them, write them down for others. One file per
+command.
+"""
 
 import typer
 
@@ -6,9 +8,11 @@ from harnessgym.cli.tasks import checking, converting, listing, opinion, running
 
 _HELP = (
     "Look at tasks, check them, try them, take them elsewhere.\n\n"
-    "SPEC is a registered task set, `module:Class`, or a file or folder of tasks in one of the formats; `FORMAT@PATH` says "
+    "SPEC is a registered task set, `module:Class`, or a file or folder of tasks in one of the formats; "
+    "`FORMAT@PATH` says "
     "which. ID is a task's id, or how it ends behind a slash.\n\n"
-    "Exit status: 0 done; 1 done, and the answer is no (a check failed, a task was not solved or not written); 2 an error."
+    "Exit status: 0 done; 1 done, and the answer is no (a check failed, a task was not solved or not "
+    "written); 2 an error."
 )
 
 app = typer.Typer(help=_HELP, no_args_is_help=True)

@@ -12,7 +12,9 @@ from harnessgym.sandbox import ExecResult, Sandbox
 _WELCOME = """\
 Each line is run by sh in the agent's sandbox; the folder is kept from line to line, variables are not. There is no terminal
 inside. `exit` or Ctrl-D grades what is left."""
-_LINE = 'cd -- "$1" 2>/dev/null; mark=$2; eval "$3"; status=$?; printf "\\n%s%s\\n" "$mark" "$PWD"; exit $status'
+_LINE = (
+    'cd -- "$1" 2>/dev/null; mark=$2; eval "$3"; status=$?; printf "\\n%s%s\\n" "$mark" "$PWD"; exit $status'
+)
 
 
 class Act(Protocol):
@@ -31,11 +33,15 @@ class Command:
 
     def __init__(self, words: Sequence[str], timeout_s: float | None, quiet: bool) -> None:
         self.output = b""
-        self._words, self._timeout_s, self._quiet = words, timeout_s, quiet
+        self._words = words
+        self._timeout_s = timeout_s
+        self._quiet = quiet
 
     async def __call__(self, sandbox: Sandbox) -> None:
         """See `Act`."""
-        done = await sandbox.exec(self._words, timeout_s=self._timeout_s, on_output=None if self._quiet else _show)
+        done = await sandbox.exec(
+            self._words, timeout_s=self._timeout_s, on_output=None if self._quiet else _show
+        )
         self.output = done.stdout + done.stderr
         if not self._quiet and not done.ok:
             sys.stderr.write(f"[{ended(done)}]\n")
@@ -46,7 +52,9 @@ class Lines:
 
     def __init__(self, timeout_s: float | None, read: Callable[[str], str] = input) -> None:
         self.output = b""
-        self._timeout_s, self._read, self._folder = timeout_s, read, "."
+        self._timeout_s = timeout_s
+        self._read = read
+        self._folder = "."
 
     async def __call__(self, sandbox: Sandbox) -> None:
         """See `Act`."""
@@ -80,7 +88,8 @@ class _Shown:
     """Output on its way to the terminal, but for the last line of stdout, which says where the shell was."""
 
     def __init__(self, mark: bytes) -> None:
-        self._mark, self._held = mark, b""
+        self._mark = mark
+        self._held = b""
 
     def __call__(self, stream: Literal["stdout", "stderr"], data: bytes) -> None:
         """Shows all but what could be the beginning of the mark's line."""

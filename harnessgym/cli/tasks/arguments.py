@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
-Spec = Annotated[str, typer.Argument(help="Registered task set, `module:Class`, or file or folder of tasks.", metavar="SPEC")]
+Spec = Annotated[
+    str,
+    typer.Argument(help="Registered task set, `module:Class`, or file or folder of tasks.", metavar="SPEC"),
+]
 TaskId = Annotated[str, typer.Argument(help="Task id, or how it ends behind a slash.", metavar="ID")]
 Backend = Annotated[str, typer.Option("--sandbox", help="bubblewrap, docker or `module:Class`.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]

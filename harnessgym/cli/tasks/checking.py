@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from harnessgym.sandbox import SandboxBackend
     from harnessgym.task import Task, TaskSet
-    from harnessgym.tasks.baseline import Baseline
-    from harnessgym.tasks.checking import Checked, Wanted
+    from harnessgym.validation.baseline import Baseline
+    from harnessgym.validation.task_check import CheckedTask, CheckPlan
 
 _EPILOG = """The solution (gold) must score 1 each time, doing nothing 0, and every cheat 0 or be called tampered with. What is
 found is kept in `baseline.json` beside the tasks, as it comes: the same command goes on where it was interrupted, and a
@@ -42,9 +42,15 @@ def register(app: typer.Typer) -> None:
     def command(
         spec: Spec,
         sandbox: Backend = "bubblewrap",
-        repeats: Annotated[int, typer.Option(min=1, help="Times that the solution is run, to find flaky tasks.")] = 3,
-        cheats: Annotated[Literal["none", "quick", "all"], typer.Option(help="Which cheats are tried.")] = "quick",
-        jobs: Annotated[int | None, typer.Option(min=1, help="Tasks at one time; by default, as many as processors.")] = None,
+        repeats: Annotated[
+            int, typer.Option(min=1, help="Times that the solution is run, to find flaky tasks.")
+        ] = 3,
+        cheats: Annotated[
+            Literal["none", "quick", "all"], typer.Option(help="Which cheats are tried.")
+        ] = "quick",
+        jobs: Annotated[
+            int | None, typer.Option(min=1, help="Tasks at one time; by default, as many as processors.")
+        ] = None,
         again: Annotated[bool, typer.Option("--again", help="Run also what was found out before.")] = False,
         only: Only = None,
         limit: Limit = None,
@@ -53,17 +59,17 @@ def register(app: typer.Typer) -> None:
         """Run the solution, nothing and cheats on every task, and keep what is found beside the tasks."""
         import os
 
-        from harnessgym.cheats import catalogue
         from harnessgym.cli.traces.printed import print_json
-        from harnessgym.tasks.baseline import Baseline, baseline_path
-        from harnessgym.tasks.checking import Wanted
+        from harnessgym.grading.cheats import catalogue
         from harnessgym.tasks.choosing import chosen
         from harnessgym.tasks.source import problems_of, task_set
+        from harnessgym.validation.baseline import Baseline, baseline_path
+        from harnessgym.validation.task_check import CheckPlan
 
         tried = {"none": (), "quick": catalogue.QUICK, "all": tuple(catalogue.CHEATS.values())}[cheats]
         found = task_set(spec)
         book = Baseline(baseline_path(found))
-        wanted = Wanted(sandbox, repeats, tried, again=again)
+        wanted = CheckPlan(sandbox, repeats, tried, again=again)
         checked = _run(chosen(found, only, limit), book, wanted, jobs or os.cpu_count() or 1)
         left_out = [] if only or limit else list(problems_of(found))
         ok = _fine(checked) and not left_out
@@ -75,19 +81,21 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "Wanted", jobs: int) -> "list[Checked]":
+def _run(tasks: "Sequence[Task]", book: "Baseline", wanted: "CheckPlan", jobs: int) -> "list[CheckedTask]":
     """To the end; an interruption loses what is under way and nothing else."""
     import asyncio
     import tempfile
 
     from harnessgym.cli.tasks.check_progress import CheckProgress
     from harnessgym.process import hear_interruptions
-    from harnessgym.tasks.checking import Check
+    from harnessgym.validation.task_check import TaskSetCheck
 
     hear_interruptions()
     try:
         with tempfile.TemporaryDirectory(prefix="harnessgym-check-") as folder, CheckProgress() as observe:
-            return asyncio.run(Check(backend(wanted.sandbox, Path(folder)), book, wanted, observe).run(tasks, jobs))
+            return asyncio.run(
+                TaskSetCheck(backend(wanted.sandbox, Path(folder)), book, wanted, observe).run(tasks, jobs)
+            )
     except KeyboardInterrupt:
         typer.echo("Interrupted. The same command goes on from here.", err=True)
         raise SystemExit(130) from None
@@ -106,12 +114,14 @@ def backend(name: str, folder: Path) -> "SandboxBackend":
     return made
 
 
-def _fine(checked: "Sequence[Checked]") -> bool:
+def _fine(checked: "Sequence[CheckedTask]") -> bool:
     states = {each.state for each in checked}
     return states.isdisjoint({"failed", "no answer"}) and bool(states - {"skipped"})
 
 
-def _as_json(checked: "Sequence[Checked]", path: Path, *, problems: list[str], ok: bool) -> dict[str, Any]:
+def _as_json(
+    checked: "Sequence[CheckedTask]", path: Path, *, problems: list[str], ok: bool
+) -> dict[str, Any]:
     from collections import Counter
 
     rows = []
@@ -133,13 +143,14 @@ def _as_json(checked: "Sequence[Checked]", path: Path, *, problems: list[str], o
     return {"ok": ok, "baseline": str(path), "tasks": rows, "counts": counts, "problems": problems}
 
 
-def _print(checked: "Sequence[Checked]", found: "TaskSet", path: Path) -> None:
+def _print(checked: "Sequence[CheckedTask]", found: "TaskSet", path: Path) -> None:
     from collections import Counter
 
     from harnessgym.cli.tasks.remarks import say_remarks
     from harnessgym.cli.traces.printed import console, plain_table
 
-    out, table = console(), plain_table("id", "state", "gold", "nothing", "cheats", "ran", right=("gold", "nothing", "ran"))
+    out = console()
+    table = plain_table("id", "state", "gold", "nothing", "cheats", "ran", right=("gold", "nothing", "ran"))
     for each in checked:
         style = {"passed": "green", "failed": "bold red"}.get(each.state, "yellow")
         table.add_row(each.task, f"[{style}]{each.state}[/]", *_cells(each), str(each.ran or ""))
@@ -151,12 +162,13 @@ def _print(checked: "Sequence[Checked]", found: "TaskSet", path: Path) -> None:
     runs = [outcome for each in checked if each.entry is not None for outcome in each.entry.gold]
     said = ", ".join(f"{count} {state}" for state, count in counts.most_common()) or "no tasks"
     out.print(
-        f"{said}. Solutions were rewarded in {sum(run == 1.0 for run in runs)} of {len(runs)} runs. {path}", soft_wrap=True
+        f"{said}. Solutions were rewarded in {sum(run == 1.0 for run in runs)} of {len(runs)} runs. {path}",
+        soft_wrap=True,
     )
     say_remarks(found)
 
 
-def _cells(checked: "Checked") -> tuple[str, str, str]:
+def _cells(checked: "CheckedTask") -> tuple[str, str, str]:
     """Gold runs rewarded of all, what nothing got, and how many cheats got nothing of all."""
     entry = checked.entry
     if entry is None:

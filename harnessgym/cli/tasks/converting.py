@@ -28,8 +28,13 @@ def register(app: typer.Typer) -> None:
     def command(
         spec: Spec,
         out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder, new or empty.")],
-        to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="A format that is written; `tasks list` says which.")],
-        add: Annotated[bool, typer.Option("--add", help="Write into a folder that is not empty. Nothing is replaced.")] = False,
+        to: Annotated[
+            str,
+            typer.Option("--to", metavar="FORMAT", help="A format that is written; `tasks list` says which."),
+        ],
+        add: Annotated[
+            bool, typer.Option("--add", help="Write into a folder that is not empty. Nothing is replaced.")
+        ] = False,
         only: Only = None,
         limit: Limit = None,
         as_json: AsJson = False,
@@ -41,20 +46,27 @@ def register(app: typer.Typer) -> None:
         from harnessgym.tasks.source import task_set
         from harnessgym.tasks.writing import convert, task_writer
 
-        writer, found = task_writer(to), task_set(spec)
+        writer = task_writer(to)
+        found = task_set(spec)
         written = list(convert(chosen(found, only, limit), writer, out, add=add))
         done = [each for each in written if not each.refused]
         refused = [each for each in written if each.refused]
         if as_json:
-            told = [{"task": each.task, "folder": str(each.folder), "notes": list(each.notes)} for each in done]
-            print_json({"written": told, "refused": [{"task": each.task, "why": each.refused} for each in refused]})
+            told = [
+                {"task": each.task, "folder": str(each.folder), "notes": list(each.notes)} for each in done
+            ]
+            print_json(
+                {"written": told, "refused": [{"task": each.task, "why": each.refused} for each in refused]}
+            )
         else:
             for each in done:
                 for note in each.notes:
                     notes().print(f"{each.task}: {note}", markup=False)
             for each in refused:
                 notes().print(f"{each.task}: not written. {each.refused}", markup=False)
-            console().print(f"{out}: {len(done)} of {len(written)} tasks written in the format {to}.", markup=False)
+            console().print(
+                f"{out}: {len(done)} of {len(written)} tasks written in the format {to}.", markup=False
+            )
             say_remarks(found)
         if refused or not done:
             raise typer.Exit(1)

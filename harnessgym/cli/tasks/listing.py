@@ -8,7 +8,7 @@ from harnessgym.cli.tasks.arguments import AsJson
 
 if TYPE_CHECKING:
     from harnessgym.task import Task
-    from harnessgym.tasks.baseline import Baseline
+    from harnessgym.validation.baseline import Baseline
 
 _EPILOG = """Examples:
 
@@ -29,10 +29,14 @@ def register(app: typer.Typer) -> None:
 
     @app.command("list", epilog=_EPILOG)
     def command(
-        spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="Tasks; without it, what is registered.")] = None,
+        spec: Annotated[
+            str | None, typer.Argument(metavar="[SPEC]", help="Tasks; without it, what is registered.")
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
-        """List what is registered and which formats are read; or the tasks of a set, and what was found of each."""
+        """List what is registered and which formats are read; or the tasks of a set, and what was found of
+        each.
+        """
         if spec is None:
             _print_known(as_json)
         else:
@@ -48,9 +52,12 @@ def _print_known(as_json: bool) -> None:
     if as_json:
         print_json({"sets": sets, "formats": formats})
         return
-    out, table = console(), plain_table("set", "train", "test", "loads", right=("train", "test"))
+    out = console()
+    table = plain_table("set", "train", "test", "loads", right=("train", "test"))
     for each in sets:
-        table.add_row(each["name"], _count(each["train"]), _count(each["test"]), each["problem"] or each["loads"])
+        table.add_row(
+            each["name"], _count(each["train"]), _count(each["test"]), each["problem"] or each["loads"]
+        )
     out.print(table)
     out.print()
     table = plain_table("format", "written", "what it is")
@@ -68,7 +75,13 @@ def _set(name: str) -> dict[str, Any]:
     from harnessgym.registry import REGISTRY
     from harnessgym.tasks.source import task_set
 
-    row: dict[str, Any] = {"name": name, "loads": REGISTRY["task_set"][name], "train": None, "test": None, "problem": ""}
+    row: dict[str, Any] = {
+        "name": name,
+        "loads": REGISTRY["task_set"][name],
+        "train": None,
+        "test": None,
+        "problem": "",
+    }
     try:
         found = task_set(name)
         return row | {"train": len(found.tasks("train")), "test": len(found.tasks("test"))}
@@ -93,26 +106,36 @@ def _count(number: int | None) -> str:
 def _print_tasks(spec: str, as_json: bool) -> None:
     from harnessgym.cli.tasks.remarks import say_remarks
     from harnessgym.cli.traces.printed import console, one_line, plain_table, print_json
-    from harnessgym.tasks.baseline import Baseline, baseline_path
     from harnessgym.tasks.choosing import all_tasks
     from harnessgym.tasks.source import notes_of, problems_of, task_set
+    from harnessgym.validation.baseline import Baseline, baseline_path
 
     found = task_set(spec)
     book = Baseline(baseline_path(found))
     rows = [_task(task, book) for task in all_tasks(found)]
     if as_json:
-        print_json({"set": found.name, "tasks": rows, "problems": list(problems_of(found)), "notes": list(notes_of(found))})
+        print_json(
+            {
+                "set": found.name,
+                "tasks": rows,
+                "problems": list(problems_of(found)),
+                "notes": list(notes_of(found)),
+            }
+        )
         return
-    out, table = console(), plain_table("id", "split", "image", "judged by", "limits", "baseline")
+    out = console()
+    table = plain_table("id", "split", "image", "judged by", "limits", "baseline")
     for row in rows:
         state = f"{row['baseline']}: {one_line(row['why'][0], 100)}" if row["why"] else row["baseline"]
-        table.add_row(row["id"], row["split"], row["image"] or "", row["judge"], _limits(row["limits"]), state)
+        table.add_row(
+            row["id"], row["split"], row["image"] or "", row["judge"], _limits(row["limits"]), state
+        )
     out.print(table)
     say_remarks(found, every=True)
 
 
 def _task(task: "Task", book: "Baseline") -> dict[str, Any]:
-    from harnessgym.tasks.checking import has_gold
+    from harnessgym.validation.task_check import has_gold
 
     entry = book.of(task)
     return {
@@ -134,7 +157,11 @@ def judge(task: "Task") -> str:
     from collections.abc import Mapping
 
     tests = task.metadata.get("tests")
-    kinds = [each.get("kind") for each in tests if isinstance(each, Mapping)] if isinstance(tests, list | tuple) else []
+    kinds = (
+        [each.get("kind") for each in tests if isinstance(each, Mapping)]
+        if isinstance(tests, list | tuple)
+        else []
+    )
     if not kinds or None in kinds:
         return task.grader
     return ", ".join(f"{kind} x{count}" if count > 1 else str(kind) for kind, count in Counter(kinds).items())

@@ -8,7 +8,7 @@ import typer
 from harnessgym.cli.tasks.arguments import AsJson, Backend, Spec, TaskId
 
 if TYPE_CHECKING:
-    from harnessgym.grading.opinion import Opinion
+    from harnessgym.grading.differential.report import Opinion
     from harnessgym.task import Grade, Task
 
 _EPILOG = """What the folder holds is laid over what the task begins with, graded as an agent's work is, and compared with the
@@ -32,7 +32,9 @@ def register(app: typer.Typer) -> None:
     def command(
         spec: Spec,
         task: TaskId,
-        folder: Annotated[Path, typer.Argument(help="What an agent left: its files.", exists=True, file_okay=False)],
+        folder: Annotated[
+            Path, typer.Argument(help="What an agent left: its files.", exists=True, file_okay=False)
+        ],
         sandbox: Backend = "bubblewrap",
         as_json: AsJson = False,
     ) -> None:
@@ -46,7 +48,11 @@ def register(app: typer.Typer) -> None:
         chosen = named(all_tasks(task_set(spec)), task)
         grade, opinion = asyncio.run(_asked(chosen, folder, sandbox))
         if as_json:
-            found: dict[str, Any] = {"task": chosen.id, "reward": grade.rewards["reward"], "tampered": grade.tampered}
+            found: dict[str, Any] = {
+                "task": chosen.id,
+                "reward": grade.rewards["reward"],
+                "tampered": grade.tampered,
+            }
             print_json({**found, "second_opinion": opinion.told()})
         else:
             _print(grade, opinion)
@@ -58,17 +64,17 @@ async def _asked(task: "Task", folder: Path, sandbox: str) -> "tuple[Grade, Opin
     """The grade, and what is said beside it."""
     import tempfile
 
-    from harnessgym.cheats.stand_in import StandIn
     from harnessgym.cli.tasks.checking import backend
-    from harnessgym.grading.difference import opinion_on
-    from harnessgym.grading.judging import taken, verdict
-    from harnessgym.grading.laying import lay
+    from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
+    from harnessgym.grading.differential.differential_test import opinion_on
+    from harnessgym.grading.grade import taken, verdict
+    from harnessgym.grading.upload import lay
     from harnessgym.sandbox import needs, require
 
     with tempfile.TemporaryDirectory(prefix="harnessgym-task-") as root:
         async with backend(sandbox, Path(root)) as opened:
             require(opened.capabilities, needs(task))
-            stand_in = StandIn(opened)
+            stand_in = ScriptedAgent(opened)
             fresh = stand_in.fresh(task)
             async with stand_in.furnished(task) as place:
                 await lay(folder, place)
@@ -85,7 +91,10 @@ def _print(grade: "Grade", opinion: "Opinion") -> None:
     def say(text: str, style: str = "") -> None:
         out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    say(f"reward {grade.rewards['reward']:g}" + (f", tampered with: {grade.tampered}" if grade.tampered else ""))
+    say(
+        f"reward {grade.rewards['reward']:g}"
+        + (f", tampered with: {grade.tampered}" if grade.tampered else "")
+    )
     if opinion.agrees is None:
         say(f"no opinion: {opinion.why}", "yellow")
     else:
@@ -94,7 +103,8 @@ def _print(grade: "Grade", opinion: "Opinion") -> None:
         say(f"  compared: {tried}")
     for difference in opinion.differs[:20]:
         say(
-            f"  {difference.function}{difference.arguments}: {difference.gold}, here {difference.candidate} ({difference.kind})"
+            f"  {difference.function}{difference.arguments}: {difference.gold}, here {difference.candidate} "
+            f"({difference.kind})"
         )
     if opinion.suite is not None:
         told = opinion.suite.told()

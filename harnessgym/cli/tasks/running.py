@@ -8,8 +8,8 @@ import typer
 from harnessgym.cli.tasks.arguments import AsJson, Backend, Spec, TaskId
 
 if TYPE_CHECKING:
-    from harnessgym.cheats.stand_in import Result
     from harnessgym.cli.tasks.acting import Act
+    from harnessgym.grading.cheats.scripted_agent import CheatResult
     from harnessgym.task import Task
 
 _EPILOG = """The command runs where an agent would: with the task's files, after its set-up, as its user, without a network.
@@ -35,11 +35,15 @@ def register(app: typer.Typer) -> None:
     def command(
         spec: Spec,
         task: TaskId,
-        words: Annotated[list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What is run.")] = None,
+        words: Annotated[
+            list[str] | None, typer.Argument(metavar="[-- COMMAND...]", help="What is run.")
+        ] = None,
         sandbox: Backend = "bubblewrap",
         gold: Annotated[bool, typer.Option("--gold", help="Run the solution.")] = False,
         nothing: Annotated[bool, typer.Option("--nothing", help="Run nothing.")] = False,
-        timeout: Annotated[float | None, typer.Option(help="Seconds for the command; else the task's limit.")] = None,
+        timeout: Annotated[
+            float | None, typer.Option(help="Seconds for the command; else the task's limit.")
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
         """Do a task by hand: run a command in the agent's place, and see what the grader says."""
@@ -53,10 +57,15 @@ def register(app: typer.Typer) -> None:
 
         asked = sum((bool(words), gold, nothing))
         if asked > 1 or (not asked and not sys.stdin.isatty()):
-            raise ConfigError("Say what to run: one of `-- COMMAND...`, --gold and --nothing; on a terminal, none is a shell.")
+            raise ConfigError(
+                "Say what to run: one of `-- COMMAND...`, --gold and --nothing; on a terminal, none is a "
+                "shell."
+            )
         chosen = named(all_tasks(task_set(spec)), task)
         quiet = as_json or gold or nothing
-        act: Act | None = None if gold or nothing else Command(words, timeout, quiet) if words else Lines(timeout)
+        act: Act | None = (
+            None if gold or nothing else Command(words, timeout, quiet) if words else Lines(timeout)
+        )
         result = asyncio.run(_judged(chosen, sandbox, act, gold=gold))
         if as_json:
             print_json(_as_json(result, b"" if act is None else act.output))
@@ -66,30 +75,30 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-async def _judged(task: "Task", sandbox: str, act: "Act | None", *, gold: bool) -> "Result":
+async def _judged(task: "Task", sandbox: str, act: "Act | None", *, gold: bool) -> "CheatResult":
     """What came of it."""
     import tempfile
     from pathlib import Path
 
-    from harnessgym.cheats.stand_in import StandIn
     from harnessgym.cli.tasks.checking import backend
+    from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
     from harnessgym.sandbox import needs, require
 
     with tempfile.TemporaryDirectory(prefix="harnessgym-task-") as folder:
         async with backend(sandbox, Path(folder)) as opened:
             require(opened.capabilities, needs(task))
-            runs = StandIn(opened)
+            runs = ScriptedAgent(opened)
             if gold:
                 return await runs.gold(task)
             return await (runs.nothing(task) if act is None else runs.act(task, "(command)", act))
 
 
-def _as_json(result: "Result", output: bytes) -> dict[str, Any]:
+def _as_json(result: "CheatResult", output: bytes) -> dict[str, Any]:
     names = ("task", "reward", "tampered", "error", "evidence", "seconds")
     return {**{name: getattr(result, name) for name in names}, "output": output.decode(errors="replace")}
 
 
-def _print(result: "Result") -> None:
+def _print(result: "CheatResult") -> None:
     import json
 
     from harnessgym.cli.traces.printed import console
@@ -106,8 +115,14 @@ def _print(result: "Result") -> None:
     for check in checks if isinstance(checks, list) else ():
         passed = "passed" if check.get("passed") else "failed"
         out.print(
-            f"  {check.get('name', '?')}: {passed}. {check.get('detail') or ''}".rstrip(" ."), markup=False, soft_wrap=True
+            f"  {check.get('name', '?')}: {passed}. {check.get('detail') or ''}".rstrip(" ."),
+            markup=False,
+            soft_wrap=True,
         )
-    rest = {key: value for key, value in result.evidence.items() if key != "checks" or not isinstance(checks, list)}
+    rest = {
+        key: value
+        for key, value in result.evidence.items()
+        if key != "checks" or not isinstance(checks, list)
+    }
     if rest:
         out.print(f"  {json.dumps(rest, ensure_ascii=False, default=str)}", markup=False, soft_wrap=True)

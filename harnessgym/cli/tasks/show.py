@@ -9,7 +9,7 @@ from harnessgym.cli.tasks.arguments import AsJson, Spec, TaskId
 
 if TYPE_CHECKING:
     from harnessgym.task import Setup, Solution, Task
-    from harnessgym.tasks.baseline import Entry
+    from harnessgym.validation.baseline import BaselineEntry
 
 _EPILOG = """What an agent sees comes first, then what is secret: what judges it, with every test, and with --gold the solution.
 
@@ -23,7 +23,17 @@ JSON: {task: every field of harnessgym.task.Task, secret: [names of the fields t
 found of it, or null}. Without --gold the solution is null.
 
 Exit status: 0 done; 2 an error."""
-SECRET = ("artifacts", "collect", "grader", "grading", "hooks", "metadata", "solution", "step_reward", "verifier")
+SECRET = (
+    "artifacts",
+    "collect",
+    "grader",
+    "grading",
+    "hooks",
+    "metadata",
+    "solution",
+    "step_reward",
+    "verifier",
+)
 """Fields of a task that its agent never sees."""
 Line = tuple[str, str]
 """What a thing is called, and its text."""
@@ -42,10 +52,10 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Show one task: everything that an agent sees, and what judges it."""
         from harnessgym.cli.traces.printed import print_json
-        from harnessgym.tasks.baseline import Baseline, baseline_path
         from harnessgym.tasks.choosing import all_tasks, named
         from harnessgym.tasks.payload import payload_of
         from harnessgym.tasks.source import task_set
+        from harnessgym.validation.baseline import Baseline, baseline_path
 
         found = task_set(spec)
         chosen = named(all_tasks(found), task)
@@ -61,14 +71,17 @@ def register(app: typer.Typer) -> None:
             _print(chosen, entry, gold=gold, full=full)
 
 
-def _print(task: "Task", entry: "Entry | None", *, gold: bool, full: bool) -> None:
+def _print(task: "Task", entry: "BaselineEntry | None", *, gold: bool, full: bool) -> None:
     from rich.text import Text
 
     from harnessgym.cli.traces.printed import brief, console
 
     out = console()
     out.print(Text(task.id, style="bold").append(f"  {task.split}", style="dim"))
-    parts = [("What an agent sees", list(_seen(task))), ("Secret: what judges it", list(_judged(task, entry)))]
+    parts = [
+        ("What an agent sees", list(_seen(task))),
+        ("Secret: what judges it", list(_judged(task, entry))),
+    ]
     if gold:
         parts.append(("Secret: the solution", list(_solutions(task))))
     for title, lines in parts:
@@ -78,7 +91,11 @@ def _print(task: "Task", entry: "Entry | None", *, gold: bool, full: bool) -> No
             short = "\n" not in text and len(text) < 120
             out.print(Text(f"  {name}", style="bold").append(f"  {text}" if short else "", style="not bold"))
             if not short:
-                out.print("\n".join(f"    {line}" for line in brief(text, full=full).split("\n")), markup=False, soft_wrap=True)
+                out.print(
+                    "\n".join(f"    {line}" for line in brief(text, full=full).split("\n")),
+                    markup=False,
+                    soft_wrap=True,
+                )
 
 
 def _seen(task: "Task") -> Iterator[Line]:
@@ -115,12 +132,12 @@ def _setup(setup: "Setup") -> Iterator[Line]:
         yield "set-up reaches", ", ".join(setup.hosts)
 
 
-def _judged(task: "Task", entry: "Entry | None") -> Iterator[Line]:
+def _judged(task: "Task", entry: "BaselineEntry | None") -> Iterator[Line]:
     import shlex
 
     from harnessgym.cli.tasks.listing import judge
     from harnessgym.task import GradingImage
-    from harnessgym.tasks.checking import has_gold
+    from harnessgym.validation.task_check import has_gold
 
     yield "grader", task.grader
     if judge(task) != task.grader:

@@ -17,9 +17,11 @@ from harnessgym.cli.traces import (
 
 _HELP = (
     "Look at recorded traces, check them, take them elsewhere.\n\n"
-    "SOURCE is a run folder, a database file or a database URL; ROLLOUT an id, how one begins, or `latest`. Every command "
+    "SOURCE is a run folder, a database file or a database URL; ROLLOUT an id, how one begins, or `latest`. "
+    "Every command "
     "takes `--json`, which prints JSON on stdout and nothing else. Colours are for terminals only.\n\n"
-    "Exit status: 0 done; 1 done, and the answer is no (verify found something, two rollouts differ, a replay is not the "
+    "Exit status: 0 done; 1 done, and the answer is no (verify found something, two rollouts differ, a "
+    "replay is not the "
     "record); 2 an error."
 )
 

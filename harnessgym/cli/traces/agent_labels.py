@@ -6,7 +6,16 @@ from dataclasses import dataclass, field
 
 from harnessgym.traces.facts import AgentFacts
 
-_COLOURS = ("cyan", "magenta", "green", "yellow", "bright_blue", "bright_red", "bright_cyan", "bright_magenta")
+_COLOURS = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "bright_blue",
+    "bright_red",
+    "bright_cyan",
+    "bright_magenta",
+)
 
 
 @dataclass
@@ -21,7 +30,8 @@ class AgentLabels:
 
     def __post_init__(self) -> None:
         seen: Counter[str] = Counter()
-        self._names, self._colours = {}, {}
+        self._names = {}
+        self._colours = {}
         for at, agent in enumerate(self.agents):
             seen[agent.name] += 1
             number = seen[agent.name]

@@ -13,10 +13,11 @@ from harnessgym.message import canonical_json
 from harnessgym.traces.agent_branches import AgentBranches, Branch, agent_tree, flat
 
 if TYPE_CHECKING:
-    from harnessgym.traces.graph import Event, Graph
+    from harnessgym.traces.graph import Graph, GraphEvent
 
 _LEFT_OUT = ("llm_call", "span")
-"""Events that are not drawn: calls stand in branches, and what raw spans tell of agents is an event of its own."""
+"""Events that are not drawn: calls stand in branches, and what raw spans tell of agents is an event of its
+own."""
 
 
 def tree_json(graph: "Graph", *, events: bool) -> dict[str, Any]:
@@ -28,7 +29,8 @@ def tree_json(graph: "Graph", *, events: bool) -> dict[str, Any]:
 
 
 def _agent_json(item: AgentBranches, numbers: dict[str, int]) -> dict[str, Any]:
-    agent, spawn = item.agent, item.spawn
+    agent = item.agent
+    spawn = item.spawn
     started = None if spawn is None else {
         "event_id": spawn.id,
         "tool": spawn.attributes.get("tool"),
@@ -43,7 +45,11 @@ def _agent_json(item: AgentBranches, numbers: dict[str, int]) -> dict[str, Any]:
         "sampled_tokens": sum(call.completion_len or 0 for call in item.calls),
         "prompt_tokens": sum(call.prompt_len for call in item.calls),
         "branches": [
-            {"calls": [numbers[call.id] for call in branch.calls], "sampled_tokens": branch.sampled, "side": branch.side}
+            {
+                "calls": [numbers[call.id] for call in branch.calls],
+                "sampled_tokens": branch.sampled,
+                "side": branch.side,
+            }
             for branch in item.branches
         ],
     }
@@ -51,9 +57,12 @@ def _agent_json(item: AgentBranches, numbers: dict[str, int]) -> dict[str, Any]:
 
 def drawn(graph: "Graph", *, events: bool) -> Tree:
     """The tree."""
-    rollout, drawing = graph.rollout, _Drawing(graph, events=events)
+    rollout = graph.rollout
+    drawing = _Drawing(graph, events=events)
     ended = rollout.stop_reason or rollout.status
-    root = Tree(Text(f"Rollout {rollout.id}", style="bold").append(f"  {rollout.harness} · {ended}", style="dim"))
+    root = Tree(
+        Text(f"Rollout {rollout.id}", style="bold").append(f"  {rollout.harness} · {ended}", style="dim")
+    )
     for item in agent_tree(graph):
         drawing.agent(root, item)
     drawing.unattributed(root)
@@ -74,7 +83,9 @@ class _Drawing:
         line = Text(self.labels.name(agent_id), style=f"bold {colour}")
         prompt = max((call.prompt_len for call in item.calls), default=0)
         sampled = sum(call.completion_len or 0 for call in item.calls)
-        line.append(f"  {_number(len(item.calls), 'call')}, {sampled:,} tokens sampled, longest prompt {prompt:,}")
+        line.append(
+            f"  {_number(len(item.calls), 'call')}, {sampled:,} tokens sampled, longest prompt {prompt:,}"
+        )
         if (why := _started(item)) is not None:
             line.append(f"  {why}", style="dim")
         node = above.add(line)
@@ -98,15 +109,21 @@ class _Drawing:
         side = f" {first.side_call or 'side call'}" if branch.side else ""
         after = self.numbers.get(first.parent_call_id or "")
         behind = "" if after is None else f" behind #{after}"
-        line = Text(f"branch{side} {_ranges(numbers)}{behind}: {branch.sampled:,} tokens", style="dim" if branch.side else "")
+        line = Text(
+            f"branch{side} {_ranges(numbers)}{behind}: {branch.sampled:,} tokens",
+            style="dim" if branch.side else "",
+        )
         if first.break_class is not None and first.break_class not in EXPECTED_BREAKS:
             line.append(f"  break: {first.break_class}", style="red")
         above.add(line)
 
-    def _event(self, event: "Event") -> Text:
+    def _event(self, event: "GraphEvent") -> Text:
         line = Text(f"+{event.t - self.start:.2f} s ", style="dim").append(event.kind, style="bold")
         if event.target_agent_id is not None:
-            line.append(f" → {self.labels.name(event.target_agent_id)}", style=self.labels.colour(event.target_agent_id))
+            line.append(
+                f" → {self.labels.name(event.target_agent_id)}",
+                style=self.labels.colour(event.target_agent_id),
+            )
         if event.call_id is not None and event.call_id in self.numbers:
             line.append(f" #{self.numbers[event.call_id]}", style="dim")
         if event.attributes:
@@ -116,14 +133,18 @@ class _Drawing:
         return line if event.source == "proxy" else line.append(f" [{event.source}]", style="dim")
 
 
-def _attributes(event: "Event") -> str:
-    said = (f"{name}={value if isinstance(value, str) else canonical_json(value)}" for name, value in event.attributes.items())
+def _attributes(event: "GraphEvent") -> str:
+    said = (
+        f"{name}={value if isinstance(value, str) else canonical_json(value)}"
+        for name, value in event.attributes.items()
+    )
     return one_line(" ".join(said), 120)
 
 
 def _started(item: AgentBranches) -> str | None:
     """Who or what started an agent, and how that is known."""
-    spawn, agent = item.spawn, item.agent
+    spawn = item.spawn
+    agent = item.agent
     if spawn is not None:
         tool = spawn.attributes.get("tool")
         how = _sure(spawn.evidence, spawn.confidence)
@@ -135,7 +156,11 @@ def _started(item: AgentBranches) -> str | None:
 
 def _sure(evidence: str | None, confidence: float | None) -> str | None:
     if confidence is not None:
-        return f"inferred by {evidence}, {confidence:.0%} sure" if evidence else f"inferred, {confidence:.0%} sure"
+        return (
+            f"inferred by {evidence}, {confidence:.0%} sure"
+            if evidence
+            else f"inferred, {confidence:.0%} sure"
+        )
     return evidence
 
 

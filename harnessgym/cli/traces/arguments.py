@@ -10,7 +10,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and 
 Policy = Annotated[
     list[str] | None,
     typer.Option(
-        help="Model folder whose tokenizer to read answers with, where the one that the store names is not here; NAME=FOLDER "
+        help="Model folder whose tokenizer to read answers with, where the one that the store names is not "
+        "here; NAME=FOLDER "
         "for one of several policies, and then once for each.",
         metavar="[NAME=]FOLDER",
     ),

@@ -63,6 +63,8 @@ def heading(call: "CallFacts", numbers: dict[str, int], labels: AgentLabels) -> 
     parts.append(call.finish_reason or call.status)
     if call.status in ("intent", "aborted", "error", "undelivered") and call.finish_reason:
         parts.append(call.status)
-    line = Text(f"#{numbers[call.id]} {labels.name(call.agent_id)}", style=colour if side else f"bold {colour}")
+    line = Text(
+        f"#{numbers[call.id]} {labels.name(call.agent_id)}", style=colour if side else f"bold {colour}"
+    )
     line.append("  " + " · ".join(parts), style="dim")
     return line

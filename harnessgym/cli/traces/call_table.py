@@ -21,10 +21,18 @@ def print_calls(source: str, rollout: str, as_json: bool) -> None:
     """The calls of one rollout."""
     with traced(source, rollout) as found:
         graph = found.graph
-    labels, numbers = AgentLabels(graph.agents, graph.rollout.harness), {name: at for at, name in enumerate(graph.calls)}
+    labels = AgentLabels(graph.agents, graph.rollout.harness)
+    numbers = {name: at for at, name in enumerate(graph.calls)}
     if as_json:
         made = [call_json(call, numbers, labels) for call in graph.calls.values()]
-        print_json({"rollout": rollout_json(graph.rollout), "rewards": graph.rewards, "agents": graph.agents, "calls": made})
+        print_json(
+            {
+                "rollout": rollout_json(graph.rollout),
+                "rewards": graph.rewards,
+                "agents": graph.agents,
+                "calls": made,
+            }
+        )
         return
     for session_id in dict.fromkeys(call.session_id for call in graph.calls.values()):
         console().print(_table(graph, session_id, numbers, labels))

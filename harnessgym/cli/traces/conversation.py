@@ -22,7 +22,9 @@ _INDENT = (0, 0, 0, 2)
 _SIDE = ("side", "count")
 
 
-def print_conversation(source: str, rollout: str, policy: Sequence[str] | None, *, full: bool, as_json: bool) -> None:
+def print_conversation(
+    source: str, rollout: str, policy: Sequence[str] | None, *, full: bool, as_json: bool
+) -> None:
     """One rollout."""
     with traced(source, rollout, policy) as found:
         numbers = {exchange.call.id: at for at, exchange in enumerate(found.transcript.exchanges)}
@@ -47,7 +49,8 @@ def _json(found: "TracedRollout", numbers: dict[str, int], labels: AgentLabels) 
         }
         for item in found.transcript.exchanges
     ]
-    rollout, graph = rollout_json(found.facts), found.graph
+    rollout = rollout_json(found.facts)
+    graph = found.graph
     return {"rollout": rollout, "rewards": graph.rewards, "agents": graph.agents, "calls": calls}
 
 
@@ -57,12 +60,14 @@ def _head(found: "TracedRollout") -> Text:
     ended = facts.status if facts.stop_reason is None else f"{facts.status}: {facts.stop_reason}"
     line = Text(f"Rollout {facts.id}", style="bold")
     line.append(
-        f"  {facts.harness} · {facts.task_set}/{facts.task_key} · {ended} · verdict {facts.verdict or '-'}", style="dim"
+        f"  {facts.harness} · {facts.task_set}/{facts.task_key} · {ended} · verdict {facts.verdict or '-'}",
+        style="dim",
     )
     sampled = sum(item.call.completion_len or 0 for item in found.transcript.exchanges)
     trajectory = found.trajectory
     line.append(
-        f"\n{len(found.transcript.exchanges)} calls, {len(trajectory.rows)} training rows, {sampled:,} tokens sampled, "
+        f"\n{len(found.transcript.exchanges)} calls, {len(trajectory.rows)} training rows, {sampled:,} "
+        "tokens sampled, "
         f"{trajectory.trained:,} of them trainable"
     )
     for reward in found.graph.rewards:
@@ -76,7 +81,10 @@ class _Printer:
     """Prints exchanges."""
 
     def __init__(self, out: Console, numbers: dict[str, int], labels: AgentLabels, full: bool) -> None:
-        self.out, self.numbers, self.labels, self.full = out, numbers, labels, full
+        self.out = out
+        self.numbers = numbers
+        self.labels = labels
+        self.full = full
 
     def exchange(self, item: "Exchange") -> None:
         """A heading, the break if there is one, what was added, what was answered."""
@@ -112,7 +120,9 @@ class _Printer:
             self._indented(line)
         for call in message.tool_calls:
             made = Text(f"{label} → ", style=style).append(call.name, style=f"bold {dim}".strip())
-            made.append(f"({brief(call.arguments, full=self.full)})", style=dim).append(f"  {call.id}", style="dim")
+            made.append(f"({brief(call.arguments, full=self.full)})", style=dim).append(
+                f"  {call.id}", style="dim"
+            )
             self._indented(made)
 
     def _indented(self, text: Text) -> None:

@@ -34,7 +34,9 @@ def register(app: typer.Typer) -> None:
         policy: Policy = None,
         as_json: AsJson = False,
     ) -> None:
-        """Find where two rollouts part: the first message and the first token that differ, branch by branch."""
+        """Find where two rollouts part: the first message and the first token that differ, branch by
+        branch.
+        """
         if not _differ(source, a, b, policy, as_json):
             return
         raise typer.Exit(1)
@@ -43,7 +45,7 @@ def register(app: typer.Typer) -> None:
 def _differ(source: str, a: str, b: str, policy: list[str] | None, as_json: bool) -> bool:
     from harnessgym.cli.traces.opened import find, opened
     from harnessgym.cli.traces.printed import console, print_json
-    from harnessgym.traces.answers import Languages
+    from harnessgym.traces.completions import Languages
     from harnessgym.traces.export import TracedRollout
     from harnessgym.traces.rollout_difference import compare_rollouts
 
@@ -66,10 +68,15 @@ def _differ(source: str, a: str, b: str, policy: list[str] | None, as_json: bool
 def _branch(item: "BranchDifference") -> "Text":
     from rich.text import Text
 
-    ends = ["-" if end is None else f"#{end} {agent or ''}".strip() for end, agent in zip(item.ends, item.agents, strict=True)]
+    ends = [
+        "-" if end is None else f"#{end} {agent or ''}".strip()
+        for end, agent in zip(item.ends, item.agents, strict=True)
+    ]
     out = Text(f"Branch to {ends[0]} | {ends[1]}", style="bold")
     if None in item.ends:
-        return out.append(f"\n  only in {'the second' if item.ends[0] is None else 'the first'}", style="yellow")
+        return out.append(
+            f"\n  only in {'the second' if item.ends[0] is None else 'the first'}", style="yellow"
+        )
     if item.same:
         return out.append("\n  the same", style="green")
     if item.message is not None:

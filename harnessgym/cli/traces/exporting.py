@@ -39,7 +39,10 @@ def register(app: typer.Typer) -> None:
         source: Source,
         rollouts: Annotated[
             list[str] | None,
-            typer.Argument(help="Rollouts; if none is given, all finished ones that meet the filters.", metavar="[ROLLOUT]..."),
+            typer.Argument(
+                help="Rollouts; if none is given, all finished ones that meet the filters.",
+                metavar="[ROLLOUT]...",
+            ),
         ] = None,
         out: Annotated[Path, typer.Option(help="File or folder to write.")] = ...,  # type: ignore[assignment]
         format: Annotated[str, typer.Option(help="Name of a format.")] = "parquet",  # noqa: A002
@@ -51,7 +54,10 @@ def register(app: typer.Typer) -> None:
         min_reward: MinReward = None,
         sampled_by: Annotated[
             str | None,
-            typer.Option(help="Of several policies the one whose tokens are written; formats that do not name it need this."),
+            typer.Option(
+                help="Of several policies the one whose tokens are written; formats that do not name it need "
+                "this."
+            ),
         ] = None,
         *,
         policy: Policy = None,
@@ -62,13 +68,15 @@ def register(app: typer.Typer) -> None:
         from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import console, print_json, progress
         from harnessgym.registry import load
-        from harnessgym.store.listing import Wanted
-        from harnessgym.traces.answers import Languages
+        from harnessgym.store.listing import RolloutFilter
+        from harnessgym.traces.completions import Languages
         from harnessgym.traces.export import export
 
         load("export", format)
         with opened(source) as store:
-            wanted = Wanted(run, purpose, task, harness, "finished", verdict=verdict, min_reward=min_reward)
+            wanted = RolloutFilter(
+                run, purpose, task, harness, "finished", verdict=verdict, min_reward=min_reward
+            )
             chosen = selected(store, rollouts, wanted)
             if not chosen:
                 raise ConfigError(
@@ -78,9 +86,14 @@ def register(app: typer.Typer) -> None:
             with progress() as bars:
                 made = export(store, _counted(chosen, bars), format, out, Languages.of(policy), sampled_by)
         if as_json:
-            print_json({"path": str(made.path), "format": format, "rollouts": made.rollouts, "records": made.records})
+            print_json(
+                {"path": str(made.path), "format": format, "rollouts": made.rollouts, "records": made.records}
+            )
         else:
-            console().print(f"{made.path}: {made.records:,} records of {made.rollouts:,} rollouts ({format}).", markup=False)
+            console().print(
+                f"{made.path}: {made.records:,} records of {made.rollouts:,} rollouts ({format}).",
+                markup=False,
+            )
 
 
 def _counted(rollouts: list[str], bars: "Progress") -> Iterator[str]:

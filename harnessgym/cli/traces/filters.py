@@ -8,32 +8,44 @@ from harnessgym.cli.traces.opened import find
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore
-    from harnessgym.store.listing import Wanted
+    from harnessgym.store.listing import RolloutFilter
 
 Run = Annotated[str | None, typer.Option(help="Only of this run: its id, how it begins, or `latest`.")]
-Purpose = Annotated[str | None, typer.Option(help="Only of this purpose: train, before_greedy, after_greedy, ...")]
+Purpose = Annotated[
+    str | None, typer.Option(help="Only of this purpose: train, before_greedy, after_greedy, ...")
+]
 Task = Annotated[str | None, typer.Option(help="Only of the task with this key.")]
 Harness = Annotated[str | None, typer.Option(help="Only of this harness.")]
-Status = Annotated[str | None, typer.Option(help="Only with this status: pending, running, finished, failed, ...")]
+Status = Annotated[
+    str | None, typer.Option(help="Only with this status: pending, running, finished, failed, ...")
+]
 StopReason = Annotated[str | None, typer.Option(help="Only those that stopped for this reason.")]
-Verdict = Annotated[str | None, typer.Option(help="Only with this verdict: valid, tampered, infrastructure_error.")]
+Verdict = Annotated[
+    str | None, typer.Option(help="Only with this verdict: valid, tampered, infrastructure_error.")
+]
 MinReward = Annotated[float | None, typer.Option(help="Only with at least this reward.")]
 MaxReward = Annotated[float | None, typer.Option(help="Only with at most this reward.")]
 
 
-def selected(store: "TraceStore", rollouts: "list[str] | None", wanted: "Wanted | None" = None) -> list[str]:
-    """The named ones, else all that are wanted, oldest first. Raises `StoreError` for an unknown one, or an unknown run."""
-    from harnessgym.store.listing import Wanted, newest_rollouts
+def selected(
+    store: "TraceStore", rollouts: "list[str] | None", wanted: "RolloutFilter | None" = None
+) -> list[str]:
+    """The named ones, else all that are wanted, oldest first. Raises `StoreError` for an unknown one, or
+    an unknown run.
+    """
+    from harnessgym.store.listing import RolloutFilter, newest_rollouts
 
     if rollouts:
         return list(dict.fromkeys(find(store, name) for name in rollouts))
-    asked = of_known_run(store, wanted or Wanted())
+    asked = of_known_run(store, wanted or RolloutFilter())
     found = store.read(lambda conn: newest_rollouts(conn, -1, asked))
     return [row.id for row in reversed(found)]
 
 
-def of_known_run(store: "TraceStore", wanted: "Wanted") -> "Wanted":
-    """The same with the run's whole id. Raises `StoreError` unless exactly one run begins like the one that was given."""
+def of_known_run(store: "TraceStore", wanted: "RolloutFilter") -> "RolloutFilter":
+    """The same with the run's whole id. Raises `StoreError` unless exactly one run begins like the one
+    that was given.
+    """
     from dataclasses import replace
 
     from harnessgym.store.run_file import run_of

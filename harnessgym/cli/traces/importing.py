@@ -35,12 +35,13 @@ def register(app: typer.Typer) -> None:
         from harnessgym.errors import TraceError
         from harnessgym.registry import load
         from harnessgym.store import TraceStore
-        from harnessgym.traces.importing import import_traces
+        from harnessgym.traces.import_ import import_traces
 
         load("import", format)
         if not file.exists():
             raise TraceError(
-                f"There is nothing to import at {file}: name a .json file, a .jsonl file or a folder of .json files."
+                f"There is nothing to import at {file}: name a .json file, a .jsonl file or a folder of "
+                ".json files."
             )
         with TraceStore.create(store_url(source)) as store, notes().status(f"Reading {file} ..."):
             made = import_traces(store, file, format, name)

@@ -5,10 +5,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harnessgym.cli.traces.arguments import AsJson, Source
-from harnessgym.cli.traces.filters import Harness, MaxReward, MinReward, Purpose, Run, Status, StopReason, Task, Verdict
+from harnessgym.cli.traces.filters import (
+    Harness,
+    MaxReward,
+    MinReward,
+    Purpose,
+    Run,
+    Status,
+    StopReason,
+    Task,
+    Verdict,
+)
 
 if TYPE_CHECKING:
-    from harnessgym.store.listing import Wanted
+    from harnessgym.store.listing import RolloutFilter
 
 _EPILOG = """`group` is the purpose of the rollout's group, its number and the rollout's slot in it; `try` counts attempts
 from 0.
@@ -44,21 +54,23 @@ def register(app: typer.Typer) -> None:
         as_json: AsJson = False,
     ) -> None:
         """List rollouts, newest first."""
-        from harnessgym.store.listing import Wanted
+        from harnessgym.store.listing import RolloutFilter
 
-        wanted = Wanted(run, purpose, task, harness, status, stop_reason, verdict, min_reward, max_reward)
+        wanted = RolloutFilter(
+            run, purpose, task, harness, status, stop_reason, verdict, min_reward, max_reward
+        )
         print_newest(source, limit, as_json, wanted)
 
 
-def print_newest(source: str, limit: int, as_json: bool, wanted: "Wanted | None" = None) -> None:
+def print_newest(source: str, limit: int, as_json: bool, wanted: "RolloutFilter | None" = None) -> None:
     """The newest rollouts of those that are wanted."""
     from harnessgym.cli.traces.filters import of_known_run
     from harnessgym.cli.traces.opened import opened
     from harnessgym.cli.traces.printed import console, notes, plain_table, print_json
-    from harnessgym.store.listing import Wanted, newest_rollouts
+    from harnessgym.store.listing import RolloutFilter, newest_rollouts
 
     with opened(source) as store:
-        asked = of_known_run(store, wanted or Wanted())
+        asked = of_known_run(store, wanted or RolloutFilter())
         found = store.read(lambda conn: newest_rollouts(conn, limit + 1, asked))
     shown = found[:limit]
     if as_json:
@@ -67,7 +79,8 @@ def print_newest(source: str, limit: int, as_json: bool, wanted: "Wanted | None"
         table = plain_table(*_HEADS, right=("try", "reward", "calls", "tokens"))
         for row in shown:
             place = f"{row.purpose} {row.ordinal}.{row.slot}"
-            ended, reward = row.stop_reason or row.status, "" if row.reward is None else f"{row.reward:g}"
+            ended = row.stop_reason or row.status
+            reward = "" if row.reward is None else f"{row.reward:g}"
             numbers = (reward, f"{row.calls:,}", f"{row.tokens:,}")
             table.add_row(row.id, place, row.harness, str(row.attempt), ended, row.verdict or "", *numbers)
         console().print(table)

@@ -28,7 +28,9 @@ def store_url(source: str) -> str:
 
 @contextmanager
 def opened(source: str) -> "Iterator[TraceStore]":
-    """The store of a source. Raises `StoreError` if there is none, if it is no database, or if its schema is another."""
+    """The store of a source. Raises `StoreError` if there is none, if it is no database, or if its schema
+    is another.
+    """
     from harnessgym.store import TraceStore
 
     with TraceStore.open(store_url(source)) as store:
@@ -38,7 +40,7 @@ def opened(source: str) -> "Iterator[TraceStore]":
 @contextmanager
 def traced(source: str, rollout: str, policy: Sequence[str] | None = None) -> "Iterator[TracedRollout]":
     """One rollout of a source."""
-    from harnessgym.traces.answers import Languages
+    from harnessgym.traces.completions import Languages
     from harnessgym.traces.export import TracedRollout
 
     with opened(source) as store:

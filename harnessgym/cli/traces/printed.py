@@ -1,5 +1,5 @@
-"""What commands print: for people through `rich`, for programs as JSON. Piped output has no colours and is not cut to a
-width.
+"""What commands print: for people through `rich`, for programs as JSON. Piped output has no colours and is
+not cut to a width.
 """
 
 import json
@@ -54,7 +54,9 @@ def plain_table(*heads: str, right: tuple[str, ...] = (), title: str | None = No
 
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for head in heads:
-        table.add_column(head, justify="right" if head in right else "left", no_wrap=head in right or head == "id")
+        table.add_column(
+            head, justify="right" if head in right else "left", no_wrap=head in right or head == "id"
+        )
     return table
 
 

@@ -33,7 +33,8 @@ def register(app: typer.Typer) -> None:
     def command(
         source: Source,
         rollouts: Annotated[
-            list[str] | None, typer.Argument(help="Rollouts; all finished ones if none is given.", metavar="[ROLLOUT]...")
+            list[str] | None,
+            typer.Argument(help="Rollouts; all finished ones if none is given.", metavar="[ROLLOUT]..."),
         ] = None,
         policy: Policy = None,
         as_json: AsJson = False,
@@ -43,13 +44,13 @@ def register(app: typer.Typer) -> None:
         from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import print_json, progress
         from harnessgym.reward import rescore
-        from harnessgym.store.listing import Wanted
-        from harnessgym.traces.answers import Languages
+        from harnessgym.store.listing import RolloutFilter
+        from harnessgym.traces.completions import Languages
         from harnessgym.traces.replay import replay
 
         languages = Languages.of(policy)
         with opened(source) as store:
-            chosen = selected(store, rollouts, Wanted(status="finished"))
+            chosen = selected(store, rollouts, RolloutFilter(status="finished"))
             with progress() as bars:
                 tracked = bars.track(chosen, description="rollouts")
                 made = [_Replayed(replay(store, name, languages), rescore(store, name)) for name in tracked]
@@ -76,7 +77,12 @@ class _Replayed:
     def json(self) -> dict[str, Any]:
         """See the command's help."""
         rewards = [
-            {"unit": item.row.unit, "target": item.row.target, "channel": item.row.channel, "value": item.row.value}
+            {
+                "unit": item.row.unit,
+                "target": item.row.target,
+                "channel": item.row.channel,
+                "value": item.row.value,
+            }
             | {"stored": item.stored}
             for item in self.rewards
         ]
@@ -99,7 +105,8 @@ def _print(made: list[_Replayed]) -> None:
     heads = ("rollout", "calls", "prompt tokens", "skipped", "rewards", "result")
     table = plain_table(*heads, right=heads[1:5])
     for item in made:
-        report, tokens = item.report, sum(call.prompt_len for call in item.report.calls)
+        report = item.report
+        tokens = sum(call.prompt_len for call in item.report.calls)
         numbers = (str(len(report.calls)), f"{tokens:,}", str(len(report.skipped)), str(len(item.rewards)))
         table.add_row(report.rollout_id, *numbers, item.result())
     out.print(table)
@@ -107,7 +114,9 @@ def _print(made: list[_Replayed]) -> None:
         for line in _problems(item):
             out.print(line, markup=False, style="red", soft_wrap=True)
         for reason in item.report.skipped:
-            out.print(f"{item.report.rollout_id}: skipped {reason}", markup=False, style="dim", soft_wrap=True)
+            out.print(
+                f"{item.report.rollout_id}: skipped {reason}", markup=False, style="dim", soft_wrap=True
+            )
 
 
 def _problems(item: _Replayed) -> Iterator[str]:

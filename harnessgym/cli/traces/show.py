@@ -31,7 +31,8 @@ def register(app: typer.Typer) -> None:
     def command(
         source: Source,
         rollout: Annotated[
-            str | None, typer.Argument(help="Rollout id, how it begins, or `latest`; without it rollouts are listed.")
+            str | None,
+            typer.Argument(help="Rollout id, how it begins, or `latest`; without it rollouts are listed."),
         ] = None,
         full: Annotated[bool, typer.Option("--full", help="Cut nothing.")] = False,
         calls: Annotated[
@@ -41,7 +42,9 @@ def register(app: typer.Typer) -> None:
         policy: Policy = None,
         as_json: AsJson = False,
     ) -> None:
-        """Read a rollout as a conversation: who said what, in which call, with which tokens and policy versions."""
+        """Read a rollout as a conversation: who said what, in which call, with which tokens and policy
+        versions.
+        """
         if rollout is None:
             from harnessgym.cli.traces.listing import print_newest
 

@@ -33,7 +33,9 @@ def register(app: typer.Typer) -> None:
         query: Annotated[
             str, typer.Argument(help="One statement that reads; `-` takes it from stdin.", metavar="[QUERY]")
         ] = "",
-        schema: Annotated[bool, typer.Option("--schema", help="List tables and views with their columns.")] = False,
+        schema: Annotated[
+            bool, typer.Option("--schema", help="List tables and views with their columns.")
+        ] = False,
         csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
         limit: Annotated[int, typer.Option(help="Rows at most.", min=1)] = 1_000,
         as_json: AsJson = False,
@@ -108,7 +110,12 @@ def _print_schema(source: str, as_json: bool) -> None:
         found = store.read(relations)
     if as_json:
         columns = [[{"name": name, "type": kind} for name, kind in item.columns] for item in found]
-        print_json([{"name": item.name, "kind": item.kind, "columns": made} for item, made in zip(found, columns, strict=True)])
+        print_json(
+            [
+                {"name": item.name, "kind": item.kind, "columns": made}
+                for item, made in zip(found, columns, strict=True)
+            ]
+        )
     else:
         _print_relations(found)
 

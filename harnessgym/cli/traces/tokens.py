@@ -23,9 +23,7 @@ JSON: [{row, call, call_id, excluded, tokens: [{position, id, text, mask, logpro
 logprobs are the stored float32 values.
 
 Exit status: 0 done; 2 an error."""
-_HEAD = (
-    f"{'position':>8} {'id':>7}  {'text':<24} {'mask':>4} {'logprob':>12} {'version':>7} {'advantage':>10} {'call':>4}  agent"
-)
+_HEAD = f"{'position':>8} {'id':>7}  {'text':<24} {'mask':>4} {'logprob':>12} {'version':>7} {'advantage':>10} {'call':>4}  agent"
 
 
 def register(app: typer.Typer) -> None:
@@ -35,9 +33,12 @@ def register(app: typer.Typer) -> None:
     def command(
         source: Source,
         rollout: Rollout,
-        call: Annotated[int | None, typer.Option(help="What this call was given and what it sampled.", min=0)] = None,
+        call: Annotated[
+            int | None, typer.Option(help="What this call was given and what it sampled.", min=0)
+        ] = None,
         row: Annotated[
-            int | None, typer.Option(help="This training row; without --call and --row all are printed.", min=0)
+            int | None,
+            typer.Option(help="This training row; without --call and --row all are printed.", min=0),
         ] = None,
         sampled: Annotated[bool, typer.Option("--sampled", help="Leave out what was not sampled.")] = False,
         policy: Policy = None,
@@ -67,7 +68,9 @@ def _wanted(rows: "TokenRows", call: int | None, row: int | None) -> "list[Token
 def _kept(row: "TokenRow", sampled: bool) -> "TokenRow":
     from dataclasses import replace
 
-    return replace(row, tokens=tuple(line for line in row.tokens if line.call is not None)) if sampled else row
+    return (
+        replace(row, tokens=tuple(line for line in row.tokens if line.call is not None)) if sampled else row
+    )
 
 
 def _print(rows: "list[TokenRow]") -> None:
@@ -87,10 +90,13 @@ def _line(line: "TokenLine") -> str:
     import numpy as np
 
     text = "" if line.text is None else repr(line.text)[1:-1]
-    logprob, version = (str(np.float32(line.logprob)), str(line.version)) if line.call is not None or line.mask else ("", "")
+    logprob, version = (
+        (str(np.float32(line.logprob)), str(line.version)) if line.call is not None or line.mask else ("", "")
+    )
     advantage = "" if line.advantage is None else f"{line.advantage:.6g}"
     call = "" if line.call is None else str(line.call)
     return (
-        f"{line.position:>8} {line.id:>7}  {text:<24} {line.mask:>4} {logprob:>12} {version:>7} {advantage:>10} {call:>4}"
+        f"{line.position:>8} {line.id:>7}  {text:<24} {line.mask:>4} {logprob:>12} {version:>7} "
+        f"{advantage:>10} {call:>4}"
         f"  {line.agent}"
     ).rstrip()

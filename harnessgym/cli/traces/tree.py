@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
     def command(
         source: Source,
         rollout: Rollout,
-        events: Annotated[bool, typer.Option("--events", help="Show what happened between the calls.")] = False,
+        events: Annotated[
+            bool, typer.Option("--events", help="Show what happened between the calls.")
+        ] = False,
         as_json: AsJson = False,
     ) -> None:
         """Draw a rollout's agents: who started whom, with which calls, branches and tokens."""

@@ -10,7 +10,7 @@ from harnessgym.cli.traces.arguments import AsJson, Source
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from harnessgym.traces.findings import Report
+    from harnessgym.traces.verification.findings import VerificationReport
 
 _SHOWN_PER_KIND = 5
 _EPILOG = """Example: `harnessgym traces verify runs/quickstart`
@@ -26,12 +26,14 @@ def register(app: typer.Typer) -> None:
 
     @app.command("verify", epilog=_EPILOG)
     def command(
-        source: Source, run: Annotated[str | None, typer.Option(help="Check this run only.")] = None, as_json: AsJson = False
+        source: Source,
+        run: Annotated[str | None, typer.Option(help="Check this run only.")] = None,
+        as_json: AsJson = False,
     ) -> None:
         """Rebuild every prompt and recount every token from the rows alone."""
         from harnessgym.cli.traces.opened import opened
         from harnessgym.cli.traces.printed import console, print_json, progress
-        from harnessgym.traces.verify import verify
+        from harnessgym.traces.verification.verify import verify
 
         with opened(source) as store, progress() as bars:
             bar = bars.add_task("sessions", total=None)
@@ -46,7 +48,7 @@ def register(app: typer.Typer) -> None:
             raise typer.Exit(1)
 
 
-def _counts(report: "Report") -> "Table":
+def _counts(report: "VerificationReport") -> "Table":
     from dataclasses import asdict
 
     from rich.table import Table
@@ -58,11 +60,18 @@ def _counts(report: "Report") -> "Table":
     return table
 
 
-def _findings(report: "Report") -> "Table":
+def _findings(report: "VerificationReport") -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("kind", "where", "what", title=f"{len(report.findings)} findings", title_justify="left", title_style="red")
+    table = Table(
+        "kind",
+        "where",
+        "what",
+        title=f"{len(report.findings)} findings",
+        title_justify="left",
+        title_style="red",
+    )
     shown: Counter[str] = Counter()
     for finding in report.findings:
         shown[finding.kind] += 1

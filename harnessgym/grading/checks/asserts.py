@@ -1,9 +1,10 @@
 """Runs a test that is a function of asserts, `check(candidate)`, with the code under test in another sandbox.
 
-First the test is run with the task's own reference, to learn which calls it makes. A fresh sandbox then makes these calls of
-the agent's module; and in one where nothing of the agent's runs, the test runs again, its candidate giving those answers. So
-every assert is really evaluated, by an interpreter that the agent never touched, on values that are plain data; and neither
-test nor reference is ever where the agent's code runs. There is nothing to forge.
+First the test is run with the task's own reference, to learn which calls it makes. A fresh sandbox then makes
+these calls of the agent's module; and in one where nothing of the agent's runs, the test runs again, its
+candidate giving those answers. So every assert is really evaluated, by an interpreter that the agent never
+touched, on values that are plain data; and neither test nor reference is ever where the agent's code runs.
+There is nothing to forge.
 
 The test must make the same calls of every right solution. What a solution does to its arguments is not seen.
 """
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Bench, Check, Outcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
 from harnessgym.grading.matching import parse_json
 from harnessgym.sandbox import ExecResult
 
@@ -39,47 +40,68 @@ class Asserts(Check):
     def problems(self, files: Collection[str]) -> Sequence[str]:
         """Files that are not there."""
         named = {"test": self.test, "reference": self.reference}
-        return [f"{key}: {path!r} is not in tests/. Add it." for key, path in named.items() if path not in files]
+        return [
+            f"{key}: {path!r} is not in tests/. Add it." for key, path in named.items() if path not in files
+        ]
 
-    async def run(self, bench: Bench) -> Outcome:
+    async def run(self, bench: CheckContext) -> CheckOutcome:
         """All asserts must hold, on the values that the module gave."""
         calls = await self._calls(bench)
         job = {"role": "answer", "module": self.module, "function": self.function, "calls": calls}
         said, result = await self._do(bench, job)
         if result.stdout_truncated:
-            return Outcome(False, "the answers pass the limit on output")
+            return CheckOutcome(False, "the answers pass the limit on output")
         answers = _by_case(said, len(calls))
         missing = next((line["missing"] for line in said if "missing" in line), None)
         if missing is not None:
-            return Outcome(False, f"{self.module}.{self.function} cannot be had: {str(missing)[:500]}")
+            return CheckOutcome(False, f"{self.module}.{self.function} cannot be had: {str(missing)[:500]}")
         if None in answers:
-            return Outcome(False, f"{answers.count(None)} of {len(calls)} calls were not answered: {ending(result)}")
+            return CheckOutcome(
+                False, f"{answers.count(None)} of {len(calls)} calls were not answered: {ending(result)}"
+            )
         return await self._decide(bench, calls, answers)
 
-    async def _calls(self, bench: Bench) -> list[Any]:
+    async def _calls(self, bench: CheckContext) -> list[Any]:
         """The calls that the test makes. Raises TaskError when the reference does not pass it."""
         said, result = await self._do(bench, self._asking(bench, [], None))
         told: Mapping[str, Any] = next((line for line in said if "passed" in line or "broken" in line), {})
         if not told.get("passed") or not told["calls"]:
             why = told.get("broken") or told.get("why") or ("it makes no call" if told else ending(result))
-            raise TaskError(f"{bench.where}: the reference {self.reference} does not pass {self.test}: {why}.")
+            raise TaskError(
+                f"{bench.where}: the reference {self.reference} does not pass {self.test}: {why}."
+            )
         calls: list[Any] = told["calls"]
         return calls
 
-    async def _decide(self, bench: Bench, calls: list[Any], answers: list[Any]) -> Outcome:
+    async def _decide(self, bench: CheckContext, calls: list[Any], answers: list[Any]) -> CheckOutcome:
         said, result = await self._do(bench, self._asking(bench, calls, answers))
         told: Mapping[str, Any] = next((line for line in said if "passed" in line), {})
         if not told:
-            return Outcome(False, f"the test did not come to its end with these answers: {ending(result)}")
+            return CheckOutcome(
+                False, f"the test did not come to its end with these answers: {ending(result)}"
+            )
         made = len(told["calls"])
         passed = bool(told["passed"]) and made == len(calls)
-        return Outcome(passed, told["why"] or f"the asserts after {made} of {len(calls)} calls", facts={"calls": len(calls)})
+        return CheckOutcome(
+            passed,
+            told["why"] or f"the asserts after {made} of {len(calls)} calls",
+            facts={"calls": len(calls)},
+        )
 
-    def _asking(self, bench: Bench, calls: list[Any], answers: list[Any] | None) -> dict[str, Any]:
+    def _asking(self, bench: CheckContext, calls: list[Any], answers: list[Any] | None) -> dict[str, Any]:
         texts = {"reference": bench.files[self.reference], "test": bench.files[self.test]}
-        return {"role": "ask", "entry": self.entry, "function": self.function, "calls": calls, "answers": answers, **texts}
+        return {
+            "role": "ask",
+            "entry": self.entry,
+            "function": self.function,
+            "calls": calls,
+            "answers": answers,
+            **texts,
+        }
 
-    async def _do(self, bench: Bench, job: Mapping[str, Any]) -> tuple[list[dict[str, Any]], ExecResult]:
+    async def _do(
+        self, bench: CheckContext, job: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], ExecResult]:
         """What the program said to a job, in a sandbox of its own."""
         async with bench.place() as sandbox:
             command = ["python3", "-I", "-B", "-c", _program()]
@@ -87,7 +109,10 @@ class Asserts(Check):
         lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
         said = [line for line in lines if isinstance(line, dict)]
         if not any("began" in line for line in said) and not result.stdout_truncated:
-            raise TaskError(f"{bench.where}: the testing program did not start: {ending(result)}. The image needs python3.")
+            raise TaskError(
+                f"{bench.where}: the testing program did not start: {ending(result)}. The image needs "
+                "python3."
+            )
         return said, result
 
 
@@ -96,7 +121,12 @@ def _by_case(said: Sequence[Mapping[str, Any]], count: int) -> list[Any]:
     answers: list[Any] = [None] * count
     for line in said:
         number = line.get("case")
-        if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < count and answers[number] is None:
+        if (
+            isinstance(number, int)
+            and not isinstance(number, bool)
+            and 0 <= number < count
+            and answers[number] is None
+        ):
             answers[number] = _shallow(line)
     return answers
 

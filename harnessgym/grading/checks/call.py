@@ -1,7 +1,7 @@
 """Calls functions of a module in a sandbox with JSON arguments and compares the JSON results on this machine.
 
-The results expected never enter the sandbox, so there is nothing to read and nothing to forge: an object that equals
-everything, a patched `assert` or an early exit only make a wrong answer.
+The results expected never enter the sandbox, so there is nothing to read and nothing to forge: an object that
+equals everything, a patched `assert` or an early exit only make a wrong answer.
 """
 
 import json
@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Bench, Check, Outcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
 from harnessgym.grading.matching import parse_json, same
 
 
@@ -30,8 +30,10 @@ class CallCase(Config):
     """Name of the exception, or of a base of it, that it must raise instead."""
 
 
-class Call(Check):
-    """A module, and calls of its functions, all in one process and in order. A crash fails those that follow."""
+class CallCheck(Check):
+    """A module, and calls of its functions, all in one process and in order. A crash fails those that
+    follow.
+    """
 
     kind: Literal["call"]
     module: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
@@ -53,26 +55,32 @@ class Call(Check):
                 raise ValueError(f"cases[{number}] holds what JSON cannot: {error}") from error
         return self
 
-    async def run(self, bench: Bench) -> Outcome:
+    async def run(self, bench: CheckContext) -> CheckOutcome:
         """Every call must give its own answer."""
         cases = [
-            {"function": case.function or self.function, "args": case.args, "kwargs": dict(case.kwargs)} for case in self.cases
+            {"function": case.function or self.function, "args": case.args, "kwargs": dict(case.kwargs)}
+            for case in self.cases
         ]
         job = json.dumps({"module": self.module, "cases": cases}).encode()
         async with bench.place() as sandbox:
-            result = await sandbox.exec(["python3", "-I", "-B", "-c", _program()], stdin=job, timeout_s=self.timeout_s)
+            result = await sandbox.exec(
+                ["python3", "-I", "-B", "-c", _program()], stdin=job, timeout_s=self.timeout_s
+            )
         lines = [parsed[0] for line in result.stdout.splitlines() if (parsed := parse_json(line)) is not None]
         answers = [line for line in lines if isinstance(line, dict)]
         if result.stdout_truncated:
-            return Outcome(False, "the answers pass the limit on output")
+            return CheckOutcome(False, "the answers pass the limit on output")
         if not any("began" in answer for answer in answers):
-            raise TaskError(f"{bench.where}: the calling program did not start: {ending(result)}. The image needs python3.")
+            raise TaskError(
+                f"{bench.where}: the calling program did not start: {ending(result)}. The image needs "
+                "python3."
+            )
         broken = next((answer["broken"] for answer in answers if "broken" in answer), None)
         if broken is not None:
-            return Outcome(False, f"{self.module} cannot be imported: {broken}")
+            return CheckOutcome(False, f"{self.module} cannot be imported: {broken}")
         return self._compare(answers, "" if result.ok else ending(result))
 
-    def _compare(self, answers: Sequence[Mapping[str, Any]], end: str) -> Outcome:
+    def _compare(self, answers: Sequence[Mapping[str, Any]], end: str) -> CheckOutcome:
         by_case: dict[object, Mapping[str, Any]] = {}
         for answer in answers:
             number = answer.get("case")
@@ -84,7 +92,7 @@ class Call(Check):
             if (problem := _problem(case, by_case.get(number), self.tolerance))
         ]
         counted = f"{len(self.cases) - len(wrong)} of {len(self.cases)} calls"
-        return Outcome(not wrong, "\n".join([counted, *wrong[:3], *([end] if end else [])]))
+        return CheckOutcome(not wrong, "\n".join([counted, *wrong[:3], *([end] if end else [])]))
 
 
 def _problem(case: CallCase, answer: Mapping[str, Any] | None, tolerance: float) -> str:

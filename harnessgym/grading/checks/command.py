@@ -1,9 +1,11 @@
-"""Runs a script of the task in a fresh sandbox; its exit code, or one JSON line that it prints, is the result.
+"""Runs a script of the task in a fresh sandbox; its exit code, or one JSON line that it prints, is the
+result.
 
-Where the sandbox offers root, the script and the task's other test files are root's, and so are the script's descriptors: code
-of the agent that the script runs must be run as another user (`setpriv`, `su`), and then can neither read nor write them.
-Elsewhere the script and that code are one user, who can do to the script what it likes; tasks for which that matters say
-`needs = ["root"]`. What a malformed result means follows from that: the task's fault as root, else tampering.
+Where the sandbox offers root, the script and the task's other test files are root's, and so are the script's
+descriptors: code of the agent that the script runs must be run as another user (`setpriv`, `su`), and then
+can neither read nor write them. Elsewhere the script and that code are one user, who can do to the script
+what it likes; tasks for which that matters say `needs = ["root"]`. What a malformed result means follows from
+that: the task's fault as root, else tampering.
 """
 
 import io
@@ -14,7 +16,7 @@ from typing import Literal
 from pydantic import Field
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Bench, Check, Outcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
 from harnessgym.grading.matching import is_number, parse_json
 from harnessgym.sandbox import Capability, ExecResult
 
@@ -26,24 +28,30 @@ tar -xof - -C "$T"
 echo "harnessgym: the script starts" >&2
 exec sh "$T/$1" </dev/null
 """
-"""Unpacks the test files from stdin and becomes the script. Its fd 1 is the result; the folder is in `$TESTS`."""
+"""Unpacks the test files from stdin and becomes the script. Its fd 1 is the result; the folder is in
+`$TESTS`."""
 _STARTED = b"harnessgym: the script starts\n"
 
 
-class Command(Check):
+class CommandCheck(Check):
     """A shell script of the task's `tests/` folder, run with the workspace as its working directory."""
 
     kind: Literal["command"]
     script: str = "run.sh"
     result: Literal["exit", "json"] = "exit"
-    """exit: exit code 0 passes. json: the only line on stdout is `{"reward": x}` with 0 <= x <= 1; 1 passes."""
+    """exit: exit code 0 passes. json: the only line on stdout is `{"reward": x}` with 0 <= x <= 1; 1
+    passes."""
     timeout_s: float = Field(120.0, gt=0, le=3_600)
 
     def problems(self, files: Collection[str]) -> Sequence[str]:
         """A script that is not there."""
-        return () if self.script in files else (f"script: {self.script!r} is not in tests/. Add it, or correct the name.",)
+        return (
+            ()
+            if self.script in files
+            else (f"script: {self.script!r} is not in tests/. Add it, or correct the name.",)
+        )
 
-    async def run(self, bench: Bench) -> Outcome:
+    async def run(self, bench: CheckContext) -> CheckOutcome:
         """The script decides."""
         async with bench.place() as sandbox:
             root = Capability.ROOT in sandbox.capabilities
@@ -54,21 +62,26 @@ class Command(Check):
                 timeout_s=self.timeout_s,
             )
         if _STARTED not in result.stderr and not result.stderr_truncated:
-            raise TaskError(f"{bench.where}: the script was not started: {ending(result)}. The image needs sh, mktemp and tar.")
+            raise TaskError(
+                f"{bench.where}: the script was not started: {ending(result)}. The image needs sh, mktemp "
+                "and tar."
+            )
         facts = {"root": root}
         if result.timed_out or result.signal is not None:
-            return Outcome(False, f"the script did not end by itself: {ending(result)}", facts=facts)
+            return CheckOutcome(False, f"the script did not end by itself: {ending(result)}", facts=facts)
         if self.result == "exit":
-            return Outcome(result.exit_code == 0, "" if result.ok else ending(result), facts=facts)
+            return CheckOutcome(result.exit_code == 0, "" if result.ok else ending(result), facts=facts)
         return self._read(result, bench.where, root=root)
 
-    def _read(self, result: ExecResult, where: str, *, root: bool) -> Outcome:
+    def _read(self, result: ExecResult, where: str, *, root: bool) -> CheckOutcome:
         reward = _reward(result)
         if isinstance(reward, str):
             if root:
                 raise TaskError(f"{where}: {self.script} {reward}; {ending(result)}.")
-            return Outcome(False, reward, tampered=f"The result of {self.script} cannot be: it {reward}.")
-        return Outcome(reward == 1.0, f"reward {reward:g}", part=reward, facts={"root": root})
+            return CheckOutcome(
+                False, reward, tampered=f"The result of {self.script} cannot be: it {reward}."
+            )
+        return CheckOutcome(reward == 1.0, f"reward {reward:g}", part=reward, facts={"root": root})
 
 
 def _reward(result: ExecResult) -> float | str:
@@ -93,6 +106,7 @@ def _archive(files: Mapping[str, str]) -> bytes:
         for path, text in files.items():
             data = text.encode()
             entry = tarfile.TarInfo(path)
-            entry.size, entry.mode = len(data), 0o500
+            entry.size = len(data)
+            entry.mode = 0o500
             archive.addfile(entry, io.BytesIO(data))
     return buffer.getvalue()

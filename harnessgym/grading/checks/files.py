@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from harnessgym.config import Config
-from harnessgym.grading.check import Bench, Check, Outcome
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome
 from harnessgym.grading.file_rules import broken
 from harnessgym.grading.matching import Match, parse_json
 
@@ -70,8 +70,10 @@ class Files(Check):
     kind: Literal["files"]
     rules: tuple[FileRule, ...] = Field(min_length=1)
 
-    async def run(self, bench: Bench) -> Outcome:
+    async def run(self, bench: CheckContext) -> CheckOutcome:
         """Every rule must hold."""
-        problems = [f"{rule.path}: {problem}" for rule in self.rules if (problem := broken(rule, bench.workspace))]
+        problems = [
+            f"{rule.path}: {problem}" for rule in self.rules if (problem := broken(rule, bench.workspace))
+        ]
         counted = f"{len(self.rules) - len(problems)} of {len(self.rules)} rules"
-        return Outcome(not problems, "\n".join([counted, *problems[:3]]))
+        return CheckOutcome(not problems, "\n".join([counted, *problems[:3]]))

@@ -1,4 +1,6 @@
-"""Runs a command of the workspace per case and compares what it prints, on this machine. There is nothing to forge."""
+"""Runs a command of the workspace per case and compares what it prints, on this machine. There is nothing
+to forge.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, Self
@@ -7,7 +9,7 @@ from pydantic import Field, model_validator
 
 from harnessgym.config import Config
 from harnessgym.errors import TaskError
-from harnessgym.grading.check import Bench, Check, Outcome, ending
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
 from harnessgym.grading.matching import Match, matches, parse_json
 from harnessgym.sandbox import Sandbox
 
@@ -34,7 +36,8 @@ class Io(Check):
 
     kind: Literal["io"]
     probe: tuple[str, ...] = ()
-    """A command that succeeds where the image or machine has what is needed; it runs before anything of the workspace."""
+    """A command that succeeds where the image or machine has what is needed; it runs before anything of
+    the workspace."""
     compile: tuple[str, ...] = ()
     """A command that must succeed before the cases."""
     compile_timeout_s: float = Field(60.0, gt=0, le=3_600)
@@ -54,13 +57,13 @@ class Io(Check):
                 raise ValueError(f"cases[{number}].stdout is no JSON, and `match` is json")
         return self
 
-    async def run(self, bench: Bench) -> Outcome:
+    async def run(self, bench: CheckContext) -> CheckOutcome:
         """Every case must pass."""
         wrong: list[str] = []
         async with bench.place() as sandbox:
             await self._probe(sandbox, bench.where)
             if problem := await self._compile(sandbox):
-                return Outcome(False, problem)
+                return CheckOutcome(False, problem)
             for number, case in enumerate(self.cases):
                 problem, hung = await self._try(sandbox, case)
                 if problem:
@@ -70,7 +73,7 @@ class Io(Check):
                     break
         good = len(self.cases) - len(wrong)
         detail = "\n".join([f"{good} of {len(self.cases)} cases", *wrong[:3]])
-        return Outcome(not wrong, detail, part=good / len(self.cases) if self.partial else None)
+        return CheckOutcome(not wrong, detail, part=good / len(self.cases) if self.partial else None)
 
     async def _probe(self, sandbox: Sandbox, where: str) -> None:
         if not self.probe:

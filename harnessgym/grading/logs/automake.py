@@ -2,12 +2,12 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line
+from harnessgym.grading.log import Statuses, TestStatus, by_line
 
 _LINE = re.compile(r"(?P<word>PASS|FAIL):\s(?P<name>.+)$")
-_WORDS = {"PASS": Status.PASSED, "FAIL": Status.FAILED}
+_WORDS = {"PASS": TestStatus.PASSED, "FAIL": TestStatus.FAILED}
 _MICRO = re.compile(r"(?P<word>pass|FAIL|skip)\s+(?P<name>.+)$")
-_MICRO_WORDS = {"pass": Status.PASSED, "FAIL": Status.FAILED, "skip": Status.SKIPPED}
+_MICRO_WORDS = {"pass": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "skip": TestStatus.SKIPPED}
 
 
 def automake(log: str) -> Statuses:

@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line
+from harnessgym.grading.log import Statuses, TestStatus, by_line
 
 _LINE = re.compile(r"test\s+(?P<name>\S+)\s+\.\.\.\s+(?P<word>\w+)$")
-_WORDS = {"ok": Status.PASSED, "FAILED": Status.FAILED}
+_WORDS = {"ok": TestStatus.PASSED, "FAILED": TestStatus.FAILED}
 
 
 def cargo(log: str) -> Statuses:

@@ -2,13 +2,13 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line
+from harnessgym.grading.log import Statuses, TestStatus, by_line
 
 _LINE = re.compile(
     r"\d+/\d+ Test\s+#\d+: (?P<name>.+?) (?:\.+ *)(?P<word>Passed|\*\*\*[A-Z][A-Za-z ]*?)\s*(?:\d+\.\d+ sec.*)?$"
 )
-_WORDS = {"Passed": Status.PASSED, "***Skipped": Status.SKIPPED, "***Not Run": Status.SKIPPED, "***Failed": Status.FAILED,
-          "***Timeout": Status.FAILED, "***Exception": Status.ERROR}  # fmt: skip
+_WORDS = {"Passed": TestStatus.PASSED, "***Skipped": TestStatus.SKIPPED, "***Not Run": TestStatus.SKIPPED, "***Failed": TestStatus.FAILED,
+          "***Timeout": TestStatus.FAILED, "***Exception": TestStatus.ERROR}  # fmt: skip
 
 
 def ctest(log: str) -> Statuses:

@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line
+from harnessgym.grading.log import Statuses, TestStatus, by_line
 
 _LINE = re.compile(r"--- (?P<word>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$")
-_WORDS = {"PASS": Status.PASSED, "FAIL": Status.FAILED, "SKIP": Status.SKIPPED}
+_WORDS = {"PASS": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "SKIP": TestStatus.SKIPPED}
 
 
 def gotest(log: str) -> Statuses:

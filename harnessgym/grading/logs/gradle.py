@@ -2,15 +2,17 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, lines_of
 
 _LINE = re.compile(r"(?P<name>[^>].+?)\s+(?P<word>PASSED|FAILED)(?:\s+\(\d+(?:\.\d+)?s\))?$")
 _NAME = re.compile(r"[^>]\S*\s+>\s+\S+$")
-_WORDS = {"PASSED": Status.PASSED, "FAILED": Status.FAILED}
+_WORDS = {"PASSED": TestStatus.PASSED, "FAILED": TestStatus.FAILED}
 
 
 def gradle(log: str) -> Statuses:
-    """Skipped tests are not told. A status alone on a line is that of the last name that stood alone on one."""
+    """Skipped tests are not told. A status alone on a line is that of the last name that stood alone on
+    one.
+    """
     found: Statuses = {}
     waiting = None
     for line in map(str.strip, lines_of(log)):

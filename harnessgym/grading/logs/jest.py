@@ -2,13 +2,18 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line
+from harnessgym.grading.log import Statuses, TestStatus, by_line
 
 _VERBOSE = re.compile(r"(?P<word>[✓✕○])\s(?P<name>.+?)(?:\s\(\d+\s*m?s\))?$")
-_SIGNS = {"✓": Status.PASSED, "✕": Status.FAILED, "○": Status.SKIPPED}
+_SIGNS = {"✓": TestStatus.PASSED, "✕": TestStatus.FAILED, "○": TestStatus.SKIPPED}
 _TRANSFORMED = re.compile(r"\[(?P<word>PASSED|FAILED)\]\s(?P<name>.+)$")
 _FILES = re.compile(r"(?P<word>PASS|FAIL)\s(?P<name>.*?)(?:\s\([\d.]+(?:ms|\ss|s)\))?$")
-_WORDS = {"PASSED": Status.PASSED, "FAILED": Status.FAILED, "PASS": Status.PASSED, "FAIL": Status.FAILED}
+_WORDS = {
+    "PASSED": TestStatus.PASSED,
+    "FAILED": TestStatus.FAILED,
+    "PASS": TestStatus.PASSED,
+    "FAIL": TestStatus.FAILED,
+}
 
 
 def verbose(log: str) -> Statuses:

@@ -2,7 +2,7 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, lines_of, without_escapes
+from harnessgym.grading.log import Statuses, TestStatus, lines_of, without_escapes
 
 _STARTED = "Starting browser"
 _TREE = re.compile(r"(?P<indent>\s*)(?P<sign>[✔✖])?\s(?P<name>.*)$")
@@ -16,10 +16,13 @@ _BROWSERS = (
 
 
 def tree(log: str) -> Statuses:
-    """`group > test`, from the start of a browser to `SUMMARY:`. A line that is indented less leaves one group."""
+    """`group > test`, from the start of a browser to `SUMMARY:`. A line that is indented less leaves one
+    group.
+    """
     found: Statuses = {}
     groups: list[str] = []
-    depth, started = -1, False
+    depth = -1
+    started = False
     for line in lines_of(log):
         if line.startswith("SUMMARY:"):
             break
@@ -30,7 +33,9 @@ def tree(log: str) -> Statuses:
         if match is None:
             continue
         if match["sign"]:
-            found[" > ".join([*groups, match["name"]])] = Status.PASSED if match["sign"] == "✔" else Status.FAILED
+            found[" > ".join([*groups, match["name"]])] = (
+                TestStatus.PASSED if match["sign"] == "✔" else TestStatus.FAILED
+            )
         elif match["indent"] and len(match["indent"]) > depth:
             depth = len(match["indent"])
             groups.append(match["name"])
@@ -52,4 +57,4 @@ def browsers(log: str) -> Statuses:
 
 def _failures(log: str, patterns: tuple[re.Pattern[str], ...]) -> Statuses:
     matches = (pattern.search(line) for line in lines_of(log) for pattern in patterns)
-    return {match[1]: Status.FAILED for match in matches if match is not None}
+    return {match[1]: TestStatus.FAILED for match in matches if match is not None}

@@ -3,7 +3,7 @@
 import re
 from collections import deque
 
-from harnessgym.grading.log import Status, Statuses, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, lines_of
 from harnessgym.grading.logs.junit import junit
 
 _ASKED = re.compile(r".*-Dtest=(\S+)")
@@ -12,15 +12,19 @@ _RUNNING = re.compile(r"(?:\[INFO\]\s+)?Running\s+(\S.*)$")
 _BARE = re.compile(r"Running\s+(\S.*)$")
 _COUNTS = re.compile(r"Tests run:\s*\d+,\s*Failures:\s*(\d+),\s*Errors:\s*(\d+),\s*Skipped:\s*(\d+)")
 _FAILURE = re.compile(r"\[ERROR\]\s+([A-Za-z0-9_$.]+)\.([A-Za-z0-9_$]+)(?::\d+)?\b")
-_MODULE = re.compile(r"\[INFO\]\s+(?P<name>\S+(?: \S+)*?)\s+\.\.+\s+(?P<word>SUCCESS|FAILURE|SKIPPED)(?:\s|\[|$)")
-_BUILD = {"SUCCESS": Status.PASSED, "FAILURE": Status.FAILED, "SKIPPED": Status.SKIPPED}
+_MODULE = re.compile(
+    r"\[INFO\]\s+(?P<name>\S+(?: \S+)*?)\s+\.\.+\s+(?P<word>SUCCESS|FAILURE|SKIPPED)(?:\s|\[|$)"
+)
+_BUILD = {"SUCCESS": TestStatus.PASSED, "FAILURE": TestStatus.FAILED, "SKIPPED": TestStatus.SKIPPED}
 _SUITE = "__suite__"
 
 
 def by_build(log: str) -> Statuses:
-    """One build for each test, run under `set -x`: `-Dtest=NAME`, then `BUILD SUCCESS` or `FAILURE`, in the same order.
+    """One build for each test, run under `set -x`: `-Dtest=NAME`, then `BUILD SUCCESS` or `FAILURE`, in the
+    same order.
 
-    Builds before the first test are of something else, unless tests are left over at the end: a trace may come late.
+    Builds before the first test are of something else, unless tests are left over at the end: a trace may
+    come late.
     """
     found: Statuses = {}
     asked: deque[str] = deque()
@@ -49,18 +53,20 @@ def classes(log: str) -> Statuses:
 
 
 def surefire(log: str) -> Statuses:
-    """Classes, the methods among them that failed, JUnit XML in the log, and what `by_build` tells of the rest."""
+    """Classes, the methods among them that failed, JUnit XML in the log, and what `by_build` tells of the
+    rest.
+    """
     found: Statuses = {}
     seen: Statuses = {}
     running = None
     for line in map(str.strip, lines_of(log)):
         if match := _RUNNING.match(line):
             running = match[1]
-            seen[running] = Status.PASSED
+            seen[running] = TestStatus.PASSED
         elif match := _FAILURE.match(line):
             error = "Exception" in line and "AssertionError" not in line
-            found[f"{match[1]}.{match[2]}"] = Status.ERROR if error else Status.FAILED
-            found.setdefault(match[1], Status.FAILED)
+            found[f"{match[1]}.{match[2]}"] = TestStatus.ERROR if error else TestStatus.FAILED
+            found.setdefault(match[1], TestStatus.FAILED)
         elif match := _COUNTS.search(line):
             name = line.rsplit(" in ", 1)[-1].strip().rstrip(".:;") if " in " in line else running
             if name:
@@ -78,13 +84,13 @@ def reactor(log: str) -> Statuses:
         elif match := _COUNTS.search(line):
             failures, errors, skipped = map(int, match.groups())
             run = int(match[0].split(":")[1].split(",")[0])
-            bad = Status.FAILED if failures else Status.ERROR if errors else None
-            found.setdefault(_SUITE, bad or (Status.SKIPPED if skipped == run else Status.PASSED))
+            bad = TestStatus.FAILED if failures else TestStatus.ERROR if errors else None
+            found.setdefault(_SUITE, bad or (TestStatus.SKIPPED if skipped == run else TestStatus.PASSED))
     return found
 
 
-def _of_counts(match: re.Match[str]) -> Status:
+def _of_counts(match: re.Match[str]) -> TestStatus:
     failures, errors, skipped = map(int, match.groups())
     if failures or errors:
-        return Status.FAILED
-    return Status.SKIPPED if skipped else Status.PASSED
+        return TestStatus.FAILED
+    return TestStatus.SKIPPED if skipped else TestStatus.PASSED

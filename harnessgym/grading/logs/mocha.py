@@ -2,7 +2,7 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, lines_of
 
 _DURATION = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*(?:ms|s)\s*\)?\s*$", re.IGNORECASE)
 _PASSED = re.compile(r"✔\s+(.*)$")
@@ -16,43 +16,53 @@ _BLOCK = re.compile(r"  \d+\)(.*)$")
 
 def spec(log: str) -> Statuses:
     """`✔ name`, `1) name`, `- name`. A pass does not undo a failure, for details of failures follow."""
-    return _first_match(log, {_SKIPPED: Status.SKIPPED, _NUMBERED: Status.FAILED, _PASSED: Status.PASSED})
+    return _first_match(
+        log, {_SKIPPED: TestStatus.SKIPPED, _NUMBERED: TestStatus.FAILED, _PASSED: TestStatus.PASSED}
+    )
 
 
 def marked_failures(log: str) -> Statuses:
     """`✔ name`, `[W] 1) name` or `1) name:`, `- name`."""
-    found = {_SKIPPED: Status.SKIPPED, _HEADED: Status.FAILED, _FLAGGED: Status.FAILED, _PASSED: Status.PASSED}
+    found = {
+        _SKIPPED: TestStatus.SKIPPED,
+        _HEADED: TestStatus.FAILED,
+        _FLAGGED: TestStatus.FAILED,
+        _PASSED: TestStatus.PASSED,
+    }
     return _first_match(log, found)
 
 
 def numbered(log: str) -> Statuses:
     """`1) name` at the start of a line: failures alone, as Jasmine prints them."""
     matches = (_AT_START.match(line) for line in lines_of(log))
-    return {match[1].strip(): Status.FAILED for match in matches if match is not None}
+    return {match[1].strip(): TestStatus.FAILED for match in matches if match is not None}
 
 
 def minimal(log: str) -> Statuses:
-    """`  1) group` and the lines below it up to the one with an `Error`: failures alone, white space made single."""
+    """`  1) group` and the lines below it up to the one with an `Error`: failures alone, white space made
+    single.
+    """
     found: Statuses = {}
     name: list[str] | None = None
     for line in lines_of(log):
         if match := _BLOCK.match(line):
             name = [match[1]]
         elif name is not None and "Error" in line:
-            found[" ".join(" ".join(name).split())], name = Status.FAILED, None
+            found[" ".join(" ".join(name).split())], name = TestStatus.FAILED, None
         elif name is not None:
             name.append(line)
     return found
 
 
-def _first_match(log: str, patterns: dict[re.Pattern[str], Status]) -> Statuses:
+def _first_match(log: str, patterns: dict[re.Pattern[str], TestStatus]) -> Statuses:
     found: Statuses = {}
     for line in map(str.strip, lines_of(log)):
         match, status = next(
-            ((match, status) for pattern, status in patterns.items() if (match := pattern.match(line))), (None, None)
+            ((match, status) for pattern, status in patterns.items() if (match := pattern.match(line))),
+            (None, None),
         )
         if match is None or status is None or not (name := _DURATION.sub("", match[1]).strip()):
             continue
-        if status is not Status.PASSED or name not in found:
+        if status is not TestStatus.PASSED or name not in found:
             found[name] = status
     return found

@@ -2,11 +2,11 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, lines_of
 
 _CLASS = re.compile(r"(\w.+) \(.+\)$")
 _TEST = re.compile(r"\s*([✔✘↩])\s*(.*)$")
-_SIGNS = {"✔": Status.PASSED, "✘": Status.FAILED, "↩": Status.SKIPPED}
+_SIGNS = {"✔": TestStatus.PASSED, "✘": TestStatus.FAILED, "↩": TestStatus.SKIPPED}
 
 
 def testdox(log: str) -> Statuses:

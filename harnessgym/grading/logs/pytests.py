@@ -1,14 +1,16 @@
-"""pytest, run with `-rA` or `-v`: reports of the short summary, `STATUS id`, and of progress lines, `id STATUS`.
+"""pytest, run with `-rA` or `-v`: reports of the short summary, `STATUS id`, and of progress lines, `id
+STATUS`.
 
-Ids end at the first space, except where a dataset was made otherwise (`spaced`). The wrapped progress line `PASSED [100%]`
-counts as a test of that name, because lists of expected tests hold it; `SKIPPED [3] path:1: why` is a count and no test.
+Ids end at the first space, except where a dataset was made otherwise (`spaced`). The wrapped progress line
+`PASSED [100%]` counts as a test of that name, because lists of expected tests hold it; `SKIPPED [3] path:1:
+why` is a count and no test.
 """
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, lines_of, without_escapes
+from harnessgym.grading.log import Statuses, TestStatus, lines_of, without_escapes
 
-_WORDS = tuple(status.value for status in Status)
+_WORDS = tuple(status.value for status in TestStatus)
 _COUNT = re.compile(r"\[\d+\]")
 _OPTION = re.compile(r"(.*?)\[(.*)\]")
 _BUTTONS = {"MouseButton.LEFT": "1", "MouseButton.RIGHT": "3"}
@@ -17,16 +19,20 @@ _COLOUR = re.compile(r"\[(\d+)m")
 _HEADER = "short test summary info"
 
 
-def _report(line: str) -> tuple[str, Status] | None:
+def _report(line: str) -> tuple[str, TestStatus] | None:
     """The test and status of a line that begins with a status, if it is one."""
     if not line.startswith(_WORDS):
         return None
-    if line.startswith(Status.FAILED):
+    if line.startswith(TestStatus.FAILED):
         line = line.replace(" - ", " ")
     words = line.split()
-    if len(words) < 2 or words[0] not in _WORDS or (words[0] == Status.SKIPPED and _COUNT.fullmatch(words[1])):
+    if (
+        len(words) < 2
+        or words[0] not in _WORDS
+        or (words[0] == TestStatus.SKIPPED and _COUNT.fullmatch(words[1]))
+    ):
         return None
-    return words[1], Status(words[0])
+    return words[1], TestStatus(words[0])
 
 
 def plain(log: str) -> Statuses:
@@ -35,11 +41,18 @@ def plain(log: str) -> Statuses:
 
 
 def options(log: str) -> Statuses:
-    """Like `plain`; of a parameter that is a path only the last part is kept, for the rest differs between machines."""
+    """Like `plain`; of a parameter that is a path only the last part is kept, for the rest differs between
+    machines.
+    """
     found: Statuses = {}
     for test, status in plain(log).items():
         match = _OPTION.match(test)
-        path = match is not None and match[2].startswith("/") and not match[2].startswith("//") and "*" not in match[2]
+        path = (
+            match is not None
+            and match[2].startswith("/")
+            and not match[2].startswith("//")
+            and "*" not in match[2]
+        )
         found[f"{match[1]}[/{match[2].rsplit('/', 1)[-1]}]" if match is not None and path else test] = status
     return found
 
@@ -57,13 +70,17 @@ def spaced(log: str) -> Statuses:
     for raw in lines_of(log):
         line = _COLOUR.sub("", raw).translate(_CONTROLS)
         if line.startswith(_WORDS):
-            words = (line.split(" - ", 1)[0] if line.startswith(Status.FAILED) else line).split()
-            if len(words) > 1 and words[0] in _WORDS and not (words[0] == Status.SKIPPED and _COUNT.fullmatch(words[1])):
-                found[" ".join(words[1:])] = Status(words[0])
+            words = (line.split(" - ", 1)[0] if line.startswith(TestStatus.FAILED) else line).split()
+            if (
+                len(words) > 1
+                and words[0] in _WORDS
+                and not (words[0] == TestStatus.SKIPPED and _COUNT.fullmatch(words[1]))
+            ):
+                found[" ".join(words[1:])] = TestStatus(words[0])
         elif line.endswith(_WORDS):
             words = line.split()
             if len(words) > 1 and words[-1] in _WORDS:
-                found[" ".join(words[:-1])] = Status(words[-1])
+                found[" ".join(words[:-1])] = TestStatus(words[-1])
     return found
 
 
@@ -74,12 +91,12 @@ def seaborn(log: str) -> Statuses:
         words = line.split()
         if len(words) < 2:
             continue
-        if line.startswith(Status.FAILED):
-            found[words[1]] = Status.FAILED
-        elif words[1] == Status.PASSED and f" {Status.PASSED} " in line:
-            found[words[0]] = Status.PASSED
-        elif line.startswith(Status.PASSED):
-            found[words[1]] = Status.PASSED
+        if line.startswith(TestStatus.FAILED):
+            found[words[1]] = TestStatus.FAILED
+        elif words[1] == TestStatus.PASSED and f" {TestStatus.PASSED} " in line:
+            found[words[0]] = TestStatus.PASSED
+        elif line.startswith(TestStatus.PASSED):
+            found[words[1]] = TestStatus.PASSED
     return found
 
 
@@ -88,8 +105,10 @@ def summary(log: str) -> Statuses:
     found: Statuses = {}
     _, header, rest = without_escapes(log).replace("\r", "").partition(_HEADER)
     for line in lines_of(rest.split(_HEADER)[0] if header else ""):
-        status = next((word for word in (Status.PASSED, Status.FAILED, Status.ERROR) if word in line), None)
+        status = next(
+            (word for word in (TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR) if word in line), None
+        )
         if status is not None:
             test = ".".join(line.split("::")[1:])
-            found[test if status is Status.PASSED else test.split(" - ")[0]] = status
+            found[test if status is TestStatus.PASSED else test.split(" - ")[0]] = status
     return found

@@ -2,11 +2,16 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, lines_of
 
 _LINE = re.compile(r"\[(ok|err|skip|ignore)\]:\s(.+?)(?:\s\(\d+\s*m?s\))?$")
 _PLACE = re.compile(r"\s+in\s+\S+$")
-_WORDS = {"ok": Status.PASSED, "err": Status.FAILED, "skip": Status.SKIPPED, "ignore": Status.SKIPPED}
+_WORDS = {
+    "ok": TestStatus.PASSED,
+    "err": TestStatus.FAILED,
+    "skip": TestStatus.SKIPPED,
+    "ignore": TestStatus.SKIPPED,
+}
 
 
 def redis(log: str) -> Statuses:

@@ -2,41 +2,46 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, by_line, lines_of
 
 _MINITEST = re.compile(r"(?P<name>.+?) = \d+\.\d+ s = (?P<word>[.FES])$")
-_SIGNS = {".": Status.PASSED, "F": Status.FAILED, "E": Status.FAILED, "S": Status.SKIPPED}
+_SIGNS = {".": TestStatus.PASSED, "F": TestStatus.FAILED, "E": TestStatus.FAILED, "S": TestStatus.SKIPPED}
 _CUCUMBER = re.compile(r"(?P<name>.*) \.+(?P<word>[.F])")
 _TEST_UNIT = re.compile(r"(?:test: )?(?P<name>.+):\s+(?P<word>\.|E\b|F\b|O\b)")
-_LETTERS = {".": Status.PASSED, "E": Status.FAILED, "F": Status.FAILED, "O": Status.SKIPPED}
+_LETTERS = {".": TestStatus.PASSED, "E": TestStatus.FAILED, "F": TestStatus.FAILED, "O": TestStatus.SKIPPED}
 _RSPEC = re.compile(r"(?P<name>.+) - (?P<word>passed|failed)")
-_OUTCOMES = {"passed": Status.PASSED, "failed": Status.FAILED}
+_OUTCOMES = {"passed": TestStatus.PASSED, "failed": TestStatus.FAILED}
 _WORDED = re.compile(
     r"\s*(?P<name>test[^A-Z]+?)\s+(?P<word>PASS|PASSED|FAIL|FAILURE|ERROR|SKIP|SKIPPED)\b(?:\s*\([0-9.]+s\))?$"
 )
 _WORDS = {
-    "PASS": Status.PASSED, "PASSED": Status.PASSED, "FAIL": Status.FAILED, "FAILURE": Status.FAILED,
-    "ERROR": Status.ERROR, "SKIP": Status.SKIPPED, "SKIPPED": Status.SKIPPED,
+    "PASS": TestStatus.PASSED, "PASSED": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "FAILURE": TestStatus.FAILED,
+    "ERROR": TestStatus.ERROR, "SKIP": TestStatus.SKIPPED, "SKIPPED": TestStatus.SKIPPED,
 }  # fmt: skip
 _SUITE = re.compile(r"[A-Z]\w*$")
-_WORSE = (Status.FAILED, Status.ERROR)
+_WORSE = (TestStatus.FAILED, TestStatus.ERROR)
 
 
 def minitest(log: str) -> Statuses:
-    """`-v`: `name = 0.01 s = .`; a name ends at its last full stop, if it has one before a space or the sign."""
+    """`-v`: `name = 0.01 s = .`; a name ends at its last full stop, if it has one before a space or the
+    sign.
+    """
     found = by_line(log, _MINITEST, _SIGNS)
     return {f"{name} ".rpartition(". ")[0] or name: status for name, status in found.items()}
 
 
 def minitest_words(log: str) -> Statuses:
-    """A class alone on a line, and `  test_a  PASS (0.02s)` below it: `Class::test_a`. The worst report stands."""
+    """A class alone on a line, and `  test_a  PASS (0.02s)` below it: `Class::test_a`. The worst report
+    stands.
+    """
     found: Statuses = {}
     suite = ""
     for line in map(str.rstrip, lines_of(log)):
         if _SUITE.match(line):
             suite = f"{line}::"
         elif match := _WORDED.match(line):
-            name, status = suite + match["name"], _WORDS[match["word"]]
+            name = suite + match["name"]
+            status = _WORDS[match["word"]]
             ranked = [*_WORSE].index(status) if status in _WORSE else -1
             before = found.get(name)
             if before is None or ranked > ([*_WORSE].index(before) if before in _WORSE else -1):

@@ -1,11 +1,13 @@
-"""SymPy's own runner, `bin/test -C --verbose`: `test_a ok`, and headers of failures with the file and the test."""
+"""SymPy's own runner, `bin/test -C --verbose`: `test_a ok`, and headers of failures with the file and the
+test.
+"""
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, lines_of
 
 _HEADER = re.compile(r"_+ (\S.*?\.py:\S+) _+")
-_ENDINGS = {" E": Status.ERROR, " F": Status.FAILED, " ok": Status.PASSED}
+_ENDINGS = {" E": TestStatus.ERROR, " F": TestStatus.FAILED, " ok": TestStatus.PASSED}
 
 
 def sympy(log: str) -> Statuses:
@@ -13,8 +15,10 @@ def sympy(log: str) -> Statuses:
     found: Statuses = {}
     for line in lines_of(log):
         for match in _HEADER.finditer(line):
-            found[match[1]] = Status.FAILED
+            found[match[1]] = TestStatus.FAILED
     for line in map(str.strip, lines_of(log)):
         if line.startswith("test_"):
-            found.update({line.split()[0]: status for ending, status in _ENDINGS.items() if line.endswith(ending)})
+            found.update(
+                {line.split()[0]: status for ending, status in _ENDINGS.items() if line.endswith(ending)}
+            )
     return found

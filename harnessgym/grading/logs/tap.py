@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, by_line, lines_of
 
 _LINE = re.compile(r"(?P<word>ok|not ok) \d+ (?P<name>.+)$")
-_WORDS = {"ok": Status.PASSED, "not ok": Status.FAILED}
+_WORDS = {"ok": TestStatus.PASSED, "not ok": TestStatus.FAILED}
 _NESTED = re.compile(r"(?P<word>not ok|ok)\s+\d+\s+-\s+(?P<name>.*)$")
 _DURATION = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*(?:ms|s)\s*\)?\s*$", re.IGNORECASE)
 _SKIPS = ("# skip", "# todo")
@@ -17,7 +17,9 @@ def tap(log: str) -> Statuses:
 
 
 def nested(log: str) -> Statuses:
-    """Subtests in braces: `outer :: inner`. Skipped and to-do tests are skipped; a pass does not undo a failure."""
+    """Subtests in braces: `outer :: inner`. Skipped and to-do tests are skipped; a pass does not undo a
+    failure.
+    """
     found: Statuses = {}
     above: list[str] = []
     for line in map(str.strip, lines_of(log)):
@@ -26,11 +28,13 @@ def nested(log: str) -> Statuses:
             continue
         opens = line.endswith("{")
         match = _NESTED.match(line.removesuffix("{").rstrip())
-        if match is None or not (name := _DURATION.sub("", re.split(r"\s+#", match["name"], maxsplit=1)[0]).strip()):
+        if match is None or not (
+            name := _DURATION.sub("", re.split(r"\s+#", match["name"], maxsplit=1)[0]).strip()
+        ):
             continue
         full = " :: ".join([*above, name])
         if any(sign in match["name"].lower() for sign in _SKIPS):
-            found[full] = Status.SKIPPED
+            found[full] = TestStatus.SKIPPED
         elif match["word"] == "not ok" or full not in found:
             found[full] = _WORDS[match["word"]]
         if opens:

@@ -1,17 +1,17 @@
 """unittest with `-v`, and Django's runner, which prints the same: `test_a (module.Class) ... ok`.
 
-Where a test has a docstring its first line stands before the dots and is the id. What a test prints may come between the dots
-and `ok`; then a line that begins with `ok` belongs to the last test that was named.
+Where a test has a docstring its first line stands before the dots and is the id. What a test prints may come
+between the dots and `ok`; then a line that begins with `ok` belongs to the last test that was named.
 """
 
 import re
 
-from harnessgym.grading.log import Status, Statuses, by_line, lines_of
+from harnessgym.grading.log import Statuses, TestStatus, by_line, lines_of
 
 _DOTS = " ... "
 _PASSED = (" ... ok", " ... OK", " ...  OK")
-_FAILED = {" ... FAIL": Status.FAILED, " ... ERROR": Status.ERROR}
-_HEADERS = {"FAIL:": Status.FAILED, "ERROR:": Status.ERROR}
+_FAILED = {" ... FAIL": TestStatus.FAILED, " ... ERROR": TestStatus.ERROR}
+_HEADERS = {"FAIL:": TestStatus.FAILED, "ERROR:": TestStatus.ERROR}
 _VERSION = "--version is equivalent to version"
 """A test of Django whose report is spread over lines."""
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
@@ -20,8 +20,8 @@ _VERBOSE = re.compile(
     r"(?P<name>.+?) \.\.\. (?:.*\b)?(?P<word>ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?: ['\"].*)?$"
 )
 _WORDS = {
-    "ok": Status.PASSED, "FAIL": Status.FAILED, "ERROR": Status.ERROR, "skipped": Status.SKIPPED,
-    "expected failure": Status.XFAIL, "unexpected success": Status.FAILED,
+    "ok": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "ERROR": TestStatus.ERROR, "skipped": TestStatus.SKIPPED,
+    "expected failure": TestStatus.XFAIL, "unexpected success": TestStatus.FAILED,
 }  # fmt: skip
 
 
@@ -37,12 +37,12 @@ def django(log: str) -> Statuses:
     for raw in lines_of(log):
         line = raw.strip()
         if _VERSION in line:
-            found[_VERSION] = Status.PASSED
+            found[_VERSION] = TestStatus.PASSED
         if _DOTS in line:
             last = line.split(_DOTS)[0]
         found.update(_reports(line))
         if line.startswith("ok") and last is not None:
-            found[last] = Status.PASSED
+            found[last] = TestStatus.PASSED
     return found
 
 
@@ -52,9 +52,9 @@ def _reports(line: str) -> Statuses:
     passed = next((ending for ending in _PASSED if line.endswith(ending)), None)
     if passed is not None:
         text = line.split("...", 1)[-1].strip() if line.startswith(_MIGRATION) else line
-        found[text.rsplit(passed, 1)[0]] = Status.PASSED
+        found[text.rsplit(passed, 1)[0]] = TestStatus.PASSED
     if " ... skipped" in line:
-        found[line.split(" ... skipped", maxsplit=1)[0]] = Status.SKIPPED
+        found[line.split(" ... skipped", maxsplit=1)[0]] = TestStatus.SKIPPED
     for ending, status in _FAILED.items():
         if line.endswith(ending):
             found[line.split(ending, maxsplit=1)[0]] = status

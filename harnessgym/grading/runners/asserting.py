@@ -1,11 +1,16 @@
-"""Takes a test made of asserts apart: which calls it makes, what the code under test answers, whether the asserts then hold.
+"""Takes a test made of asserts apart: which calls it makes, what the code under test answers, whether the
+asserts then hold.
 
-Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin, and answers in JSON lines. Two roles:
+Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin, and answers in JSON lines.
+Two roles:
 
-ask     `{"role", "reference", "test", "entry", "function", "calls", "answers"}`: runs the reference and the test in one name
-        space, then `entry(candidate)`. Without answers, the candidate is the reference's own function, and the calls are told.
-        With answers, it gives those, in order, for equal calls. Nothing of the workspace runs in this role.
-answer  `{"role", "module", "function", "calls"}`: imports the module from the workspace and makes the calls. No test and no
+ask     `{"role", "reference", "test", "entry", "function", "calls", "answers"}`: runs the reference and the
+test in one name
+        space, then `entry(candidate)`. Without answers, the candidate is the reference's own function, and
+        the calls are told. With answers, it gives those, in order, for equal calls. Nothing of the workspace
+        runs in this role.
+answer  `{"role", "module", "function", "calls"}`: imports the module from the workspace and makes the calls.
+No test and no
         reference is here.
 
 Between the two goes plain data only: an object that equals everything has no way to travel.
@@ -29,7 +34,8 @@ def main() -> None:
     """Reads the job, and does it."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8", newline="\n")
     os.dup2(2, 1)
-    job, dumps = json.loads(sys.stdin.buffer.read()), json.dumps
+    job = json.loads(sys.stdin.buffer.read())
+    dumps = json.dumps
 
     def say(**answer: Any) -> None:
         out.write(dumps(answer, allow_nan=False) + "\n")
@@ -42,17 +48,22 @@ def main() -> None:
         _answer(job, say)
 
 
-class Candidate:
-    """What a test is given to call: it keeps the calls, and gives the reference's results or those handed to it."""
+class CandidateModule:
+    """What a test is given to call: it keeps the calls, and gives the reference's results or those handed
+    to it.
+    """
 
     def __init__(self, function: Any, calls: list[Any], answers: list[Any] | None) -> None:
-        self._function, self._expected, self._answers = function, calls, answers
+        self._function = function
+        self._expected = calls
+        self._answers = answers
         self.calls: list[Any] = []
         self.strayed = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the next call."""
-        number, call = len(self.calls), [encoded(args), encoded(kwargs)]
+        number = len(self.calls)
+        call = [encoded(args), encoded(kwargs)]
         self.calls.append(call)
         if self._answers is None:
             return self._function(*args, **kwargs)
@@ -66,7 +77,7 @@ def _ask(job: dict[str, Any]) -> dict[str, Any]:
     space: dict[str, Any] = {"__name__": "reference"}
     try:
         exec(compile(job["reference"], "reference", "exec"), space)  # noqa: S102  # the task's own text
-        candidate = Candidate(space[job["function"]], job["calls"], job["answers"])
+        candidate = CandidateModule(space[job["function"]], job["calls"], job["answers"])
         exec(compile(job["test"], "test", "exec"), space)  # noqa: S102
         entry = space[job["entry"]]
     except Exception as error:  # noqa: BLE001  # a broken task, told to whoever asked
@@ -75,7 +86,11 @@ def _ask(job: dict[str, Any]) -> dict[str, Any]:
     try:
         entry(candidate)
     except Exception as error:  # noqa: BLE001  # a failed assert, or what a strange answer led to
-        return {"passed": False, "why": f"call {len(candidate.calls) - 1}: {_told(error)}", "calls": candidate.calls}
+        return {
+            "passed": False,
+            "why": f"call {len(candidate.calls) - 1}: {_told(error)}",
+            "calls": candidate.calls,
+        }
     return {"passed": not candidate.strayed, "why": "", "calls": candidate.calls}
 
 
@@ -108,7 +123,9 @@ def _given(answer: Any, number: int) -> Any:
 
 
 def encoded(value: Any) -> Any:
-    """A value as JSON that keeps its type. A subclass travels as its base. Raises TypeError for what is no plain data."""
+    """A value as JSON that keeps its type. A subclass travels as its base. Raises TypeError for what is no
+    plain data.
+    """
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):

@@ -1,8 +1,9 @@
 """Imports a module of the workspace and calls its functions, once per case; answers leave as JSON lines.
 
-Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"module", "cases": [{"function", "args",
-"kwargs"}]}`. Standard output is kept for the answers: what the code under test prints goes to standard error. Whatever it
-does in this process, it can only change its own answers, and what they should be is not here.
+Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"module", "cases":
+[{"function", "args", "kwargs"}]}`. Standard output is kept for the answers: what the code under test prints
+goes to standard error. Whatever it does in this process, it can only change its own answers, and what they
+should be is not here.
 """
 
 from __future__ import annotations

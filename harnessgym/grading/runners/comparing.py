@@ -1,8 +1,9 @@
 """Calls functions of a workspace, each call in a process of its own, and says what came of it.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "encoding", "roots", "cases":
-[{"module", "function", "new", "args", "kwargs"}], "case_s", "hangs"}`; `encoding` is the text of `encoding.py`. Answers leave
-on a private descriptor, a line each: the nonce, then JSON in hexadecimal. What a call prints is part of its answer.
+Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "encoding",
+"roots", "cases": [{"module", "function", "new", "args", "kwargs"}], "case_s", "hangs"}`; `encoding` is the
+text of `encoding.py`. Answers leave on a private descriptor, a line each: the nonce, then JSON in
+hexadecimal. What a call prints is part of its answer.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def _answer_into(descriptor: int, case: dict[str, Any], encoding: Any) -> None:
 
 
 def _answer(case: dict[str, Any], encoding: Any) -> dict[str, Any]:
-    args, kwargs = encoding.decode(case["args"]), encoding.decode(case["kwargs"])
+    args = encoding.decode(case["args"])
+    kwargs = encoding.decode(case["kwargs"])
     printed = sys.stdout = io.StringIO()
     try:
         found = _function(case, encoding)(*args, **kwargs)

@@ -1,8 +1,9 @@
-"""Judges a workspace by checks from inside the container that tests are run in, for tasks that were written as Harbor's.
+"""Judges a workspace by checks from inside the container that tests are run in, for tasks that were written
+as Harbor's.
 
-Runs as `/tests/check.py` in the working folder, beside `checks.json`, `matching.py` and `file_rules.py`, with nothing but the
-standard library; `pytests.py` and what it needs are there for tasks with such a check. What is expected is read and its file
-removed before anything of the agent's is started.
+Runs as `/tests/check.py` in the working folder, beside `checks.json`, `matching.py` and `file_rules.py`, with
+nothing but the standard library; `pytests.py` and what it needs are there for tasks with such a check. What
+is expected is read and its file removed before anything of the agent's is started.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def main(rewards: Path) -> None:
 
 
 def pytest_judge(names: list[str], rewards: Path) -> Judge:
-    """See `harnessgym.grading.runners.pytests`. As root, nobody else writes into the folder of rewards from here on."""
+    """See `harnessgym.grading.runners.pytests`. As root, nobody else writes into the folder of rewards
+    from here on.
+    """
     from pytests import Pytests  # type: ignore[import-not-found,unused-ignore]
 
     if os.geteuid() == 0:
@@ -74,7 +77,9 @@ def lay(artifacts: list[str], place: Path) -> None:
 def run(
     argv: list[str], place: Path, stdin: bytes, timeout_s: float, user: int | None = None, **env: str
 ) -> tuple[int | None, bytes]:
-    """Exit code, None if it did not end in its time or a signal ended it, and what it printed. Root may run it as a user."""
+    """Exit code, None if it did not end in its time or a signal ended it, and what it printed. Root may
+    run it as a user.
+    """
     owner: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     command = subprocess.Popen(
         argv,
@@ -90,7 +95,8 @@ def run(
         output, _ = command.communicate(stdin, timeout=timeout_s)
         code = command.returncode if command.returncode >= 0 else None
     except subprocess.TimeoutExpired:
-        code, output = None, b""
+        code = None
+        output = b""
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(command.pid, signal.SIGKILL)
@@ -118,7 +124,9 @@ def io_case(check: dict[str, Any], case: dict[str, Any], place: Path) -> str:
         (place / path).parent.mkdir(parents=True, exist_ok=True)
         (place / path).write_bytes(text.encode())
     try:
-        code, output = run([*check["command"], *case["args"]], place, case["stdin"].encode(), check["timeout_s"])
+        code, output = run(
+            [*check["command"], *case["args"]], place, case["stdin"].encode(), check["timeout_s"]
+        )
     except OSError as error:
         return f"it could not be started: {error}"
     if code is None or case["exit_code"] not in (None, code):

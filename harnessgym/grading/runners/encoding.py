@@ -1,7 +1,7 @@
 """Python values as JSON and back, so that two runs of a function can be given the same and compared.
 
-What JSON has stays as it is; everything else is an object of one key that starts with `$` (every dict too, so nothing clashes).
-Used on the node, and handed to runners as text.
+What JSON has stays as it is; everything else is an object of one key that starts with `$` (every dict too, so
+nothing clashes). Used on the node, and handed to runners as text.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _MADE: dict[str, Any] = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 def encode(value: Any, *, exact: bool = False, depth: int = 0) -> Any:
     """The value as JSON. `exact` raises ValueError for what `decode` could not give back as it was.
 
-    Otherwise subclasses count as what they derive from, iterators as what they give, other objects as the name of their type
-    with their public attributes or their text.
+    Otherwise subclasses count as what they derive from, iterators as what they give, other objects as the
+    name of their type with their public attributes or their text.
     """
     if value is None or (isinstance(value, bool | str) and type(value) in (bool, str)):
         return value
@@ -88,7 +88,8 @@ class _Inner:
     """How what is inside a value is encoded."""
 
     def __init__(self, *, exact: bool, depth: int) -> None:
-        self._exact, self._depth = exact, depth
+        self._exact = exact
+        self._depth = depth
 
     def __call__(self, value: Any) -> Any:
         return encode(value, exact=self._exact, depth=self._depth)
@@ -127,8 +128,15 @@ def _other(value: Any, inner: _Inner) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
-    found = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    slots = [
+        name
+        for kind in type(value).__mro__
+        for name in getattr(kind, "__slots__", ())
+        if isinstance(name, str)
+    ]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
+        value, "__dict__", {}
+    )
     return {name: item for name, item in found.items() if not name.startswith("_")}
 
 

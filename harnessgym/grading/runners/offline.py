@@ -1,8 +1,8 @@
 """Stands in for apt-get, curl, uv, uvx and pip while a test script is graded, where nothing can be fetched.
 
-Runs in a grading sandbox, under each of these names, with the interpreter of the environment that holds what was put there
-ahead. What is there counts as installed; what is not is an error, and is written down for the verifier if the test script
-itself asked for it: what the agent's code asks for is its own affair.
+Runs in a grading sandbox, under each of these names, with the interpreter of the environment that holds what
+was put there ahead. What is there counts as installed; what is not is an error, and is written down for the
+verifier if the test script itself asked for it: what the agent's code asks for is its own affair.
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ def packaged(name: str) -> bool:
 
     if name in ("curl", "wget", "ca-certificates"):
         return True
-    asked = subprocess.run(["dpkg-query", "-W", "-f", "${Status}", name], capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        ["dpkg-query", "-W", "-f", "${Status}", name], capture_output=True, text=True, check=False
+    )
     return "install ok installed" in asked.stdout
 
 
 def fetch(name: str, words: list[str]) -> int:
-    """The installer of uv is an empty script; this machine can be reached by the real program, nothing else can."""
+    """The installer of uv is an empty script; this machine can be reached by the real program, nothing
+    else can.
+    """
     urls = [word for word in words if "://" in word or _LOCAL.match(word)]
     if any(_INSTALLER.search(url) for url in urls):
         return empty(name, words)
@@ -71,7 +75,11 @@ def empty(name: str, words: list[str]) -> int:
     """Gives a script that does nothing, where the real program would put what it fetched."""
     option = "-o" if name == "curl" else "-O"
     glued = [word[2:] for word in words if word.startswith(option) and len(word) > 2]
-    named = [words[at + 1] for at, word in enumerate(words[:-1]) if word in (option, "--output", "--output-document")]
+    named = [
+        words[at + 1]
+        for at, word in enumerate(words[:-1])
+        if word in (option, "--output", "--output-document")
+    ]
     target = (glued + named + ["-"])[0]
     text = "# uv is there already\n"
     if target == "-" or any(re.fullmatch(r"-[a-zA-Z]*O-", word) for word in words):
@@ -111,7 +119,9 @@ def environment(path: str) -> int:
     """A folder whose `bin/activate` leads to the one environment that there is."""
     os.makedirs(f"{path}/bin", exist_ok=True)
     with open(f"{path}/bin/activate", "w", encoding="utf-8") as file:
-        file.write(f'VIRTUAL_ENV={VENV}; PATH="{VENV}/bin:$PATH"; export VIRTUAL_ENV PATH; deactivate() {{ :; }}\n')
+        file.write(
+            f'VIRTUAL_ENV={VENV}; PATH="{VENV}/bin:$PATH"; export VIRTUAL_ENV PATH; deactivate() {{ :; }}\n'
+        )
     for name in ("python", "python3"):
         if not os.path.lexists(f"{path}/bin/{name}"):
             os.symlink(f"{VENV}/bin/python", f"{path}/bin/{name}")
@@ -120,7 +130,9 @@ def environment(path: str) -> int:
 
 def run(words: list[str], *, tool: bool) -> int:
     """Runs a command in the environment if it and what it is to have are there."""
-    wanted, source, rest = list[str](), False, list(words)
+    wanted = list[str]()
+    source = False
+    rest = list(words)
     while rest and rest[0].startswith("-"):
         option, equals, value = rest.pop(0).partition("=")
         if option in _WITH | _TAKES_VALUE and not equals:
@@ -142,13 +154,16 @@ def run(words: list[str], *, tool: bool) -> int:
 
 def unmet(words: list[str]) -> list[str]:
     """The requirements among the words of a command that are not there."""
-    found, skip, listed = list[str](), False, False
+    found = list[str]()
+    skip = False
+    listed = False
     for word in words:
         if listed:
             found += unmet(lines(word))
         elif not skip and not word.startswith("-") and not met(word):
             found.append(f"the Python package {word}")
-        skip, listed = word in _TAKES_VALUE, word in ("-r", "--requirement")
+        skip = word in _TAKES_VALUE
+        listed = word in ("-r", "--requirement")
     return found
 
 
@@ -188,7 +203,9 @@ def missing(what: list[str]) -> int:
     """0 if nothing is; else says it, and writes it down if the test script asked."""
     if not what:
         return 0
-    sys.stderr.write(f"harnessgym: {'; '.join(what)}: not in the image, and nothing can be fetched while grading.\n")
+    sys.stderr.write(
+        f"harnessgym: {'; '.join(what)}: not in the image, and nothing can be fetched while grading.\n"
+    )
     record = os.environ.get("HARNESSGYM_MISSING", "")
     if record and asked_by_script():
         with open(record, "a", encoding="utf-8") as file:

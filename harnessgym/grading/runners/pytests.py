@@ -1,15 +1,17 @@
 """Judges the kind `pytest` from inside the container that tests are run in, beside `contained.py`.
 
-The report is made and judged as `harnessgym.grading.checks.pytests` does, by the same texts: `testing.py` runs pytest in a
-process of its own over tests laid in a new folder, where no conftest.py, pytest.ini, sitecustomize.py or plugin of the
-workspace is looked for; `counting.py` holds ids, phases, exit codes and tests with random names against each other.
+The report is made and judged as `harnessgym.grading.checks.pytests` does, by the same texts: `testing.py`
+runs pytest in a process of its own over tests laid in a new folder, where no conftest.py, pytest.ini,
+sitecustomize.py or plugin of the workspace is looked for; `counting.py` holds ids, phases, exit codes and
+tests with random names against each other.
 
-If this runs as root, that process is of a user that nobody else is, who can write neither where the reward is written nor this
-process, and of whom nothing is left when its result is read. Without root, code under test can write the reward itself.
+If this runs as root, that process is of a user that nobody else is, who can write neither where the reward is
+written nor this process, and of whom nothing is left when its result is read. Without root, code under test
+can write the reward itself.
 
-What stays forgeable, with root too: the code under test shares a process with pytest and can read the nonce from its memory,
-then report exactly the tests that are expected. And the container is the agent's: who was root in it may have changed its
-python3 or its pytest.
+What stays forgeable, with root too: the code under test shares a process with pytest and can read the nonce
+from its memory, then report exactly the tests that are expected. And the container is the agent's: who was
+root in it may have changed its python3 or its pytest.
 """
 
 from __future__ import annotations
@@ -34,21 +36,27 @@ Runner = Callable[..., tuple[int | None, bytes]]
 """`contained.run`: argv, folder, stdin, seconds, `user`, variables -> exit code and output."""
 
 
-class Pytests:
+class PytestJudge:
     """The judge, with everything it needs read before anything of the agent's runs."""
 
     def __init__(self, here: Path, names: Sequence[str], run: Runner) -> None:
         """`names` are the task's test files below the folder `here`."""
         from counting import Canaries, Report, count  # type: ignore[import-not-found,unused-ignore]
 
-        self._draw, self._parse, self._count, self._run = Canaries.draw, Report.parse, count, run
+        self._draw = Canaries.draw
+        self._parse = Report.parse
+        self._count = count
+        self._run = run
         self._texts = {name: (here / name).read_bytes().decode() for name in names}
         self._program = (here / "testing.py").read_text(encoding="utf-8")
         self._user = STRANGER if os.geteuid() == 0 else None
 
     def judge(self, check: dict[str, Any], place: Path) -> tuple[str, float]:
-        """What is wrong, and the part that passed. Raises SystemExit where pytest cannot be started at all."""
-        nonce, canaries = secrets.token_hex(16), (self._draw(), self._draw())
+        """What is wrong, and the part that passed. Raises SystemExit where pytest cannot be started at
+        all.
+        """
+        nonce = secrets.token_hex(16)
+        canaries = (self._draw(), self._draw())
         job = {
             "nonce": nonce,
             "files": {**self._texts, **{canary.path: canary.text for canary in canaries}},
@@ -61,7 +69,9 @@ class Pytests:
             return "the tests did not end by themselves", 0.0
         report = self._parse(output, nonce)
         if not report.began:
-            raise SystemExit(f"pytest did not start, python3 ended with {code}: the image needs python3 with pytest")
+            raise SystemExit(
+                f"pytest did not start, python3 ended with {code}: the image needs python3 with pytest"
+            )
         outcome = self._count(report, check["expect"], canaries, code)
         return "" if outcome.passed else outcome.detail, float(outcome.passed)
 
@@ -72,7 +82,8 @@ class Pytests:
             for folder in (place, home):
                 give(folder, self._user)
             argv = [sys.executable, "-I", "-B", "-c", self._program]
-            stdin, env = json.dumps(job).encode(), {"HOME": str(home), "TMPDIR": str(home)}
+            stdin = json.dumps(job).encode()
+            env = {"HOME": str(home), "TMPDIR": str(home)}
             return self._run(argv, place, stdin, seconds, user=self._user, **env)
         except OSError as error:
             who = "" if self._user is None else f" as the user {self._user}"

@@ -1,12 +1,13 @@
 """Runs pytest over a task's own tests and reports each phase of each test on a private descriptor.
 
-Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"nonce", "files", "order"}`, and maybe
-`"without"` (ids not to run) and `"sources"` (folders to import from). The tests are laid, read-only, into a new folder beside
-the workspace. Nothing of the workspace is read before pytest is imported, and then it comes last on `sys.path`, or `sources`
-before what is installed; its conftest.py, pytest.ini, pyproject.toml, `.pth` files and plugins are never looked for.
+Runs in a grading sandbox as `python3 -I -c <this text>`, with the job on stdin: `{"nonce", "files",
+"order"}`, and maybe `"without"` (ids not to run) and `"sources"` (folders to import from). The tests are
+laid, read-only, into a new folder beside the workspace. Nothing of the workspace is read before pytest is
+imported, and then it comes last on `sys.path`, or `sources` before what is installed; its conftest.py,
+pytest.ini, pyproject.toml, `.pth` files and plugins are never looked for.
 
-What is used after the code under test may have run is bound here, before: functions of C, and nothing that can be patched by
-setting an attribute of a module.
+What is used after the code under test may have run is bound here, before: functions of C, and nothing that
+can be patched by setting an attribute of a module.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ class Reporter:
     """A pytest plugin that says what happened, a line each: the nonce, then words in hexadecimal."""
 
     def __init__(self, nonce: str, out: int, without: list[str]) -> None:
-        self._start, self._out, self._write = nonce.encode(), out, os.write
+        self._start = nonce.encode()
+        self._out = out
+        self._write = os.write
         self._without = frozenset(without)
 
     def say(self, *words: str) -> None:
         """Writes one line."""
-        self._write(self._out, b" ".join([self._start, *[word.encode().hex().encode() for word in words]]) + b"\n")
+        self._write(
+            self._out, b" ".join([self._start, *[word.encode().hex().encode() for word in words]]) + b"\n"
+        )
 
     def pytest_collectreport(self, report: Any) -> None:
         """A file that gives no tests, and why."""
@@ -51,7 +56,8 @@ class Reporter:
 
 def main() -> None:
     """Reads the job, and runs it."""
-    leave, out = os._exit, os.dup(1)
+    leave = os._exit
+    out = os.dup(1)
     os.dup2(2, 1)
     job = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -63,7 +69,16 @@ def main() -> None:
     reporter = Reporter(job["nonce"], out, job.get("without", []))
     folder = _lay(job["files"])
     _open(job.get("sources", []))
-    options = ["-c", os.devnull, "--noconftest", "--rootdir", folder, "-p", "no:cacheprovider", "--import-mode=importlib"]
+    options = [
+        "-c",
+        os.devnull,
+        "--noconftest",
+        "--rootdir",
+        folder,
+        "-p",
+        "no:cacheprovider",
+        "--import-mode=importlib",
+    ]
     options += ["--continue-on-collection-errors", "--strict-markers", "-q", "--color=no", "--tb=short"]
     reporter.say("began", pytest.__version__)
     code = pytest.main([*options, *[os.path.join(folder, path) for path in job["order"]]], plugins=[reporter])

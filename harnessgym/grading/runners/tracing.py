@@ -1,9 +1,10 @@
 """Runs pytest and says how each test ended, and with which arguments the tests called certain functions.
 
-Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "encoding", "roots", "files",
-"order", "own", "targets": {file: {first line: function}}, "classes": {file: [name]}, "most"}`. What is in `files` is laid
-beside the workspace, and the tests in `order` are run without the workspace's configuration; those in `own` lie in the
-workspace and are run as their developers run them. Answers leave as those of `comparing.py` do.
+Runs in a fresh sandbox as `python3 -I -B -c <this text>`, with the job on stdin: `{"nonce", "encoding",
+"roots", "files", "order", "own", "targets": {file: {first line: function}}, "classes": {file: [name]},
+"most"}`. What is in `files` is laid beside the workspace, and the tests in `order` are run without the
+workspace's configuration; those in `own` lie in the workspace and are run as their developers run them.
+Answers leave as those of `comparing.py` do.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ _LONG = 10_000
 """Characters of one call's arguments that are worth keeping."""
 
 
-class Recorder:
+class CallRecorder:
     """Sees every call while a test runs."""
 
     def __init__(self, job: dict[str, Any], encoding: Any) -> None:
         here = os.getcwd()
         self.targets = {os.path.join(here, file): (file, lines) for file, lines in job["targets"].items()}
-        self.classes = {(os.path.join(here, file), name) for file, names in job["classes"].items() for name in names}
-        self.most, self.encode = job["most"], encoding.encode
+        self.classes = {
+            (os.path.join(here, file), name) for file, names in job["classes"].items() for name in names
+        }
+        self.most = job["most"]
+        self.encode = encoding.encode
         self.seen: dict[tuple[str, str], dict[str, Any]] = {}
         self.made: dict[int, tuple[Any, Any]] = {}
 
@@ -50,14 +54,20 @@ class Recorder:
         made = frame.f_locals[frame.f_code.co_varnames[0]]
         kind = type(made)
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        if (file, kind.__qualname__) in self.classes and id(made) not in self.made and len(self.made) < 10_000:
+        if (
+            (file, kind.__qualname__) in self.classes
+            and id(made) not in self.made
+            and len(self.made) < 10_000
+        ):
             self.made[id(made)] = (made, self._arguments(frame, skip=1))
 
     def _record(self, file: str, name: str, frame: Any) -> None:
-        new, skip = None, 0
+        new = None
+        skip = 0
         bound = frame.f_code.co_varnames[:1] if "." in name and frame.f_code.co_argcount else ()
         if bound in (("self",), ("cls",)):
-            skip, first = 1, frame.f_locals[bound[0]]
+            skip = 1
+            first = frame.f_locals[bound[0]]
             new = None if isinstance(first, type) else self.made.get(id(first), (None, None))[1]
             if new is None and not isinstance(first, type):
                 return
@@ -68,11 +78,14 @@ class Recorder:
             self.seen.setdefault((file, name), {}).setdefault(text, call)
 
     def _arguments(self, frame: Any, skip: int) -> dict[str, Any] | None:
-        code, held = frame.f_code, frame.f_locals
+        code = frame.f_code
+        held = frame.f_locals
         names = list(code.co_varnames)
-        plain, named = names[: code.co_argcount], names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+        plain = names[: code.co_argcount]
+        named = names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
         rest = code.co_argcount + code.co_kwonlyargcount
-        args, kwargs = [held[name] for name in plain[skip:]], {name: held[name] for name in named}
+        args = [held[name] for name in plain[skip:]]
+        kwargs = {name: held[name] for name in named}
         if code.co_flags & inspect.CO_VARARGS:
             args += held[names[rest]]
             rest += 1
@@ -84,10 +97,10 @@ class Recorder:
             return None
 
 
-class Reporter:
+class CallReporter:
     """A pytest plugin: records while tests run, and says how they end."""
 
-    def __init__(self, say: Any, recorder: Recorder, pytest: Any) -> None:
+    def __init__(self, say: Any, recorder: CallRecorder, pytest: Any) -> None:
         self._say, self._outcomes = say, dict[str, set[str]]()
 
         def watch(item: Any) -> Iterator[None]:  # noqa: ARG001
@@ -110,7 +123,8 @@ class Reporter:
 
 def main() -> None:
     """Reads the job, and runs it."""
-    leave, out = os._exit, os.dup(1)
+    leave = os._exit
+    out = os.dup(1)
     os.dup2(2, 1)
     job = json.loads(sys.stdin.buffer.read())
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -121,7 +135,8 @@ def main() -> None:
 
     encoding: Any = types.ModuleType("encoding")
     exec(job["encoding"], encoding.__dict__)  # noqa: S102  # ours, for want of a file
-    start, recorder = job["nonce"].encode(), Recorder(job, encoding)
+    start = job["nonce"].encode()
+    recorder = CallRecorder(job, encoding)
 
     def say(**answer: Any) -> None:
         line = b"%s %s\n" % (start, json.dumps(answer).encode().hex().encode())
@@ -138,7 +153,7 @@ def main() -> None:
     else:
         tests = job["own"]
         options += ["-o", "addopts="]  # they name plugins, none of which is loaded
-    code = pytest.main([*options, *tests], plugins=[Reporter(say, recorder, pytest)])
+    code = pytest.main([*options, *tests], plugins=[CallReporter(say, recorder, pytest)])
     for (file, name), calls in recorder.seen.items():
         for call in calls.values():
             say(file=file, function=name, call=call)

@@ -1,4 +1,5 @@
-"""Weights & Biases, in the run's `wandb/`. Offline unless `WANDB_MODE=online` says otherwise: nothing is sent unasked.
+"""Weights & Biases, in the run's `wandb/`. Offline unless `WANDB_MODE=online` says otherwise: nothing is sent
+unasked.
 
 `wandb sync runs/NAME/wandb/offline-run-*` uploads what was written offline. Starts of one run share its id.
 """
@@ -27,7 +28,9 @@ class Wandb:
             config=dict(place.config),
             resume="allow" if mode == "online" else None,
             mode=mode,
-            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True),
+            settings=wandb.Settings(
+                silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True
+            ),
         )
 
     def last_step(self) -> int | None:
@@ -39,7 +42,9 @@ class Wandb:
         self._run.log({**values, "time": at}, step=step)
 
     def flush(self) -> None:
-        """See `Sink`. What was logged is with W&B's own process, which outlives this one long enough to write it."""
+        """See `Sink`. What was logged is with W&B's own process, which outlives this one long enough to
+        write it.
+        """
 
     def close(self) -> None:
         """See `Sink`."""

@@ -23,7 +23,7 @@ HELLO = ord("H")
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ExecRequest:
     """One command, with everything that is only its own."""
 
     argv: Sequence[str]
@@ -39,7 +39,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class AgentReply:
     """The answer to a request."""
 
     operation: int
@@ -49,11 +49,12 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ExecReport:
     """How a command ended."""
 
     kind: str
-    """`exited`; `killed` with everyone else; `lost` when its supervisor was; `cancelled` before it was ordered."""
+    """`exited`; `killed` with everyone else; `lost` when its supervisor was; `cancelled` before it was
+    ordered."""
     code: int | None
     signal: int | None
     timed_out: bool
@@ -65,21 +66,29 @@ def pack_request(operation: Operation, number: int, value: int = 0) -> bytes:
     return _REQUEST.pack(ord(operation), number, value)
 
 
-def parse_reply(packet: bytes) -> Reply:
+def parse_reply(packet: bytes) -> AgentReply:
     """One control packet of the agent."""
-    return Reply(*_REPLY.unpack(packet))
+    return AgentReply(*_REPLY.unpack(packet))
 
 
-def pack_order(order: Order) -> bytes:
-    """The bytes of an order, ready for its channel. Raises SandboxError for a string that no process can be given."""
+def pack_order(order: ExecRequest) -> bytes:
+    """The bytes of an order, ready for its channel. Raises SandboxError for a string that no process can
+    be given.
+    """
     programs = order.programs or order.argv[:1]
     variables = [f"{name}={value}" for name, value in order.env.items()]
     body = b"".join(_string(each) for each in (order.cwd, *programs, *order.argv, *variables))
-    numbers = (len(programs), len(order.argv), len(variables), max(1, round(order.timeout_s * 1000)), order.file_bytes)
+    numbers = (
+        len(programs),
+        len(order.argv),
+        len(variables),
+        max(1, round(order.timeout_s * 1000)),
+        order.file_bytes,
+    )
     return _HEAD.pack(len(body), order.user, order.user, *numbers) + body
 
 
-def parse_report(data: bytes) -> Report:
+def parse_report(data: bytes) -> ExecReport:
     """What the agent wrote to a channel."""
     kind, status, timed_out, _, cpu_us = _REPORT.unpack(data)
     code: int | None = None
@@ -89,13 +98,14 @@ def parse_report(data: bytes) -> Report:
         code = -9
     name = _KINDS.get(kind, "lost")
     exited, signal = (code, None) if code is None or code >= 0 else (None, -code)
-    return Report(name, exited, signal, bool(timed_out), None if cpu_us < 0 else cpu_us / 1e6)
+    return ExecReport(name, exited, signal, bool(timed_out), None if cpu_us < 0 else cpu_us / 1e6)
 
 
 def _string(text: str) -> bytes:
     data = os.fsencode(text)
     if b"\0" in data:
         raise SandboxError(
-            f"A command's argument, folder or variable holds a NUL, which no process can be given: {text[:80]!r}."
+            "A command's argument, folder or variable holds a NUL, which no process can be given: "
+            f"{text[:80]!r}."
         )
     return _LENGTH.pack(len(data) + 1) + data + b"\0"

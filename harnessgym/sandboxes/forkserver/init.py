@@ -1,7 +1,9 @@
-"""The rollout's own init: starts the harness, reaps what it leaves behind, reports how it ended, and takes all of it down.
+"""The rollout's own init: starts the harness, reaps what it leaves behind, reports how it ended, and takes
+all of it down.
 
-With namespaces it is PID 1: the kernel kills everything in the rollout when it leaves, and nothing inside can signal or
-trace it. Without, it is a subreaper: whatever the harness double-forks comes back to it as a child, and is killed.
+With namespaces it is PID 1: the kernel kills everything in the rollout when it leaves, and nothing inside can
+signal or trace it. Without, it is a subreaper: whatever the harness double-forks comes back to it as a child,
+and is killed.
 """
 
 import os
@@ -13,15 +15,15 @@ import time
 from typing import NoReturn
 
 from . import kernel, program, walls
-from .wire import Event, Order, send_event
+from .wire import ForkEvent, ForkOrder, send_event
 
 
-def supervise(channel: socket.socket, order: Order) -> NoReturn:
+def supervise(channel: socket.socket, order: ForkOrder) -> NoReturn:
     """Runs one rollout to its end. The channel's end of file, or any byte on it, means: stop now."""
     try:
         harness, wake = _start(channel, order)
     except OSError as error:
-        send_event(channel, Event("failed", message=f"{error.strerror or error}"))
+        send_event(channel, ForkEvent("failed", message=f"{error.strerror or error}"))
         os._exit(1)
     status, timed_out = _wait(harness, channel.fileno(), wake, order.timeout_s)
     _kill_the_rest(order.namespaces)
@@ -29,18 +31,20 @@ def supervise(channel: socket.socket, order: Order) -> NoReturn:
     code = os.waitstatus_to_exitcode(status)
     cpu_s = usage.ru_utime + usage.ru_stime
     signal_number = -code if code < 0 else None
-    send_event(channel, Event("exited", code if code >= 0 else None, signal_number, cpu_s, timed_out=timed_out))
+    send_event(
+        channel, ForkEvent("exited", code if code >= 0 else None, signal_number, cpu_s, timed_out=timed_out)
+    )
     os._exit(0)
 
 
-def _start(channel: socket.socket, order: Order) -> tuple[int, int]:
+def _start(channel: socket.socket, order: ForkOrder) -> tuple[int, int]:
     """Returns the harness's pid and a descriptor that becomes readable whenever a child ends."""
     os.setsid()
     if order.namespaces:
         kernel.set_dumpable(False)
         listener = walls.build(order)
         if listener is not None:
-            send_event(channel, Event("listening"), [listener.fileno()])
+            send_event(channel, ForkEvent("listening"), [listener.fileno()])
             listener.close()
     else:
         kernel.become_subreaper()
@@ -60,12 +64,14 @@ def _start(channel: socket.socket, order: Order) -> tuple[int, int]:
             os.write(2, f"The sandbox could not start the harness: {error}\n".encode())
         finally:
             os._exit(125)
-    send_event(channel, Event("started"))
+    send_event(channel, ForkEvent("started"))
     return harness, wake
 
 
 def _wait(harness: int, channel: int, wake: int, timeout_s: float) -> tuple[int, bool]:
-    """The harness's wait status, after it ended by itself, because the node said so, or because its time was up (True)."""
+    """The harness's wait status, after it ended by itself, because the node said so, or because its time
+    was up (True).
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):  # only the harness may hold its own pipes
         os.dup2(null, stream)
@@ -86,7 +92,8 @@ def _wait(harness: int, channel: int, wake: int, timeout_s: float) -> tuple[int,
             else:
                 os.read(wake, 4096)
         if left == 0.0:
-            deadline, timed_out = None, True
+            deadline = None
+            timed_out = True
             os.kill(harness, signal.SIGKILL)
 
 
@@ -118,6 +125,8 @@ def _kill_the_rest(namespaces: bool) -> None:
 
 
 def children() -> list[int]:
-    """Direct children of this process. Needs a kernel with CONFIG_PROC_CHILDREN, as every distribution's has."""
+    """Direct children of this process. Needs a kernel with CONFIG_PROC_CHILDREN, as every distribution's
+    has.
+    """
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [int(pid) for pid in file.read().split()]

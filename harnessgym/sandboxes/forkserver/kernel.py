@@ -1,4 +1,6 @@
-"""The few Linux calls that Python's standard library does not offer, through ctypes. Each raises OSError by name."""
+"""The few Linux calls that Python's standard library does not offer, through ctypes. Each raises OSError
+by name.
+"""
 
 import ctypes
 import os
@@ -68,7 +70,9 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Empties the bounding set and every other set; nothing this process or its children do brings them back."""
+    """Empties the bounding set and every other set; nothing this process or its children do brings them
+    back.
+    """
     last = int(_read_text("/proc/sys/kernel/cap_last_cap") or 63)
     for capability in range(last + 1):
         if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) != 0:
@@ -90,7 +94,8 @@ class _Filter(ctypes.Structure):
 
 
 _ARCHITECTURES: dict[str, tuple[int, int, tuple[int, ...]]] = {
-    # audit number, socket(2), and: add_key request_key keyctl io_uring_setup io_uring_enter io_uring_register bpf
+    # audit number, socket(2), and: add_key request_key keyctl io_uring_setup io_uring_enter io_uring_register
+    # bpf
     # userfaultfd perf_event_open
     "x86_64": (0xC000_003E, 41, (248, 249, 250, 425, 426, 427, 321, 323, 298)),
     "aarch64": (0xC000_00B7, 198, (217, 218, 219, 425, 426, 427, 280, 282, 241)),
@@ -100,10 +105,11 @@ _SOCKET_FAMILIES = (1, 2, 10, 16)
 
 
 def filter_system_calls() -> bool:
-    """Closes the ways around a network namespace (vsock, io_uring, other socket families) and around a key ring.
+    """Closes the ways around a network namespace (vsock, io_uring, other socket families) and around a key
+    ring.
 
-    A virtual machine's vsock reaches its host from any network namespace, and kernel key rings are shared by user id.
-    Returns False where this machine's architecture is not known; the namespaces still hold there.
+    A virtual machine's vsock reaches its host from any network namespace, and kernel key rings are shared by
+    user id. Returns False where this machine's architecture is not known; the namespaces still hold there.
     """
     known = _ARCHITECTURES.get(platform.machine())
     if known is None:
@@ -111,15 +117,27 @@ def filter_system_calls() -> bool:
     program = b"".join(_instructions(*known))
     buffer = ctypes.create_string_buffer(program, len(program))
     rules = _Filter(len(program) // 8, ctypes.cast(buffer, ctypes.c_void_p))
-    arguments = (ctypes.c_ulong(_SECCOMP_MODE_FILTER), ctypes.byref(rules), ctypes.c_ulong(0), ctypes.c_ulong(0))
+    arguments = (
+        ctypes.c_ulong(_SECCOMP_MODE_FILTER),
+        ctypes.byref(rules),
+        ctypes.c_ulong(0),
+        ctypes.c_ulong(0),
+    )
     _check(_libc.prctl(_PR_SET_SECCOMP, *arguments), "PR_SET_SECCOMP")
     return True
 
 
 def _instructions(architecture: int, socket_call: int, denied: tuple[int, ...]) -> list[bytes]:
-    """Classic BPF over `struct seccomp_data` (number at 0, architecture at 4, first argument's low word at 16)."""
-    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
-    allow, kill, refuse = 0x7FFF_0000, 0x8000_0000, 0x0005_0000
+    """Classic BPF over `struct seccomp_data` (number at 0, architecture at 4, first argument's low word at
+    16).
+    """
+    load = 0x20
+    equal = 0x15
+    at_least = 0x35
+    give = 0x06
+    allow = 0x7FFF_0000
+    kill = 0x8000_0000
+    refuse = 0x0005_0000
 
     def op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("=HBBI", code, yes, no, value)

@@ -9,10 +9,10 @@ import threading
 import traceback
 from typing import NoReturn
 
-from .wire import Order
+from .wire import ForkOrder
 
 
-def run(order: Order) -> NoReturn:
+def run(order: ForkOrder) -> NoReturn:
     """Never returns: either the harness takes this process over, or it ends with the harness's exit code."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -26,7 +26,7 @@ def run(order: Order) -> NoReturn:
     os._exit(code)
 
 
-def _execute(order: Order) -> NoReturn:
+def _execute(order: ForkOrder) -> NoReturn:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execvpe(order.argv[0], order.argv, order.env)  # noqa: S606
@@ -36,7 +36,9 @@ def _execute(order: Order) -> NoReturn:
 
 
 def _main(arguments: list[str]) -> int:
-    """The interpreter's own sequence: run, wait for threads, exit handlers, flush. Module teardown is left out."""
+    """The interpreter's own sequence: run, wait for threads, exit handlers, flush. Module teardown is left
+    out.
+    """
     code = _guarded(arguments)
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # join() would miss threads started late
     atexit._run_exitfuncs()  # noqa: SLF001

@@ -9,11 +9,13 @@ import sys
 from typing import NoReturn
 
 from . import init, kernel, walls, warm
-from .wire import FORK, READY, Event, receive_order, send_event
+from .wire import FORK, READY, ForkEvent, receive_order, send_event
 
 
 def main() -> None:
-    """`forkserver CONTROL_FD UID GID NAMESPACES WARMER...`: becomes UID when it starts as root, warms up, serves."""
+    """`forkserver CONTROL_FD UID GID NAMESPACES WARMER...`: becomes UID when it starts as root, warms up,
+    serves.
+    """
     control_fd, user, group, namespaces, *warmers = sys.argv[1:]
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
@@ -80,7 +82,9 @@ def _serve(control: socket.socket, namespaces: bool) -> None:
 
 
 def _reap(alive: set[int], *, adopt: bool) -> None:
-    """Collects what ended. Without namespaces a child we did not fork is an orphan of a harness that killed its init."""
+    """Collects what ended. Without namespaces a child we did not fork is an orphan of a harness that
+    killed its init.
+    """
     while True:
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
@@ -96,8 +100,12 @@ def _reap(alive: set[int], *, adopt: bool) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _become_courier(control: socket.socket, wakers: list[int], descriptors: list[int], namespaces: bool) -> NoReturn:
-    """Reads the order only this rollout gets, leaves the shared namespaces, and starts the rollout's init in them."""
+def _become_courier(
+    control: socket.socket, wakers: list[int], descriptors: list[int], namespaces: bool
+) -> NoReturn:
+    """Reads the order only this rollout gets, leaves the shared namespaces, and starts the rollout's init
+    in them.
+    """
     signal.set_wakeup_fd(-1)
     control.close()
     for number in wakers:
@@ -114,6 +122,6 @@ def _become_courier(control: socket.socket, wakers: list[int], descriptors: list
                 os._exit(0)
         init.supervise(channel, order)
     except (OSError, EOFError) as error:
-        send_event(channel, Event("failed", message=str(error)))
+        send_event(channel, ForkEvent("failed", message=str(error)))
     finally:
         os._exit(1)

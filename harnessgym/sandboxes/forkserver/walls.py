@@ -1,7 +1,9 @@
-"""What separates one rollout from the next: its own user, mount, PID, IPC and network namespaces, and resource limits.
+"""What separates one rollout from the next: its own user, mount, PID, IPC and network namespaces, and
+resource limits.
 
-The order of the steps is the point. Ids are mapped before anything is mounted, mounts are made private before anything
-is covered, the loopback listener is opened before capabilities go, and capabilities and system calls go last.
+The order of the steps is the point. Ids are mapped before anything is mounted, mounts are made private before
+anything is covered, the loopback listener is opened before capabilities go, and capabilities and system calls
+go last.
 """
 
 import fcntl
@@ -11,21 +13,30 @@ import socket
 import struct
 
 from . import kernel
-from .wire import Order
+from .wire import ForkOrder
 
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 TEMPORARY = "/tmp"  # noqa: S108  # the rollout's own, empty file system
 COVERED = (TEMPORARY, HOME, "/dev/shm")  # noqa: S108
 """Where each rollout gets a private, empty file system."""
-_EVERYTHING = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET
+_EVERYTHING = (
+    kernel.CLONE_NEWUSER
+    | kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWPID
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWNET
+)
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 
 
 def leave_the_others() -> None:
-    """New namespaces for this process (PID: for its children), with the same user and group ids inside as outside."""
-    user, group = os.getuid(), os.getgid()
+    """New namespaces for this process (PID: for its children), with the same user and group ids inside as
+    outside.
+    """
+    user = os.getuid()
+    group = os.getgid()
     kernel.set_dumpable(True)  # or /proc/self belongs to root and the maps cannot be written
     kernel.unshare(_EVERYTHING)
     _write("/proc/self/setgroups", "deny")
@@ -33,19 +44,25 @@ def leave_the_others() -> None:
     _write("/proc/self/gid_map", f"{group} {group} 1")
 
 
-def build(order: Order) -> socket.socket | None:
-    """Mounts and network of one rollout, made by its PID 1. Returns the listener for the relay, if a port is asked for."""
+def build(order: ForkOrder) -> socket.socket | None:
+    """Mounts and network of one rollout, made by its PID 1. Returns the listener for the relay, if a port
+    is asked for.
+    """
     kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
     safe = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount(order.workspace, WORKSPACE, "", kernel.MS_BIND)
     exposed = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in order.exposed}
-    for folder in filter(os.path.isdir, order.hidden):  # what this server's interpreter does not show needs no cover
+    for folder in filter(
+        os.path.isdir, order.hidden
+    ):  # what this server's interpreter does not show needs no cover
         kernel.mount("tmpfs", folder, "tmpfs", safe | kernel.MS_NOEXEC, "size=4k,mode=0555")
     for folder in COVERED:
         kernel.mount("tmpfs", folder, "tmpfs", safe, f"size={order.tmp_bytes},mode=1777,nr_inodes=64k")
     for path, descriptor in exposed.items():
         _expose(path, descriptor)
-    kernel.mount("devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666")
+    kernel.mount(
+        "devpts", "/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, "newinstance,ptmxmode=0666"
+    )
     _mount_proc()
     _raise_loopback()
     return _listen(order.port) if order.port else None
@@ -85,7 +102,7 @@ def _listen(port: int) -> socket.socket:
     return listener
 
 
-def set_limits(order: Order) -> None:
+def set_limits(order: ForkOrder) -> None:
     """Limits of each process, except `processes`, which the kernel counts per user and namespace."""
     _limit(resource.RLIMIT_CORE, 0)
     for kind, value in (
@@ -103,8 +120,10 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def lock(order: Order) -> None:
-    """The last step before foreign code runs: no capability, no new privilege, no way around the namespaces."""
+def lock(order: ForkOrder) -> None:
+    """The last step before foreign code runs: no capability, no new privilege, no way around the
+    namespaces.
+    """
     kernel.forbid_new_privileges()
     if order.namespaces:
         kernel.drop_capabilities()

@@ -1,7 +1,8 @@
 """Warm-ups: what is worth loading once, before the first fork.
 
-Importing an SDK is not enough. Much of it is built on first use: lazy resource modules, pydantic validators, codecs, the
-HTTP stack. So each warmer uses one client against a stub on loopback and closes it again, leaving no socket and no thread.
+Importing an SDK is not enough. Much of it is built on first use: lazy resource modules, pydantic validators,
+codecs, the HTTP stack. So each warmer uses one client against a stub on loopback and closes it again, leaving
+no socket and no thread.
 """
 
 import contextlib
@@ -49,22 +50,38 @@ def warm_anthropic() -> None:
         from anthropic import Anthropic  # type: ignore[import-not-found,unused-ignore]
 
         client = Anthropic(base_url=url, api_key=_KEY, max_retries=0)
-        client.messages.create(model="m", max_tokens=16, messages=[{"role": "user", "content": "hi"}], tools=[_MESSAGES_TOOL])
+        client.messages.create(
+            model="m", max_tokens=16, messages=[{"role": "user", "content": "hi"}], tools=[_MESSAGES_TOOL]
+        )
         client.close()
 
 
 def warm_mini_swe_agent() -> None:
-    """A model call through litellm, as text. What mini-swe-agent reads from its environment as it loads is set for good."""
-    os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "MSWEA_COST_TRACKING": "ignore_errors", "MSWEA_SILENT_STARTUP": "1"}
+    """A model call through litellm, as text. What mini-swe-agent reads from its environment as it loads is
+    set for good.
+    """
+    os.environ |= {
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_SILENT_STARTUP": "1",
+    }
     os.environ["MSWEA_GLOBAL_CONFIG_DIR"] = sys.prefix  # it makes the folder unless it is there
-    tempfile.tempdir = sys.prefix  # litellm asks for one as it loads, and none is writable here; it writes nothing
+    tempfile.tempdir = (
+        sys.prefix
+    )  # litellm asks for one as it loads, and none is writable here; it writes nothing
     for module in ("agents.default", "environments.local", "run.mini"):
         importlib.import_module(f"minisweagent.{module}")
     logging: Any = importlib.import_module("litellm.litellm_core_utils.thread_pool_executor").executor
-    logging.submit = lambda function, *args, **kwargs: function(*args, **kwargs)  # in this thread: none may be left behind
+    logging.submit = lambda function, *args, **kwargs: function(
+        *args, **kwargs
+    )  # in this thread: none may be left behind
     with _stub(_chat_answers()[:1]) as url:
         get_model = importlib.import_module("minisweagent.models").get_model
-        settings = {"model_class": "litellm_textbased", "action_regex": "^", "model_kwargs": {"api_base": url, "api_key": _KEY}}
+        settings = {
+            "model_class": "litellm_textbased",
+            "action_regex": "^",
+            "model_kwargs": {"api_base": url, "api_key": _KEY},
+        }
         get_model("openai/m", settings).query([{"role": "user", "content": "hi"}])
         clients: Any = importlib.import_module("litellm").in_memory_llm_clients_cache
         for client in clients.cache_dict.values():
@@ -72,7 +89,8 @@ def warm_mini_swe_agent() -> None:
                 client.close()
         clients.flush_cache()
     loops: Any = importlib.import_module("asyncio")
-    loops.get_event_loop_policy().get_event_loop().close()  # prompt_toolkit has made one, with a pair of sockets
+    # prompt_toolkit has made one, with a pair of sockets
+    loops.get_event_loop_policy().get_event_loop().close()
     loops.set_event_loop_policy(None)
     importlib.import_module("minisweagent.models").GLOBAL_MODEL_STATS.__init__()  # it has counted the call
     del logging.submit
@@ -92,7 +110,10 @@ _MESSAGES_TOOL: Any = {"name": "t", "description": "t", "input_schema": _SCHEMA}
 
 def _json(body: object) -> bytes:
     data = json.dumps(body).encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data)
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        len(data),
+        data,
+    )
 
 
 def _chat_answers() -> list[bytes]:
@@ -117,7 +138,9 @@ def _messages_answers() -> list[bytes]:
 
 @contextlib.contextmanager
 def _stub(answers: list[bytes]) -> Iterator[str]:
-    """A server that gives these answers in turn on one connection, in a child process: threads must not outlive it."""
+    """A server that gives these answers in turn on one connection, in a child process: threads must not
+    outlive it.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pid = os.fork()
         if pid == 0:

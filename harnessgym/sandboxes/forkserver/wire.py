@@ -1,7 +1,9 @@
-"""What node and fork server say to each other: one order in, a few events out, on one stream socket per rollout.
+"""What node and fork server say to each other: one order in, a few events out, on one stream socket per
+rollout.
 
-An order is a length-prefixed JSON object. Events are JSON objects, one a line; the `listening` event carries the
-listener's file descriptor beside it. End of file on either side means: the rollout is over, kill everything.
+An order is a length-prefixed JSON object. Events are JSON objects, one a line; the `listening` event carries
+the listener's file descriptor beside it. End of file on either side means: the rollout is over, kill
+everything.
 """
 
 import json
@@ -12,13 +14,14 @@ from typing import Literal
 
 LENGTH = struct.Struct("!I")
 FORK = b"F"
-"""One fork request on the control socket, with its four descriptors: the rollout's channel, stdin, stdout, stderr."""
+"""One fork request on the control socket, with its four descriptors: the rollout's channel, stdin, stdout,
+stderr."""
 READY = b"R"
 """The server's answer once it is warm."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ForkOrder:
     """One program to run, with everything that is only its own."""
 
     argv: list[str]
@@ -48,7 +51,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ForkEvent:
     """One thing that happened to a rollout."""
 
     kind: Literal["listening", "started", "exited", "failed"]
@@ -60,19 +63,19 @@ class Event:
     message: str = ""
 
 
-def pack_order(order: Order) -> bytes:
+def pack_order(order: ForkOrder) -> bytes:
     """The bytes of an order, ready for the channel."""
     body = json.dumps(asdict(order)).encode()
     return LENGTH.pack(len(body)) + body
 
 
-def receive_order(channel: socket.socket) -> Order:
+def receive_order(channel: socket.socket) -> ForkOrder:
     """Blocks until the whole order is here. Raises EOFError when the node gave up first."""
     (length,) = LENGTH.unpack(_exactly(channel, LENGTH.size))
-    return Order(**json.loads(_exactly(channel, length)))
+    return ForkOrder(**json.loads(_exactly(channel, length)))
 
 
-def send_event(channel: socket.socket, event: Event, descriptors: list[int] | None = None) -> None:
+def send_event(channel: socket.socket, event: ForkEvent, descriptors: list[int] | None = None) -> None:
     """A vanished node is no error here: the end of file on the channel ends the rollout anyway."""
     line = json.dumps(asdict(event)).encode() + b"\n"
     try:
@@ -81,9 +84,9 @@ def send_event(channel: socket.socket, event: Event, descriptors: list[int] | No
         return
 
 
-def parse_event(line: bytes) -> Event:
+def parse_event(line: bytes) -> ForkEvent:
     """The event of one line."""
-    return Event(**json.loads(line))
+    return ForkEvent(**json.loads(line))
 
 
 def _exactly(channel: socket.socket, size: int) -> bytes:

@@ -1,4 +1,6 @@
-"""PostgreSQL's LISTEN and NOTIFY: triggers (`store/views.py`) tell of the changes that others wait for (`store/watch.py`)."""
+"""PostgreSQL's LISTEN and NOTIFY: triggers (`store/views.py`) tell of the changes that others wait for
+(`store/watch.py`).
+"""
 
 import asyncio
 import contextlib
@@ -13,14 +15,17 @@ from sqlalchemy.exc import DBAPIError
 from harnessgym.store.watch import CHANNEL
 
 _GATHER_S = 0.01
-"""How long after the first change those that come with it are waited for: one look is enough for all of them."""
+"""How long after the first change those that come with it are waited for: one look is enough for all of
+them."""
 
 
 class Listening:
     """A connection that hears of changes. While the server is away it looks again like everybody else."""
 
     def __init__(self, engine: Engine, poll_s: float, longest_s: float) -> None:
-        self._engine, self._poll_s, self._longest_s = engine, poll_s, longest_s
+        self._engine = engine
+        self._poll_s = poll_s
+        self._longest_s = longest_s
         self._driver: psycopg.Connection[tuple[object, ...]] | None = None
         self._connect()
 
@@ -44,7 +49,9 @@ class Listening:
             await asyncio.to_thread(self._connect)
             return
         with self._forgets_lost():
-            loop, heard, socket = asyncio.get_running_loop(), asyncio.Event(), driver.fileno()
+            loop = asyncio.get_running_loop()
+            heard = asyncio.Event()
+            socket = driver.fileno()
             loop.add_reader(socket, heard.set)
             try:
                 async with asyncio.timeout(self._longest_s):
@@ -59,7 +66,8 @@ class Listening:
 
     def close(self) -> None:
         """See `Watch`."""
-        driver, self._driver = self._driver, None
+        driver = self._driver
+        self._driver = None
         if driver is not None:
             driver.close()
 

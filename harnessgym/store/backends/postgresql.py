@@ -1,4 +1,6 @@
-"""PostgreSQL, through psycopg 3. A commit is on its disk before it returns; writers of several processes work side by side."""
+"""PostgreSQL, through psycopg 3. A commit is on its disk before it returns; writers of several processes
+work side by side.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from sqlalchemy.pool import QueuePool
 from harnessgym.errors import StoreError
 from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience, shown
 from harnessgym.store.schema import WRITING
-from harnessgym.store.watch import Watch
+from harnessgym.store.watch import StoreWatch
 
 try:
     import psycopg
@@ -37,14 +39,24 @@ _PASSING = ("53", "55P03")
 """SQLSTATEs of a lack of resources, and of a lock that was not had in time."""
 _LOCKED = "A row of {name} stayed locked ({said}). End the process that holds it, or try again."
 _STRANGER = "The server does not let this user in at {name} ({said}). Check user and password in the URL."
-_NO_RIGHT = "This user may not write to {name} ({said}). Grant it the rights, or give another user in the URL."
+_NO_RIGHT = (
+    "This user may not write to {name} ({said}). Grant it the rights, or give another user in the URL."
+)
 _EXPLANATIONS = {
-    "53100": "The disk of the database server at {name} is full ({said}). Free space: what was committed is safe.",
-    "53300": "The server has no connection left for {name} ({said}). Raise its max_connections or run fewer processes.",
+    "53100": (
+        "The disk of the database server at {name} is full ({said}). Free space: what was committed is safe."
+    ),
+    "53300": (
+        "The server has no connection left for {name} ({said}). Raise its max_connections or run fewer "
+        "processes."
+    ),
     "55P03": _LOCKED,
     "40P01": _LOCKED,
     "40001": _LOCKED,
-    "3D000": "There is no database {name} ({said}). Run `createdb {database}` and `harnessgym store migrate {name}`.",
+    "3D000": (
+        "There is no database {name} ({said}). Run `createdb {database}` and `harnessgym store migrate "
+        "{name}`."
+    ),
     "28000": _STRANGER,
     "28P01": _STRANGER,
     "42501": _NO_RIGHT,
@@ -55,14 +67,18 @@ _DRIVERS = ("postgresql", "postgresql+psycopg")
 
 
 class PostgresqlBackend:
-    """See `harnessgym.store.backend.Backend`. `synchronous` changes nothing: what is committed survives power loss too."""
+    """See `harnessgym.store.backend.Backend`. `synchronous` changes nothing: what is committed survives
+    power loss too.
+    """
 
     errors: tuple[type[Exception], ...] = (DBAPIError, psycopg.Error)
 
     def __init__(self, url: URL, synchronous: Synchronous) -> None:  # noqa: ARG002 see above
         """`?connect_timeout=5` in the URL: seconds to wait for a server that does not answer."""
         if url.drivername not in _DRIVERS:
-            raise StoreError(f"The trace store reaches PostgreSQL through psycopg: write {_DRIVERS[1]}:// in {shown(url)}.")
+            raise StoreError(
+                f"The trace store reaches PostgreSQL through psycopg: write {_DRIVERS[1]}:// in {shown(url)}."
+            )
         self.url = url.set(drivername=_DRIVERS[1])
         self.patience_s = max(_SHORTEST_S, asked_patience(url, "connect_timeout", _RESTART_S))
 
@@ -76,12 +92,19 @@ class PostgresqlBackend:
         """See `Backend.engine`."""
         arguments = {"connect_timeout": round(self.patience_s), "application_name": "harnessgym"}
         engine = create_engine(
-            self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1, pool_pre_ping=True
+            self.url,
+            connect_args=arguments,
+            poolclass=QueuePool,
+            pool_size=8,
+            max_overflow=-1,
+            pool_pre_ping=True,
         )
 
         @event.listens_for(engine, "connect")
         def _configure(dbapi: Any, _record: object) -> None:
-            driver: psycopg.Connection[Any] = dbapi.driver_connection if hasattr(dbapi, "driver_connection") else dbapi
+            driver: psycopg.Connection[Any] = (
+                dbapi.driver_connection if hasattr(dbapi, "driver_connection") else dbapi
+            )
             driver.autocommit = True  # transactions begin below
             driver.adapters.register_dumper(str, _TextDumper)
             found = driver.execute("SHOW synchronous_commit").fetchone()
@@ -133,7 +156,8 @@ class PostgresqlBackend:
     def explain(self, error: BaseException) -> str:
         """See `Backend.explain`."""
         cause = _cause(error)
-        said, name = _said(cause), shown(self.url)
+        said = _said(cause)
+        name = shown(self.url)
         state = getattr(cause, "sqlstate", None) or _state_said(str(cause)) or ""
         known = _EXPLANATIONS.get(state)
         if known is None and (self.away(error) or state.startswith(_AWAY)):
@@ -142,7 +166,9 @@ class PostgresqlBackend:
         return known.format(name=name, said=said, database=self.url.database)
 
     def vacuum(self, conn: Connection, *, full: bool = False) -> None:
-        """See `Backend.vacuum`. Space is marked as free; `full` rewrites tables, one after another, each locked meanwhile."""
+        """See `Backend.vacuum`. Space is marked as free; `full` rewrites tables, one after another, each
+        locked meanwhile.
+        """
         driver = conn.connection.driver_connection
         assert isinstance(driver, psycopg.Connection)
         driver.execute("VACUUM (FULL, ANALYZE)" if full else "VACUUM (ANALYZE)")
@@ -151,13 +177,15 @@ class PostgresqlBackend:
         """See `Backend.size`."""
         return int(conn.exec_driver_sql("SELECT pg_database_size(current_database())").scalar_one())
 
-    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> Watch:
+    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:
         """See `TraceStore.watch`."""
         return Listening(engine, poll_s, longest_s)
 
 
 class _TextDumper(StrDumper):
-    """PostgreSQL's text has no NUL. Nothing that is read back by a program has one either; people see U+FFFD."""
+    """PostgreSQL's text has no NUL. Nothing that is read back by a program has one either; people see
+    U+FFFD.
+    """
 
     def dump(self, obj: str) -> Any:
         """See `psycopg.abc.Dumper.dump`."""
@@ -184,7 +212,14 @@ def _state_said(text: str) -> str | None:
         "28000": ("role",),
         "53300": ("too many clients",),
     }
-    return next((state for state, wanted in words.items() if "FATAL" in text and all(word in text for word in wanted)), None)
+    return next(
+        (
+            state
+            for state, wanted in words.items()
+            if "FATAL" in text and all(word in text for word in wanted)
+        ),
+        None,
+    )
 
 
 def _refused_for_good(text: str) -> bool:

@@ -1,4 +1,6 @@
-"""SQLite: a file on a local disk, in WAL mode. Writers take turns: a writing transaction takes the lock when it begins."""
+"""SQLite: a file on a local disk, in WAL mode. Writers take turns: a writing transaction takes the lock
+when it begins.
+"""
 
 import contextlib
 import sqlite3
@@ -13,7 +15,7 @@ from sqlalchemy.pool import QueuePool
 from harnessgym.errors import StoreError
 from harnessgym.store.backend import PATIENCE_S, Synchronous, asked_patience
 from harnessgym.store.schema import WRITING
-from harnessgym.store.watch import Polling, Watch
+from harnessgym.store.watch import Polling, StoreWatch
 
 _PAGE = 16_384
 """Bytes a page, in databases made here: rows of one or two KB leave an eighth of SQLite's own 4 KB unused."""
@@ -39,12 +41,17 @@ class SqliteBackend:
         """See `Backend.refuse_absent`."""
         path = self.url.database
         if path and not Path(path).is_file():
-            raise StoreError(f"There is no trace database at {path}. Run `harnessgym store migrate {self._name}` to make one.")
+            raise StoreError(
+                f"There is no trace database at {path}. Run `harnessgym store migrate {self._name}` to make "
+                "one."
+            )
 
     def engine(self) -> Engine:
         """See `Backend.engine`."""
         arguments = {"timeout": self.patience_s, "check_same_thread": False}
-        engine = create_engine(self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1)
+        engine = create_engine(
+            self.url, connect_args=arguments, poolclass=QueuePool, pool_size=8, max_overflow=-1
+        )
         pragmas = (
             f"page_size={_PAGE}",
             "journal_mode=WAL",
@@ -68,7 +75,9 @@ class SqliteBackend:
 
     @contextlib.contextmanager
     def alone(self, conn: Connection) -> Iterator[None]:
-        """See `Backend.alone`. Rebuilding a table that others refer to needs foreign keys off, set outside transactions."""
+        """See `Backend.alone`. Rebuilding a table that others refer to needs foreign keys off, set outside
+        transactions.
+        """
         conn.execution_options(**WRITING)
         _driver(conn).execute("PRAGMA foreign_keys=OFF")
         try:
@@ -105,9 +114,7 @@ class SqliteBackend:
                     "Check the folder and its permissions."
                 )
             case ["SQLITE", "BUSY" | "LOCKED"]:
-                return (
-                    f"The trace database {self._name} stayed locked for {self.patience_s:g} s. End the process that holds it."
-                )
+                return f"The trace database {self._name} stayed locked for {self.patience_s:g} s. End the process that holds it."
             case ["SQLITE", "CORRUPT" | "NOTADB"]:
                 return f"{self._name} is damaged or no trace database ({cause}). Restore it from a copy, or give another file."
             case _:
@@ -120,12 +127,15 @@ class SqliteBackend:
             driver.execute("VACUUM")
         except sqlite3.OperationalError as error:
             if _code(error) == ["SQLITE", "BUSY"]:
-                raise StoreError(f"Others write to {self._name}: nothing was changed. End them and try again.") from error
+                raise StoreError(
+                    f"Others write to {self._name}: nothing was changed. End them and try again."
+                ) from error
             raise
         (in_the_way, *_) = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if in_the_way:
             raise StoreError(
-                f"Others read {self._name}: it is compacted, but its file shrinks only when they are gone. End them; try again."
+                f"Others read {self._name}: it is compacted, but its file shrinks only when they are gone. "
+                "End them; try again."
             )
 
     def size(self, conn: Connection) -> int:
@@ -134,7 +144,7 @@ class SqliteBackend:
         pages, each = (driver.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
         return int(pages * each)
 
-    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> Watch:  # noqa: ARG002 a file tells nobody
+    def watch(self, engine: Engine, poll_s: float, longest_s: float) -> StoreWatch:  # noqa: ARG002 a file tells nobody
         """See `TraceStore.watch`."""
         return Polling(poll_s)
 

@@ -1,4 +1,6 @@
-"""Alembic's entry point: runs migrations on the connection that `schema.upgrade` hands over, in one transaction."""
+"""Alembic's entry point: runs migrations on the connection that `schema.upgrade` hands over, in one
+transaction.
+"""
 
 from alembic import context
 

@@ -1,1 +1,3 @@
-"""Forms in which recorded rollouts are given to other projects, one file each. The contract is `harnessgym.traces.export`."""
+"""Forms in which recorded rollouts are given to other projects, one file each. The contract is
+`harnessgym.traces.export`.
+"""

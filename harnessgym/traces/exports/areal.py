@@ -1,8 +1,9 @@
 """AReaL arrays: the tensor dictionary of a trajectory, one JSON object a line and branch.
 
-Names and shapes as `to_tensor_dict` in AReaL's `areal/experimental/openai/types.py` makes them, a batch of one in front:
-`input_ids`, `loss_mask`, `versions` int64 [1, T] (version -1 where nothing was sampled), `logprobs` float32 [1, T],
-`attention_mask` bool [1, T], `rewards` float32 [1]. `arrays` gives them as numpy arrays; a line holds the same as lists.
+Names and shapes as `to_tensor_dict` in AReaL's `areal/experimental/openai/types.py` makes them, a batch of
+one in front: `input_ids`, `loss_mask`, `versions` int64 [1, T] (version -1 where nothing was sampled),
+`logprobs` float32 [1, T], `attention_mask` bool [1, T], `rewards` float32 [1]. `arrays` gives them as numpy
+arrays; a line holds the same as lists.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from harnessgym.errors import TraceError
+from harnessgym.traces.atomic_files import write_lines
 from harnessgym.traces.export import TracedRollout
-from harnessgym.traces.written import write_lines
 
 
 class Areal:
@@ -26,9 +27,13 @@ class Areal:
 
 
 def arrays(rollout: TracedRollout) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """The rows of a rollout. Raises `TraceError` for one without a reward: AReaL's rows cannot say that there is none."""
+    """The rows of a rollout. Raises `TraceError` for one without a reward: AReaL's rows cannot say that
+    there is none.
+    """
     if rollout.reward is None:
-        raise TraceError(f"Rollout {rollout.id} has no reward, and rows for AReaL need one. Leave it out: `--min-reward`.")
+        raise TraceError(
+            f"Rollout {rollout.id} has no reward, and rows for AReaL need one. Leave it out: `--min-reward`."
+        )
     reward = np.asarray([rollout.reward], np.float32)
     for row in rollout.trajectory.rows:
         yield {

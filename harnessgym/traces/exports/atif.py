@@ -1,11 +1,13 @@
-"""ATIF v1.8: a document for each rollout, its token fields filled: the exact prompt and completion ids and the logprobs.
+"""ATIF v1.8: a document for each rollout, its token fields filled: the exact prompt and completion ids and
+the logprobs.
 
-The agent that appeared first is the root; those it spawned are its `subagent_trajectories`, and the result of the tool call
-that spawned one refers to it. Calls that are no agent's (titles, classifiers) form a trajectory of their own, `side calls`.
-What a request added stands as steps in front of the answer; results of tools stand in the observation of the step that called
-them. `extra.call` of a step says what ATIF has no field for: branches, versions, sampling, status; with it an import gives the
-same calls again. The model of an agent is the policy that it asked first; a step that another one answered names that. Events
-other than spawns, and edges, have no place in it.
+The agent that appeared first is the root; those it spawned are its `subagent_trajectories`, and the result of
+the tool call that spawned one refers to it. Calls that are no agent's (titles, classifiers) form a trajectory
+of their own, `side calls`. What a request added stands as steps in front of the answer; results of tools
+stand in the observation of the step that called them. `extra.call` of a step says what ATIF has no field for:
+branches, versions, sampling, status; with it an import gives the same calls again. The model of an agent is
+the policy that it asked first; a step that another one answered names that. Events other than spawns, and
+edges, have no place in it.
 """
 
 from collections import OrderedDict
@@ -17,13 +19,13 @@ from typing import Any, ClassVar
 
 from harnessgym.errors import TraceError
 from harnessgym.message import Message
-from harnessgym.traces import atif
-from harnessgym.traces.atif_content import content_of, tool_calls_of
+from harnessgym.traces.atif import schema
+from harnessgym.traces.atif.content import content_of, tool_calls_of
+from harnessgym.traces.atomic_files import write_documents
 from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.facts import AgentFacts, CallFacts
 from harnessgym.traces.transcript import Exchange
 from harnessgym.traces.wire_messages import tools_to_wire
-from harnessgym.traces.written import write_documents
 
 Json = dict[str, Any]
 SIDE = "side calls"
@@ -61,31 +63,45 @@ def document(rollout: TracedRollout) -> Json:
 
 
 def _facts(rollout: TracedRollout) -> Json:
-    names = ("policy", "task_set", "task_key", "seed", "status", "stop_reason", "verdict", "created_at", "ended_at")
+    names = (
+        "policy",
+        "task_set",
+        "task_key",
+        "seed",
+        "status",
+        "stop_reason",
+        "verdict",
+        "created_at",
+        "ended_at",
+    )
     return {name: getattr(rollout.facts, name) for name in names}
 
 
 def _trajectory(
-    rollout: TracedRollout, name: str, agent: AgentFacts | None, said: list[Exchange], speakers: Container[str | None]
-) -> atif.Trajectory:
+    rollout: TracedRollout,
+    name: str,
+    agent: AgentFacts | None,
+    said: list[Exchange],
+    speakers: Container[str | None],
+) -> schema.AtifTrajectory:
     model = rollout.policy_of(said[0].call)
     steps = _Steps(rollout, name, model, speakers)
     tools = tools_to_wire(said[0].tools)
     for exchange in said:
         steps.add(exchange, tools)
-    described = atif.Agent(
+    described = schema.AtifAgent(
         name=SIDE if agent is None else agent.name,
         version="unknown",
         model_name=model,
         tool_definitions=tools or None,
         extra={"harness": rollout.facts.harness, **({} if agent is None else _about(rollout, agent))},
     )
-    counted = atif.FinalMetrics(
+    counted = schema.FinalMetrics(
         total_prompt_tokens=sum(_counts(item.call)[0] for item in said),
         total_completion_tokens=sum(_counts(item.call)[1] or 0 for item in said),
         total_steps=len(steps.made),
     )
-    return atif.Trajectory(
+    return schema.AtifTrajectory(
         session_id=rollout.id, trajectory_id=name, agent=described, steps=steps.made, final_metrics=counted
     )  # fmt: skip
 
@@ -108,14 +124,15 @@ class _Steps:
     """The policy that goes without saying."""
     speakers: Container[str | None]
     """Who has a trajectory."""
-    made: list[atif.Step] = field(default_factory=list)
-    _called: dict[str, atif.Step] = field(default_factory=dict)
+    made: list[schema.AtifStep] = field(default_factory=list)
+    _called: dict[str, schema.AtifStep] = field(default_factory=dict)
     """Id of a tool call to the latest step that has it."""
 
     def add(self, exchange: Exchange, tools: list[Json]) -> None:
         """What a request added, then what it was answered. `tools` are those that go without saying."""
         heard = [self._heard(message) for message in exchange.new]
-        call, answer = exchange.call, exchange.answer or Message("assistant")
+        call = exchange.call
+        answer = exchange.answer or Message("assistant")
         about = _call(exchange, heard)
         if tools_to_wire(exchange.tools) != tools:
             about["tools"] = tools_to_wire(exchange.tools)
@@ -133,8 +150,10 @@ class _Steps:
         )
         self._called.update({made.id: step for made in answer.tool_calls})
 
-    def _step(self, source: str, message: atif.Content, **fields: Any) -> atif.Step:
-        step = atif.Step.model_validate({"step_id": len(self.made) + 1, "source": source, "message": message, **fields})
+    def _step(self, source: str, message: schema.Content, **fields: Any) -> schema.AtifStep:
+        step = schema.AtifStep.model_validate(
+            {"step_id": len(self.made) + 1, "source": source, "message": message, **fields}
+        )
         self.made.append(step)
         return step
 
@@ -146,7 +165,9 @@ class _Steps:
         if message.role == "assistant":
             calls = tool_calls_of(message)
             reasoning = message.reasoning or None
-            step = self._step("agent", content_of(message), reasoning_content=reasoning, tool_calls=calls, extra=extra)
+            step = self._step(
+                "agent", content_of(message), reasoning_content=reasoning, tool_calls=calls, extra=extra
+            )
             self._called.update({made.id: step for made in message.tool_calls})
         else:
             step = self._step(message.role, content_of(message), extra=extra)
@@ -156,26 +177,30 @@ class _Steps:
         called = message.tool_call_id or ""
         step = self._called.get(called)
         if step is None:
-            step = self._step("user", "", observation=atif.Observation(results=[]))
+            step = self._step("user", "", observation=schema.AtifObservation(results=[]))
             extra = {**(extra or {}), "tool_call_id": called}
-        result = atif.Result(
+        result = schema.AtifResult(
             source_call_id=called if called in self._called else None,
             content=content_of(message),
             subagent_trajectory_ref=self._spawned(called) or None,
             extra=extra,
         )
-        step.observation = step.observation or atif.Observation(results=[])
+        step.observation = step.observation or schema.AtifObservation(results=[])
         step.observation.results.append(result)
         return [step.step_id, len(step.observation.results) - 1]
 
-    def _spawned(self, tool_call_id: str) -> list[atif.SubagentRef]:
+    def _spawned(self, tool_call_id: str) -> list[schema.SubagentRef]:
         """Agents that a tool call started, and that said something."""
         started = dict.fromkeys(
             event.target_agent_id
             for event in self.rollout.graph.of_kind("spawn")
             if event.agent_id == self.agent_id and event.attributes.get("tool_call_id") == tool_call_id
         )
-        return [atif.SubagentRef(trajectory_id=name, session_id=self.rollout.id) for name in started if name in self.speakers]
+        return [
+            schema.SubagentRef(trajectory_id=name, session_id=self.rollout.id)
+            for name in started
+            if name in self.speakers
+        ]
 
 
 def _counts(call: CallFacts) -> tuple[int, int | None]:
@@ -184,11 +209,11 @@ def _counts(call: CallFacts) -> tuple[int, int | None]:
     return call.usage.get("told_prompt_tokens", call.prompt_len), told
 
 
-def _metrics(rollout: TracedRollout, call: CallFacts) -> atif.Metrics:
+def _metrics(rollout: TracedRollout, call: CallFacts) -> schema.Metrics:
     sampled = rollout.segments.get(call.completion_segment or "")
     text_only = sampled is not None and sampled.logprobs is None and not len(sampled.ids)
     prompt, completion = _counts(call)
-    return atif.Metrics(
+    return schema.Metrics(
         prompt_tokens=prompt,
         completion_tokens=completion,
         cached_tokens=call.usage.get("cached_tokens"),
@@ -201,7 +226,17 @@ def _metrics(rollout: TracedRollout, call: CallFacts) -> atif.Metrics:
 def _call(exchange: Exchange, heard: list[list[int]]) -> Json:
     """What an import needs to make the same call again."""
     call = exchange.call
-    names = ("id", "ordinal", "kind", "side_call", "status", "finish_reason", "break_class", "break_detail", "error")
+    names = (
+        "id",
+        "ordinal",
+        "kind",
+        "side_call",
+        "status",
+        "finish_reason",
+        "break_class",
+        "break_detail",
+        "error",
+    )
     said = {name: getattr(call, name) for name in names}
     joined = {"session": call.session_id, "parent": call.parent_call_id, "continues": exchange.continues}
     spans = [[span.start, span.end, span.version] for span in call.versions]

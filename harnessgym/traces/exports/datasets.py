@@ -1,4 +1,5 @@
-"""Training rows as a Hugging Face dataset: a folder that `datasets.load_dataset(FOLDER)` reads, and the Hub as it is.
+"""Training rows as a Hugging Face dataset: a folder that `datasets.load_dataset(FOLDER)` reads, and the Hub
+as it is.
 
 README.md                 the card, which names the configuration and its files
 data/train-00000.parquet  the rows, as the format `parquet` has them
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from harnessgym.errors import ConfigError
+from harnessgym.traces.atomic_files import replacing
 from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.exports.parquet import rows, write_rows
-from harnessgym.traces.written import replacing
 
 _CARD = """---
 configs:
@@ -36,10 +37,14 @@ class Datasets:
     tells_policies: ClassVar[TellsPolicies] = "rows"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write the dataset. Raises `ConfigError` if `out` is a file or a folder with something in it, or without pyarrow."""
+        """Write the dataset. Raises `ConfigError` if `out` is a file or a folder with something in it, or
+        without pyarrow.
+        """
         if out.is_file():
             raise ConfigError(f"{out} is a file; a dataset is a folder. Name a new one.")
         with replacing(out) as part:
             (part / "data").mkdir(parents=True)
             (part / "README.md").write_text(_CARD, encoding="utf-8")
-            return write_rows((row for rollout in rollouts for row in rows(rollout)), part / "data" / "train-00000.parquet")
+            return write_rows(
+                (row for rollout in rollouts for row in rows(rollout)), part / "data" / "train-00000.parquet"
+            )

@@ -1,10 +1,12 @@
-"""The orchestration trace schema of awesome-llm-mas-rl: a document for each rollout, validated before it is written.
+"""The orchestration trace schema of awesome-llm-mas-rl: a document for each rollout, validated before it is
+written.
 
-The schema has no model call among its ten kinds of event. A call is a decision of its agent about what to do next, so it is an
-`orchestrator_decision` with `x_event: "llm_call"`; those without that field are decisions in the schema's own sense. A request
-that the proxy refused is a `safety_event` with `x_event: "refused_request"`. What else the schema has no field for is in `x_`
-fields of events, which it allows: `x_call_id` and `x_token_ref` (segments, counts, policy and versions of its tokens),
-attributes, evidence, and on the target of an inferred edge `x_inferred_edges`. The first event has the rollout and its agents.
+The schema has no model call among its ten kinds of event. A call is a decision of its agent about what to do
+next, so it is an `orchestrator_decision` with `x_event: "llm_call"`; those without that field are decisions
+in the schema's own sense. A request that the proxy refused is a `safety_event` with `x_event:
+"refused_request"`. What else the schema has no field for is in `x_` fields of events, which it allows:
+`x_call_id` and `x_token_ref` (segments, counts, policy and versions of its tokens), attributes, evidence, and
+on the target of an inferred edge `x_inferred_edges`. The first event has the rollout and its agents.
 
 `t` is Unix seconds. Rewards of the rollout are keyed by channel, others by `unit/target/channel`.
 """
@@ -15,11 +17,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harnessgym.errors import TraceError
+from harnessgym.traces.atomic_files import write_documents
 from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.facts import AgentFacts, CallFacts, RewardFacts
-from harnessgym.traces.graph import Edge, Event, Graph
+from harnessgym.traces.graph import Edge, Graph, GraphEvent
 from harnessgym.traces.mas_schema import KINDS, check
-from harnessgym.traces.written import write_documents
 
 Json = dict[str, Any]
 NOBODY = "unattributed"
@@ -34,7 +36,9 @@ class Mas:
     tells_policies: ClassVar[TellsPolicies] = "calls"
 
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
-        """Write them. Raises `TraceError` for a rollout in which nothing happened, `ConfigError` without jsonschema."""
+        """Write them. Raises `TraceError` for a rollout in which nothing happened, `ConfigError` without
+        jsonschema.
+        """
         return write_documents(rollouts, out, document)
 
 
@@ -48,7 +52,12 @@ def document(rollout: TracedRollout) -> Json:
     by_id = {event["id"]: event for event in events}
     for edge in found.edges:
         if edge.evidence is not None or edge.confidence is not None:
-            told = {"src": edge.source, "type": edge.kind, "evidence": edge.evidence, "confidence": edge.confidence}
+            told = {
+                "src": edge.source,
+                "type": edge.kind,
+                "evidence": edge.evidence,
+                "confidence": edge.confidence,
+            }
             by_id[edge.target].setdefault("x_inferred_edges", []).append(told)
     out = {
         "trace_id": rollout.id,
@@ -65,12 +74,17 @@ def document(rollout: TracedRollout) -> Json:
     return out
 
 
-def _event(rollout: TracedRollout, event: Event) -> Json:
+def _event(rollout: TracedRollout, event: GraphEvent) -> Json:
     found = rollout.graph
-    attributes, call = dict(event.attributes), found.calls.get(event.call_id or "")
+    attributes = dict(event.attributes)
+    call = found.calls.get(event.call_id or "")
     roles = {agent.id: agent.role for agent in found.agents}
-    tokens = attributes.pop("x_token_ref", None) if call is None else _token_ref(call, rollout.policy_of(call))
-    of_call, told_s, told_id = event.kind == "llm_call", attributes.pop("x_duration_s", None), attributes.pop("x_call_id", None)
+    tokens = (
+        attributes.pop("x_token_ref", None) if call is None else _token_ref(call, rollout.policy_of(call))
+    )
+    of_call = event.kind == "llm_call"
+    told_s = attributes.pop("x_duration_s", None)
+    told_id = attributes.pop("x_call_id", None)
     optional = {
         "role": roles.get(event.agent_id or ""),
         "from": event.agent_id if event.kind in ("message", "return") else None,

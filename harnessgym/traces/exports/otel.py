@@ -1,10 +1,11 @@
-"""OpenTelemetry spans in the GenAI semantic conventions, as OTLP/JSON: a line for each rollout, which a collector's
-`otlpjsonfile` receiver reads, and which an OTLP/HTTP endpoint takes as it is.
+"""OpenTelemetry spans in the GenAI semantic conventions, as OTLP/JSON: a line for each rollout, which a
+collector's `otlpjsonfile` receiver reads, and which an OTLP/HTTP endpoint takes as it is.
 
-A rollout is a trace: `invoke_agent` spans for it and for each agent, inside them `chat` spans for calls and `execute_tool`
-spans for tool calls; the model of a call is its policy. Other events are span events of their agent, rewards are
-`gen_ai.evaluation.result` events of the rollout, edges other than temporal ones are links of the span that they lead to. Token
-ids are left out: `harnessgym.*` attributes name the call and the segments that have them.
+A rollout is a trace: `invoke_agent` spans for it and for each agent, inside them `chat` spans for calls and
+`execute_tool` spans for tool calls; the model of a call is its policy. Other events are span events of their
+agent, rewards are `gen_ai.evaluation.result` events of the rollout, edges other than temporal ones are links
+of the span that they lead to. Token ids are left out: `harnessgym.*` attributes name the call and the
+segments that have them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,15 +16,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harnessgym.message import Message
+from harnessgym.traces.atomic_files import dumped, write_lines
 from harnessgym.traces.export import TellsPolicies, TracedRollout
 from harnessgym.traces.facts import AgentFacts
-from harnessgym.traces.graph import Edge, Event
+from harnessgym.traces.graph import Edge, GraphEvent
 from harnessgym.traces.transcript import Exchange
 from harnessgym.traces.wire_messages import tools_to_wire
-from harnessgym.traces.written import dumped, write_lines
 
 Json = dict[str, Any]
-_INTERNAL, _CLIENT = 1, 3
+_INTERNAL = 1
+_CLIENT = 3
 _ERROR = 2
 _SPANS = ("llm_call", "tool_call", "tool_result")
 """Kinds of events that are spans, or ends of one."""
@@ -43,7 +45,11 @@ class Otel:
 def request(rollout: TracedRollout) -> Json:
     """A rollout as an `ExportTraceServiceRequest`."""
     scope = {"name": "harnessgym", "version": version("harnessgym-rl")}
-    resource = {"attributes": _attributes({"service.name": rollout.facts.harness, "harnessgym.run.id": rollout.facts.run_id})}
+    resource = {
+        "attributes": _attributes(
+            {"service.name": rollout.facts.harness, "harnessgym.run.id": rollout.facts.run_id}
+        )
+    }
     spans = list(_Spans.of(rollout).all())
     return {"resourceSpans": [{"resource": resource, "scopeSpans": [{"scope": scope, "spans": spans}]}]}
 
@@ -54,7 +60,7 @@ class _Spans:
 
     rollout: TracedRollout
     said: Mapping[str, Exchange]
-    results: Mapping[tuple[str | None, str], Event]
+    results: Mapping[tuple[str | None, str], GraphEvent]
     """Tool results by agent and id of the tool call."""
     edges: Mapping[str, list[Edge]]
     """By the event that they lead to; without the temporal ones."""
@@ -63,7 +69,8 @@ class _Spans:
     def of(cls, rollout: TracedRollout) -> "_Spans":
         said = {exchange.call.id: exchange for exchange in rollout.transcript.exchanges}
         results = {
-            (event.agent_id, str(event.attributes.get("tool_call_id"))): event for event in rollout.graph.of_kind("tool_result")
+            (event.agent_id, str(event.attributes.get("tool_call_id"))): event
+            for event in rollout.graph.of_kind("tool_result")
         }
         edges: dict[str, list[Edge]] = {}
         for edge in rollout.graph.edges:
@@ -82,7 +89,8 @@ class _Spans:
             yield self._tool(event)
 
     def _whole(self) -> Json:
-        facts, found = self.rollout.facts, self.rollout.graph
+        facts = self.rollout.facts
+        found = self.rollout.graph
         start, end = self._times(None)
         attributes = {
             "gen_ai.operation.name": "invoke_agent",
@@ -105,9 +113,15 @@ class _Spans:
             })
             for item in found.rewards
         ]  # fmt: skip
-        loose = [self._happened(event) for event in found.events if event.agent_id is None and event.kind not in _SPANS]
+        loose = [
+            self._happened(event)
+            for event in found.events
+            if event.agent_id is None and event.kind not in _SPANS
+        ]
         failed = facts.stop_reason if facts.status == "failed" else None
-        return self._span(facts.id, None, f"invoke_agent {facts.harness}", start, end, attributes, [*loose, *scores], failed)
+        return self._span(
+            facts.id, None, f"invoke_agent {facts.harness}", start, end, attributes, [*loose, *scores], failed
+        )
 
     def _agent(self, agent: AgentFacts) -> Json:
         start, end = self._times(agent.id)
@@ -119,13 +133,18 @@ class _Spans:
             "gen_ai.agent.description": agent.role,
             "gen_ai.conversation.id": self.rollout.id,
         }
-        own = [event for event in self.rollout.graph.events if event.agent_id == agent.id and event.kind not in _SPANS]
+        own = [
+            event
+            for event in self.rollout.graph.events
+            if event.agent_id == agent.id and event.kind not in _SPANS
+        ]
         above = agent.parent_agent_id or self.rollout.id
         happened = [self._happened(event) for event in own]
         return self._span(agent.id, above, f"invoke_agent {agent.name}", start, end, attributes, happened)
 
     def _call(self, exchange: Exchange) -> Json:
-        call, model = exchange.call, self.rollout.policy_of(exchange.call)
+        call = exchange.call
+        model = self.rollout.policy_of(exchange.call)
         asked = self.rollout.transcript.said(call.id)
         heard = [message for message, call_id in asked if call_id != call.id]
         told = call.usage.get("told_prompt_tokens", call.prompt_len)
@@ -151,14 +170,18 @@ class _Spans:
             "harnessgym.call.status": call.status,
             "harnessgym.call.prompt_segment": call.prompt_segment,
             "harnessgym.call.completion_segment": call.completion_segment,
-            "harnessgym.call.versions": dumped([[span.start, span.end, span.version] for span in call.versions]),
+            "harnessgym.call.versions": dumped(
+                [[span.start, span.end, span.version] for span in call.versions]
+            ),
             "harnessgym.call.break": call.break_class,
         }
-        start, above = call.created_at, call.agent_id or self.rollout.id
-        end, name = start + call.timings.get("total_s", 0.0), f"chat {model}"
+        start = call.created_at
+        above = call.agent_id or self.rollout.id
+        end = start + call.timings.get("total_s", 0.0)
+        name = f"chat {model}"
         return self._span(call.id, above, name, start, end, attributes, [], call.error, kind=_CLIENT)
 
-    def _tool(self, event: Event) -> Json:
+    def _tool(self, event: GraphEvent) -> Json:
         called = str(event.attributes.get("tool_call_id"))
         result = self.results.get((event.agent_id, called))
         tool = str(event.attributes.get("tool", ""))
@@ -173,7 +196,9 @@ class _Spans:
             "harnessgym.tool.answered": result is not None,
         }
         end = event.t if result is None else max(event.t, result.t)
-        return self._span(event.id, event.agent_id or self.rollout.id, f"execute_tool {tool}", event.t, end, attributes, [])
+        return self._span(
+            event.id, event.agent_id or self.rollout.id, f"execute_tool {tool}", event.t, end, attributes, []
+        )
 
     def _span(
         self, row_id: str, above: str | None, name: str, start: float, end: float, attributes: Json, happened: list[Json],
@@ -201,17 +226,27 @@ class _Spans:
         }
         return out if above is None else {**out, "parentSpanId": _hex(above, 8)}
 
-    def _happened(self, event: Event) -> Json:
+    def _happened(self, event: GraphEvent) -> Json:
         attributes = {f"harnessgym.event.{name}": value for name, value in event.attributes.items()}
         known = {"harnessgym.event.id": event.id, "harnessgym.event.target_agent": event.target_agent_id}
-        judged = {"harnessgym.event.evidence": event.evidence, "harnessgym.event.confidence": event.confidence}
+        judged = {
+            "harnessgym.event.evidence": event.evidence,
+            "harnessgym.event.confidence": event.confidence,
+        }
         return _span_event(f"harnessgym.{event.kind}", event.t, {**known, **judged, **attributes})
 
     def _times(self, agent_id: str | None) -> tuple[float, float]:
         """From the first thing that an agent did to its last, or those of the rollout."""
-        events = [event for event in self.rollout.graph.events if agent_id is None or event.agent_id == agent_id]
-        calls = [item.call for item in self.said.values() if agent_id is None or item.call.agent_id == agent_id]
-        ends = [*(event.t for event in events), *(call.created_at + call.timings.get("total_s", 0.0) for call in calls)]
+        events = [
+            event for event in self.rollout.graph.events if agent_id is None or event.agent_id == agent_id
+        ]
+        calls = [
+            item.call for item in self.said.values() if agent_id is None or item.call.agent_id == agent_id
+        ]
+        ends = [
+            *(event.t for event in events),
+            *(call.created_at + call.timings.get("total_s", 0.0) for call in calls),
+        ]
         start = self.rollout.facts.created_at
         return min(ends, default=start) if not events else events[0].t, max(ends, default=start)
 
@@ -224,7 +259,10 @@ def _spoken(message: Message) -> Json:
     elif message.content:
         parts.append({"type": "text", "content": message.content})
     parts += [{"type": "uri", "modality": "image", "uri": url} for url in message.images]
-    parts += [{"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.parsed} for call in message.tool_calls]
+    parts += [
+        {"type": "tool_call", "id": call.id, "name": call.name, "arguments": call.parsed}
+        for call in message.tool_calls
+    ]
     return {"role": message.role, "parts": parts}
 
 

@@ -1,12 +1,12 @@
 """Training rows as Parquet: one row per branch, with all that `Row` has.
 
-    ids, mask, logprobs, versions: lists of one entry a token; advantages: the same, null where the rollout was not trained
-    turns: list of {start, end, call_id, agent_id}
-    rewards: list of {unit, target, channel, value}; reward: the one that the rollout is trained on, null if it has none
+    ids, mask, logprobs, versions: lists of one entry a token; advantages: the same, null where the rollout
+    was not trained turns: list of {start, end, call_id, agent_id} rewards: list of {unit, target, channel,
+    value}; reward: the one that the rollout is trained on, null if it has none
 
-`policy` is the one that sampled what a row trains. What no row of it trains is in the column `excluded` of its first row in the
-rollout: list of {call_id, start, end, reason}. A policy that trains nothing in a rollout has no row of it. Needs pyarrow:
-`pip install 'harnessgym-rl[export]'`.
+`policy` is the one that sampled what a row trains. What no row of it trains is in the column `excluded` of
+its first row in the rollout: list of {call_id, start, end, reason}. A policy that trains nothing in a rollout
+has no row of it. Needs pyarrow: `pip install 'harnessgym-rl[export]'`.
 """
 
 import importlib
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from harnessgym.errors import ConfigError
+from harnessgym.traces.atomic_files import replacing
 from harnessgym.traces.export import TellsPolicies, TracedRollout, needed
 from harnessgym.traces.exports.row_facts import advantages_of
-from harnessgym.traces.written import replacing
 
 Json = dict[str, Any]
 _TOKENS_AT_ONCE = 2_000_000
@@ -32,22 +32,30 @@ class Parquet:
     def write(self, rollouts: Iterable[TracedRollout], out: Path) -> int:
         """Write the rows. Raises `ConfigError` if `out` is a folder, or without pyarrow."""
         if out.is_dir():
-            raise ConfigError(f"{out} is a folder; Parquet is one file. Name one, e.g. {out / 'rows.parquet'}.")
+            raise ConfigError(
+                f"{out} is a folder; Parquet is one file. Name one, e.g. {out / 'rows.parquet'}."
+            )
         with replacing(out) as part:
             return write_rows((row for rollout in rollouts for row in rows(rollout)), part)
 
 
 def write_rows(found: Iterable[Json], path: Path) -> int:
     """Write rows as they come; how many there were."""
-    pa, pq = _pyarrow("pyarrow"), _pyarrow("pyarrow.parquet")
-    schema, written, held, tokens = _schema(), 0, list[Json](), 0
+    pa = _pyarrow("pyarrow")
+    pq = _pyarrow("pyarrow.parquet")
+    schema = _schema()
+    written = 0
+    held = list[Json]()
+    tokens = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for row in found:
             held.append(row)
-            tokens, written = tokens + len(row["ids"]), written + 1
+            tokens = tokens + len(row["ids"])
+            written = written + 1
             if tokens >= _TOKENS_AT_ONCE:
                 writer.write_table(pa.Table.from_pylist(held, schema))
-                held, tokens = [], 0
+                held = []
+                tokens = 0
         if held:
             writer.write_table(pa.Table.from_pylist(held, schema))
     return written
@@ -55,7 +63,8 @@ def write_rows(found: Iterable[Json], path: Path) -> int:
 
 def rows(rollout: TracedRollout) -> Iterator[Json]:
     """The rows of a rollout, one value a column."""
-    facts, trajectory = rollout.facts, rollout.trajectory
+    facts = rollout.facts
+    trajectory = rollout.trajectory
     rewards = [
         {"unit": item.unit, "target": item.target, "channel": item.channel, "value": item.value}
         for item in rollout.graph.rewards
@@ -83,10 +92,12 @@ def rows(rollout: TracedRollout) -> Iterator[Json]:
             "versions": row.versions,
             "advantages": advantages_of(rollout, row),
             "turns": [
-                {"start": turn.start, "end": turn.end, "call_id": turn.call_id, "agent_id": turn.agent_id} for turn in row.turns
+                {"start": turn.start, "end": turn.end, "call_id": turn.call_id, "agent_id": turn.agent_id}
+                for turn in row.turns
             ],
             "excluded": [
-                {"call_id": item.call_id, "start": item.start, "end": item.end, "reason": item.reason} for item in excluded
+                {"call_id": item.call_id, "start": item.start, "end": item.end, "reason": item.reason}
+                for item in excluded
             ],
         }
 
@@ -100,8 +111,20 @@ def _pyarrow(module: str) -> Any:
 
 def _schema() -> Any:
     pa = _pyarrow("pyarrow")
-    texts = ("rollout_id", "run_id", "group_id", "policy", "task_set", "task_key", "harness", "stop_reason", "verdict")
-    reward = pa.struct([("unit", pa.string()), ("target", pa.string()), ("channel", pa.string()), ("value", pa.float64())])
+    texts = (
+        "rollout_id",
+        "run_id",
+        "group_id",
+        "policy",
+        "task_set",
+        "task_key",
+        "harness",
+        "stop_reason",
+        "verdict",
+    )
+    reward = pa.struct(
+        [("unit", pa.string()), ("target", pa.string()), ("channel", pa.string()), ("value", pa.float64())]
+    )
     span = [("start", pa.int32()), ("end", pa.int32()), ("call_id", pa.string())]
     return pa.schema([
         *((name, pa.string()) for name in texts),

@@ -5,10 +5,10 @@ import numpy as np
 from harnessgym.errors import TraceError
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.export import TracedRollout
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 
 
-def first_trained(row: Row) -> int:
+def first_trained(row: TrainingRow) -> int:
     """Where the first trained token stands; a row trains one at least."""
     return int(np.argmax(row.mask))
 
@@ -18,8 +18,10 @@ def reward_metrics(rollout: TracedRollout) -> dict[str, float]:
     return {item.channel: item.value for item in rollout.graph.rewards if item.unit == "rollout"}
 
 
-def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
-    """float32 [T]: what the tokens were trained with, 0.0 where mask is 0; None if its policy was not trained on it."""
+def advantages_of(rollout: TracedRollout, row: TrainingRow) -> FloatArray | None:
+    """float32 [T]: what the tokens were trained with, 0.0 where mask is 0; None if its policy was not
+    trained on it.
+    """
     if row.policy_id not in rollout.trained_by:
         return None
     out = np.zeros(len(row.ids), np.float32)
@@ -30,16 +32,18 @@ def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
     return np.where(row.mask == 1, out, np.float32(0.0)).astype(np.float32)
 
 
-def scalar_advantage(rollout: TracedRollout, row: Row) -> float:
-    """One advantage for a whole row: the mean of those that its tokens were trained with; for a rollout that was not trained
-    its reward, centred and scaled within its group as TRL does. Raises `TraceError` if it has no reward either.
+def scalar_advantage(rollout: TracedRollout, row: TrainingRow) -> float:
+    """One advantage for a whole row: the mean of those that its tokens were trained with; for a rollout that
+    was not trained its reward, centred and scaled within its group as TRL does. Raises `TraceError` if it has
+    no reward either.
     """
     trained = advantages_of(rollout, row)
     if trained is not None:
         return float(trained[row.mask == 1].mean(dtype=np.float64))
     if rollout.reward is None:
         raise TraceError(
-            f"Rollout {rollout.id} was not trained and has no reward under the channel 'reward', and samples for TRL need an "
+            f"Rollout {rollout.id} was not trained and has no reward under the channel 'reward', and samples "
+            "for TRL need an "
             "advantage. Leave it out: `--min-reward`."
         )
     found = np.asarray(rollout.group_rewards, np.float64)

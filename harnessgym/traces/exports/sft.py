@@ -2,9 +2,10 @@
 
     {"messages": [...], "tools": [...], "loss_mask": [0, 0, 1, ...], "rollout_id": ..., "reward": ...}
 
-`loss_mask` has one entry per message: 1 for what the policy answered, 0 for what it was told, be it in the role of the
-assistant or by another policy. An answer that several branches share counts in the first. Side calls and answers that were cut
-short are no examples. Arguments of tool calls are text, as the policy wrote them.
+`loss_mask` has one entry per message: 1 for what the policy answered, 0 for what it was told, be it in the
+role of the assistant or by another policy. An answer that several branches share counts in the first. Side
+calls and answers that were cut short are no examples. Arguments of tool calls are text, as the policy wrote
+them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from harnessgym.errors import TraceError
+from harnessgym.traces.atomic_files import write_lines
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.transcript import Exchange, Transcript
 from harnessgym.traces.wire_messages import to_wire, tools_to_wire
-from harnessgym.traces.written import write_lines
 
 Json = dict[str, Any]
 _NO_EXAMPLES = ("aborted", "error", "intent")
@@ -31,7 +32,8 @@ class Sft:
 
 def branches(rollout: TracedRollout) -> Iterator[Json]:
     """Each conversation that nothing goes on from."""
-    found, used = rollout.transcript, set[str]()
+    found = rollout.transcript
+    used = set[str]()
     usable = _usable(rollout)
     for leaf in _leaves(found, usable):
         said = found.said(leaf.call.id)
@@ -62,13 +64,18 @@ def _usable(rollout: TracedRollout) -> dict[str, Exchange]:
 
 
 def _leaves(found: Transcript, usable: Mapping[str, Exchange]) -> list[Exchange]:
-    """Those that end a branch: no other one goes on from the whole of them, be it by way of what others said."""
-    by_id, inner = {item.call.id: item for item in found.exchanges}, set[str]()
+    """Those that end a branch: no other one goes on from the whole of them, be it by way of what others
+    said.
+    """
+    by_id = {item.call.id: item for item in found.exchanges}
+    inner = set[str]()
     for item in usable.values():
-        at, end = item.continues, item.shared
+        at = item.continues
+        end = item.shared
         while at in by_id and at not in inner:
             before = by_id[at]
             if end >= before.shared + len(before.new) + 1:
                 inner.add(at)
-            at, end = before.continues, min(end, before.shared)
+            at = before.continues
+            end = min(end, before.shared)
     return [item for item in usable.values() if item.call.id not in inner]

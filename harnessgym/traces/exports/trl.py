@@ -1,9 +1,10 @@
-"""TRL `RolloutSample`: one JSON object a line and branch; `samples` gives the fields as TRL's asynchronous GRPO wants them.
+"""TRL `RolloutSample`: one JSON object a line and branch; `samples` gives the fields as TRL's asynchronous
+GRPO wants them.
 
-Fields as in `trl/experimental/async_grpo/async_rollout_worker.py`: `input_ids` and `completion_mask` int64 [T], `old_log_probs`
-float32 [T], one `advantage` and one `model_version` a sample. The version is the oldest that sampled one of the trained tokens,
-so that TRL's staleness limit holds for all of them. `prompt` and `completion` are for people; they are empty where the policy's
-files are missing.
+Fields as in `trl/experimental/async_grpo/async_rollout_worker.py`: `input_ids` and `completion_mask` int64
+[T], `old_log_probs` float32 [T], one `advantage` and one `model_version` a sample. The version is the oldest
+that sampled one of the trained tokens, so that TRL's staleness limit holds for all of them. `prompt` and
+`completion` are for people; they are empty where the policy's files are missing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from harnessgym.traces.atomic_files import write_lines
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.exports.row_facts import reward_metrics, scalar_advantage
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from harnessgym.traces.wire_messages import to_wire
-from harnessgym.traces.written import write_lines
 
 Json = dict[str, Any]
 
@@ -48,7 +49,7 @@ def samples(rollout: TracedRollout) -> Iterator[Json]:
         }
 
 
-def _said(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
+def _said(rollout: TracedRollout, row: TrainingRow) -> tuple[list[Json], list[Json]]:
     """The row's conversation up to its first answer, and from there on."""
     said = rollout.transcript.said(row.turns[-1].call_id)
     missing = any(item.answer is None for item in rollout.transcript.exchanges if item.call.id in _calls(row))
@@ -59,10 +60,12 @@ def _said(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
     return messages[:start], messages[start:]
 
 
-def _calls(row: Row) -> set[str]:
+def _calls(row: TrainingRow) -> set[str]:
     return {turn.call_id for turn in row.turns}
 
 
 def _lines(rollout: TracedRollout) -> Iterator[Json]:
     for sample in samples(rollout):
-        yield {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()}
+        yield {
+            name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in sample.items()
+        }

@@ -1,17 +1,18 @@
-"""verl `AgentLoopOutput`: one JSON object a line and branch, which `AgentLoopOutput.model_validate_json` reads.
+"""verl `AgentLoopOutput`: one JSON object a line and branch, which `AgentLoopOutput.model_validate_json`
+reads.
 
-Fields as in `verl/experimental/agent_loop/agent_loop.py`. The prompt ends where the first trained token begins; `num_turns`
-counts as verl's tool agent loop does: a user or tool turn before each of the assistant's. `extra_fields` has what verl has no
-field for.
+Fields as in `verl/experimental/agent_loop/agent_loop.py`. The prompt ends where the first trained token
+begins; `num_turns` counts as verl's tool agent loop does: a user or tool turn before each of the assistant's.
+`extra_fields` has what verl has no field for.
 """
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from harnessgym.traces.atomic_files import write_lines
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.exports.row_facts import first_trained, reward_metrics
-from harnessgym.traces.written import write_lines
 
 
 class Verl:

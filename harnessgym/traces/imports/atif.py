@@ -1,8 +1,9 @@
-"""ATIF v1.0 to v1.8: each step of an agent that a model made becomes a call, with its tokens where the document has them.
+"""ATIF v1.0 to v1.8: each step of an agent that a model made becomes a call, with its tokens where the
+document has them.
 
-Calls without token ids are text only: nothing trains on them. Texts are stored as chat completions. Conversations of
-documents that are not ours are taken as they stand: each call goes on from the agent's step before it. Where steps name several
-models, each is a policy, and a call is that of its step's.
+Calls without token ids are text only: nothing trains on them. Texts are stored as chat completions.
+Conversations of documents that are not ours are taken as they stand: each call goes on from the agent's step
+before it. Where steps name several models, each is a policy, and a call is that of its step's.
 """
 
 import time
@@ -17,13 +18,13 @@ from sqlalchemy import Connection
 
 from harnessgym.errors import TraceError
 from harnessgym.message import Message
-from harnessgym.traces.atif import Step, Trajectory
-from harnessgym.traces.atif_content import answer_of, message_of
-from harnessgym.traces.atif_extra import ToldAgent, ToldCall, ToldReward, ToldRollout, ours
+from harnessgym.traces.atif.content import answer_of, message_of
+from harnessgym.traces.atif.extra import ToldAgent, ToldCall, ToldReward, ToldRollout, ours
+from harnessgym.traces.atif.schema import AtifStep, AtifTrajectory
 from harnessgym.traces.exports.atif import SIDE
+from harnessgym.traces.import_ import ImportedRollout
 from harnessgym.traces.import_calls import ImportCalls, ImportedCall
 from harnessgym.traces.import_rows import SOURCE, ImportedFacts, ImportRows
-from harnessgym.traces.importing import ImportedRollout
 
 Json = dict[str, Any]
 _LEFT_OUT = {"notes", "continued_trajectory_ref"}
@@ -36,11 +37,13 @@ class AtifImport:
     def read(self, conn: Connection, run_id: str, document: Json) -> ImportedRollout:
         """Write a document. Raises `TraceError` with what is wrong in it."""
         try:
-            root = Trajectory.model_validate(document)
+            root = AtifTrajectory.model_validate(document)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise TraceError(f"Not an ATIF trajectory: {where}: {first['msg']} ({error.error_count()} problems).") from None
+            raise TraceError(
+                f"Not an ATIF trajectory: {where}: {first['msg']} ({error.error_count()} problems)."
+            ) from None
         told = ours(ToldRollout, (root.extra or {}).get("rollout"))
         harness = _of_agent(root).get("harness", root.agent.name)
         task = root.session_id or root.trajectory_id or root.agent.name
@@ -48,10 +51,16 @@ class AtifImport:
         facts = ImportedFacts(id=root.session_id or root.trajectory_id or "", harness=harness, **names)
         rows = ImportRows(conn, run_id, facts)
         voices = list(_voices(root, None))
-        begun = next((_time(step) for voice, _ in voices for step in voice.steps if step.timestamp), time.time())
-        agents = {id(voice): _agent(rows, voice, parent, begun + 1e-6 * at) for at, (voice, parent) in enumerate(voices)}
+        begun = next(
+            (_time(step) for voice, _ in voices for step in voice.steps if step.timestamp), time.time()
+        )
+        agents = {
+            id(voice): _agent(rows, voice, parent, begun + 1e-6 * at)
+            for at, (voice, parent) in enumerate(voices)
+        }
         calls = [found for voice, _ in voices for found in _calls(voice, agents[id(voice)], begun)]
-        writer, several = ImportCalls(rows), any(model not in (None, facts.policy) for model, _ in calls)
+        writer = ImportCalls(rows)
+        several = any(model not in (None, facts.policy) for model, _ in calls)
         for model, call in sorted(calls, key=lambda told: (told[1].session, told[1].about.get("ordinal", 0))):
             writer.add(replace(call, policy_id=rows.policy(model or facts.policy)) if several else call)
         for voice, parent in voices:
@@ -62,42 +71,64 @@ class AtifImport:
         return ImportedRollout(rows.rollout_id, _left_out(root))
 
 
-def _voices(trajectory: Trajectory, parent: Trajectory | None) -> Iterator[tuple[Trajectory, Trajectory | None]]:
+def _voices(
+    trajectory: AtifTrajectory, parent: AtifTrajectory | None
+) -> Iterator[tuple[AtifTrajectory, AtifTrajectory | None]]:
     """A trajectory and those below it, each with the one above."""
     yield trajectory, parent
     for child in trajectory.subagent_trajectories or ():
         yield from _voices(child, trajectory)
 
 
-def _model(root: Trajectory) -> str:
+def _model(root: AtifTrajectory) -> str:
     """The model of steps that name none."""
     named = (step.model_name for voice, _ in _voices(root, None) for step in voice.steps)
     return root.agent.model_name or next(filter(None, named), "policy")
 
 
-def _name(voice: Trajectory) -> str:
+def _name(voice: AtifTrajectory) -> str:
     return voice.trajectory_id or f"{voice.session_id}:{voice.agent.name}"
 
 
-def _agent(rows: ImportRows, voice: Trajectory, parent: Trajectory | None, begun: float) -> str | None:
-    """The agent of a trajectory; None for calls that are no agent's. `begun` is when, where no step says so."""
+def _agent(
+    rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | None, begun: float
+) -> str | None:
+    """The agent of a trajectory; None for calls that are no agent's. `begun` is when, where no step says
+    so.
+    """
     about = _of_agent(voice)
     if voice.agent.name == SIDE and "harness" in about:
         return None
-    above = about["parent"] if about.get("parent") else None if parent is None or "spawned" in about else _name(parent)
+    above = (
+        about["parent"]
+        if about.get("parent")
+        else None
+        if parent is None or "spawned" in about
+        else _name(parent)
+    )
     first = next((call for call in map(_about, voice.steps) if call), {})
     session = rows.session(first.get("session", SOURCE))
     created = next((_time(step) for step in voice.steps if step.timestamp), begun)
-    known = {"role": about.get("role"), "evidence": about.get("evidence"), "parent_agent_id": rows.known(above)}
+    known = {
+        "role": about.get("role"),
+        "evidence": about.get("evidence"),
+        "parent_agent_id": rows.known(above),
+    }
     return rows.agent(_name(voice), voice.agent.name, session, created, **known)
 
 
-def _calls(voice: Trajectory, agent_id: str | None, begun: float) -> Iterator[tuple[str | None, ImportedCall]]:
+def _calls(
+    voice: AtifTrajectory, agent_id: str | None, begun: float
+) -> Iterator[tuple[str | None, ImportedCall]]:
     """The steps of a trajectory that a model made, each with the model's name."""
-    pending, last, length, t = list[list[int]](), "", 0, begun
+    pending = list[list[int]]()
+    last = ""
+    length = 0
+    t = begun
     ours = any(map(_about, voice.steps))
     for step in voice.steps:
-        about, t = _about(step), _time(step) if step.timestamp else t
+        about = _about(step)
+        t = _time(step) if step.timestamp else t
         if step.source != "agent" or step.llm_call_count == 0 or (ours and not about):
             pending += [] if step.message == "" and step.observation else [[step.step_id]]
             pending += _results(step)
@@ -122,32 +153,35 @@ def _calls(voice: Trajectory, agent_id: str | None, begun: float) -> Iterator[tu
             about=about,
         )
         yield step.model_name or voice.agent.model_name, made
-        last, length = name, shared + len(new) + 1
+        last = name
+        length = shared + len(new) + 1
         pending = _results(step)
 
 
-def _results(step: Step) -> list[list[int]]:
+def _results(step: AtifStep) -> list[list[int]]:
     """Where the results of a step stand."""
-    return [[step.step_id, index] for index in range(len(step.observation.results) if step.observation else 0)]
+    return [
+        [step.step_id, index] for index in range(len(step.observation.results) if step.observation else 0)
+    ]
 
 
-def _about(step: Step) -> Json:
+def _about(step: AtifStep) -> Json:
     """What an export of ours says of a call."""
     return ours(ToldCall, (step.extra or {}).get("call"))
 
 
-def _of_agent(voice: Trajectory) -> Json:
+def _of_agent(voice: AtifTrajectory) -> Json:
     """What an export of ours says of an agent."""
     return ours(ToldAgent, voice.agent.extra)
 
 
-def _rewards(root: Trajectory) -> list[Json]:
+def _rewards(root: AtifTrajectory) -> list[Json]:
     """Rewards as an export of ours gives them; empty for each that is another project's."""
     found = (root.extra or {}).get("rewards", [])
     return [ours(ToldReward, item) for item in (found if isinstance(found, list) else [found])]
 
 
-def _message(steps: list[Step], where: list[int]) -> Message:
+def _message(steps: list[AtifStep], where: list[int]) -> Message:
     """The message that stands at [step] or [step, result]."""
     step = steps[where[0] - 1]
     if len(where) == 1:
@@ -159,9 +193,12 @@ def _message(steps: list[Step], where: list[int]) -> Message:
     return message_of("tool", result.content, tool_call_id=called, extra=result.extra)
 
 
-def _spawn(rows: ImportRows, voice: Trajectory, parent: Trajectory | None) -> None:
-    """The event that an agent was spawned with: as it is told, else from the reference of the result that returned."""
-    about, child = _of_agent(voice), rows.known(_name(voice))
+def _spawn(rows: ImportRows, voice: AtifTrajectory, parent: AtifTrajectory | None) -> None:
+    """The event that an agent was spawned with: as it is told, else from the reference of the result that
+    returned.
+    """
+    about = _of_agent(voice)
+    child = rows.known(_name(voice))
     told = list(about.get("spawned", ()))
     if parent is not None and not told and "spawned" not in about:
         told = [
@@ -177,12 +214,14 @@ def _spawn(rows: ImportRows, voice: Trajectory, parent: Trajectory | None) -> No
     for event in told:
         known = {name: event[name] for name in ("evidence", "confidence", "source") if name in event}
         by = rows.known(event.get("agent_id"))
-        made = rows.event(event["id"], "spawn", event["t"], event["attributes"], agent_id=by, target_agent_id=child, **known)
+        made = rows.event(
+            event["id"], "spawn", event["t"], event["attributes"], agent_id=by, target_agent_id=child, **known
+        )
         if child is not None:
             rows.spawned_by(child, made)
 
 
-def _time(step: Step) -> float:
+def _time(step: AtifStep) -> float:
     """Unix seconds; a time without a zone is UTC."""
     if step.timestamp is None:
         return 0.0
@@ -190,7 +229,7 @@ def _time(step: Step) -> float:
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
-def _left_out(root: Trajectory) -> dict[str, int]:
+def _left_out(root: AtifTrajectory) -> dict[str, int]:
     """Fields with a value that no row has a place for."""
     out: Counter[str] = Counter()
     for voice, _ in _voices(root, None):

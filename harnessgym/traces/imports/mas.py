@@ -1,7 +1,8 @@
 """Orchestration traces of the awesome-llm-mas-rl schema: agents, events, edges and rewards.
 
-A trace has no tokens and no texts, so no calls are made: a decision with `x_event: "llm_call"` becomes an event of that kind,
-which says how many tokens there were. Temporal edges between successive calls of one agent are derived anyway and not stored.
+A trace has no tokens and no texts, so no calls are made: a decision with `x_event: "llm_call"` becomes an
+event of that kind, which says how many tokens there were. Temporal edges between successive calls of one
+agent are derived anyway and not stored.
 """
 
 from collections.abc import Iterable
@@ -11,8 +12,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from harnessgym.traces.exports.mas import NOBODY
+from harnessgym.traces.import_ import ImportedRollout
 from harnessgym.traces.import_rows import SOURCE, ImportedFacts, ImportRows
-from harnessgym.traces.importing import ImportedRollout
 from harnessgym.traces.mas_schema import check
 
 Json = dict[str, Any]
@@ -29,11 +30,17 @@ class MasImport:
     """One document is one rollout."""
 
     def read(self, conn: Connection, run_id: str, document: Json) -> ImportedRollout:
-        """Write a trace. Raises `TraceError` if the schema does not hold, `ConfigError` without jsonschema."""
+        """Write a trace. Raises `TraceError` if the schema does not hold, `ConfigError` without
+        jsonschema.
+        """
         check(document)
         first = document["events"][0]
         task_set, slash, key = document["task_id"].partition("/")
-        task = {"task_set": task_set, "task_key": key} if slash else {"task_set": SOURCE, "task_key": document["task_id"]}
+        task = (
+            {"task_set": task_set, "task_key": key}
+            if slash
+            else {"task_set": SOURCE, "task_key": document["task_id"]}
+        )
         told = {"harness": document.get("system", ""), **task, **first.get("x_rollout", {})}
         facts = ImportedFacts(id=document["trace_id"], **told)
         rows = ImportRows(conn, run_id, facts)
@@ -52,7 +59,9 @@ class MasImport:
                 rows.reward(unit, target, channel, value)
             else:
                 rows.reward("rollout", "", name, value)
-        derived = {"topology", "costs"} | ({"metrics"} if set(document.get("metrics", {})) <= {"task_success"} else set())
+        derived = {"topology", "costs"} | (
+            {"metrics"} if set(document.get("metrics", {})) <= {"task_success"} else set()
+        )
         known = {"trace_id", "task_id", "system", "events", "edges", "rewards", *derived}
         return ImportedRollout(rows.rollout_id, {name: 1 for name in document if name not in known})
 

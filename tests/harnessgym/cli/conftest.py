@@ -1,5 +1,5 @@
-"""Two rollouts of one group as a real proxy records them: a planner that starts two workers, titles its session, and loses its
-history once; the second rollout goes another way in its last answer.
+"""Two rollouts of one group as a real proxy records them: a planner that starts two workers, titles its
+session, and loses its history once; the second rollout goes another way in its last answer.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from harnessgym.cli.traces import app
 from harnessgym.harness import SideCallRule
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import TraceStore, ledger, policies, rewards, rollouts, runs
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.ledger import ExcludedTokens, StepRecord, TrainedRollout
@@ -27,19 +27,28 @@ from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.task import Task
 from harnessgym.traces.trajectories import Trajectory, rows_of
 from proxies.app import ProxySettings
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.proxies.conftest import KEY, POLICY, World
 
 TOOLS = [
-    {"type": "function", "function": {"name": "Task", "description": "Start a worker.", "parameters": {"type": "object"}}},
-    {"type": "function", "function": {"name": "get", "description": "Get.", "parameters": {"type": "object"}}},
+    {
+        "type": "function",
+        "function": {"name": "Task", "description": "Start a worker.", "parameters": {"type": "object"}},
+    },
+    {
+        "type": "function",
+        "function": {"name": "get", "description": "Get.", "parameters": {"type": "object"}},
+    },
 ]
 PLANNER = {"x-session-id": "planner"}
 
 
 def calling(*calls: tuple[str, dict[str, str]]) -> str:
-    made = "\n".join(f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>" for name, given in calls)
+    made = "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': given})}\n</tool_call>"
+        for name, given in calls
+    )
     return f"{made}<|im_end|>"
 
 
@@ -86,13 +95,19 @@ async def harness(world: World, rollout_id: str) -> None:
     def result(asked: dict[str, Any], at: int, text: str) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": asked["tool_calls"][at]["id"], "content": text}
 
-    await say([{"role": "system", "content": "Write a title"}, {"role": "user", "content": "Count the fruit."}], PLANNER)
+    await say(
+        [{"role": "system", "content": "Write a title"}, {"role": "user", "content": "Count the fruit."}],
+        PLANNER,
+    )
     opening = [{"role": "system", "content": "You plan."}, {"role": "user", "content": "Count the fruit."}]
     asked = await say(opening, PLANNER)
     said = []
     for name, fruit in (("w1", "apples"), ("w2", "pears")):
         who = {"x-session-id": name, "x-parent-session-id": "planner"}
-        task = [{"role": "system", "content": "You work."}, {"role": "user", "content": f"Count the {fruit}."}]
+        task = [
+            {"role": "system", "content": "You work."},
+            {"role": "user", "content": f"Count the {fruit}."},
+        ]
         answer = await say(task, who)
         if answer.get("tool_calls"):
             answer = await say([*task, answer, result(answer, 0, "3")], who)
@@ -105,7 +120,11 @@ async def harness(world: World, rollout_id: str) -> None:
 
 
 def finish(store: TraceStore, rollout_id: str, group_id: str) -> None:
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})))
+    store.write(
+        lambda conn: rollouts.finish(
+            conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})
+        )
+    )
     note = RewardRow(rollout_id, "rollout", rollout_id, "process.brevity", 0.25, "test", "short enough")
     store.write(lambda conn: rewards.add(conn, note))
 
@@ -126,26 +145,40 @@ def train(store: TraceStore, policy_id: str, group_id: str, rollout_ids: list[st
             )
         ]
         trained.append(TrainedRollout(name, made.trained, 0, tuple(ranges)))
-        excluded += [ExcludedTokens(name, item.call_id, item.start, item.end, item.reason) for item in made.exclusions]
+        excluded += [
+            ExcludedTokens(name, item.call_id, item.start, item.end, item.reason) for item in made.exclusions
+        ]
     version = PolicyVersion(1, 0, "full", str(POLICY), 1, "", 0, committed=True, orphaned=False)
     store.write(
-        lambda conn: ledger.commit_step(conn, policy_id, StepRecord(version, (group_id,), tuple(trained), tuple(excluded)))
+        lambda conn: ledger.commit_step(
+            conn, policy_id, StepRecord(version, (group_id,), tuple(trained), tuple(excluded))
+        )
     )
 
 
 async def record(path: Path) -> Recorded:
-    language = Language.of_policy(POLICY)
+    language = PolicyLanguage.of_policy(POLICY)
     with TraceStore.create(f"sqlite:///{path}") as store:
-        run_id = store.write(lambda conn: runs.add(conn, "test", {"policy": {"path": str(POLICY)}}, "0", "training"))
+        run_id = store.write(
+            lambda conn: runs.add(conn, "test", {"policy": {"path": str(POLICY)}}, "0", "training")
+        )
         policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
         start = PolicyVersion(0, None, "full", str(POLICY), 0, "", 0, committed=True, orphaned=False)
         store.write(lambda conn: policies.publish(conn, policy_id, start))
         task_id = store.write(lambda conn: runs.add_task(conn, "fruit", Task("count", "Count the fruit.")))
-        spec = rollouts.GroupSpec(run_id, task_id, policy_id, "train", 0, 0, {}, ("a", "b"), "process", (0, 1))
+        spec = rollouts.GroupSpec(
+            run_id, task_id, policy_id, "train", 0, 0, {}, ("a", "b"), "process", (0, 1)
+        )
         group_id = store.write(lambda conn: rollouts.submit(conn, spec))
         claimed = store.write(lambda conn: rollouts.claim(conn, run_id, "node", 60.0, 2))
         settings = ProxySettings(
-            store=store.url, run_id=run_id, policy=POLICY, control_key=KEY, port=0, control_port=0, max_length=4_000
+            store=store.url,
+            run_id=run_id,
+            policy=POLICY,
+            control_key=KEY,
+            port=0,
+            control_port=0,
+            max_length=4_000,
         )
         async with httpx.AsyncClient(timeout=20.0, trust_env=False) as http:
             world = World(store, settings, claimed[0].id, language, {}, http)

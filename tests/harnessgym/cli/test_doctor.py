@@ -1,4 +1,6 @@
-"""The doctor: says of everything whether it is there, what to do if not, and fails for what the default line needs."""
+"""The doctor: says of everything whether it is there, what to do if not, and fails for what the default
+line needs.
+"""
 
 import json
 import os
@@ -10,7 +12,9 @@ import pytest
 
 def doctor(*arguments, **env):
     command = [sys.executable, "-m", "harnessgym", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200", **env}, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200", **env}, check=False
+    )
 
 
 def findings(**env):
@@ -51,6 +55,13 @@ def test_what_only_other_lines_need_is_a_warning():
 def test_the_engine_is_looked_through():
     found = findings()
     assert found["docker", "engine"]["state"] == "ok"
-    for name in ("storage driver", "cgroups", "limit of memory", "limit of processes", "limit of processors", "networks"):
+    for name in (
+        "storage driver",
+        "cgroups",
+        "limit of memory",
+        "limit of processes",
+        "limit of processors",
+        "networks",
+    ):
         assert ("docker", name) in found
     assert ("images", "harnessgym/python") in found

@@ -17,7 +17,7 @@ from harnessgym.cli import app
 from harnessgym.errors import HarnessGymError
 from harnessgym.process import ProcessId
 from harnessgym.store import TraceStore
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.harnessgym.evaluation.published import POLICY, published
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
 from tests.proxies.engine_process import EngineProcess
@@ -31,7 +31,9 @@ def command(*words):
 
 
 def run(*words, timeout=300):
-    return subprocess.run(command(*words), env=ENV, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(
+        command(*words), env=ENV, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+    )
 
 
 def refused(*words):
@@ -53,7 +55,9 @@ def report(folder):
 
 @pytest.fixture
 def scripted(tmp_path):
-    """`scripted("first", "other")`: words that evaluate policies which always answer this, on tasks that want "first"."""
+    """`scripted("first", "other")`: words that evaluate policies which always answer this, on tasks that
+    want "first".
+    """
 
     def make(*answers, folder="eval", **changes):
         (section,) = write_harnesses(tmp_path, ["good"])
@@ -64,7 +68,14 @@ def scripted(tmp_path):
             policies.append(f"scripted:{script}")
         given = {"tasks": f"{HERE}:Picky", "sandbox": "process", "split": "train"} | changes
         words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-        return [*policies, "--set", f"argv={json.dumps(section['settings']['argv'])}", "--folder", tmp_path / folder, *words]
+        return [
+            *policies,
+            "--set",
+            f"argv={json.dumps(section['settings']['argv'])}",
+            "--folder",
+            tmp_path / folder,
+            *words,
+        ]
 
     return make
 
@@ -81,12 +92,20 @@ def test_before_and_after_of_a_run_interrupted_and_taken_up_again(ruined, tmp_pa
     words = [f"{run_folder}@0", run_folder, "--tasks", "lookup", "--limit", "2", "--samples", "2", "--sandbox", "process",
              "--max-tokens", "24", "--max-length", "400", "--timeout", "60", "--folder", folder,
              "--set", 'argv=["python", "examples/lookup_openai.py"]']  # fmt: skip
-    with subprocess.Popen(command(*words, "-n", "1"), env=ENV, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command(*words, "-n", "1"), env=ENV, cwd=ROOT, stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + 200
         lines = folder / "1-run@0" / "results.jsonl"
-        while time.monotonic() < deadline and process.poll() is None and not (lines.exists() and lines.read_text()):
+        while (
+            time.monotonic() < deadline
+            and process.poll() is None
+            and not (lines.exists() and lines.read_text())
+        ):
             time.sleep(0.05)
-        (engine,) = [ProcessId(*entry) for entry in json.loads((folder / "processes.json").read_text()).values()]
+        (engine,) = [
+            ProcessId(*entry) for entry in json.loads((folder / "processes.json").read_text()).values()
+        ]
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
     assert process.returncode == 130, said
@@ -162,7 +181,10 @@ def test_an_evaluation_that_could_not_begin_leaves_its_folder_free(scripted, tmp
         (["nowhere", "--tasks", "lookup", "--set", 'argv=["a"]'], "There is no folder"),
         ([POLICY], "give --tasks SPEC, or --run RUN.toml"),
         ([POLICY, "--tasks", "lookup", "--require-gain"], "give two policies"),
-        ([POLICY, "--run", "examples/quickstart.toml", "--harness", "open"], "no harness 'open'. Did you mean 'openai'"),
+        (
+            [POLICY, "--run", "examples/quickstart.toml", "--harness", "open"],
+            "no harness 'open'. Did you mean 'openai'",
+        ),
         ([POLICY, "--tasks", "nothing"], "There are no tasks 'nothing'"),
         ([POLICY, "--tasks", "lookup"], "argv"),
         (["http://127.0.0.1:9", "--tasks", "lookup", "--set", 'argv=["a"]'], "Is it up?"),

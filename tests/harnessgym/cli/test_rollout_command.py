@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from harnessgym.store import TraceStore, rollout_states, runs
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
 
 ENV = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "120"}
@@ -24,8 +24,19 @@ def command(tmp_path):
 
     def make(harness, *words, tasks="Tiny", folder="run", sandbox="process", upstream="scripted"):
         (section,) = write_harnesses(tmp_path, [harness])
-        given = ["--tasks", f"{HERE}:{tasks}", "--sandbox", sandbox, "--upstream", upstream, "--folder", str(tmp_path / folder)]
-        settings = [word for key, value in section["settings"].items() for word in ("--set", f"{key}={_toml(value)}")]
+        given = [
+            "--tasks",
+            f"{HERE}:{tasks}",
+            "--sandbox",
+            sandbox,
+            "--upstream",
+            upstream,
+            "--folder",
+            str(tmp_path / folder),
+        ]
+        settings = [
+            word for key, value in section["settings"].items() for word in ("--set", f"{key}={_toml(value)}")
+        ]
         return [sys.executable, "-m", "harnessgym", "rollout", *given, *settings, *words]
 
     return make
@@ -60,7 +71,9 @@ def test_every_task_is_run_as_often_as_asked(command, tmp_path):
     done = run(command("good", "--samples", "2", "-n", "4", "--split", "train"))
     assert done.returncode == 0, done.stderr
     found = results(tmp_path / "run")
-    assert [(row["task"], row["slot"]) for row in found] == [(f"tiny/train/{i}", slot) for i in range(5) for slot in (0, 1)]
+    assert [(row["task"], row["slot"]) for row in found] == [
+        (f"tiny/train/{i}", slot) for i in range(5) for slot in (0, 1)
+    ]
     assert {(row["reward"], row["verdict"], row["cause"], row["stop_reason"]) for row in found} == {
         (1.0, "valid", None, "finished")
     }
@@ -94,7 +107,9 @@ def test_the_same_command_goes_on_and_another_is_refused_with_the_difference(com
     before = results(tmp_path / "run")
     record = tmp_path / "run" / "campaign.json"
     known = json.loads(record.read_text())
-    record.write_text(json.dumps({name: value for name, value in known.items() if name != "session"}))  # as once recorded
+    record.write_text(
+        json.dumps({name: value for name, value in known.items() if name != "session"})
+    )  # as once recorded
     again = run(command("good", "--limit", "2", "-n", "3"))
     assert again.returncode == 0, again.stderr
     assert results(tmp_path / "run") == before
@@ -129,7 +144,10 @@ def test_interrupted_it_ends_cleanly_and_goes_on_where_it_stood(command, tmp_pat
     assert done.returncode == 0, done.stderr
     found = results(tmp_path / "run")
     assert [(row["task"], row["slot"]) for row in found] == [
-        (f"tiny/{split}/{i}", slot) for split, count in (("train", 5), ("test", 3)) for i in range(count) for slot in range(3)
+        (f"tiny/{split}/{i}", slot)
+        for split, count in (("train", 5), ("test", 3))
+        for i in range(count)
+        for slot in range(3)
     ]
     assert {row["rollout"] for row in kept} <= {row["rollout"] for row in found}
     assert summary(tmp_path / "run")["graded"] == 24
@@ -149,7 +167,9 @@ def test_killed_it_goes_on_and_every_slot_has_one_result(command, tmp_path):
     done = run(words)
     assert done.returncode == 0, done.stderr
     found = results(tmp_path / "run")
-    assert [(row["task"], row["slot"]) for row in found] == [(f"tiny/train/{i}", slot) for i in range(5) for slot in (0, 1)]
+    assert [(row["task"], row["slot"]) for row in found] == [
+        (f"tiny/train/{i}", slot) for i in range(5) for slot in (0, 1)
+    ]
     assert {row["reward"] for row in found} == {1.0}
     assert list((tmp_path / "run" / "workspaces").iterdir()) == []
 
@@ -173,10 +193,20 @@ def test_what_cannot_be_graded_is_told_and_is_no_zero(command, tmp_path):
     done = run(command("never_calls", "--limit", "2", "--retry", "1"))
     assert done.returncode == 1, done.stderr
     for row in results(tmp_path / "run"):
-        assert (row["reward"], row["verdict"], row["cause"], row["attempts"]) == (None, "infrastructure_error", "no_calls", 2)
+        assert (row["reward"], row["verdict"], row["cause"], row["attempts"]) == (
+            None,
+            "infrastructure_error",
+            "no_calls",
+            2,
+        )
         assert "never called the proxy" in row["detail"]
     told = summary(tmp_path / "run")
-    assert (told["graded"], told["not_graded"], told["reward"]["mean"], told["causes"]) == (0, 2, None, {"no_calls": 2})
+    assert (told["graded"], told["not_graded"], told["reward"]["mean"], told["causes"]) == (
+        0,
+        2,
+        None,
+        {"no_calls": 2},
+    )
     assert "2 no_calls" in done.stderr
 
 
@@ -190,7 +220,19 @@ def test_a_timeout_of_ones_own_is_the_agents_failure(command, tmp_path):
 def test_good_rollouts_are_kept_and_exported(command, tmp_path):
     (tmp_path / "script.toml").write_text('answers = ["first", "second"]')
     out = tmp_path / "good.jsonl"
-    words = ["--samples", "2", "--keep-above", "0.5", "--export", "sft", str(out), "-n", "1", "--split", "train"]
+    words = [
+        "--samples",
+        "2",
+        "--keep-above",
+        "0.5",
+        "--export",
+        "sft",
+        str(out),
+        "-n",
+        "1",
+        "--split",
+        "train",
+    ]
     done = run(command("good", *words, upstream=f"scripted:{tmp_path / 'script.toml'}", tasks="Picky"))
     assert done.returncode == 0, done.stderr
     kept = {row["rollout"] for row in results(tmp_path / "run") if row["reward"] == 1.0}
@@ -208,7 +250,11 @@ def serving(words, folder):
     """The command while it serves: a client of its endpoints, and the process."""
     with subprocess.Popen(words, env=ENV, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
-        while not (folder / "endpoints.json").exists() and time.monotonic() < deadline and process.poll() is None:
+        while (
+            not (folder / "endpoints.json").exists()
+            and time.monotonic() < deadline
+            and process.poll() is None
+        ):
             time.sleep(0.05)
         told = json.loads((folder / "endpoints.json").read_text())
         headers = {"authorization": f"Bearer {told['key']}"}
@@ -271,5 +317,10 @@ def test_help_teaches():
     done = run([sys.executable, "-m", "harnessgym", "rollout", "--help"])
     assert done.returncode == 0
     text = " ".join(done.stdout.replace("│", " ").split())
-    for words in ("harnessgym rollout --tasks shell", "--keep-above 1 --export sft", "Exit status: 0 done", "litellm:"):
+    for words in (
+        "harnessgym rollout --tasks shell",
+        "--keep-above 1 --export sft",
+        "Exit status: 0 done",
+        "litellm:",
+    ):
         assert words in text

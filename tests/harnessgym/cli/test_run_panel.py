@@ -9,18 +9,18 @@ from rich.console import Console
 
 from harnessgym.cli.dashboard import Dashboard
 from harnessgym.cli.run_panel import clock, line, panel, size
-from harnessgym.metrics.standing import Standing
+from harnessgym.metrics.run_status import SinkStatus
 from harnessgym.metrics.window import StageUse, WorkerUse
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
-from harnessgym.supervisor.progress import PolicyProgress, Progress, TrainerUse
+from harnessgym.supervisor.progress import PolicyProgress, RunProgress, TrainerUse
 
 
 def engine(number, busy=0.8, state="ready", version=6):
     return WorkerRow(f"engine-{number}", "r", "embedded", "", version, state), WorkerUse(busy, 2.5, 1234.0)
 
 
-PROGRESS = Progress(
+PROGRESS = RunProgress(
     name="demo",
     status="training",
     done=6,
@@ -93,7 +93,7 @@ def test_it_fits_any_terminal(width, height, engines, lags, done, trouble):
         failed=7 * trouble,
         restarts=2 * trouble,
         counters={"dropped_groups": 3.0} if trouble else {},
-        sinks={"wandb": Standing(3, 4)} if trouble else {},
+        sinks={"wandb": SinkStatus(3, 4)} if trouble else {},
     )
     picture = drawn(progress, width, height)
     assert all(len(row) <= width for row in picture)
@@ -119,7 +119,9 @@ def test_a_low_terminal_keeps_what_matters_most():
 
 
 def test_many_engines_share_a_row():
-    progress = replace(PROGRESS, engines=tuple(engine(n, 0.5, "ready" if n % 2 else "draining", 6 - n % 3) for n in range(9)))
+    progress = replace(
+        PROGRESS, engines=tuple(engine(n, 0.5, "ready" if n % 2 else "draining", 6 - n % 3) for n in range(9))
+    )
     text = "\n".join(drawn(progress))
     assert "engine-3" in text
     assert "engine-4" not in text
@@ -151,7 +153,7 @@ def test_trouble_is_named():
         failures={"sandbox_lost": 2},
         restarts=1,
         counters={"dropped_groups": 3.0},
-        sinks={"wandb": Standing(3, 4)},
+        sinks={"wandb": SinkStatus(3, 4)},
     )
     text = "\n".join(drawn(progress, 200))
     assert "attempts failed: 7 (last minute: 2 sandbox_lost)" in text
@@ -183,7 +185,15 @@ def test_a_run_on_several_machines_is_served_where_its_nodes_are():
 
 def test_before_the_first_step_nothing_is_invented():
     bare = replace(
-        PROGRESS, done=0, steps=0, left_s=None, metrics={}, rewards=(), trainer=None, staleness=Counter(), versions=()
+        PROGRESS,
+        done=0,
+        steps=0,
+        left_s=None,
+        metrics={},
+        rewards=(),
+        trainer=None,
+        staleness=Counter(),
+        versions=(),
     )
     text = "\n".join(drawn(bare))
     assert "0/24 steps " in text
@@ -202,13 +212,16 @@ def test_one_line_says_the_essence():
     assert line(evaluating) == "evaluating the start: 6/24 groups  4.5 rollouts/s, 2468 tokens/s"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0:00"), (7, "0:07"), (59.7, "1:00"), (750, "12:30"), (11_045, "3:04:05")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0:00"), (7, "0:07"), (59.7, "1:00"), (750, "12:30"), (11_045, "3:04:05")]
+)
 def test_durations(seconds, text):
     assert clock(seconds) == text
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (532_058, "532.1 kB"), (3.2e12, "3200.0 GB")]
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (532_058, "532.1 kB"), (3.2e12, "3200.0 GB")],
 )
 def test_sizes(number, text):
     assert size(number) == text
@@ -234,7 +247,12 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_now_and_then():
         dashboard.say("A process [ended].")
         dashboard.finish()
     said = console.file.getvalue().splitlines()
-    assert [text.split(":")[0] for text in said] == ["training", "evaluating the result", "A process [ended].", "training"]
+    assert [text.split(":")[0] for text in said] == [
+        "training",
+        "evaluating the result",
+        "A process [ended].",
+        "training",
+    ]
     assert "\x1b" not in console.file.getvalue()
 
 

@@ -10,7 +10,7 @@ import pytest
 from harnessgym.cli.service import setting_rows, show_settings
 from harnessgym.config import Config
 from harnessgym.registry import REGISTRY, load, names
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 
 ROOT = Path(__file__).parents[3]
 
@@ -76,7 +76,9 @@ def test_in_a_pipe_nothing_is_cut(capsys, monkeypatch):
 def test_the_list_of_names_is_whole_in_a_pipe():
     env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     command = [sys.executable, "-m", "harnessgym", "list"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT, env=env).stdout
+    shown = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT, env=env
+    ).stdout
     for kind in set(REGISTRY) - {"service", "settings", "grader"}:
         for name, target in REGISTRY[kind].items():
             assert f" {name} " in shown

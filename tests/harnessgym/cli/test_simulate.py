@@ -7,7 +7,16 @@ from typer.testing import CliRunner
 
 from harnessgym.cli import app
 
-SMALL = ["--engines.workers", "2", "--work.environments", "8", "--work.turns", "2", "--trainer.groups_per_step", "2"]
+SMALL = [
+    "--engines.workers",
+    "2",
+    "--work.environments",
+    "8",
+    "--work.turns",
+    "2",
+    "--trainer.groups_per_step",
+    "2",
+]
 SMALL += ["--trainer.group_size", "2", "--trainer.steps", "6", "--trainer.warmup", "1"]
 
 
@@ -18,7 +27,11 @@ def simulate(*words):
 def test_tables_say_that_they_are_simulated():
     result = simulate(*SMALL, "--arm", "sync", "--arm", "eta-2", "--seeds", "2")
     assert result.exit_code == 0, result.output
-    for words in ("Throughput (simulated, 2 seeds", "Staleness and updates (simulated", "Mean queue lengths (simulated"):
+    for words in (
+        "Throughput (simulated, 2 seeds",
+        "Staleness and updates (simulated",
+        "Mean queue lengths (simulated",
+    ):
         assert words in result.output
     assert "All figures are simulated" in result.output
     assert all(arm in result.output for arm in ("sync", "eta-2"))
@@ -38,7 +51,14 @@ def test_json_alone_is_printed_with_intervals():
 def test_a_file_and_options_are_read(tmp_path):
     (tmp_path / "sim.toml").write_text('[work]\ntokens = "pareto:40:1.8:400"\n[trainer]\nmax_staleness = 3\n')
     result = simulate(
-        "--config", str(tmp_path / "sim.toml"), *SMALL, "--arm", "as-given", "--json", "--trainer.max_staleness", "1"
+        "--config",
+        str(tmp_path / "sim.toml"),
+        *SMALL,
+        "--arm",
+        "as-given",
+        "--json",
+        "--trainer.max_staleness",
+        "1",
     )
     config = json.loads(result.stdout)["config"]
     assert config["work"]["tokens"]["kind"] == "pareto"

@@ -67,7 +67,9 @@ def test_freezing_by_filters(own, recorded, keep):
     assert found(keep("freeze", own, "--harness", "a", "--json"))["rollouts"] == list(recorded.rollouts[:1])
     made = found(keep("freeze", own, "--run", "latest", "--purpose", "train", "--json"))
     assert made == {"rollouts": list(recorded.rollouts), "changed": 1}
-    assert found(keep("thaw", own, "--run", recorded.run_id, "--harness", "b", "--json"))["rollouts"] == [recorded.rollouts[1]]
+    assert found(keep("thaw", own, "--run", recorded.run_id, "--harness", "b", "--json"))["rollouts"] == [
+        recorded.rollouts[1]
+    ]
 
 
 def test_which_rollouts_must_be_said(own, keep):
@@ -81,8 +83,16 @@ def test_which_rollouts_must_be_said(own, keep):
 def test_a_dry_run_changes_nothing(own, keep):
     before = own.read_bytes()
     said = found(keep("prune", own, "--older-than", "0s", "--trained", "--dry-run", "--json"))
-    assert (said["dry_run"], said["rollouts"], said["rows"]["calls"], said["rows"]["messages"]) == (True, 2, 14, 19)
-    assert "2 rollouts would be pruned" in keep("prune", own, "--older-than", "0s", "--trained", "--dry-run").output
+    assert (said["dry_run"], said["rollouts"], said["rows"]["calls"], said["rows"]["messages"]) == (
+        True,
+        2,
+        14,
+        19,
+    )
+    assert (
+        "2 rollouts would be pruned"
+        in keep("prune", own, "--older-than", "0s", "--trained", "--dry-run").output
+    )
     assert own.read_bytes() == before
     done = found(keep("prune", own, "--older-than", "0s", "--trained", "--json"))
     assert (done["dry_run"], done["bytes"], done["rows"].pop("groups")) == (False, said["bytes"], 1)
@@ -92,11 +102,17 @@ def test_a_dry_run_changes_nothing(own, keep):
 def test_age_and_run_choose(own, keep):
     said = found(keep("prune", own, "--older-than", "1h", "--trained", "--json"))
     assert (said["rollouts"], said["kept"]) == (0, {})
-    assert "no run that begins with 'x'" in str(keep("prune", own, "--older-than", "0s", "--run", "x", status=1).exception)
-    assert found(keep("prune", own, "--older-than", "0s", "--run", "latest", "--json"))["kept"] == {"in the ledger": 2}
+    assert "no run that begins with 'x'" in str(
+        keep("prune", own, "--older-than", "0s", "--run", "x", status=1).exception
+    )
+    assert found(keep("prune", own, "--older-than", "0s", "--run", "latest", "--json"))["kept"] == {
+        "in the ledger": 2
+    }
 
 
-@pytest.mark.parametrize(("age", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("1.5m", 90), ("0s", 0), ("2w", 1_209_600)])
+@pytest.mark.parametrize(
+    ("age", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("1.5m", 90), ("0s", 0), ("2w", 1_209_600)]
+)
 def test_ages(age, seconds):
     assert seconds_of(age) == seconds
 
@@ -110,7 +126,10 @@ def test_what_is_no_age(age):
 def test_without_bodies_the_tokens_can_still_be_looked_at(own, keep, ask):
     tokens = ask("tokens", own, "latest", "--json").stdout
     tree = ask("tree", own, "latest", "--json").stdout
-    assert found(keep("prune", own, "--older-than", "0s", "--bodies-only", "--json"))["rows"] == {"bodies": 14, "messages": 19}
+    assert found(keep("prune", own, "--older-than", "0s", "--bodies-only", "--json"))["rows"] == {
+        "bodies": 14,
+        "messages": 19,
+    }
     assert ask("tokens", own, "latest", "--json").stdout == tokens
     assert ask("tree", own, "latest", "--json").stdout == tree
     assert json.loads(ask("verify", own, "--json").stdout)["ok"]
@@ -137,15 +156,23 @@ def test_a_run_is_taken_elsewhere(recorded, keep, ask, tmp_path):
     assert "2 rollouts, 14 calls" in keep("import", file, new).output
     for words in (("list",), ("tree", "latest"), ("tokens", "latest"), ("show", "latest"), ("verify",)):
         command, *rest = words
-        assert ask(command, new, *rest, "--json").stdout == ask(command, recorded.path, *rest, "--json").stdout
-        assert ask(command, file, *rest, "--json").stdout == ask(command, recorded.path, *rest, "--json").stdout
+        assert (
+            ask(command, new, *rest, "--json").stdout == ask(command, recorded.path, *rest, "--json").stdout
+        )
+        assert (
+            ask(command, file, *rest, "--json").stdout == ask(command, recorded.path, *rest, "--json").stdout
+        )
     assert isinstance(keep("import", file, new, status=1).exception, StoreError)
     assert "is there already" in str(keep("export", recorded.path, "latest", file, status=1).exception)
 
 
 def test_migrate_and_revision(keep, tmp_path):
     revision = keep("revision").stdout.strip()
-    assert keep("migrate", f"sqlite:///{tmp_path / 'new.db'}").stdout.strip().endswith(f"has schema revision {revision}.")
+    assert (
+        keep("migrate", f"sqlite:///{tmp_path / 'new.db'}")
+        .stdout.strip()
+        .endswith(f"has schema revision {revision}.")
+    )
 
 
 @pytest.mark.parametrize("name", ["freeze", "thaw", "prune", "vacuum", "export", "import"])

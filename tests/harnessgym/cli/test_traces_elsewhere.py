@@ -23,7 +23,9 @@ def test_what_is_exported_is_imported_again(recorded, ask, tmp_path):
     assert sum(agent["sampled_tokens"] for agent in theirs["agents"]) <= sum(
         agent["sampled_tokens"] for agent in ours["agents"]
     )
-    assert {agent["name"] for agent in ours["agents"] if agent["name"]} <= {agent["name"] for agent in theirs["agents"]}
+    assert {agent["name"] for agent in ours["agents"] if agent["name"]} <= {
+        agent["name"] for agent in theirs["agents"]
+    }
 
 
 def test_one_rollout_can_be_exported_for_people_to_see(recorded, ask, tmp_path):
@@ -38,13 +40,17 @@ def test_a_run_is_found_by_how_it_begins_and_nothing_is_never_written(recorded, 
     for given in ("latest", recorded.run_id[:10]):
         listed = json.loads(ask("list", recorded.path, "--run", given, "--json").stdout)
         assert {item["id"] for item in listed} == set(recorded.rollouts)
-        made = ask("export", recorded.path, "--run", given, "--format", "sft", "--out", tmp_path / given, "--json")
+        made = ask(
+            "export", recorded.path, "--run", given, "--format", "sft", "--out", tmp_path / given, "--json"
+        )
         assert json.loads(made.stdout)["rollouts"] == 2
     for command in (("list",), ("export", "--format", "sft", "--out", out)):
         error = ask(command[0], recorded.path, "--run", "nothing", *command[1:], status=1).exception
         assert isinstance(error, StoreError)
         assert recorded.run_id in str(error)
-    error = ask("export", recorded.path, "--purpose", "nothing", "--format", "sft", "--out", out, status=1).exception
+    error = ask(
+        "export", recorded.path, "--purpose", "nothing", "--format", "sft", "--out", out, status=1
+    ).exception
     assert isinstance(error, ConfigError)
     assert "meets the filters" in str(error)
     assert out.read_text() == "kept"
@@ -109,7 +115,9 @@ def test_a_database_of_another_schema_says_what_to_do(recorded, ask, tmp_path):
     assert "harnessgym store migrate" in str(error)
 
 
-@pytest.mark.parametrize("name", ["list", "show", "tree", "tokens", "diff", "verify", "export", "import", "replay", "sql"])
+@pytest.mark.parametrize(
+    "name", ["list", "show", "tree", "tokens", "diff", "verify", "export", "import", "replay", "sql"]
+)
 def test_every_command_teaches(name, ask):
     command = get_command(app).commands[name]
     assert command.help

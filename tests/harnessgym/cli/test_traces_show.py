@@ -1,4 +1,6 @@
-"""`traces show`, `traces tree` and `traces list` on what a real proxy recorded of a planner with two workers."""
+"""`traces show`, `traces tree` and `traces list` on what a real proxy recorded of a planner with two
+workers.
+"""
 
 import json
 
@@ -52,7 +54,9 @@ def test_agents_have_colours_of_their_own_and_side_calls_are_dim(recorded):
     numbers = {name: at for at, name in enumerate(found.calls)}
     lines = [heading(call, numbers, labels) for call in found.calls.values()]
     assert lines[0].style == "dim"
-    assert [str(line.style) for line in lines[1:3]] == [f"bold {labels.colour(agent.id)}" for agent in found.agents[:2]]
+    assert [str(line.style) for line in lines[1:3]] == [
+        f"bold {labels.colour(agent.id)}" for agent in found.agents[:2]
+    ]
     console = Console(force_terminal=True, color_system="standard", width=200)
     with console.capture() as drawn:
         console.print(lines[1])
@@ -74,7 +78,10 @@ def test_show_as_json_has_every_call_with_its_texts(recorded, ask):
     found = json.loads(ask("show", recorded.path, recorded.rollouts[0], "--json").stdout)
     assert set(found) == {"rollout", "rewards", "agents", "calls"}
     assert found["rollout"]["id"] == recorded.rollouts[0]
-    assert {reward["channel"]: reward["value"] for reward in found["rewards"]} == {"reward": 1.0, "process.brevity": 0.25}
+    assert {reward["channel"]: reward["value"] for reward in found["rewards"]} == {
+        "reward": 1.0,
+        "process.brevity": 0.25,
+    }
     assert [agent["name"] for agent in found["agents"]] == ["main", "agent 1", "agent 2"]
     assert [call["number"] for call in found["calls"]] == list(range(recorded.calls))
     assert [call["continues"] for call in found["calls"]] == [None, None, None, 2, None, 1, None]
@@ -129,7 +136,12 @@ def test_the_tree_as_json(recorded, ask):
     found = json.loads(ask("tree", recorded.path, "latest", "--json").stdout)
     assert set(found) == {"rollout", "agents"}
     main, first, second, nobody = found["agents"]
-    assert [main["name"], first["name"], second["name"], nobody["name"]] == ["main", "agent 1", "agent 2", None]
+    assert [main["name"], first["name"], second["name"], nobody["name"]] == [
+        "main",
+        "agent 1",
+        "agent 2",
+        None,
+    ]
     assert first["parent_agent_id"] == second["parent_agent_id"] == main["id"]
     assert main["spawn"] is None
     assert first["spawn"]["tool"] == "Task"
@@ -164,7 +176,17 @@ def test_what_is_no_database_is_said_so(tmp_path, ask, command):
 
 def test_rollouts_are_listed_newest_first(recorded, ask):
     lines = ask("list", recorded.path).output.splitlines()
-    assert lines[0].split() == ["id", "group", "harness", "try", "ended", "verdict", "reward", "calls", "tokens"]
+    assert lines[0].split() == [
+        "id",
+        "group",
+        "harness",
+        "try",
+        "ended",
+        "verdict",
+        "reward",
+        "calls",
+        "tokens",
+    ]
     assert [line.split()[0] for line in lines[1:]] == list(reversed(recorded.rollouts))
     assert lines[1].split()[1:] == ["train", "0.1", "b", "0", "finished", "valid", "1", "7", "140"]
     assert ask("show", recorded.path).output.splitlines() == lines
@@ -188,5 +210,7 @@ def test_rollouts_are_listed_newest_first(recorded, ask):
 def test_lists_are_filtered(recorded, ask, words, slots):
     result = ask("list", recorded.path, *words, "--json")
     found = json.loads(result.stdout)
-    assert [(item["id"], item["slot"]) for item in found] == [(recorded.rollouts[slot], slot) for slot in slots]
+    assert [(item["id"], item["slot"]) for item in found] == [
+        (recorded.rollouts[slot], slot) for slot in slots
+    ]
     assert ("--limit N" in result.stderr) is ("--limit" in words)

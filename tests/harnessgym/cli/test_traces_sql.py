@@ -69,7 +69,13 @@ def test_only_as_many_rows_as_are_wanted_are_read(url):
     assert (endless.rows, endless.more) == (((1,), (2,), (3,)), True)
     assert ask_plainly(url, "SELECT 1 AS n WHERE false", 3).columns == ("n",)
     assert ask_plainly(url, "/* a */ -- b\n (VALUES (1))", 3).rows == ((1,),)
-    for statement in ("COMMIT", "SET search_path = x", "COPY runs TO STDOUT", "-- SELECT\nDO $$ BEGIN END $$", ""):
+    for statement in (
+        "COMMIT",
+        "SET search_path = x",
+        "COPY runs TO STDOUT",
+        "-- SELECT\nDO $$ BEGIN END $$",
+        "",
+    ):
         with pytest.raises(StoreError, match=r"Only statements that read.*begin with EXPLAIN, SELECT"):
             ask_plainly(url, statement, 1)
 
@@ -137,6 +143,11 @@ def test_the_program_itself_says_one_line_and_status_2(recorded):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("harnessgym: Only statements that read")
     piped = subprocess.run(
-        [*argv[:-1], "-"], input="SELECT 7 AS seven", capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3]
+        [*argv[:-1], "-"],
+        input="SELECT 7 AS seven",
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[3],
     )
     assert piped.stdout.split() == ["seven", "7"]

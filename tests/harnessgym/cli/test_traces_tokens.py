@@ -29,7 +29,9 @@ def test_rows_are_exactly_those_of_the_trainer(recorded, ask):
 
 def test_advantages_are_those_that_were_trained_with(recorded, ask):
     rows = recorded.trajectory().rows
-    for found, row in zip(json.loads(ask("tokens", recorded.path, recorded.rollouts[0], "--json").stdout), rows, strict=True):
+    for found, row in zip(
+        json.loads(ask("tokens", recorded.path, recorded.rollouts[0], "--json").stdout), rows, strict=True
+    ):
         expected: list[float | None] = [None] * len(row.ids)
         for turn in row.turns:
             if row.mask[turn.start]:
@@ -46,7 +48,8 @@ def test_texts_of_tokens_join_to_what_was_said(recorded, ask):
 
 def test_a_call_is_the_row_up_to_its_end(recorded, ask):
     whole, part = (
-        json.loads(ask("tokens", recorded.path, "latest", "--call", number, "--json").stdout)[0] for number in (5, 1)
+        json.loads(ask("tokens", recorded.path, "latest", "--call", number, "--json").stdout)[0]
+        for number in (5, 1)
     )
     assert whole["row"] == part["row"]
     assert whole["tokens"][: len(part["tokens"])] == part["tokens"]
@@ -58,13 +61,25 @@ def test_a_call_in_no_row_says_why_and_keeps_its_logprobs(recorded, ask):
     (row,) = json.loads(ask("tokens", recorded.path, "latest", "--call", 0, "--sampled", "--json").stdout)
     assert (row["row"], row["excluded"]) == (None, "side_call")
     assert len(row["tokens"]) == 6
-    assert all(token["mask"] == 0 and token["logprob"] < 0 and token["version"] == 0 for token in row["tokens"])
+    assert all(
+        token["mask"] == 0 and token["logprob"] < 0 and token["version"] == 0 for token in row["tokens"]
+    )
 
 
 def test_lines_for_people(recorded, ask):
     lines = ask("tokens", recorded.path, "latest", "--row", 1).output.splitlines()
     row = recorded.trajectory(1).rows[1]
-    assert lines[1].split() == ["position", "id", "text", "mask", "logprob", "version", "advantage", "call", "agent"]
+    assert lines[1].split() == [
+        "position",
+        "id",
+        "text",
+        "mask",
+        "logprob",
+        "version",
+        "advantage",
+        "call",
+        "agent",
+    ]
     assert len(lines) == len(row.ids) + 2
     first = row.turns[0].start
     position, token, *_, mask, logprob, version, advantage, _call, agent, number = lines[2 + first].split()
@@ -82,7 +97,10 @@ def test_a_number_that_is_not_there(recorded, ask, words, part):
 
 
 def test_call_and_row_exclude_each_other(recorded, ask):
-    assert "exclude each other" in ask("tokens", recorded.path, "latest", "--call", 1, "--row", 1, status=2).output
+    assert (
+        "exclude each other"
+        in ask("tokens", recorded.path, "latest", "--call", 1, "--row", 1, status=2).output
+    )
 
 
 def test_a_rollout_is_the_same_as_itself(recorded, ask):
@@ -100,7 +118,12 @@ def test_two_rollouts_part_where_they_do(recorded, ask):
     assert "-Seven." in branch["message"]["diff"]
     assert "+Still seven." in branch["message"]["diff"]
     ids = [
-        [token["id"] for token in json.loads(ask("tokens", recorded.path, name, "--call", 6, "--json").stdout)[0]["tokens"]]
+        [
+            token["id"]
+            for token in json.loads(ask("tokens", recorded.path, name, "--call", 6, "--json").stdout)[0][
+                "tokens"
+            ]
+        ]
         for name in recorded.rollouts
     ]
     position = branch["token"]["position"]

@@ -18,7 +18,9 @@ def folder(tmp_path):
 def watched(*arguments, **options):
     command = [sys.executable, "-m", "harnessgym", "watch", *map(str, arguments)]
     environment = {**os.environ, "COLUMNS": "100", "LINES": "30"}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment, **options)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=120, env=environment, **options
+    )
 
 
 def set_status(folder, status):
@@ -30,7 +32,12 @@ def test_one_look_shows_the_whole_panel_and_changes_nothing(folder):
     before = (folder.root / "traces.db").read_bytes()
     done = watched(folder.root, "--once")
     assert done.returncode == 0, done.stderr
-    for part in ("HarnessGym look: training (no node of it takes rollouts)", "engine-0", "reconstruct", "16 running"):
+    for part in (
+        "HarnessGym look: training (no node of it takes rollouts)",
+        "engine-0",
+        "reconstruct",
+        "16 running",
+    ):
         assert part in done.stdout
     assert (folder.root / "traces.db").read_bytes() == before
 
@@ -55,7 +62,11 @@ def test_it_follows_a_run_until_that_ends(folder):
 def test_interrupted_it_leaves_without_a_word(folder):
     command = [sys.executable, "-m", "harnessgym", "watch", str(folder.root)]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -1,4 +1,6 @@
-"""A cluster inside this process: places are real, machines are threads, and what runs in a place is a few lines of Python."""
+"""A cluster inside this process: places are real, machines are threads, and what runs in a place is a few
+lines of Python.
+"""
 
 import subprocess
 import sys
@@ -6,7 +8,7 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from harnessgym.cluster.place import Place
+from harnessgym.cluster.process_host import ProcessHost
 from harnessgym.errors import HarnessGymError
 from harnessgym.heartbeat import VARIABLE
 
@@ -26,22 +28,31 @@ sys.exit(code)
 """
 
 
-class QuietPlace(Place):
-    """Runs a stand-in for the services, which need engines and policies: it waits, and ends when and how it is told."""
+class QuietPlace(ProcessHost):
+    """Runs a stand-in for the services, which need engines and policies: it waits, and ends when and how
+    it is told.
+    """
 
     def run(self, order, settings, descriptors, heartbeat):
         far = heartbeat.far.fileno()
         command = [sys.executable, "-S", "-c", STAND_IN, order.command, str(settings)]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=log, pass_fds=[*descriptors, far], start_new_session=True, env={VARIABLE: str(far)}
+                command,
+                stdout=log,
+                stderr=log,
+                pass_fds=[*descriptors, far],
+                start_new_session=True,
+                env={VARIABLE: str(far)},
             )
         heartbeat.started()
         return process
 
 
 class Machine:
-    """One place on a machine of its own: a thread does what it is asked in order, until the machine is lost."""
+    """One place on a machine of its own: a thread does what it is asked in order, until the machine is
+    lost.
+    """
 
     def __init__(self, name, sockets, silent_s):
         self.name, self.lost = name, threading.Event()
@@ -83,7 +94,7 @@ class Promise:
 
 @dataclass
 class LocalGround:
-    """See `harnessgym.cluster.ground.Ground`. `free` is how many more places there is room for."""
+    """See `harnessgym.cluster.backend.ClusterBackend`. `free` is how many more places there is room for."""
 
     silent_s: float
     free: int = 100

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from harnessgym.cluster.desired_nodes import wish, wished
 from harnessgym.cluster.fleet import Fleet
-from harnessgym.cluster.place import About, release
-from harnessgym.cluster.section import Need
-from harnessgym.cluster.wish import wish, wished
+from harnessgym.cluster.process_host import HostInfo, release
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.process import identify
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.cluster import Need
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder, write_json
 from harnessgym.store import TraceStore
-from harnessgym.supervisor.orders import Orders
+from harnessgym.supervisor.process_settings import Orders
 from harnessgym.supervisor.silence import SilenceWatch
 from tests.harnessgym.cluster.local_ground import LocalGround, Promise, QuietPlace
 
@@ -134,7 +134,11 @@ def test_everything_is_placed_told_where_the_proxy_is_and_ended(make):
     assert harbour.fleet.lacks("process") is None
     harnesses, control = harbour.fleet.by_name["proxy"].urls
     assert harbour.settings("node-1")["proxy_url"] == harnesses
-    assert harbour.settings("node-1")["control_url"] == harbour.settings("engine-0")["agent"]["control_url"] == control
+    assert (
+        harbour.settings("node-1")["control_url"]
+        == harbour.settings("engine-0")["agent"]["control_url"]
+        == control
+    )
     assert harbour.settings("engine-1")["agent"]["address"] == harbour.fleet.by_name["engine-1"].urls[0]
     assert harbour.settings("node-0")["run"].startswith(str(harbour.ground.at("node-0").place.folder))
     assert harbour.settings("trainer")["run"] == str(harbour.folder.root)
@@ -143,13 +147,18 @@ def test_everything_is_placed_told_where_the_proxy_is_and_ended(make):
     processes = [harbour.pid(name) for name in ALL]
     harbour.fleet.close()
     assert not any(process.alive() for process in processes)
-    assert not any(machine.place.folder.exists() for machines in harbour.ground.machines.values() for machine in machines)
+    assert not any(
+        machine.place.folder.exists() for machines in harbour.ground.machines.values() for machine in machines
+    )
     assert harbour.ground.closed
     assert json.loads((harbour.folder.root / "places.json").read_text()) == {}
 
 
 def test_outside_engines_are_followed_from_places_of_their_own(make):
-    outside = [{"kind": "vllm", "url": "http://10.0.0.1:8000"}, {"kind": "sglang", "url": "http://10.0.0.2:30000"}]
+    outside = [
+        {"kind": "vllm", "url": "http://10.0.0.1:8000"},
+        {"kind": "sglang", "url": "http://10.0.0.2:30000"},
+    ]
     harbour = make(engine={"workers": 0, "outside": outside}).start()
     names = {"vllm-10.0.0.1-8000", "sglang-10.0.0.2-30000"}
     assert set(harbour.fleet.by_name) == (ALL | names) - {"engine-0", "engine-1"}
@@ -164,7 +173,10 @@ def test_outside_engines_are_followed_from_places_of_their_own(make):
     assert told["scratch"] == str(harbour.folder.staged)
     harbour.ground.at("proxy").lose()
     harbour.until(
-        lambda: harbour.running("proxy") and harbour.settings("vllm-10.0.0.1-8000")["control_url"] != told["control_url"]
+        lambda: (
+            harbour.running("proxy")
+            and harbour.settings("vllm-10.0.0.1-8000")["control_url"] != told["control_url"]
+        )
     )
 
 
@@ -180,7 +192,11 @@ def test_what_ends_is_told_and_started_again_where_it_was(make):
     assert harbour.fleet.by_name["engine-0"].urls == urls
     assert harbour.pid("engine-0") != first
     assert harbour.places("engine-0") == 1
-    harbour.until(lambda: harbour.fleet.log_path("engine-0").read_text() == "up engine\nharnessgym: It ended.\nup engine\n")
+    harbour.until(
+        lambda: (
+            harbour.fleet.log_path("engine-0").read_text() == "up engine\nharnessgym: It ended.\nup engine\n"
+        )
+    )
 
 
 def test_restarts_are_bounded(make):
@@ -269,7 +285,9 @@ def test_without_room_a_lost_node_waits_and_the_others_go_on(make):
 
 def test_a_start_without_room_says_what_is_missing(make):
     harbour = make(ground=LocalGround(SILENT_S, free=2), wait_s=0.5)
-    with pytest.raises(ConfigError, match=r"could not be placed: engine-1, node-0, node-1.*CPU 0 of 100 free"):
+    with pytest.raises(
+        ConfigError, match=r"could not be placed: engine-1, node-0, node-1.*CPU 0 of 100 free"
+    ):
         harbour.fleet.open()
 
 
@@ -318,7 +336,9 @@ def test_a_machine_that_does_not_see_the_runs_folder_is_refused(make):
         return replace(about, missing=("/shared/run/config.json",)) if name == "engine-0" else about
 
     ground.says = says
-    with pytest.raises(ConfigError, match=r"engine-0.*no /shared/run/config\.json.*must be on a disk that all machines share"):
+    with pytest.raises(
+        ConfigError, match=r"engine-0.*no /shared/run/config\.json.*must be on a disk that all machines share"
+    ):
         make(ground=ground).fleet.open()
     assert asked["proxy"] == ()  # it was asked for the policy, which is there
 
@@ -334,12 +354,14 @@ def test_a_node_that_cannot_work_where_it_came_is_done_without(make):
     time.sleep(1.5)
     assert not harbour.fleet.tend()  # nor is it tried again at once
     assert harbour.running("node-0")
-    assert isinstance(ground.at("node-2").place.about([], None), About)
+    assert isinstance(ground.at("node-2").place.about([], None), HostInfo)
 
 
 def test_a_node_that_could_not_work_is_tried_again_later(make):
     ground, lacking = Elsewhere(SILENT_S), ["bwrap is missing"]
-    ground.says = lambda name, about: replace(about, lacks=lacking[0] if name == "node-2" and lacking else None)
+    ground.says = lambda name, about: replace(
+        about, lacks=lacking[0] if name == "node-2" and lacking else None
+    )
     harbour = make(ground=ground, wait_s=3.0).start()
     wish(harbour.folder, 3)
     harbour.until(lambda: any("bwrap is missing" in line for line in harbour.told))
@@ -350,7 +372,9 @@ def test_a_node_that_could_not_work_is_tried_again_later(make):
 
 def test_a_run_whose_only_node_cannot_work_on_any_machine_left_ends(make):
     ground, lacking = Elsewhere(SILENT_S), []
-    ground.says = lambda name, about: replace(about, lacks="bwrap is missing") if lacking and name == "node-0" else about
+    ground.says = lambda name, about: (
+        replace(about, lacks="bwrap is missing") if lacking and name == "node-0" else about
+    )
     harbour = make(ground=ground, nodes=1).start()
     harbour.until(lambda: harbour.running("node-0"))
     lacking.append(True)
@@ -378,7 +402,8 @@ def test_a_place_that_is_lost_when_it_is_asked_what_it_lacks_is_named(make):
 
     harbour.ground.at("node-0").place.lacks = lacks
     with pytest.raises(
-        ConfigError, match=r"place of node-0 \(.*\) was lost before the start \(ConnectionError: The actor died\.\)"
+        ConfigError,
+        match=r"place of node-0 \(.*\) was lost before the start \(ConnectionError: The actor died\.\)",
     ):
         harbour.fleet.lacks("process")
 

@@ -41,7 +41,10 @@ def test_a_head_that_stays_away_is_told_with_what_to_do(port):
     with listening(port):
         assert head.check(now=True)
     assert not head.check(now=True)
-    with pytest.raises(HarnessGymError, match=rf"head at 127.0.0.1:{port} has not answered for 3 s.*ray start --head.*goes on"):
+    with pytest.raises(
+        HarnessGymError,
+        match=rf"head at 127.0.0.1:{port} has not answered for 3 s.*ray start --head.*goes on",
+    ):
         head.wait()
 
 

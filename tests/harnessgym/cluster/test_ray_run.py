@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from harnessgym.process import ProcessId, identify
-from harnessgym.store import TraceStore, presence, runs
+from harnessgym.store import TraceStore, heartbeats, runs
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
 from tests.support.postgres import PostgresServer
 from tests.support.raylets import Raylets
@@ -63,11 +63,21 @@ class ClusterRun(Run):
 
     def command(self, *arguments):
         folder = ["--folder", str(self.folder)]
-        return [sys.executable, "-m", "harnessgym", "cluster", str(self.config), *folder, *map(str, arguments)]
+        return [
+            sys.executable,
+            "-m",
+            "harnessgym",
+            "cluster",
+            str(self.config),
+            *folder,
+            *map(str, arguments),
+        ]
 
     def nodes(self, *arguments):
         command = [sys.executable, "-m", "harnessgym", "cluster", "nodes", str(self.folder), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60
+        ).stdout
 
     def holders(self, status="running"):
         """How many rollouts each node has."""
@@ -78,7 +88,9 @@ class ClusterRun(Run):
         return self.store.read(lambda conn: [tuple(row) for row in conn.execute(text(sql), values or {})])
 
     def present(self):
-        return self.store.read(lambda conn: presence.nodes(conn, found.id) if (found := runs.only(conn)) else 0)
+        return self.store.read(
+            lambda conn: heartbeats.nodes(conn, found.id) if (found := runs.only(conn)) else 0
+        )
 
     def places(self):
         return json.loads((self.folder / "places.json").read_text())
@@ -95,7 +107,9 @@ class ClusterRun(Run):
         assert self.rows("SELECT count(*), count(DISTINCT rollout_id) FROM trained") == [(8 * policies, 8)]
         assert self.holders("finished").total() == 8
         verify = [sys.executable, "-m", "harnessgym", "traces", "verify", self.store.url, "--json"]
-        report = json.loads(subprocess.run(verify, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60).stdout)
+        report = json.loads(
+            subprocess.run(verify, capture_output=True, text=True, cwd=ROOT, check=True, timeout=60).stdout
+        )
         assert report["checked"]["calls"] >= 8
         assert self.places() == {}
         assert not processes_of(self.folder)
@@ -114,7 +128,9 @@ class ClusterRun(Run):
 
 def abandoned():
     """Folders of places that are dead."""
-    found = {path: path.name.split("-")[2:4] for path in Path(tempfile.gettempdir()).glob("harnessgym-place-*-*-*")}
+    found = {
+        path: path.name.split("-")[2:4] for path in Path(tempfile.gettempdir()).glob("harnessgym-place-*-*-*")
+    }
     return [path for path, own in found.items() if not ProcessId(*map(int, own)).alive() and path.exists()]
 
 
@@ -143,7 +159,9 @@ def test_two_policies_are_trained_from_the_same_rollouts(tmp_path, database, ray
         several = {"policies": [helper], "harnesses": write_harnesses(tmp_path, ["pair"])}
         run.config.write_text(json.dumps(told | several))
         said = run.start().finish(policies=2)
-        asked = "SELECT p.name, count(DISTINCT c.rollout_id) FROM calls c JOIN policies p ON p.id = c.policy_id"
+        asked = (
+            "SELECT p.name, count(DISTINCT c.rollout_id) FROM calls c JOIN policies p ON p.id = c.policy_id"
+        )
         assert sorted(run.rows(f"{asked} GROUP BY p.name")) == [("helper", 8), ("policy", 8)]
         made = "SELECT p.name, max(v.step) FROM policy_versions v JOIN policies p ON p.id = v.policy_id"
         assert sorted(run.rows(f"{made} GROUP BY p.name")) == [("helper", 1), ("policy", 1)]
@@ -160,7 +178,9 @@ def test_a_machine_dies_and_the_run_ends_all_the_same(tmp_path, database, raylet
         assert lost in ({"engine-0", "node-0"}, {"engine-0", "node-1"})
         gone = [identify(run.pid(name)) for name in lost]
         raylets.add("third", engine=1)
-        run.wait(lambda: run.places()["engine-0"]["state"] == "running" and run.places()["engine-0"]["restarts"])
+        run.wait(
+            lambda: run.places()["engine-0"]["state"] == "running" and run.places()["engine-0"]["restarts"]
+        )
         assert not any(process is not None and process.alive() for process in gone)
         run.let()
         said = run.finish()

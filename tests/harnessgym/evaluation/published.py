@@ -7,26 +7,31 @@ from pathlib import Path
 import torch
 
 from harnessgym.config import validate
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.store import TraceStore, policies, runs
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.supervisor import prepare
 from trainers.policy_weights import load_policy, published_weights
 from trainers.weights.manifest import version_path
-from trainers.weights.publish import Base, publish
+from trainers.weights.publish import BaseVersion, publish
 
 POLICY = Path(__file__).parents[3] / "environments" / "lookup" / "policy"
 
 
 class Published:
-    """A run of the shipped policy: version 0 is whole, every further one a delta that ruins it in one tensor more."""
+    """A run of the shipped policy: version 0 is whole, every further one a delta that ruins it in one
+    tensor more.
+    """
 
     def __init__(self, root, **changes):
         raw = {
             "name": "run",
             "policy": {"name": "p", "path": str(POLICY)},
             "tasks": {"set": "lookup"},
-            "harnesses": [{"name": "one", "settings": {"argv": ["one"]}}, {"name": "two", "settings": {"argv": ["two"]}}],
+            "harnesses": [
+                {"name": "one", "settings": {"argv": ["one"]}},
+                {"name": "two", "settings": {"argv": ["two"]}},
+            ],
         }
         self.folder = prepare(validate(RunConfig, raw | changes, "the test"), root)
         self.store = TraceStore.create(self.folder.store_url())
@@ -37,14 +42,30 @@ class Published:
         self.folder.versions.mkdir()
 
     def publish(self):
-        base = Base(self.version, self.weights) if self.version >= 0 else None
+        base = BaseVersion(self.version, self.weights) if self.version >= 0 else None
         if base is not None:
             name = [name for name in sorted(self.weights) if name.endswith("norm.weight")][self.version]
             self.weights = {**self.weights, name: torch.zeros_like(self.weights[name])}
         self.version += 1
-        made = publish(self.folder.versions, self.version, base and base.version, self.weights, self.version, "r", base=base)
+        made = publish(
+            self.folder.versions,
+            self.version,
+            base and base.version,
+            self.weights,
+            self.version,
+            "r",
+            base=base,
+        )
         row = PolicyVersion(
-            self.version, base and base.version, made.kind, str(made.path), self.version, made.checksum, made.bytes, True, False
+            self.version,
+            base and base.version,
+            made.kind,
+            str(made.path),
+            self.version,
+            made.checksum,
+            made.bytes,
+            True,
+            False,
         )
         self.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
 

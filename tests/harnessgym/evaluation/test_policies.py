@@ -58,7 +58,10 @@ def test_rounded_weights_are_not_what_the_run_started_from(tmp_path):
 
 
 def test_a_run_without_a_version_says_so(tmp_path):
-    with published(tmp_path / "run", 0) as run, pytest.raises(PolicyError, match="has published no version yet"):
+    with (
+        published(tmp_path / "run", 0) as run,
+        pytest.raises(PolicyError, match="has published no version yet"),
+    ):
         find_policy(str(run.folder.root))
 
 
@@ -71,7 +74,14 @@ def test_several_policies_are_one_too_many(tmp_path):
 
 def test_a_model_folder_and_an_address_stand_for_themselves():
     assert find_policy(str(POLICY)).where == str(POLICY)
-    for address in ("http://127.0.0.1:8000", "https://host/v1", "sglang:http://a:1", "litellm:a/b", "scripted", "scripted:x"):
+    for address in (
+        "http://127.0.0.1:8000",
+        "https://host/v1",
+        "sglang:http://a:1",
+        "litellm:a/b",
+        "scripted",
+        "scripted:x",
+    ):
         found = find_policy(address)
         assert (found.kind, found.where, found.title) == ("upstream", address, address)
         assert "/" not in found.slug
@@ -80,7 +90,9 @@ def test_a_model_folder_and_an_address_stand_for_themselves():
 def test_what_is_neither_is_refused_in_words(tmp_path):
     with pytest.raises(ConfigError, match=r"There is no folder .*RUN@VERSION.*http://HOST:PORT"):
         find_policy(str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match=r"neither a model folder \(config.json is missing\) nor a run folder"):
+    with pytest.raises(
+        ConfigError, match=r"neither a model folder \(config.json is missing\) nor a run folder"
+    ):
         find_policy(str(tmp_path))
     with pytest.raises(ConfigError, match="no run folder that has published a version"):
         find_policy(f"{POLICY}@3")
@@ -122,7 +134,11 @@ def test_a_run_file_gives_its_tasks_its_first_harness_and_its_sampling(run):
     said = []
     config = run.folder.config().model_copy(update={"seed": 7})
     given = as_in_run(config, None, said.append)
-    assert (given["tasks"], given["harness"], given["harness_settings"]) == ("lookup", "command", {"argv": ["one"]})
+    assert (given["tasks"], given["harness"], given["harness_settings"]) == (
+        "lookup",
+        "command",
+        {"argv": ["one"]},
+    )
     assert (given["temperature"], given["max_length"], given["limit"], given["seed"]) == (1.0, 1024, 200, 7)
     assert given["session"] == config.session
     assert any("--harness takes another: two" in line for line in said)

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from harnessgym.faults.fault import FaultsSection
-from harnessgym.faults.plan import Plan
-from harnessgym.images.layers import ensure
+from harnessgym.faults.plan import FaultPlan
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
 from harnessgym.task import Limits
 
 
@@ -27,7 +27,10 @@ async def sandbox(backend):
 @pytest.fixture
 async def docker_sandbox(tmp_path, anyio_backend):
     ensure(DockerSettings().image, ())
-    async with Docker(DockerSettings(workspace_root=tmp_path / "w")) as opened, opened.open(Limits(wall_s=20)) as sandbox:
+    async with (
+        Docker(DockerSettings(workspace_root=tmp_path / "w")) as opened,
+        opened.open(Limits(wall_s=20)) as sandbox,
+    ):
         yield sandbox
 
 
@@ -54,6 +57,6 @@ def plan():
     """A plan of these faults."""
 
     def make(*inject, seed=1, rollout_seed=1):
-        return Plan(FaultsSection.model_validate({"seed": seed, "inject": inject}), rollout_seed)
+        return FaultPlan(FaultsSection.model_validate({"seed": seed, "inject": inject}), rollout_seed)
 
     return make

@@ -4,12 +4,12 @@ import pytest
 
 from harnessgym.faults import recording
 from harnessgym.faults.fault import FaultsSection
-from harnessgym.faults.plan import Plan
+from harnessgym.faults.plan import FaultPlan
 from harnessgym.store import TraceStore, events, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
 from harnessgym.traces.graph import graph
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 
 
 @pytest.fixture
@@ -31,9 +31,14 @@ def rollout_id(store):
 
 def test_every_application_is_an_event_with_its_ground_truth(store, rollout_id):
     section = FaultsSection.model_validate(
-        {"inject": [{"kind": "injection", "match": "cat", "text": "obey", "label": "obeys"}, {"kind": "latency", "seconds": 2}]}
+        {
+            "inject": [
+                {"kind": "injection", "match": "cat", "text": "obey", "label": "obeys"},
+                {"kind": "latency", "seconds": 2},
+            ]
+        }
     )
-    plan = Plan(section, 1)
+    plan = FaultPlan(section, 1)
     for draw in plan.decide(["cat", "a.md"]):
         plan.note(draw, ["cat", "a.md"], "exec")
     store.write(lambda conn: recording.record(conn, rollout_id, plan.applied, "the log was changed"))
@@ -42,7 +47,11 @@ def test_every_application_is_an_event_with_its_ground_truth(store, rollout_id):
     assert (planted.attributes["fault"], planted.attributes["label"]) == ("injection", "obeys")
     assert (planted.attributes["command"], planted.attributes["ordinal"]) == ("cat a.md", 0)
     assert planted.attributes["settings"]["text"] == "obey"
-    assert (late.attributes["fault"], late.attributes["label"], late.attributes["amount"]) == ("latency", None, 2.0)
+    assert (late.attributes["fault"], late.attributes["label"], late.attributes["amount"]) == (
+        "latency",
+        None,
+        2.0,
+    )
     assert doubt.attributes == {"doubt": "the log was changed"}
     assert len(store.read(lambda conn: graph(conn, rollout_id)).of_kind("fault")) == 3
     assert verify(store).findings == ()

@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from harnessgym.grading.judging import judge
-from harnessgym.images.layers import ensure
+from harnessgym.grading.grade import judge
 from harnessgym.sandbox import Equipment
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
 from harnessgym.task import Limits, Task
 
 LIMITS = Limits(wall_s=30.0, memory_mb=512, processes=64, disk_mb=64)

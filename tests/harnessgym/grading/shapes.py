@@ -1,6 +1,6 @@
 """A small repository with an issue, as a row: `rectangle` adds instead of multiplying."""
 
-from harnessgym.tasks.rows import Row
+from harnessgym.tasks.rows import TaskRow
 from harnessgym.tasks.swe_bench import swe_bench_task
 
 AREA = "def rectangle(width, height):\n    return width + height\n\n\ndef square(side):\n    return side * side\n"
@@ -65,4 +65,6 @@ FIXED = AREA.replace("width + height", "width * height")
 def task_of(**columns):
     """The task of a row with these files and this issue."""
     row = {**ROW, "base_files": FILES, "eval_script": SCRIPT, **columns}
-    return swe_bench_task(Row("here: row 1", {key: value for key, value in row.items() if value is not None}), "shapes")
+    return swe_bench_task(
+        TaskRow("here: row 1", {key: value for key, value in row.items() if value is not None}), "shapes"
+    )

@@ -1,4 +1,6 @@
-"""Tests made of asserts, with the code under test in another sandbox: what travels, what fails, and whose fault it is."""
+"""Tests made of asserts, with the code under test in another sandbox: what travels, what fails, and whose
+fault it is.
+"""
 
 import math
 
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.check import read_checks
-from harnessgym.grading.runners.asserting import Candidate, decoded, encoded
+from harnessgym.grading.runners.asserting import CandidateModule, decoded, encoded
 
 anyio_test = pytest.mark.anyio
 REFERENCE = "SCALE = 2\ndef f(x, by=1):\n    if x == 'bad':\n        raise KeyError(x)\n    return {x: (x, [x] * by)}\n"
@@ -49,7 +51,9 @@ def same(one, other):
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
-        return list(map(repr, one)) == list(map(repr, other)) and all(same(one[key], other[key]) for key in one)
+        return list(map(repr, one)) == list(map(repr, other)) and all(
+            same(one[key], other[key]) for key in one
+        )
     return one == other
 
 
@@ -77,13 +81,13 @@ def test_a_subclass_travels_as_its_base_and_an_object_not_at_all():
 
 
 def test_a_candidate_answers_only_the_calls_that_are_known():
-    asked = Candidate(lambda x: x + 1, [], None)
+    asked = CandidateModule(lambda x: x + 1, [], None)
     assert asked(1) == 2
-    replayed = Candidate(None, asked.calls, [{"result": 5}])
+    replayed = CandidateModule(None, asked.calls, [{"result": 5}])
     assert replayed(1) == 5
     with pytest.raises(AssertionError):
         replayed(1)
-    other = Candidate(None, asked.calls, [{"result": 5}])
+    other = CandidateModule(None, asked.calls, [{"result": 5}])
     with pytest.raises(AssertionError, match="does not make"):
         other(2)
     assert other.strayed
@@ -146,12 +150,18 @@ async def test_neither_test_nor_reference_is_where_the_code_runs(bubblewrap, gra
     spy = (
         "import os, subprocess\n"
         "def f(x):\n"
-        "    looked = subprocess.run(['sh', '-c', 'cat /proc/*/environ /proc/*/cmdline; grep -rs x7h . /tmp /home /run'],\n"
+        "    looked = subprocess.run(['sh', '-c', 'cat /proc/*/environ /proc/*/cmdline; grep -rs x7h . /tmp "
+        "/home /run'],\n"
         "                            capture_output=True).stdout\n"
         "    return looked.count(b'x7h-' + b'hidden')\n"
     )
-    files = {"reference.py": "def f(x): return 0  # x7h-hidden\n", "test.py": "def check(f): assert f(1) == 0, 'x7h-hidden'\n"}
-    assert (await grade(bubblewrap, make_task(CHECK, test_files=files), {"work.py": spy})).rewards == {"reward": 1.0}
+    files = {
+        "reference.py": "def f(x): return 0  # x7h-hidden\n",
+        "test.py": "def check(f): assert f(1) == 0, 'x7h-hidden'\n",
+    }
+    assert (await grade(bubblewrap, make_task(CHECK, test_files=files), {"work.py": spy})).rewards == {
+        "reward": 1.0
+    }
 
 
 @anyio_test
@@ -167,9 +177,13 @@ async def test_neither_test_nor_reference_is_where_the_code_runs(bubblewrap, gra
         ({"test.py": "import sys\ndef check(f): sys.exit(f(1))\n"}, "does not pass"),
     ],
 )
-async def test_a_test_that_its_reference_does_not_pass_is_the_tasks_fault(bubblewrap, grade, make_task, change, named):
+async def test_a_test_that_its_reference_does_not_pass_is_the_tasks_fault(
+    bubblewrap, grade, make_task, change, named
+):
     task = make_task(CHECK, test_files={"reference.py": REFERENCE, "test.py": TEST, **change})
-    with pytest.raises(TaskError, match=rf"the reference reference\.py does not pass test\.py: .*{named}|{named}"):
+    with pytest.raises(
+        TaskError, match=rf"the reference reference\.py does not pass test\.py: .*{named}|{named}"
+    ):
         await grade(bubblewrap, task, {"work.py": REFERENCE})
 
 

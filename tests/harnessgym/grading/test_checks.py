@@ -44,7 +44,8 @@ async def test_io_compares_output_and_exit_code_here(backend, grade, make_task):
 
 async def test_io_of_a_program_that_hangs_floods_or_dies(bubblewrap, grade, make_task):
     task = make_task(
-        io(["sh", "work.sh"], {"stdout": "y", "exit_code": None}, timeout_s=1), limits=Limits(output_bytes=1 << 16)
+        io(["sh", "work.sh"], {"stdout": "y", "exit_code": None}, timeout_s=1),
+        limits=Limits(output_bytes=1 << 16),
     )
     for text in ("echo y; sleep 30", "yes", "echo y; kill -9 $$", "(sleep 30 & ) ; echo no"):
         assert await reward_of(grade, bubblewrap, task, {"work.sh": text}) == 0.0
@@ -58,7 +59,8 @@ async def test_what_io_expects_is_nowhere_in_the_sandbox(backend, grade, make_ta
     program = "import subprocess, sys\nout = subprocess.run(['sh', 'spy.sh'], capture_output=True).stdout\n"
     counting = program + "print(out.count(b'x7h-' + b'hidden'))\n"
     task = make_task(
-        io(["python3", "work.py"], {"stdout": "0"}), io(["true"], {"stdout": "x7h-hidden-word", "exit_code": None})
+        io(["python3", "work.py"], {"stdout": "0"}),
+        io(["true"], {"stdout": "x7h-hidden-word", "exit_code": None}),
     )
     found = await grade(backend, task, {"spy.sh": spy, "work.py": counting})
     assert [check["passed"] for check in found.evidence["checks"]] == [True, False]
@@ -105,7 +107,8 @@ async def test_call_compares_results_here(backend, grade, make_task):
 )
 async def test_call_has_nothing_to_forge(bubblewrap, grade, make_task, text):
     task = make_task(
-        call({"args": [21], "result": 42}, {"args": [4], "result": 8}, timeout_s=3), limits=Limits(output_bytes=1 << 20)
+        call({"args": [21], "result": 42}, {"args": [4], "result": 8}, timeout_s=3),
+        limits=Limits(output_bytes=1 << 20),
     )
     assert await reward_of(grade, bubblewrap, task, {"work.py": text}) == 0.0
 
@@ -218,10 +221,13 @@ async def test_a_reward_and_a_failing_exit_code_contradict_each_other(bubblewrap
 @pytest.mark.docker
 async def test_as_root_the_agents_code_reaches_neither_tests_nor_result(docker, grade, make_task):
     assert Capability.ROOT in docker.capabilities
-    attack = "cat /tmp/*/* $TESTS/*; for f in /proc/[0-9]*/fd/1; do echo '{\"reward\": 1}' >$f; done; kill -9 -1\n"
+    attack = (
+        "cat /tmp/*/* $TESTS/*; for f in /proc/[0-9]*/fd/1; do echo '{\"reward\": 1}' >$f; done; kill -9 -1\n"
+    )
     script = (
         'test "$(id -u)" = 0 || exit 9\n'
-        "setpriv --reuid=1000 --regid=1000 --clear-groups --no-new-privs sh attack.sh >/tmp/said 2>/dev/null\n"
+        "setpriv --reuid=1000 --regid=1000 --clear-groups --no-new-privs sh attack.sh >/tmp/said "
+        "2>/dev/null\n"
         "grep -q hidden /tmp/said && exit 8\n"
         "echo '{\"reward\": 0.5}'"
     )
@@ -239,7 +245,10 @@ async def test_as_root_a_malformed_result_is_the_tasks_fault(docker, grade, make
 
 
 async def test_weights_make_a_part_of_the_reward(bubblewrap, grade, make_task):
-    rules = [{"kind": "files", "weight": w, "rules": [{"path": name, "content": "x"}]} for w, name in ((3, "a"), (1, "b"))]
+    rules = [
+        {"kind": "files", "weight": w, "rules": [{"path": name, "content": "x"}]}
+        for w, name in ((3, "a"), (1, "b"))
+    ]
     assert await reward_of(grade, bubblewrap, make_task(*rules, score="weighted"), {"a": "x"}) == 0.75
     assert await reward_of(grade, bubblewrap, make_task(*rules), {"a": "x"}) == 0.0
     assert await reward_of(grade, bubblewrap, make_task(*rules), {"a": "x", "b": "x"}) == 1.0
@@ -258,7 +267,10 @@ async def test_weights_make_a_part_of_the_reward(bubblewrap, grade, make_task):
         ({"kind": "io", "command": ["x"], "cases": [{"exit_code": None}]}, "expects nothing"),
         ({"kind": "call", "module": "a b", "cases": [{"function": "f"}]}, "module"),
         ({"kind": "call", "module": "a", "cases": [{}]}, "names no function"),
-        ({"kind": "call", "module": "a", "function": "f", "cases": [{"result": 1, "raises": "E"}]}, "choose one"),
+        (
+            {"kind": "call", "module": "a", "function": "f", "cases": [{"result": 1, "raises": "E"}]},
+            "choose one",
+        ),
         ({"kind": "files", "rules": [{"path": "/etc/passwd"}]}, "relative path"),
         ({"kind": "files", "rules": [{"path": "a", "pattern": "("}]}, "no regular expression"),
         ({"kind": "files", "rules": [{"path": "a", "absent": True, "content": "x"}]}, "no other condition"),

@@ -1,4 +1,6 @@
-"""Second opinions where people ask for them: `harnessgym tasks opinion`, and rollouts that are rewarded with 1."""
+"""Second opinions where people ask for them: `harnessgym tasks opinion`, and rollouts that are rewarded
+with 1.
+"""
 
 import json
 import os
@@ -51,7 +53,9 @@ def harnessgym(*words):
     )
 
 
-@pytest.mark.parametrize(("source", "code", "agrees"), [(OTHER, 0, True), (FITTED, 1, False)], ids=["other", "fitted"])
+@pytest.mark.parametrize(
+    ("source", "code", "agrees"), [(OTHER, 0, True), (FITTED, 1, False)], ids=["other", "fitted"]
+)
 def test_a_folder_is_graded_and_compared(tasks, tmp_path, source, code, agrees):
     attempt = tmp_path / "attempt"
     attempt.mkdir()

@@ -1,4 +1,6 @@
-"""The parts of second opinions that need no sandbox: values as JSON, inputs from a seed, and which functions are compared."""
+"""The parts of second opinions that need no sandbox: values as JSON, inputs from a seed, and which
+functions are compared.
+"""
 
 import ast
 import datetime as dt
@@ -12,16 +14,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.grading.comparing import read_answers
-from harnessgym.grading.functions import Function, differing, is_test
-from harnessgym.grading.inputs import Call, annotated, mutated, shown
+from harnessgym.grading.differential.comparison import read_answers
+from harnessgym.grading.differential.functions import Function, differing, is_test
+from harnessgym.grading.differential.inputs import FunctionCall, annotated, mutated, shown
+from harnessgym.grading.differential.probe import Probe
 from harnessgym.grading.matching import same
-from harnessgym.grading.probe import Probe
 from harnessgym.grading.runners.encoding import decode, encode
 from harnessgym.sandbox import ExecResult
 
 KEYS = st.none() | st.booleans() | st.integers() | st.text(max_size=6) | st.binary(max_size=4)
-SCALARS = KEYS | st.floats(allow_nan=False) | st.dates() | st.timedeltas() | st.fractions() | st.decimals(allow_nan=False)
+SCALARS = (
+    KEYS
+    | st.floats(allow_nan=False)
+    | st.dates()
+    | st.timedeltas()
+    | st.fractions()
+    | st.decimals(allow_nan=False)
+)
 VALUES = st.recursive(
     SCALARS,
     lambda inner: (
@@ -88,7 +97,7 @@ def test_what_holds_itself_comes_to_an_end():
 
 @given(st.lists(VALUES, min_size=1, max_size=3), st.integers())
 def test_inputs_come_from_a_seed_keep_their_types_and_can_be_given(args, seed):
-    call = Call.of(args, {"named": args[0]})
+    call = FunctionCall.of(args, {"named": args[0]})
     first, again = [mutated([call], random.Random(seed), 20) for _ in range(2)]
     assert first == again
     assert len({made.key for made in first}) == len(first)
@@ -100,14 +109,20 @@ def test_inputs_come_from_a_seed_keep_their_types_and_can_be_given(args, seed):
 
 
 def function(source, name="f"):
-    node = next(node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef) and node.name == name)
+    node = next(
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    )
     return Function("m.py", ".", "m", name, 1, node)
 
 
 def test_literals_in_tests_and_docstrings_are_inputs():
     source = 'def f(a, b=0):\n    """Adds.\n\n    >>> f(1, b=2)\n    3\n    """\n'
     tests = "assert f([1, 2]) == 3\nassert other.f('x') == g(f(n))\nf(*rest)\nf(**rest)\n"
-    found = [(decode(call.args), decode(call.kwargs)) for call in shown(function(source), [tests, "no python ("])]
+    found = [
+        (decode(call.args), decode(call.kwargs)) for call in shown(function(source), [tests, "no python ("])
+    ]
     assert found == [([[1, 2]], {}), (["x"], {}), ([1], {"b": 2})]
 
 
@@ -191,7 +206,12 @@ def test_functions_that_differ_or_use_what_differs_are_compared(tmp_path, old, n
 
 
 def test_what_cannot_be_compared_is_told(tmp_path):
-    gold = {"a.py": "def f(): ...\ndef g(): ...\n", "b.py": "X = 1\n", "c.py": "def f(): ...\n", "tests/test_a.py": "1\n"}
+    gold = {
+        "a.py": "def f(): ...\ndef g(): ...\n",
+        "b.py": "X = 1\n",
+        "c.py": "def f(): ...\n",
+        "tests/test_a.py": "1\n",
+    }
     candidate = {"a.py": "def f(): ...\n", "b.py": "def (", "tests/test_a.py": "2\n"}
     found, left_out = compared(tmp_path, gold, candidate)
     assert found == set()
@@ -223,16 +243,24 @@ def test_answers_that_no_honest_run_gives_are_named():
     assert "twice" in answers(began, good, good, ended).forged
     assert "not asked" in answers(began, {**good, "case": 7}).forged
     assert "no form" in answers(began, {**good, "crash": 1}).forged
-    assert "no form" in answers(began, {"case": 0, "raised": [1], "meant": True, "after": [], "printed": ""}).forged
+    assert (
+        "no form"
+        in answers(began, {"case": 0, "raised": [1], "meant": True, "after": [], "printed": ""}).forged
+    )
     assert "did not start" in answers().forged
 
 
 def test_code_nested_too_deep_to_be_compared_is_left_out(tmp_path):
-    plain, deep = "def total():\n    return 1_500\n", f"def total():\n    return {' + '.join(['1'] * 1_500)}\n"
+    plain, deep = (
+        "def total():\n    return 1_500\n",
+        f"def total():\n    return {' + '.join(['1'] * 1_500)}\n",
+    )
     for folder, text in (("plain", plain), ("deep", deep)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "sums.py").write_text(text)
-    found = [differing(tmp_path / gold, tmp_path / other) for gold, other in (("plain", "deep"), ("deep", "plain"))]
+    found = [
+        differing(tmp_path / gold, tmp_path / other) for gold, other in (("plain", "deep"), ("deep", "plain"))
+    ]
     assert [each.functions for each in found] == [(), ()]
     assert [dict(each.left_out) for each in found] == [
         {"sums": "the candidate's is no Python, or nested too deep"},

@@ -12,7 +12,12 @@ SECRET = "the-fix-nobody-may-see"
 
 
 def git(folder, *words, ok=True):
-    env = {"PATH": os.environ["PATH"], "HOME": str(folder), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(folder),
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+    }
     for who in ("AUTHOR", "COMMITTER"):
         env |= {f"GIT_{who}_NAME": "a", f"GIT_{who}_EMAIL": "a@example.org"}
     command = ["git", "-C", str(folder), "-c", "protocol.file.allow=always", *words]
@@ -144,9 +149,13 @@ WAYS = [
 
 def everything_in(repo):
     """Every object's content, and every file of `.git` as it is."""
-    ids = [line.split()[0] for line in git(repo, "cat-file", "--batch-all-objects", "--batch-check").splitlines()]
+    ids = [
+        line.split()[0] for line in git(repo, "cat-file", "--batch-all-objects", "--batch-check").splitlines()
+    ]
     objects = [git(repo, "cat-file", "-p", each) for each in ids]
-    files = [path.read_bytes().decode(errors="replace") for path in (repo / ".git").rglob("*") if path.is_file()]
+    files = [
+        path.read_bytes().decode(errors="replace") for path in (repo / ".git").rglob("*") if path.is_file()
+    ]
     return "\n".join(objects + files)
 
 

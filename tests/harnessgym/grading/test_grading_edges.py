@@ -1,4 +1,6 @@
-"""Edge cases of grading that belong to no other file: networks, reward files, changes made twice, unsteady tests."""
+"""Edge cases of grading that belong to no other file: networks, reward files, changes made twice, unsteady
+tests.
+"""
 
 import pytest
 
@@ -32,15 +34,23 @@ async def test_a_command_that_is_to_give_a_reward_and_gives_none_is_no_reward(bu
 
 
 async def test_a_change_that_was_made_already_may_be_made_again(backend, grade, make_task):
-    """What is graded are the files: a patch that the agent could not apply twice is only a file among them."""
+    """What is graded are the files: a patch that the agent could not apply twice is only a file among
+    them.
+    """
     patch = "--- a/answer.txt\n+++ b/answer.txt\n@@ -1 +1 @@\n-41\n+42\n"
     files = {"answer.txt": "42\n", "fix.patch": patch, "answer.txt.rej": patch}
-    found = await grade(backend, make_task(ANSWER), files, run=["patch -p1 <fix.patch", "echo 42 >answer.txt"])
+    found = await grade(
+        backend, make_task(ANSWER), files, run=["patch -p1 <fix.patch", "echo 42 >answer.txt"]
+    )
     assert (found.rewards, found.tampered) == ({"reward": 1.0}, None)
 
 
-async def test_one_run_counts_and_a_test_that_fails_now_and_then_is_not_run_again(bubblewrap, grade, make_task):
-    """Each run is in a fresh sandbox, so that a second one would fail here again: what counts is that the first one did."""
+async def test_one_run_counts_and_a_test_that_fails_now_and_then_is_not_run_again(
+    bubblewrap, grade, make_task
+):
+    """Each run is in a fresh sandbox, so that a second one would fail here again: what counts is that the
+    first one did.
+    """
     text = "import os\n\n\ndef test_a():\n    seen = os.path.exists('seen')\n    open('seen', 'w').close()\n    assert seen\n"
     check = {"kind": "pytest", "files": ["test_s.py"], "expect": ["test_s.py::test_a"], "timeout_s": 20}
     found = await grade(bubblewrap, make_task(check, test_files={"test_s.py": text}))

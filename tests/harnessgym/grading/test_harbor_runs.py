@@ -1,4 +1,6 @@
-"""Harbor and terminal-bench tasks in containers: gold is rewarded, nothing is not, and only what tests write is a reward."""
+"""Harbor and terminal-bench tasks in containers: gold is rewarded, nothing is not, and only what tests
+write is a reward.
+"""
 
 import shutil
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from environments.swe import SweTasks
-from harnessgym.cheats.stand_in import StandIn
+from harnessgym.grading.cheats.scripted_agent import ScriptedAgent
 from harnessgym.task import Solution
 from harnessgym.tasks.harbor import Harbor
 from harnessgym.tasks.harbor_writing import HarborWriter
@@ -16,7 +18,12 @@ from harnessgym.tasks.source import task_format
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 SAMPLES = Path(__file__).parents[1] / "tasks" / "samples"
 SHIPPED = Path(__file__).parents[3] / "environments" / "shell_tasks" / "tasks"
-ONE_STEP = ["harbor/count-words", "harbor/separate-verifier", "harbor/uvx-pytest", "terminal_bench/typed-lines"]
+ONE_STEP = [
+    "harbor/count-words",
+    "harbor/separate-verifier",
+    "harbor/uvx-pytest",
+    "terminal_bench/typed-lines",
+]
 
 
 def sample(name, format_name=None):
@@ -30,7 +37,10 @@ def folder(tmp_path):
 
     def write(script, toml="", **files):
         texts = {
-            "task.toml": f'[environment]\ndocker_image = "harnessgym/python"\nworkdir = "/app"\nmemory_mb = 512\n{toml}',
+            "task.toml": (
+                '[environment]\ndocker_image = "harnessgym/python"\nworkdir = "/app"\nmemory_mb = '
+                f"512\n{toml}"
+            ),
             "instruction.md": "Do it.",
             "tests/test.sh": f"#!/bin/sh\n{script}\n",
             **files,
@@ -56,22 +66,22 @@ async def left_by(backend, task, script):
         done = await sandbox.exec(["sh", "-c", script], timeout_s=60)
         assert done.ok, done.stderr
 
-    return await StandIn(backend).act(task, "agent", act)
+    return await ScriptedAgent(backend).act(task, "agent", act)
 
 
 @pytest.mark.parametrize("name", ONE_STEP)
 async def test_samples_reward_gold_and_not_nothing(docker, name):
     task = sample(name)
-    nothing = await StandIn(docker).nothing(task)
+    nothing = await ScriptedAgent(docker).nothing(task)
     assert (nothing.reward, nothing.error) == (0.0, None)
-    gold = await StandIn(docker).gold(task)
+    gold = await ScriptedAgent(docker).gold(task)
     assert (gold.reward, gold.error, gold.tampered) == (1.0, None, None), gold.evidence
     assert gold.evidence["mode"] == "separate"
     assert "failed_hooks" not in gold.evidence
 
 
 async def test_shared_grading_is_said_in_the_evidence(docker):
-    gold = await StandIn(docker).gold(sample("harbor/count-words", "harbor_shared"))
+    gold = await ScriptedAgent(docker).gold(sample("harbor/count-words", "harbor_shared"))
     assert gold.reward == 1.0
     assert gold.evidence["mode"] == "shared"
     assert "warning" in gold.evidence
@@ -80,8 +90,8 @@ async def test_shared_grading_is_said_in_the_evidence(docker):
 async def test_a_shipped_task_written_and_read_rewards_gold_and_not_nothing(docker, tmp_path):
     HarborWriter().write(read_task(SHIPPED / "top-words"), tmp_path)
     task = read(tmp_path)
-    assert (await StandIn(docker).nothing(task)).reward == 0.0
-    gold = await StandIn(docker).gold(task)
+    assert (await ScriptedAgent(docker).nothing(task)).reward == 0.0
+    gold = await ScriptedAgent(docker).gold(task)
     assert (gold.reward, gold.error) == (1.0, None), gold.evidence
 
 
@@ -120,7 +130,12 @@ def written_swe(tmp_path):
     """A shipped SWE task, written and read back."""
 
     def write(name):
-        (before,) = [task for split in ("train", "test") for task in SweTasks().tasks(split) if task.id == f"swe/{name}"]
+        (before,) = [
+            task
+            for split in ("train", "test")
+            for task in SweTasks().tasks(split)
+            if task.id == f"swe/{name}"
+        ]
         HarborWriter().write(before, tmp_path)
         return read(tmp_path)
 
@@ -130,15 +145,17 @@ def written_swe(tmp_path):
 @pytest.mark.parametrize("name", ["inflection-004", "semver-001"])
 async def test_a_shipped_swe_task_written_and_read_rewards_gold_and_not_nothing(docker, written_swe, name):
     task = written_swe(name)
-    nothing = await StandIn(docker).nothing(task)
+    nothing = await ScriptedAgent(docker).nothing(task)
     assert (nothing.reward, nothing.error) == (0.0, None), nothing.evidence
     assert "of" in nothing.evidence["output"]
-    gold = await StandIn(docker).gold(task)
+    gold = await ScriptedAgent(docker).gold(task)
     assert (gold.reward, gold.error) == (1.0, None), gold.evidence
 
 
 @pytest.mark.parametrize(
-    "script", [OVERWRITTEN, WRITES_THE_REWARD, LEAVES, BREAKS_PYTEST], ids=["overwritten", "writes", "leaves", "breaks"]
+    "script",
+    [OVERWRITTEN, WRITES_THE_REWARD, LEAVES, BREAKS_PYTEST],
+    ids=["overwritten", "writes", "leaves", "breaks"],
 )
 async def test_a_written_swe_task_is_not_solved_by_what_is_no_repair(docker, written_swe, script):
     result = await left_by(docker, written_swe("inflection-004"), script)
@@ -146,7 +163,9 @@ async def test_a_written_swe_task_is_not_solved_by_what_is_no_repair(docker, wri
 
 
 async def test_what_the_agent_leaves_as_a_result_is_gone(docker, folder):
-    task = read(folder("[ -e /logs/artifacts/kept ] && [ ! -e /tests/mine ] && echo 0.5 > /logs/verifier/reward.txt"))
+    task = read(
+        folder("[ -e /logs/artifacts/kept ] && [ ! -e /tests/mine ] && echo 0.5 > /logs/verifier/reward.txt")
+    )
     forged = """
         echo 1 > /logs/verifier/reward.txt; echo '{"reward": 1}' > /logs/verifier/reward.json; echo x > /logs/artifacts/kept
         printf '#!/bin/sh\\necho 1 > /logs/verifier/reward.txt\\n' > /tests/test.sh; touch /tests/mine
@@ -167,7 +186,7 @@ async def test_what_the_agent_leaves_as_a_result_is_gone(docker, folder):
     ],
 )
 async def test_a_result_that_is_none_is_no_reward(docker, folder, script, named):
-    result = await StandIn(docker).nothing(read(folder(script)))
+    result = await ScriptedAgent(docker).nothing(read(folder(script)))
     assert result.reward is None
     assert named in result.error
 
@@ -176,13 +195,15 @@ async def test_what_the_script_asks_for_and_is_not_there_is_no_reward(docker, tm
     shutil.copytree(SAMPLES / "harbor" / "uvx-pytest", tmp_path / "task")
     script = tmp_path / "task" / "tests" / "test.sh"
     script.write_text(script.read_text().replace("uvx", "uv publish\nuvx", 1))
-    result = await StandIn(docker).gold(read(tmp_path / "task"))
+    result = await ScriptedAgent(docker).gold(read(tmp_path / "task"))
     assert result.reward is None
     assert "test.sh asked for uv publish" in result.error
 
 
 async def test_the_exit_code_is_recorded_and_ignored(docker, folder):
-    result = await StandIn(docker).nothing(read(folder("echo 0.25 > /logs/verifier/reward.txt; echo said; exit 9")))
+    result = await ScriptedAgent(docker).nothing(
+        read(folder("echo 0.25 > /logs/verifier/reward.txt; echo said; exit 9"))
+    )
     assert result.reward == 0.25
     assert result.evidence["exit_code"] == 9
     assert result.evidence["output"] == "said\n"
@@ -191,14 +212,14 @@ async def test_the_exit_code_is_recorded_and_ignored(docker, folder):
 
 async def test_tests_that_do_not_end_are_reward_nothing(docker, folder):
     script = "echo 1 > /logs/verifier/reward.txt; sleep 60"
-    result = await StandIn(docker).nothing(read(folder(script, "[verifier]\ntimeout_sec = 1.0\n")))
+    result = await ScriptedAgent(docker).nothing(read(folder(script, "[verifier]\ntimeout_sec = 1.0\n")))
     assert (result.reward, result.evidence["timed_out"]) == (0.0, True)
 
 
 async def test_tests_run_as_who_the_task_says_with_its_variables(docker, folder):
     script = 'cd /app && [ "$(id -u)" = 1000 ] && [ "$WORD" = yes ] && echo 1 > /logs/verifier/reward.txt'
     toml = '[verifier]\nuser = "agent"\nenv = { WORD = "${HARNESSGYM_ABSENT:-yes}" }\n'
-    assert (await StandIn(docker).nothing(read(folder(script, toml)))).reward == 1.0
+    assert (await ScriptedAgent(docker).nothing(read(folder(script, toml)))).reward == 1.0
 
 
 async def test_the_environment_reaches_the_agent(docker, folder):
@@ -207,28 +228,28 @@ async def test_the_environment_reaches_the_agent(docker, folder):
 
 
 async def test_a_healthcheck_is_waited_for(docker, folder):
-    toml = (
-        "[environment.healthcheck]\ncommand = 'ls /tmp/tried || { touch /tmp/tried; false; }'\ninterval_sec = 0\nretries = 2\n"
-    )
-    assert (await StandIn(docker).nothing(read(folder("echo 0 > /logs/verifier/reward.txt", toml)))).error is None
+    toml = "[environment.healthcheck]\ncommand = 'ls /tmp/tried || { touch /tmp/tried; false; }'\ninterval_sec = 0\nretries = 2\n"
+    assert (
+        await ScriptedAgent(docker).nothing(read(folder("echo 0 > /logs/verifier/reward.txt", toml)))
+    ).error is None
     failing = read(folder("true", toml.replace("retries = 2", "retries = 1")))
-    assert "healthcheck failed 1 times" in (await StandIn(docker).nothing(failing)).error
+    assert "healthcheck failed 1 times" in (await ScriptedAgent(docker).nothing(failing)).error
 
 
 async def test_a_solution_that_is_no_script_of_a_shell_is_run_too(docker, folder):
     where = folder("cp /app/x /logs/verifier/reward.txt", **{"solution/solve.sh": "echo 1 > x\n"})
     task = read(where)
     assert isinstance(task.solution, Solution)
-    assert (await StandIn(docker).gold(task)).reward == 1.0
+    assert (await ScriptedAgent(docker).gold(task)).reward == 1.0
 
 
 async def test_steps_are_each_graded_by_their_own_tests_and_the_last_is_the_tasks(docker):
     task = sample("harbor/two-steps")
-    gold = await StandIn(docker).gold(task)
+    gold = await ScriptedAgent(docker).gold(task)
     assert (gold.reward, gold.error) == (1.0, None), gold.evidence
     only_first = await left_by(docker, task, "echo 9 > sum.txt")
     assert (only_first.reward, only_first.error) == (0.0, None)
-    assert (await StandIn(docker).nothing(task)).reward == 0.0
+    assert (await ScriptedAgent(docker).nothing(task)).reward == 0.0
 
 
 async def test_an_agent_finds_neither_tests_nor_results_of_earlier_steps_where_it_is_graded(docker):
@@ -239,8 +260,16 @@ async def test_an_agent_finds_neither_tests_nor_results_of_earlier_steps_where_i
             ["find", "/tests", "/logs/verifier", "/tmp/harnessgym-tests", "-mindepth", "1"], timeout_s=60
         )
         seen.append(looked.stdout.decode())
-        assert (await sandbox.exec(["sh", "-c", "echo $((9 + 6 * $1)) > sum.txt", "sh", str(len(seen) - 1)], timeout_s=60)).ok
+        assert (
+            await sandbox.exec(
+                ["sh", "-c", "echo $((9 + 6 * $1)) > sum.txt", "sh", str(len(seen) - 1)], timeout_s=60
+            )
+        ).ok
 
-    result = await StandIn(docker).act(task, "agent", act)
-    assert (result.reward, result.error, result.evidence["steps"][0]["evidence"]["mode"]) == (1.0, None, "shared")
+    result = await ScriptedAgent(docker).act(task, "agent", act)
+    assert (result.reward, result.error, result.evidence["steps"][0]["evidence"]["mode"]) == (
+        1.0,
+        None,
+        "shared",
+    )
     assert seen == ["", ""]

@@ -1,4 +1,6 @@
-"""Commands that make what is graded run when the agent is dead, and one that fails is told with the verdict."""
+"""Commands that make what is graded run when the agent is dead, and one that fails is told with the
+verdict.
+"""
 
 import pytest
 

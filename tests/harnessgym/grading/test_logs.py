@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.log import PARSERS, Status, is_known, parser_named, text_of
+from harnessgym.grading.log import PARSERS, TestStatus, is_known, parser_named, text_of
 
-P, F, E, S, X = Status.PASSED, Status.FAILED, Status.ERROR, Status.SKIPPED, Status.XFAIL
+P, F, E, S, X = TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR, TestStatus.SKIPPED, TestStatus.XFAIL
 WORDS = st.from_regex(r"[a-z]{2,8}", fullmatch=True)
 FUNCTIONS = WORDS.map("test_{}".format)
 PATHS = st.builds("tests/{}.py::test_{}".format, WORDS, WORDS)
@@ -50,7 +50,9 @@ def xml(test, status):
 
 
 def build(test, status):
-    return f"+ mvn test -Dtest={test}\n[INFO] Compiling\n[INFO] BUILD {'SUCCESS' if status is P else 'FAILURE'}"
+    return (
+        f"+ mvn test -Dtest={test}\n[INFO] Compiling\n[INFO] BUILD {'SUCCESS' if status is P else 'FAILURE'}"
+    )
 
 
 def surefire(test, status):
@@ -85,7 +87,11 @@ RENDERED = {
     "parse_log_ant": (DOTTED, (P, F), signs("    [junit] [{word}] {test}", PASSED="PASS", FAILED="ERR")),
     "parse_log_gradle_custom": (GRADLE, (P, F), signs("{test} {word}", PASSED="PASSED", FAILED="FAILED")),
     "parse_log_junit": (PLAIN, (P, F, E, S), xml),
-    "parse_log_jest": (PLAIN, (P, F, S), signs("    {word} {test} (12 ms)", PASSED="✓", FAILED="✕", SKIPPED="○")),
+    "parse_log_jest": (
+        PLAIN,
+        (P, F, S),
+        signs("    {word} {test} (12 ms)", PASSED="✓", FAILED="✕", SKIPPED="○"),
+    ),
     "parse_log_jest_json": (PLAIN, (P, F), signs("[{word}] {test}", PASSED="PASSED", FAILED="FAILED")),
     "parse_log_react_pdf": (PLAIN, (P, F), signs("{word} {test} (1.2 s)", PASSED="PASS", FAILED="FAIL")),
     "parse_log_vitest": (
@@ -99,16 +105,32 @@ RENDERED = {
     "parse_log_eslint": (PLAIN, (F,), lambda test, status: f"  1) {test}\n    AssertionError: x"),
     "parse_log_chart_js": (PLAIN, (F,), lambda test, status: f"Chrome 120.0 (Linux) {test}FAILED"),
     "parse_log_bpmn_js": (PLAIN, (F,), lambda test, status: f"HeadlessChrome 120.0 (Linux 5.4) {test}FAILED"),
-    "parse_log_phpunit": (PLAIN, (P, F, S), signs("Shapes (App\\Shapes)\n {word} {test}", PASSED="✔", FAILED="✘", SKIPPED="↩")),
-    "parse_log_minitest": (METHODS, (P, F, S), signs("{test} = 0.01 s = {word}", PASSED=".", FAILED="F", SKIPPED="S")),
+    "parse_log_phpunit": (
+        PLAIN,
+        (P, F, S),
+        signs("Shapes (App\\Shapes)\n {word} {test}", PASSED="✔", FAILED="✘", SKIPPED="↩"),
+    ),
+    "parse_log_minitest": (
+        METHODS,
+        (P, F, S),
+        signs("{test} = 0.01 s = {word}", PASSED=".", FAILED="F", SKIPPED="S"),
+    ),
     "parse_log_ruby_v1": (
         FUNCTIONS,
         (P, F, E, S),
         signs("  {test}   {word} (0.02s)", PASSED="PASS", FAILED="FAIL", ERROR="ERROR", SKIPPED="SKIP"),
     ),
     "parse_log_cucumber": (PLAIN, (P, F), signs("{test} ...{word}", PASSED=".", FAILED="F")),
-    "parse_log_ruby_unit": (METHODS, (P, F, S), signs("test: {test}: {word}: (0.01)", PASSED=".", FAILED="F", SKIPPED="O")),
-    "parse_log_rspec_transformed_json": (PLAIN, (P, F), signs("{test} - {word}", PASSED="passed", FAILED="failed")),
+    "parse_log_ruby_unit": (
+        METHODS,
+        (P, F, S),
+        signs("test: {test}: {word}: (0.01)", PASSED=".", FAILED="F", SKIPPED="O"),
+    ),
+    "parse_log_rspec_transformed_json": (
+        PLAIN,
+        (P, F),
+        signs("{test} - {word}", PASSED="passed", FAILED="failed"),
+    ),
     "parse_log_tap": (PLAIN, (P, F), signs("{word} 3 {test}", PASSED="ok", FAILED="not ok")),
     "parse_log_js_3": (PLAIN, (P, F), signs("{word} 3 - {test} # time=1ms", PASSED="ok", FAILED="not ok")),
     "parse_log_ctest": (
@@ -122,10 +144,22 @@ RENDERED = {
             SKIPPED="***Skipped",
         ),
     ),
-    "parse_log_googletest": (DOTTED, (P, F), signs("[{word} ] {test} (3 ms)", PASSED="       OK", FAILED="  FAILED")),
+    "parse_log_googletest": (
+        DOTTED,
+        (P, F),
+        signs("[{word} ] {test} (3 ms)", PASSED="       OK", FAILED="  FAILED"),
+    ),
     "parse_log_jq": (PLAIN, (P, F), signs("{word}: {test}", PASSED="PASS", FAILED="FAIL")),
-    "parse_log_micropython_test": (FUNCTIONS, (P, F, S), signs("{word}  {test}", PASSED="pass", FAILED="FAIL", SKIPPED="skip")),
-    "parse_log_redis": (PLAIN, (P, F, S), signs("[{word}]: {test}", PASSED="ok", FAILED="err", SKIPPED="skip")),
+    "parse_log_micropython_test": (
+        FUNCTIONS,
+        (P, F, S),
+        signs("{word}  {test}", PASSED="pass", FAILED="FAIL", SKIPPED="skip"),
+    ),
+    "parse_log_redis": (
+        PLAIN,
+        (P, F, S),
+        signs("[{word}]: {test}", PASSED="ok", FAILED="err", SKIPPED="skip"),
+    ),
 }
 PREFIXES = {"parse_log_phpunit": "Shapes > "}
 
@@ -151,7 +185,7 @@ TARGETS = {target: name for name, target in PARSERS.items()}
 @settings(max_examples=25, deadline=None)
 @given(log=st.text(max_size=300))
 def test_no_log_makes_a_parser_raise(name, log):
-    assert all(isinstance(status, Status) for status in parser_named(name)(log).values())
+    assert all(isinstance(status, TestStatus) for status in parser_named(name)(log).values())
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS.values()))
@@ -175,7 +209,9 @@ def test_every_name_is_a_parser():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(TaskError, match=r"no log parser 'parse_log_pytst'.*parse_log_pytest.*Known: parse_log_ant"):
+    with pytest.raises(
+        TaskError, match=r"no log parser 'parse_log_pytst'.*parse_log_pytest.*Known: parse_log_ant"
+    ):
         parser_named("parse_log_pytst")
     with pytest.raises(TaskError, match="cannot be loaded"):
         parser_named("nowhere:parse")
@@ -184,13 +220,22 @@ def test_an_unknown_name_lists_the_known_ones():
 
 def test_ids_keep_their_options_but_not_the_paths_in_them():
     log = "PASSED t.py::a[/tmp/x/data.csv]\nPASSED t.py::b[//host/x]\nPASSED t.py::c[/a/*]\n"
-    assert list(parser_named("parse_log_requests")(log)) == ["t.py::a[/data.csv]", "t.py::b[//host/x]", "t.py::c[/a/*]"]
+    assert list(parser_named("parse_log_requests")(log)) == [
+        "t.py::a[/data.csv]",
+        "t.py::b[//host/x]",
+        "t.py::c[/a/*]",
+    ]
     assert parser_named("parse_log_matplotlib")("PASSED t.py::a[MouseButton.LEFT]") == {"t.py::a[1]": P}
 
 
 def test_counts_of_skipped_tests_are_no_tests():
     log = "SKIPPED [3] t.py:9: why\nPASSED [100%]\nSKIPPED t.py::a\n"
-    for name in ("parse_log_pytest", "parse_log_pytest_options", "parse_log_pytest_v2", "parse_log_matplotlib"):
+    for name in (
+        "parse_log_pytest",
+        "parse_log_pytest_options",
+        "parse_log_pytest_v2",
+        "parse_log_matplotlib",
+    ):
         assert parser_named(name)(log) == {"[100%]": P, "t.py::a": S}
 
 
@@ -208,7 +253,11 @@ def test_what_django_tests_print_may_come_before_ok():
 
 def test_sympy_names_failures_twice():
     log = "test_a ok\ntest_b F\n_____ sympy/core/test_x.py:test_b _____\n"
-    assert parser_named("parse_log_sympy")(log) == {"test_a": P, "test_b": F, "sympy/core/test_x.py:test_b": F}
+    assert parser_named("parse_log_sympy")(log) == {
+        "test_a": P,
+        "test_b": F,
+        "sympy/core/test_x.py:test_b": F,
+    }
 
 
 def test_a_build_before_the_first_test_is_none():
@@ -218,9 +267,9 @@ def test_a_build_before_the_first_test_is_none():
 
 
 def test_gradle_tears_names_from_statuses():
-    assert parser_named("parse_log_gradle_custom")("org.ATest > b\nwarning: x\nPASSED\n> Task :test FAILED\n") == {
-        "org.ATest > b": P
-    }
+    assert parser_named("parse_log_gradle_custom")(
+        "org.ATest > b\nwarning: x\nPASSED\n> Task :test FAILED\n"
+    ) == {"org.ATest > b": P}
 
 
 def test_karma_joins_groups():
@@ -241,7 +290,10 @@ def test_details_of_failures_do_not_pass_a_test():
 
 
 def test_redis_tells_where_a_test_failed():
-    assert parser_named("parse_log_redis")("[err]: a b in tests/unit/x.tcl\n[ok]: c (12 ms)\n") == {"a b": F, "c": P}
+    assert parser_named("parse_log_redis")("[err]: a b in tests/unit/x.tcl\n[ok]: c (12 ms)\n") == {
+        "a b": F,
+        "c": P,
+    }
 
 
 def test_the_short_summary_alone_counts_where_a_data_set_says_so():

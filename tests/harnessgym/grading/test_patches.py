@@ -62,7 +62,9 @@ def test_a_patch_ends_with_a_line_end():
 
 
 NAMES = st.from_regex(r"[a-zäß][a-z \"\\._-]{0,6}[a-zé]", fullmatch=True)
-LINES = st.lists(st.sampled_from(["a", "--- a/x", "+++ b/y", "-- b", "@@ -1 +1 @@", "diff --git a/q b/q", ""]), max_size=5)
+LINES = st.lists(
+    st.sampled_from(["a", "--- a/x", "+++ b/y", "-- b", "@@ -1 +1 @@", "diff --git a/q b/q", ""]), max_size=5
+)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,13 +84,17 @@ def test_what_git_writes_is_read(tmp_path_factory, changes):
     for name, (_, after) in changes.items():
         (folder / name).write_text("\n".join(after))
     expected = [
-        path for path in git("-c", "core.quotePath=false", "diff", "-z", "--name-only", "--no-renames").split("\0") if path
+        path
+        for path in git("-c", "core.quotePath=false", "diff", "-z", "--name-only", "--no-renames").split("\0")
+        if path
     ]
     assert sorted(patched_paths(git("diff", "--no-renames"))) == sorted(expected)
 
 
 TEXTS = st.text(st.sampled_from("a \t\r\n\x0c\x85\u2028é+-@"), max_size=12)
-NEW = st.dictionaries(st.from_regex(r"[a-c é]{0,2}[a-z]/[a-zé -]{0,3}[.]py", fullmatch=True), TEXTS, min_size=1, max_size=4)
+NEW = st.dictionaries(
+    st.from_regex(r"[a-c é]{0,2}[a-z]/[a-zé -]{0,3}[.]py", fullmatch=True), TEXTS, min_size=1, max_size=4
+)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -96,7 +102,9 @@ NEW = st.dictionaries(st.from_regex(r"[a-c é]{0,2}[a-z]/[a-zé -]{0,3}[.]py", f
 def test_git_makes_the_files_of_a_patch_byte_for_byte(tmp_path_factory, files):
     folder = tmp_path_factory.mktemp("new")
     subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    done = subprocess.run(["git", "apply", "-"], input=new_files(files).encode(), cwd=folder, capture_output=True, check=False)
+    done = subprocess.run(
+        ["git", "apply", "-"], input=new_files(files).encode(), cwd=folder, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert {path: (folder / path).read_bytes().decode() for path in files} == files
     assert set(patched_paths(new_files(files))) == set(files)

@@ -147,13 +147,18 @@ async def test_what_skips_stops_or_crashes_scores_0(bubblewrap, grade, task, tex
 
 async def test_all_skipped_is_no_pass(bubblewrap, grade, make_task):
     text = "import pytest\n\n\n@pytest.mark.skip\ndef test_a():\n    pass\n"
-    task = make_task({**CHECK, "files": ["test_s.py"], "expect": ["test_s.py::test_a"]}, test_files={"test_s.py": text})
+    task = make_task(
+        {**CHECK, "files": ["test_s.py"], "expect": ["test_s.py::test_a"]}, test_files={"test_s.py": text}
+    )
     found = await grade(bubblewrap, task)
     assert (found.rewards, found.tampered) == ({"reward": 0.0}, None)
 
 
 async def test_zero_collected_is_no_pass(bubblewrap, grade, make_task):
-    task = make_task({**CHECK, "files": ["test_s.py"], "expect": ["test_s.py::test_a"]}, test_files={"test_s.py": "x = 1\n"})
+    task = make_task(
+        {**CHECK, "files": ["test_s.py"], "expect": ["test_s.py::test_a"]},
+        test_files={"test_s.py": "x = 1\n"},
+    )
     found = await grade(bubblewrap, task)
     assert found.rewards == {"reward": 0.0}
     assert "missing" in found.tampered
@@ -163,7 +168,9 @@ async def test_truncated_ids_are_other_tests(bubblewrap, grade, make_task):
     text = "import pytest\n\n\n@pytest.mark.parametrize('x', ['one two'])\ndef test_a(x):\n    pass\n"
     whole, cut = "test_s.py::test_a[one two]", "test_s.py::test_a[one"
     for expect, reward in ((whole, 1.0), (cut, 0.0)):
-        task = make_task({**CHECK, "files": ["test_s.py"], "expect": [expect]}, test_files={"test_s.py": text})
+        task = make_task(
+            {**CHECK, "files": ["test_s.py"], "expect": [expect]}, test_files={"test_s.py": text}
+        )
         found = await grade(bubblewrap, task)
         assert found.rewards == {"reward": reward}
         assert (found.tampered is None) == (reward == 1.0)
@@ -171,7 +178,10 @@ async def test_truncated_ids_are_other_tests(bubblewrap, grade, make_task):
 
 async def test_timing_in_names_is_part_of_the_name(bubblewrap, grade, make_task):
     text = "import pytest\n\n\n@pytest.mark.parametrize('x', ['0.12s'])\ndef test_a(x):\n    pass\n"
-    task = make_task({**CHECK, "files": ["test_s.py"], "expect": ["test_s.py::test_a[0.12s]"]}, test_files={"test_s.py": text})
+    task = make_task(
+        {**CHECK, "files": ["test_s.py"], "expect": ["test_s.py::test_a[0.12s]"]},
+        test_files={"test_s.py": text},
+    )
     assert (await grade(bubblewrap, task)).rewards == {"reward": 1.0}
 
 
@@ -192,7 +202,9 @@ async def test_deleting_the_tests_of_the_workspace_changes_nothing(bubblewrap, g
     files = {"work.py": WRONG, "test_work.py": "def test_double(): pass\ndef test_triple(): pass\n"}
     assert (await grade(bubblewrap, task, files, run=["rm -rf test_work.py"])).rewards == {"reward": 0.0}
     assert (await grade(bubblewrap, task, files)).rewards == {"reward": 0.0}
-    assert (await grade(bubblewrap, task, {"work.py": RIGHT}, run=["rm -rf tests"])).rewards == {"reward": 1.0}
+    assert (await grade(bubblewrap, task, {"work.py": RIGHT}, run=["rm -rf tests"])).rewards == {
+        "reward": 1.0
+    }
 
 
 @pytest.mark.docker

@@ -1,4 +1,6 @@
-"""A pytest check of a real project: its source in a folder of its own, and tests of its files that are not run."""
+"""A pytest check of a real project: its source in a folder of its own, and tests of its files that are not
+run.
+"""
 
 import pytest
 
@@ -23,11 +25,19 @@ IDS = ["test_it.py::test_one", "test_it.py::test_one_more"]
 
 
 def check(**more):
-    return {"kind": "pytest", "files": ["test_it.py"], "expect": IDS, "without": ["test_it.py::test_broken"], **more}
+    return {
+        "kind": "pytest",
+        "files": ["test_it.py"],
+        "expect": IDS,
+        "without": ["test_it.py::test_broken"],
+        **more,
+    }
 
 
 @pytest.mark.bubblewrap
-async def test_sources_come_before_what_is_installed_and_what_is_left_out_is_not_run(bubblewrap, grade, make_task):
+async def test_sources_come_before_what_is_installed_and_what_is_left_out_is_not_run(
+    bubblewrap, grade, make_task
+):
     """`idna` is installed with HarnessGym too."""
     task = make_task(check(sources=["src"]), test_files={"test_it.py": TESTS})
     assert (await grade(bubblewrap, task, {"src/idna.py": "MINE = 1\n"})).rewards == {"reward": 1.0}
@@ -53,5 +63,7 @@ async def test_without_sources_what_is_installed_comes_first(bubblewrap, grade, 
 
 
 def test_a_test_that_is_expected_cannot_be_left_out():
-    with pytest.raises(TaskError, match=r"without: 'test_it.py::test_one' is in `expect` too. Remove it from one"):
+    with pytest.raises(
+        TaskError, match=r"without: 'test_it.py::test_one' is in `expect` too. Remove it from one"
+    ):
         read_checks([check(without=IDS[:1])], {"test_it.py"}, "here")

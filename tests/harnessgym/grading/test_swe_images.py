@@ -1,23 +1,25 @@
-"""SWE-bench, SWE-rebench and R2E tasks whose repository is in an image, at a path of its own, with a future in its history."""
+"""SWE-bench, SWE-rebench and R2E tasks whose repository is in an image, at a path of its own, with a
+future in its history.
+"""
 
 import json
 import subprocess
 from dataclasses import replace
 
 import pytest
+from tests.harnessgym.images.contexts import contexts
 
-from harnessgym.equipping import equipment_of
-from harnessgym.grading.judging import judge
-from harnessgym.images.connection import Connection
-from harnessgym.images.layers import ensure
-from harnessgym.rollout.furnishing import furnish
+from harnessgym.grading.grade import judge
+from harnessgym.provisioning import equipment_of
+from harnessgym.sandboxes.images.connection import EngineConnection
+from harnessgym.sandboxes.images.layers import ensure
 from harnessgym.task import Limits
+from harnessgym.task_setup.workspace_setup import furnish
 from harnessgym.tasks.r2e import r2e_task
-from harnessgym.tasks.rows import Row
+from harnessgym.tasks.rows import TaskRow
 from harnessgym.tasks.swe_bench import swe_bench_task
 from harnessgym.tasks.swe_rebench import swe_rebench_task
 from tests.harnessgym.grading.shapes import AREA, FILES, FIXED, ROW, TEST_PATCH
-from tests.harnessgym.images.contexts import contexts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 LIMITS = Limits(wall_s=120.0, memory_mb=1_024, processes=128, disk_mb=256)
@@ -50,8 +52,10 @@ def repository(folder):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The base commit, and an image that has the repository at `/testbed` and `/shapes`, and tests at `/r2e_tests`."""
-    with Connection() as engine, contexts(engine, tmp_path_factory.mktemp("contexts")) as make:
+    """The base commit, and an image that has the repository at `/testbed` and `/shapes`, and tests at
+    `/r2e_tests`.
+    """
+    with EngineConnection() as engine, contexts(engine, tmp_path_factory.mktemp("contexts")) as make:
         lines = ["COPY repo /testbed", "COPY repo /shapes", "COPY r2e_tests /r2e_tests"]
         files = {"repo/x": "", "r2e_tests/test_1.py": R2E_TESTS}
         context = make(*lines, base="harnessgym/python", files=files)
@@ -101,7 +105,9 @@ def swe_bench(made):
             f"git checkout {base} tests/test_area.py",
         ]
     )
-    return swe_bench_task(Row("here", {**ROW, "base_commit": base, "image": image, "eval_script": script}), "shapes")
+    return swe_bench_task(
+        TaskRow("here", {**ROW, "base_commit": base, "image": image, "eval_script": script}), "shapes"
+    )
 
 
 async def test_gold_is_rewarded_and_doing_nothing_is_not(graded, swe_bench):
@@ -161,10 +167,13 @@ async def test_the_agent_sees_the_past_and_not_the_future(graded, swe_bench):
 @pytest.fixture
 def swe_rebench(made):
     base, image = made
-    config = {"test_cmd": ["python3 -m pytest -rA -p no:cacheprovider tests"], "log_parser": "parse_log_pytest"}
+    config = {
+        "test_cmd": ["python3 -m pytest -rA -p no:cacheprovider tests"],
+        "log_parser": "parse_log_pytest",
+    }
     row = {**ROW, "base_commit": base, "image_name": image, "install_config": config}
     row["PASS_TO_PASS"] = ["tests/test_area.py::test_square (0.1s)", "tests/test_other.py::test_zero"]
-    return swe_rebench_task(Row("here", row), "shapes")
+    return swe_rebench_task(TaskRow("here", row), "shapes")
 
 
 async def test_swe_rebench_wants_the_very_tests_to_pass(graded, swe_rebench):
@@ -172,14 +181,19 @@ async def test_swe_rebench_wants_the_very_tests_to_pass(graded, swe_rebench):
     assert (found.rewards, found.tampered) == (ONE, None), found.evidence
     more = {"shapes/area.py": FIXED, "tests/test_more.py": "def test_more():\n    pass\n"}
     found = await graded(swe_rebench, more)
-    assert (found.rewards["reward"], found.evidence["not_expected"]) == (0.0, ["tests/test_more.py::test_more"])
+    assert (found.rewards["reward"], found.evidence["not_expected"]) == (
+        0.0,
+        ["tests/test_more.py::test_more"],
+    )
     assert (await graded(swe_rebench)).rewards == ZERO
 
 
 async def test_swe_rebench_does_not_ask_for_an_exit_code(graded, swe_rebench):
     spec = swe_rebench.metadata["swe_rebench"]
     spec = {**spec, "test_cmd": [*spec["test_cmd"], "false"]}
-    found = await graded(replace(swe_rebench, metadata={**swe_rebench.metadata, "swe_rebench": spec}), gold=True)
+    found = await graded(
+        replace(swe_rebench, metadata={**swe_rebench.metadata, "swe_rebench": spec}), gold=True
+    )
     assert (found.rewards, found.tampered, found.evidence["exit_code"]) == (ONE, None, 1), found.evidence
 
 
@@ -193,14 +207,17 @@ async def test_r2e_compares_all_results_and_hides_its_tests(graded, made):
         "problem_statement": "[ISSUE]rectangle adds[/ISSUE]",
         "parsed_commit_content": "{}",
     }
-    task = r2e_task(Row("here", row), "r2e")
-    found, said = await graded(task, {"shapes/area.py": FIXED}, run=["ls; ls /r2e_tests; git log --all --format=%s"])
+    task = r2e_task(TaskRow("here", row), "r2e")
+    found, said = await graded(
+        task, {"shapes/area.py": FIXED}, run=["ls; ls /r2e_tests; git log --all --format=%s"]
+    )
     assert found.rewards["reward"] == 1.0, found.evidence
     assert "run_tests.sh" not in said[0]
     assert "test_1.py" not in said[0]
     assert said[0].splitlines()[-1] == "Where the task begins"
     found = await graded(
-        task, {"shapes/area.py": AREA.replace("+", "-"), "r2e_tests/test_1.py": "def test_rectangle(): pass\n"}
+        task,
+        {"shapes/area.py": AREA.replace("+", "-"), "r2e_tests/test_1.py": "def test_rectangle(): pass\n"},
     )
     assert (found.rewards["reward"], found.evidence["differing"]) == (0.0, ["test_rectangle"])
     found = await graded(task, {"shapes/area.py": "import os\n\nos._exit(0)\n"})

@@ -4,17 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.grading.terminal_bench import pytest_report, swebench_report
+from harnessgym.grading.verifiers.terminal_bench import pytest_report, swebench_report
 
 HEADER = "=========================== short test summary info ============================\n"
 
 
 def log(*lines, footer, before="some output\n"):
-    return f"{before}{HEADER}" + "".join(f"{line}\n" for line in lines) + f"======== {footer} in 0.12s ========\n"
+    return (
+        f"{before}{HEADER}"
+        + "".join(f"{line}\n" for line in lines)
+        + f"======== {footer} in 0.12s ========\n"
+    )
 
 
 def test_all_passed_is_passed():
-    report = pytest_report(log("PASSED tests/test_a.py::test_x", "PASSED tests/test_a.py::test_y[1 2]", footer="2 passed"))
+    report = pytest_report(
+        log("PASSED tests/test_a.py::test_x", "PASSED tests/test_a.py::test_y[1 2]", footer="2 passed")
+    )
     assert report.passed
     assert report.tests == {"tests/test_a.py::test_x": "PASSED", "tests/test_a.py::test_y[1 2]": "PASSED"}
 
@@ -36,7 +42,9 @@ def test_one_that_did_not_pass_is_enough(line, footer):
 
 
 def test_colours_and_carriage_returns_do_not_matter():
-    text = log("\x1b[32mPASSED\x1b[0m t.py::\x1b[1mx\x1b[0m", footer="\x1b[1m1 passed\x1b[0m").replace("\n", "\r\n")
+    text = log("\x1b[32mPASSED\x1b[0m t.py::\x1b[1mx\x1b[0m", footer="\x1b[1m1 passed\x1b[0m").replace(
+        "\n", "\r\n"
+    )
     assert pytest_report(text).tests == {"t.py::x": "PASSED"}
 
 
@@ -67,5 +75,11 @@ def test_any_text_can_be_read(before, after):
 def test_swebench_results_are_one_word_between_one_pair_of_markers():
     begin, end = "SWEBench results starts here\n", "\nSWEBench results ends here\n"
     assert swebench_report(f"x\n{begin}PASSED{end}").passed
-    for text in (f"{begin}FAILED{end}", f"{begin}PASSED\nno{end}", "PASSED", begin, f"{begin}PASSED{end}" * 2):
+    for text in (
+        f"{begin}FAILED{end}",
+        f"{begin}PASSED\nno{end}",
+        "PASSED",
+        begin,
+        f"{begin}PASSED{end}" * 2,
+    ):
         assert not swebench_report(text).passed

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from harnessgym.metrics.feed import Feed, feeding, merged
+from harnessgym.metrics.feed import SinkFeed, feeding, merged
 from harnessgym.metrics.lines import append
+from harnessgym.metrics.run_status import SinkStatus, SinkStatuses, standings
 from harnessgym.metrics.sink import SinkPlace
-from harnessgym.metrics.standing import Standing, Standings, standings
 from harnessgym.run_folder import RunFolder
 
 
@@ -69,12 +69,17 @@ def metric(folder, step, **values):
 
 
 def observe(folder, step, **values):
-    append(folder.observed_path, {"step": step, "time": 0.0} | {name.replace("__", "/"): v for name, v in values.items()})
+    append(
+        folder.observed_path,
+        {"step": step, "time": 0.0} | {name.replace("__", "/"): v for name, v in values.items()},
+    )
 
 
 def fed(folder, kind, said=None):
     """Feed one sink with all there is, as at the end of a run."""
-    with feeding({"kept": kind}, SinkPlace(folder.root, "run", "x", "p"), (said if said is not None else []).append) as feeds:
+    with feeding(
+        {"kept": kind}, SinkPlace(folder.root, "run", "x", "p"), (said if said is not None else []).append
+    ) as feeds:
         pass
     path = folder.root / f"{kind.__name__}.jsonl"
     return feeds[0], [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -89,8 +94,14 @@ def test_the_trainers_numbers_and_what_was_observed_become_one_entry(folder):
     metric(folder, 1, reward=0.5, note="words", version=2)
     observe(folder, 1, idle__trainer=0.3)
     _, lines = fed(folder, Kept)
-    assert lines == [{"step": 1, "at": 101.0, "values": {"trainer/reward": 0.5, "trainer/version": 2.0, "idle/trainer": 0.3}}]
-    assert standings(folder.sinks_path) == {"kept": Standing(1, 0)}
+    assert lines == [
+        {
+            "step": 1,
+            "at": 101.0,
+            "values": {"trainer/reward": 0.5, "trainer/version": 2.0, "idle/trainer": 0.3},
+        }
+    ]
+    assert standings(folder.sinks_path) == {"kept": SinkStatus(1, 0)}
 
 
 def test_the_numbers_of_further_policies_trainers_have_their_names(folder):
@@ -120,7 +131,11 @@ def test_a_run_that_is_taken_up_again_adds_to_it_and_repeats_nothing(folder, kin
     metric(folder, 2, reward=0.9)  # written again around a crash
     metric(folder, 3, reward=0.3)
     _, lines = fed(folder, kind)
-    assert [(line["step"], line["values"]["trainer/reward"]) for line in lines] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert [(line["step"], line["values"]["trainer/reward"]) for line in lines] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+    ]
 
 
 def test_a_sink_that_knows_what_it_holds_is_believed(folder):
@@ -128,7 +143,7 @@ def test_a_sink_that_knows_what_it_holds_is_believed(folder):
     for step in (1, 2, 3):
         metric(folder, step)
     fed(folder, Kept)
-    Standings(folder.sinks_path).note("kept", Standing(1, 0))
+    SinkStatuses(folder.sinks_path).note("kept", SinkStatus(1, 0))
     assert [line["step"] for line in fed(folder, Kept)[1]] == [1, 2, 3]
     (folder.root / "Kept.jsonl").unlink()
     assert [line["step"] for line in fed(folder, Kept)[1]] == [1, 2, 3]
@@ -137,7 +152,9 @@ def test_a_sink_that_knows_what_it_holds_is_believed(folder):
 def test_a_sink_that_fails_is_said_once_counted_and_ends_nothing(folder):
     metric(folder, 1)
     said, place = [], SinkPlace(folder.root, "run", "x", "p")
-    feed = Feed("broken", lambda: Broken(place), folder, said.append, Standings(folder.sinks_path), 0.01, 0.01)
+    feed = SinkFeed(
+        "broken", lambda: Broken(place), folder, said.append, SinkStatuses(folder.sinks_path), 0.01, 0.01
+    )
     deadline = time.monotonic() + 60
     while feed.failures < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -146,7 +163,7 @@ def test_a_sink_that_fails_is_said_once_counted_and_ends_nothing(folder):
     assert feed.failures >= 3
     assert len(said) == 1
     assert "RuntimeError: no such server. The run goes on" in said[0]
-    assert standings(folder.sinks_path)["broken"] == Standing(-1, feed.failures)
+    assert standings(folder.sinks_path)["broken"] == SinkStatus(-1, feed.failures)
 
 
 def test_a_sink_that_recovers_misses_nothing(folder):
@@ -154,13 +171,19 @@ def test_a_sink_that_recovers_misses_nothing(folder):
         metric(folder, step)
         observe(folder, step)
     said, place = [], SinkPlace(folder.root, "run", "x", "p")
-    feed = Feed("flaky", lambda: Flaky(place), folder, said.append, Standings(folder.sinks_path), 0.01, 0.01)
+    feed = SinkFeed(
+        "flaky", lambda: Flaky(place), folder, said.append, SinkStatuses(folder.sinks_path), 0.01, 0.01
+    )
     deadline = time.monotonic() + 60
     while feed.step < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     feed.end()
     assert feed.join(60)
-    assert [json.loads(line)["step"] for line in (folder.root / "Flaky.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert [json.loads(line)["step"] for line in (folder.root / "Flaky.jsonl").read_text().splitlines()] == [
+        1,
+        2,
+        3,
+    ]
     assert (feed.failures, len(said)) == (1, 1)
 
 
@@ -176,7 +199,9 @@ def test_one_that_hangs_does_not_hold_up_the_others_or_the_end(folder):
     observe(folder, 1)
     said, deadline = [], time.monotonic() + 60
     try:
-        with feeding({"hangs": Hanging, "works": Kept}, SinkPlace(folder.root, "run", "x", "p"), said.append, 0.5) as feeds:
+        with feeding(
+            {"hangs": Hanging, "works": Kept}, SinkPlace(folder.root, "run", "x", "p"), said.append, 0.5
+        ) as feeds:
             while feeds[1].step < 1 and time.monotonic() < deadline:
                 time.sleep(0.01)
         assert json.loads((folder.root / "Kept.jsonl").read_text())["step"] == 1
@@ -187,13 +212,13 @@ def test_one_that_hangs_does_not_hold_up_the_others_or_the_end(folder):
 
 def test_what_is_written_while_the_run_goes_on_is_fed_while_it_goes_on(folder):
     place = SinkPlace(folder.root, "run", "x", "p")
-    feed = Feed("kept", lambda: Kept(place), folder, print, Standings(folder.sinks_path), 0.01)
+    feed = SinkFeed("kept", lambda: Kept(place), folder, print, SinkStatuses(folder.sinks_path), 0.01)
     metric(folder, 1)
     observe(folder, 1)
     deadline = time.monotonic() + 60
-    while standings(folder.sinks_path).get("kept") != Standing(1, 0) and time.monotonic() < deadline:
+    while standings(folder.sinks_path).get("kept") != SinkStatus(1, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert standings(folder.sinks_path)["kept"] == Standing(1, 0)
+    assert standings(folder.sinks_path)["kept"] == SinkStatus(1, 0)
     feed.end()
     assert feed.join(60)
 
@@ -203,4 +228,4 @@ def test_a_record_that_is_not_ours_is_as_good_as_none(folder):
     for text in ("", "[]", '{"x": 1}', '{"x": {"steps": 3}}', '{"x": {"st'):
         folder.sinks_path.write_text(text)
         assert standings(folder.sinks_path) == {}
-    assert Standings(folder.sinks_path).of("x") == Standing(-1, 0)
+    assert SinkStatuses(folder.sinks_path).of("x") == SinkStatus(-1, 0)

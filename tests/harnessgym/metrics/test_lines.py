@@ -70,7 +70,8 @@ def test_a_line_behind_a_torn_one_stands_on_its_own(tmp_path):
 
 
 @given(
-    written=st.lists(st.tuples(st.integers(1, 6), st.floats(0, 1)), max_size=12), cuts=st.lists(st.integers(1, 40), max_size=6)
+    written=st.lists(st.tuples(st.integers(1, 6), st.floats(0, 1)), max_size=12),
+    cuts=st.lists(st.integers(1, 40), max_size=6),
 )
 def test_however_it_is_read_the_last_word_on_each_step_counts(written, cuts, tmp_path_factory):
     path = tmp_path_factory.mktemp("lines") / "metrics.jsonl"

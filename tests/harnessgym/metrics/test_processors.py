@@ -14,7 +14,11 @@ def test_a_process_that_works_shows_one_that_sleeps_does_not_one_that_ended_is_l
     try:
         known = {name: identify(process.pid) for name, process in (("works", works), ("sleeps", sleeps))}
         recorded = {name: [process.pid, process.started] for name, process in known.items()}
-        path.write_text(json.dumps(recorded | {"another": [works.pid, known["works"].started + 1], "gone": [2**22 + 1, 5]}))
+        path.write_text(
+            json.dumps(
+                recorded | {"another": [works.pid, known["works"].started + 1], "gone": [2**22 + 1, 5]}
+            )
+        )
         processors = Processors(path)
         assert processors.look() == {"works": None, "sleeps": None}
         deadline, shares = time.monotonic() + 60, {}

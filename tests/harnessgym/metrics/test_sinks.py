@@ -18,7 +18,8 @@ REQUIRED = os.environ.get("HARNESSGYM_REQUIRE", "").split(",")
 
 def needed(package, word):
     return pytest.mark.skipif(
-        find_spec(package) is None and word not in REQUIRED, reason=f"{package} is not installed: pip install {package}"
+        find_spec(package) is None and word not in REQUIRED,
+        reason=f"{package} is not installed: pip install {package}",
     )
 
 
@@ -36,16 +37,17 @@ def scalars(folder):
 
     found = EventAccumulator(str(folder / "tensorboard")).Reload()
     return {
-        tag: [(point.step, point.wall_time, point.value) for point in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+        tag: [(point.step, point.wall_time, point.value) for point in found.Scalars(tag)]
+        for tag in found.Tags()["scalars"]
     }
 
 
 @pytest.mark.parametrize("name", names("sink"))
 def test_every_sink_says_what_it_needs_without_importing_it(name):
-    code = (
-        f"import sys; from harnessgym.registry import load; needs = load('sink', {name!r}).needs; print(needs in sys.modules)"
+    code = f"import sys; from harnessgym.registry import load; needs = load('sink', {name!r}).needs; print(needs in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
 
 
@@ -109,10 +111,13 @@ def test_tensorboard_needs_no_torch():
     code = (
         "import sys, tempfile, pathlib; from harnessgym.metrics.sink import SinkPlace; "
         "from harnessgym.metrics.sinks.tensorboard import TensorBoard; "
-        "sink = TensorBoard(SinkPlace(pathlib.Path(tempfile.mkdtemp()), 'r', 'n', 'p')); sink.write(1, 1.0, {'x': 1.0}); "
+        "sink = TensorBoard(SinkPlace(pathlib.Path(tempfile.mkdtemp()), 'r', 'n', 'p')); sink.write(1, 1.0, "
+        "{'x': 1.0}); "
         "sink.close(); print([name for name in ('torch', 'tensorflow') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -131,10 +136,14 @@ sink.close()
 
 
 def session(name, folder, steps, **environment):
-    """A start of a run in a process of its own, whose packages know nothing of a user; what its sink held at first."""
+    """A start of a run in a process of its own, whose packages know nothing of a user; what its sink held
+    at first.
+    """
     known = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "TRACKIO_"))}
     command = [sys.executable, "-c", SESSION, name, str(folder), json.dumps(steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200, env={**known, **environment})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=200, env={**known, **environment}
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("held")).split()[1])
 
@@ -142,21 +151,32 @@ def session(name, folder, steps, **environment):
 @needed("wandb", "wandb")
 def test_wandb_is_offline_unless_told_otherwise_and_keeps_one_run(place):
     for steps in ([1, 2], [3]):
-        held = session("wandb", place.folder, steps, WANDB_CONFIG_DIR=str(place.folder), WANDB_CACHE_DIR=str(place.folder))
+        held = session(
+            "wandb",
+            place.folder,
+            steps,
+            WANDB_CONFIG_DIR=str(place.folder),
+            WANDB_CACHE_DIR=str(place.folder),
+        )
         assert held is None
     logged = defaultdict(list)
     files = sorted(place.folder.glob("wandb/offline-run-*/*.wandb"))
     assert {path.stem for path in files} == {f"run-{place.run_id}"}
     for path in files:
         for record in wandb_records(path):
-            values = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            values = {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json)
+                for item in record.history.item
+            }
             if values:
                 logged[values["_step"]].append(values["trainer/reward"])
     assert logged == {1: [0.1], 2: [0.2], 3: [0.3]}
 
 
 def wandb_records(path):
-    """Records of an offline run: protobufs in LevelDB's log format (blocks of 32 KiB; crc, length, type before each piece)."""
+    """Records of an offline run: protobufs in LevelDB's log format (blocks of 32 KiB; crc, length, type
+    before each piece).
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, position, pieces = path.read_bytes(), 7, b""
@@ -183,4 +203,8 @@ def test_trackio_keeps_one_run_and_knows_where_it_stopped(place):
         [sys.executable, "-m", "trackio.cli", *asked], capture_output=True, text=True, check=True, timeout=200,
         env={**os.environ, "TRACKIO_DIR": str(place.folder / "trackio")},
     )  # fmt: skip
-    assert [(each["step"], each["value"]) for each in json.loads(done.stdout)["values"]] == [(1, 0.1), (2, 0.2), (3, 0.3)]
+    assert [(each["step"], each["value"]) for each in json.loads(done.stdout)["values"]] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+    ]

@@ -40,7 +40,8 @@ def test_old_steps_are_forgotten_whole():
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 4)), min_size=1, max_size=5), max_size=8), st.integers(1, 7)
+    st.lists(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 4)), min_size=1, max_size=5), max_size=8),
+    st.integers(1, 7),
 )
 def test_reading_in_parts_changes_nothing(steps, size):
     rows = [(step, tokens, lag) for step, entries in enumerate(steps) for tokens, lag in entries]

@@ -14,7 +14,9 @@ def call(key, begin, seconds, tokens=10, worker="e", status="delivered", rollout
 
 
 def ended(key, at, status="finished", cause=None, **latencies):
-    return RecentRollout(key, "run", status, cause, {name.replace("_", "."): v for name, v in latencies.items()}, at)
+    return RecentRollout(
+        key, "run", status, cause, {name.replace("_", "."): v for name, v in latencies.items()}, at
+    )
 
 
 @given(intervals)
@@ -35,7 +37,14 @@ def test_a_worker_is_never_busier_than_always_nor_has_fewer_calls_than_that(span
 
 def test_shares_and_rates_are_those_of_the_window():
     window = Window(10.0)
-    window.add_calls([call("a", 85.0, 10.0), call("b", 92.0, 4.0), call("c", 91.0, 1.0, worker="f"), call("old", 70.0, 5.0)])
+    window.add_calls(
+        [
+            call("a", 85.0, 10.0),
+            call("b", 92.0, 4.0),
+            call("c", 91.0, 1.0, worker="f"),
+            call("old", 70.0, 5.0),
+        ]
+    )
     window.move(100.0, 0.0)
     assert window.worker("e").busy == pytest.approx(0.6)  # 90 to 95, and on to 96
     assert window.worker("e").calls == pytest.approx(0.9)
@@ -64,7 +73,9 @@ def test_a_call_is_open_until_it_is_seen_to_have_ended():
 
 def test_what_a_rollout_that_ended_has_open_is_forgotten():
     window = Window(10.0)
-    window.add_calls([call("a", 95.0, 0.0, 0, "", "intent", "dead"), call("b", 96.0, 0.0, 0, "", "intent", "alive")])
+    window.add_calls(
+        [call("a", 95.0, 0.0, 0, "", "intent", "dead"), call("b", 96.0, 0.0, 0, "", "intent", "alive")]
+    )
     window.add_ended([ended("dead", 97.0, "failed", "node_lost")])
     assert window.open_calls == ["b"]
 
@@ -73,12 +84,18 @@ def test_stages_by_littles_law():
     """Two rollouts in ten seconds that spent 15 s in a stage each: three were in it at one time."""
     window = Window(10.0)
     window.add_ended(
-        [ended("a", 95.0, run=15.0, wait_run=5.0), ended("b", 99.0, run=15.0, evaluate=1.0), ended("c", 80.0, run=9)]
+        [
+            ended("a", 95.0, run=15.0, wait_run=5.0),
+            ended("b", 99.0, run=15.0, evaluate=1.0),
+            ended("c", 80.0, run=9),
+        ]
     )
     window.move(100.0, 0.0)
     stages = window.stages()
     assert list(stages) == ["prepare", "run", "reconstruct", "evaluate"]
-    assert (stages["run"].running, stages["run"].waiting, stages["run"].mean_s) == pytest.approx((3.0, 0.5, 15.0))
+    assert (stages["run"].running, stages["run"].waiting, stages["run"].mean_s) == pytest.approx(
+        (3.0, 0.5, 15.0)
+    )
     assert (stages["evaluate"].running, stages["evaluate"].mean_s) == pytest.approx((0.1, 1.0))
     assert stages["prepare"].running == 0.0
 
@@ -86,7 +103,12 @@ def test_stages_by_littles_law():
 def test_only_judged_rollouts_count_and_failures_have_causes():
     window = Window(10.0)
     window.add_ended(
-        [ended("a", 99.0), ended("b", 99.0, "failed", "oom"), ended("c", 98.0, "failed"), ended("d", 99.0, "cancelled")]
+        [
+            ended("a", 99.0),
+            ended("b", 99.0, "failed", "oom"),
+            ended("c", 98.0, "failed"),
+            ended("d", 99.0, "cancelled"),
+        ]
     )
     window.move(100.0, 0.0)
     assert window.rollouts_per_s == pytest.approx(0.1)

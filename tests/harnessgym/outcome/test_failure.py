@@ -31,7 +31,11 @@ from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.sandbox import ExecResult
 
 PHASES = Phase.__args__
-ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.HarnessGymError)]
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.HarnessGymError)
+]
 
 
 def ended(**values):
@@ -55,7 +59,9 @@ def test_every_stop_reason_has_one_cause_that_leads_back_to_it(reason):
 
 
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("kind", [*ERRORS, OSError, TimeoutError, MemoryError, KeyError, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    "kind", [*ERRORS, OSError, TimeoutError, MemoryError, KeyError, asyncio.CancelledError]
+)
 def test_every_error_has_one_cause_in_every_phase_and_is_never_graded(kind, phase):
     cause = cause_of_error(kind("words"), phase)
     assert not CONSEQUENCES[cause].grade

@@ -8,11 +8,11 @@ import pytest
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, RewardError
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.reward import Record, Score, make_rewards, rescore, score_all
+from harnessgym.reward import RewardContext, Score, make_rewards, rescore, score_all
 from harnessgym.rewards.command import scores_of
 from harnessgym.rewards.orchestration import parallelism_speedup
-from harnessgym.run_config import RewardSection
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.run_config.run import RewardSection
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.store import agents, events, new_id, rewards, rollouts
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.events import EventRow
@@ -20,7 +20,7 @@ from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import runs as runs_table
 from harnessgym.task import Limits
-from harnessgym.traces.graph import Event, graph
+from harnessgym.traces.graph import GraphEvent, graph
 
 pytestmark = pytest.mark.anyio
 HERE = "tests.harnessgym.rewards.test_rewards_members"
@@ -40,13 +40,13 @@ def rollout(recording):
 
 @pytest.fixture
 def record(recording, rollout):
-    return Record(recording.store, rollout)
+    return RewardContext(recording.store, rollout)
 
 
 @pytest.fixture
 async def sandbox(tmp_path):
     settings = ProcessSettings(proxy_url="http://127.0.0.1:1", workspace_root=tmp_path / "w")
-    async with Process(settings) as backend, backend.open(Limits()) as opened:
+    async with ProcessBackend(settings) as backend, backend.open(Limits()) as opened:
         yield opened
 
 
@@ -85,7 +85,9 @@ async def test_a_function_gives_a_number_or_scores(record, rollout):
     assert await scores(record, "code", function=f"{HERE}:count_calls", channel="process.n") == [
         ("rollout", rollout, "process.n", 3.0, None)
     ]
-    assert await scores(record, "code", function=f"{HERE}:one_score") == [("rollout", rollout, "task.other", 0.5, None)]
+    assert await scores(record, "code", function=f"{HERE}:one_score") == [
+        ("rollout", rollout, "task.other", 0.5, None)
+    ]
     found = await scores(record, "code", function=f"{HERE}:per_call")
     assert [(unit, target) for unit, target, *_ in found] == [("turn", call) for call in record.graph.calls]
 
@@ -108,12 +110,14 @@ async def test_what_fails_is_named_and_is_no_score(record, kind, settings, reaso
     with pytest.raises(RewardError, match=reason) as caught:
         await scores(record, kind, **settings)
     assert repr(kind) in str(caught.value)
-    assert count_calls(Record(record.store, record.rollout_id)) == 3
+    assert count_calls(RewardContext(record.store, record.rollout_id)) == 3
 
 
 async def test_a_query_scores_rows_of_the_trace_database(record, rollout):
     total = "SELECT sum(completion_len) FROM calls WHERE rollout_id = :rollout_id AND kind = 'policy'"
-    assert await scores(record, "sql", query=total, channel="cost.tokens") == [("rollout", rollout, "cost.tokens", 11.0, None)]
+    assert await scores(record, "sql", query=total, channel="cost.tokens") == [
+        ("rollout", rollout, "cost.tokens", 11.0, None)
+    ]
     turns = """SELECT completion_len AS value, 'turn' AS unit, id AS target, kind AS detail FROM calls
                WHERE rollout_id = :rollout_id AND kind = 'policy' ORDER BY ordinal"""
     found = await scores(record, "sql", query=turns)
@@ -129,7 +133,7 @@ async def test_a_query_scores_a_file_of_the_workspace(record, rollout, sandbox, 
         raw.execute("CREATE TABLE orders (id INTEGER)")
         raw.executemany("INSERT INTO orders VALUES (?)", [(1,), (2,)])
     raw.close()
-    there = Record(record.store, rollout, sandbox=sandbox)
+    there = RewardContext(record.store, rollout, sandbox=sandbox)
     query = "SELECT count(*) FROM orders"
     assert (await scores(there, "sql", query=query, database="shop.db"))[0][3] == 2.0
     (sandbox.workspace / "link.db").symlink_to(sandbox.workspace / "shop.db")
@@ -148,9 +152,11 @@ async def test_a_query_scores_a_file_of_the_workspace(record, rollout, sandbox, 
 
 async def test_a_command_runs_where_the_harness_ran(record, rollout, sandbox):
     (sandbox.workspace / "answer.txt").write_text("42")
-    there = Record(record.store, rollout, sandbox=sandbox)
+    there = RewardContext(record.store, rollout, sandbox=sandbox)
     program = "import json; print('so:'); print(json.dumps({'value': int(open('answer.txt').read()) / 100, 'detail': 'read'}))"
-    found = await scores(there, "command", argv=["python", "check.py"], files={"check.py": program}, channel="task.answer")
+    found = await scores(
+        there, "command", argv=["python", "check.py"], files={"check.py": program}, channel="task.answer"
+    )
     assert found == [("rollout", rollout, "task.answer", 0.42, "read")]
     with pytest.raises(RewardError, match="ended with status 3: oh no"):
         await scores(there, "command", argv=["sh", "-c", "echo oh no >&2; exit 3"])
@@ -218,10 +224,14 @@ async def test_the_parallelism_speedup_is_work_over_time(record, recording, roll
                 events.add(conn, EventRow(rollout, "aggregate", t=float(what[4:]), agent_id=main))
             elif what[1] == "+":
                 child = agent(conn, what[0])
-                events.add(conn, EventRow(rollout, "spawn", t=float(what[2:]), agent_id=main, target_agent_id=child))
+                events.add(
+                    conn, EventRow(rollout, "spawn", t=float(what[2:]), agent_id=main, target_agent_id=child)
+                )
             else:
                 child = agent(conn, what[0])
-                events.add(conn, EventRow(rollout, "return", t=float(what[2:]), agent_id=child, target_agent_id=main))
+                events.add(
+                    conn, EventRow(rollout, "return", t=float(what[2:]), agent_id=child, target_agent_id=main)
+                )
 
     recording.store.write(work)
     found = parallelism_speedup(recording.store.read(lambda conn: graph(conn, rollout)))
@@ -234,22 +244,33 @@ async def test_the_parallelism_speedup_is_work_over_time(record, recording, roll
 async def test_a_child_that_waits_to_be_read_does_not_work(record, times, speedup):
     """As traffic shows it: all that came back is read by one request."""
     call = next(iter(record.graph.calls.values()))
-    made, happened = {}, [Event("join", "aggregate", 22.0, "main", None, None, {}, None, None, "proxy", None)]
+    made, happened = (
+        {},
+        [GraphEvent("join", "aggregate", 22.0, "main", None, None, {}, None, None, "proxy", None)],
+    )
     for child, (begin, end) in enumerate(times):
         name = f"child {child}"
         made[name] = replace(call, id=name, agent_id=name, created_at=begin, timings={"total_s": end - begin})
         for kind, t, who, whom in (("spawn", begin, "main", name), ("return", 22.0, name, "main")):
-            happened.append(Event(f"{kind} {child}", kind, float(t), who, whom, None, {}, None, None, "proxy", None))
-    assert parallelism_speedup(replace(record.graph, calls=made, events=tuple(happened))) == pytest.approx(speedup)
+            happened.append(
+                GraphEvent(f"{kind} {child}", kind, float(t), who, whom, None, {}, None, None, "proxy", None)
+            )
+    assert parallelism_speedup(replace(record.graph, calls=made, events=tuple(happened))) == pytest.approx(
+        speedup
+    )
     told = tuple(replace(event, source="otlp") for event in happened)
     assert parallelism_speedup(replace(record.graph, calls=made, events=told)) is None
 
 
 async def test_what_only_spans_tell_counts_where_that_is_said(record, recording, rollout):
     at_most = [{"kind": "at_most", "what": {"step": "human_intervention"}, "n": 0}]
-    recording.store.write(lambda conn: events.add(conn, EventRow(rollout, "human_intervention", t=1.0, source="otlp")))
-    fresh = Record(recording.store, rollout)
-    assert [(await scores(fresh, "contract", contracts=at_most, spans=spans))[0][3] for spans in (False, True)] == [1.0, 0.0]
+    recording.store.write(
+        lambda conn: events.add(conn, EventRow(rollout, "human_intervention", t=1.0, source="otlp"))
+    )
+    fresh = RewardContext(recording.store, rollout)
+    assert [
+        (await scores(fresh, "contract", contracts=at_most, spans=spans))[0][3] for spans in (False, True)
+    ] == [1.0, 0.0]
     assert (await scores(fresh, "orchestration"))[2][3] < 60
 
 
@@ -277,7 +298,10 @@ def test_what_needs_no_sandbox_can_be_computed_again(recording, rollout):
     ]
     outcome = RolloutOutcome(rollout, StopReason.FINISHED, "valid", {"reward": 1.0}, scores=tuple(given))
     recording.store.write(lambda conn: rollouts.finish(conn, outcome))
-    found = {item.row.channel: (item.row.value, item.stored, item.same) for item in rescore(recording.store, rollout)}
+    found = {
+        item.row.channel: (item.row.value, item.stored, item.same)
+        for item in rescore(recording.store, rollout)
+    }
     assert found["cost.calls"] == (2.0, 2.0, True)
     assert found["task"] == (3.0, 1.0, False)
     assert found["cost.tokens"] == (11.0, None, False)

@@ -9,22 +9,22 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.config import validate
-from harnessgym.equipping import make_harness
+from harnessgym.provisioning import make_harness
+from harnessgym.proxy_client import ControlClient
 from harnessgym.reward import make_rewards
-from harnessgym.rollout.control import ControlClient
 from harnessgym.rollout.node import Node
 from harnessgym.rollout.pipeline import Pipeline
-from harnessgym.rollout.plan import Plan
-from harnessgym.rollout.pressure import Pressure
-from harnessgym.run_config import RunConfig
+from harnessgym.rollout.plan import GroupPlan
+from harnessgym.rollout.resource_admission import Pressure
+from harnessgym.run_config.run import RunConfig
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.store import TraceStore, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import rollouts as rollout_table
 from harnessgym.store.workers import WorkerRow
 from proxies.app import Proxy, ProxySettings
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstreams.scripted import ScriptedUpstream
 from tests.harnessgym.rollout.tiny import HERE, write_harnesses
 
@@ -56,16 +56,22 @@ class Line:
 
     def rollouts(self):
         """All attempts that have ended, as mappings, in order."""
-        ended = select(rollout_table).where(rollout_table.c.stop_reason.is_not(None)).order_by(rollout_table.c.ended_at)
+        ended = (
+            select(rollout_table)
+            .where(rollout_table.c.stop_reason.is_not(None))
+            .order_by(rollout_table.c.ended_at)
+        )
         return self.store.read(lambda conn: list(conn.execute(ended).mappings()))
 
     def complete(self):
-        return self.store.read(lambda conn: rollouts.complete_groups(conn, self.node.plan.run_id, "train", 99))
+        return self.store.read(
+            lambda conn: rollouts.complete_groups(conn, self.node.plan.run_id, "train", 99)
+        )
 
 
 @pytest.fixture(scope="session")
 def language():
-    return Language.of_policy(POLICY)
+    return PolicyLanguage.of_policy(POLICY)
 
 
 @pytest.fixture
@@ -95,7 +101,12 @@ def make_config(tmp_path):
             "rewards": rewards,
             "faults": faults or {},
             "node": {"abort_after_failures": 6, **node},
-            "trainer": {"steps": steps, "groups_per_step": groups_per_step, "group_size": group_size, **(trainer or {})},
+            "trainer": {
+                "steps": steps,
+                "groups_per_step": groups_per_step,
+                "group_size": group_size,
+                **(trainer or {}),
+            },
             "evaluation": {"tasks": 2},
         }
         return validate(RunConfig, raw, "the test")
@@ -113,7 +124,7 @@ def make_plan(tmp_path, make_config):
         stores.append(store)
         run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
         policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
-        return store, Plan(run_id, policy_id, make_config(*(names or ("good",)), **options), "process")
+        return store, GroupPlan(run_id, policy_id, make_config(*(names or ("good",)), **options), "process")
 
     yield make
     for store in stores:
@@ -133,7 +144,9 @@ def make_line(tmp_path, language, make_config):
             policy_id = store.write(lambda conn: policies.register(conn, run_id, "policy"))
             first = PolicyVersion(0, None, "full", str(POLICY), 0, "", 0, committed=True, orphaned=False)
             store.write(lambda conn: policies.publish(conn, policy_id, first))
-            store.write(lambda conn: workers.upsert(conn, WorkerRow("w0", run_id, "scripted", "w0", 0, "ready")))
+            store.write(
+                lambda conn: workers.upsert(conn, WorkerRow("w0", run_id, "scripted", "w0", 0, "ready"))
+            )
             (tmp_path / "proxy").mkdir()
             settings = ProxySettings(
                 store=store.url,
@@ -151,11 +164,11 @@ def make_line(tmp_path, language, make_config):
             sandboxes = (
                 Bubblewrap(BubblewrapSettings(proxy_socket_dir=tmp_path / "proxy", workspace_root=root))
                 if walls
-                else Process(ProcessSettings(proxy_url=proxy.url, workspace_root=root))
+                else ProcessBackend(ProcessSettings(proxy_url=proxy.url, workspace_root=root))
             )
             try:
                 async with ControlClient(proxy.control_address, KEY) as control, sandboxes as backend:
-                    plan = Plan(run_id, policy_id, config, "bubblewrap" if walls else "process")
+                    plan = GroupPlan(run_id, policy_id, config, "bubblewrap" if walls else "process")
                     harnesses = {section.name: make_harness(section) for section in config.harnesses}
                     line = (store, control, backend, harnesses, config.session, plan.task)
                     yield Line(
@@ -164,7 +177,10 @@ def make_line(tmp_path, language, make_config):
                             store,
                             plan,
                             Pipeline(
-                                *line, make_rewards(config.rewards), config.faults, second_opinion=config.node.second_opinion
+                                *line,
+                                make_rewards(config.rewards),
+                                config.faults,
+                                second_opinion=config.node.second_opinion,
                             ),
                             config.node,
                             Pressure(tmp_path / "workspaces", config.node),

@@ -10,14 +10,18 @@ from harnessgym.store.workers import WorkerRow
 
 
 def publish(store, plan, version, *, serve=True):
-    row = PolicyVersion(version, version - 1 if version else None, "full", "", version, "", 0, committed=True, orphaned=False)
+    row = PolicyVersion(
+        version, version - 1 if version else None, "full", "", version, "", 0, committed=True, orphaned=False
+    )
     store.write(lambda conn: policies.publish(conn, plan.policy_id, row))
     if serve:
         serving(store, plan, version)
 
 
 def serving(store, plan, version, *, name="w0", state="ready"):
-    store.write(lambda conn: workers.upsert(conn, WorkerRow(name, plan.run_id, "embedded", name, version, state)))
+    store.write(
+        lambda conn: workers.upsert(conn, WorkerRow(name, plan.run_id, "embedded", name, version, state))
+    )
 
 
 def submit(store, plan, status="training"):
@@ -27,7 +31,10 @@ def submit(store, plan, status="training"):
 def move(store, plan, old, new, limit):
     """Move the first `limit` training groups of a state to another; returns how many there were."""
     query = (
-        select(groups.c.id).where(groups.c.state == old, groups.c.purpose == "train").order_by(groups.c.ordinal).limit(limit)
+        select(groups.c.id)
+        .where(groups.c.state == old, groups.c.purpose == "train")
+        .order_by(groups.c.ordinal)
+        .limit(limit)
     )
     found = store.read(lambda conn: conn.execute(query).scalars().all())
     for group_id in found:

@@ -1,4 +1,6 @@
-"""Tasks of several steps for the harness that obeys: behind `---`, an instruction is Python, and what it says is done."""
+"""Tasks of several steps for the harness that obeys: behind `---`, an instruction is Python, and what it
+says is done.
+"""
 
 import json
 
@@ -15,7 +17,9 @@ def rewarded(name, **rewards):
 def step(name, code="", **fields):
     """A step whose solution is worth 1."""
     solution = Solution({f"{name}.json": '{"reward": 1.0}'})
-    return TaskStep(name, f"Do {name}.\n---\n{code}", **{"solution": solution, "metadata": {"name": name}, **fields})
+    return TaskStep(
+        name, f"Do {name}.\n---\n{code}", **{"solution": solution, "metadata": {"name": name}, **fields}
+    )
 
 
 def grade(task, workspace):
@@ -23,8 +27,13 @@ def grade(task, workspace):
     left = workspace / f"{task.metadata['name']}.json"
     said = json.loads(left.read_text()) if left.is_file() else {"reward": 0.0}
     asked = workspace / "instruction.txt"
-    evidence = {"asked": asked.read_text().partition("\n---")[0] if asked.is_file() else "", "common": task.metadata["common"]}
-    return Grade({key: value for key, value in said.items() if key != "tampered"}, said.get("tampered"), evidence)
+    evidence = {
+        "asked": asked.read_text().partition("\n---")[0] if asked.is_file() else "",
+        "common": task.metadata["common"],
+    }
+    return Grade(
+        {key: value for key, value in said.items() if key != "tampered"}, said.get("tampered"), evidence
+    )
 
 
 class Stepped:
@@ -63,7 +72,15 @@ class Two(Stepped):
             "second",
             _LAID + rewarded("second", reward=1.0),
             files={"later.txt": "later"},
-            setup=Setup((("sh", "-c", "echo $(cat given.txt) $(cat first.txt) $(cat later.txt) | tr -d '\\n' > made.txt"),)),
+            setup=Setup(
+                (
+                    (
+                        "sh",
+                        "-c",
+                        "echo $(cat given.txt) $(cat first.txt) $(cat later.txt) | tr -d '\\n' > made.txt",
+                    ),
+                )
+            ),
         ),
     )
 
@@ -122,7 +139,11 @@ class InTheHarnessesWay(Stepped):
     """What the harness itself needs laid cannot be."""
 
     steps = (
-        step("first", f"import os; os.unlink('instruction.txt'); os.mkdir('instruction.txt'); {rewarded('first', reward=1.0)}"),
+        step(
+            "first",
+            "import os; os.unlink('instruction.txt'); os.mkdir('instruction.txt'); "
+            f"{rewarded('first', reward=1.0)}",
+        ),
         step("second", rewarded("second", reward=1.0)),
     )
 

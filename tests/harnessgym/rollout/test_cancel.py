@@ -38,7 +38,9 @@ async def test_a_pending_rollout_ends_at_once_and_is_never_claimed(make_line):
         assert cancel(line, first) == [first]
         assert cancel(line, first, "no such rollout") == []
         (row, *_) = all_rows(line)
-        assert (row["status"], row["stop_reason"], row["cause"], row["verdict"]) == ("cancelled",) * 3 + (None,)
+        assert (row["status"], row["stop_reason"], row["cause"], row["verdict"]) == ("cancelled",) * 3 + (
+            None,
+        )
         claimed = line.store.write(lambda conn: rollouts.claim(conn, line.node.plan.run_id, "n", 9.0, 9))
         assert [one.id for one in claimed] == rest
 
@@ -69,7 +71,9 @@ async def test_a_running_one_is_killed_within_a_second_with_all_it_started(make_
                 assert sorted(cancel(line, *ids)) == sorted(ids)
                 at.append(time.monotonic())
             pids = [int(pid) for pid in mark.read_text().split()[:4]] if at else []
-            return bool(at) and not living(pids) and not any(row.id in ids for row in line.node.running.values())
+            return (
+                bool(at) and not living(pids) and not any(row.id in ids for row in line.node.running.values())
+            )
 
         await line.run(cancelled_and_gone)
         assert time.monotonic() - at[0] < 1.5
@@ -79,11 +83,15 @@ async def test_a_running_one_is_killed_within_a_second_with_all_it_started(make_
                 assert (row["status"], row["cause"], row["attempt"]) == ("cancelled", "cancelled", 0)
                 assert row["latencies"]["run"] > 0
                 sealed = select(sessions.c.sealed).where(sessions.c.rollout_id == row["id"])
-                assert line.store.read(lambda conn, query=sealed: conn.execute(query).scalars().all()) == [True]
+                assert line.store.read(lambda conn, query=sealed: conn.execute(query).scalars().all()) == [
+                    True
+                ]
                 sampled = select(calls.c.completion_len).where(calls.c.rollout_id == row["id"])
                 given_up = select(exclusions.c.reason).where(exclusions.c.rollout_id == row["id"])
                 assert line.store.read(lambda conn, query=sampled: conn.execute(query).scalars().all()) != []
-                assert line.store.read(lambda conn, query=given_up: conn.execute(query).scalars().all()) == ["cancelled"]
+                assert line.store.read(lambda conn, query=given_up: conn.execute(query).scalars().all()) == [
+                    "cancelled"
+                ]
         assert list(line.node.pipeline.backend.root.glob("*/workspace/*")) == []
 
 
@@ -94,7 +102,9 @@ async def test_what_its_node_says_afterwards_changes_nothing(make_line):
         cancel(line, one)
         well = RolloutOutcome(one, StopReason.FINISHED, "valid", {"reward": 1.0})
         assert not line.store.write(lambda conn: rollouts.finish(conn, well))
-        badly = RolloutOutcome(one, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
+        badly = RolloutOutcome(
+            one, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED
+        )
         assert not line.store.write(lambda conn: rollouts.fail(conn, badly, 9))
         (state,) = line.store.read(lambda conn: rollout_states.get(conn, [one]))
         assert (state.status, state.rewards, state.continued_by, state.final) == ("cancelled", {}, None, True)

@@ -14,7 +14,12 @@ from tests.harnessgym.rollout.tiny import HERE
 
 pytestmark = pytest.mark.anyio
 SET = f"{HERE}:Tiny"
-INLINE = {"id": "mine/1", "instruction": "Answer.", "grader": f"{HERE}:grade", "limits": {"wall_s": 9.0, "turns": 4}}
+INLINE = {
+    "id": "mine/1",
+    "instruction": "Answer.",
+    "grader": f"{HERE}:grade",
+    "limits": {"wall_s": 9.0, "turns": 4},
+}
 
 
 @pytest.fixture
@@ -30,12 +35,16 @@ def make_served(make_line):
             running = asyncio.create_task(line.run(lambda _: False)) if run else None
             async with served(endpoints, "127.0.0.1:0") as url:
                 headers = {"authorization": "Bearer the-key"}
-                async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=20.0) as http:
+                async with httpx.AsyncClient(
+                    base_url=url, headers=headers, trust_env=False, timeout=20.0
+                ) as http:
                     try:
                         yield line, http
                     finally:
                         if running is not None:
-                            line.store.write(lambda conn: runs.set_status(conn, line.node.plan.run_id, "done"))
+                            line.store.write(
+                                lambda conn: runs.set_status(conn, line.node.plan.run_id, "done")
+                            )
                             await running
 
     return make
@@ -58,7 +67,9 @@ async def final(http, rollout_id, timeout_s=20.0):
 
 
 async def stream(http, until, headers=None, **params):
-    """Events of a stream as (id, kind, data), until `until(events)` or its end; comments as (None, "comment", text)."""
+    """Events of a stream as (id, kind, data), until `until(events)` or its end; comments as (None,
+    "comment", text).
+    """
     events, current = [], {}
     async with http.stream("GET", "/rollouts/events", params=params, headers=headers or {}) as response:
         assert response.status_code == 200
@@ -83,14 +94,26 @@ async def test_a_task_of_a_set_is_run_graded_and_fetched(make_served):
         assert len(made["rollouts"]) == 2
         for slot, rollout_id in enumerate(made["rollouts"]):
             state = await final(http, rollout_id)
-            assert (state["status"], state["verdict"], state["reward"], state["slot"]) == ("finished", "valid", 1.0, slot)
-            assert (state["task_set"], state["task"], state["cause"], state["calls"]) == (SET, "tiny/train/0", None, 1)
+            assert (state["status"], state["verdict"], state["reward"], state["slot"]) == (
+                "finished",
+                "valid",
+                1.0,
+                slot,
+            )
+            assert (state["task_set"], state["task"], state["cause"], state["calls"]) == (
+                SET,
+                "tiny/train/0",
+                None,
+                1,
+            )
             assert state["latencies"]["run"] > 0
             found = (await http.get(f"/rollouts/{rollout_id}/trajectory")).json()
             (row,) = found["rows"]
             assert len(row["ids"]) == len(row["mask"]) == len(row["logprobs"]) == len(row["versions"])
             assert sum(row["mask"]) == found["sampled"] == found["trained"] == state["tokens"] > 0
-            assert {version for version, mask in zip(row["versions"], row["mask"], strict=True) if mask} == {0}
+            assert {version for version, mask in zip(row["versions"], row["mask"], strict=True) if mask} == {
+                0
+            }
             assert found["rewards"] == {"reward": 1.0}
             assert found["incomplete"] is None
 
@@ -112,11 +135,19 @@ async def test_a_trajectory_is_what_trainers_get(make_served):
 
 async def test_a_task_that_comes_with_the_request_is_run_by_any_node(make_served):
     """It is in the store, whole: files and set-up too."""
-    task = INLINE | {"files": {"a.txt": "x"}, "setup": {"run": [["sh", "-c", "test -s a.txt && cp a.txt answer.txt"]]}}
+    task = INLINE | {
+        "files": {"a.txt": "x"},
+        "setup": {"run": [["sh", "-c", "test -s a.txt && cp a.txt answer.txt"]]},
+    }
     async with make_served("never_calls", "good") as (line, http):
         made = (await http.post("/rollouts", json={"task": task, "harness": "good"})).json()
         state = await final(http, made["rollouts"][0])
-        assert (state["verdict"], state["reward"], state["task_set"], state["task"]) == ("valid", 1.0, "inline", "mine/1")
+        assert (state["verdict"], state["reward"], state["task_set"], state["task"]) == (
+            "valid",
+            1.0,
+            "inline",
+            "mine/1",
+        )
         (row,) = line.rollouts()
         assert row["latencies"]["prepare.setup"] > 0
 
@@ -140,7 +171,9 @@ async def test_a_failure_tells_its_cause_and_what_continues_it(make_served):
             again = await asyncio.wait_for(
                 stream(http, lambda _: False, {"last-event-id": event_id}, rollout=made["rollouts"][0]), 5.0
             )
-            assert [one[0] for one in again] == [one[0] for one in events[at + 1 :]], "it ends also for one that comes back"
+            assert [one[0] for one in again] == [one[0] for one in events[at + 1 :]], (
+                "it ends also for one that comes back"
+            )
 
 
 async def test_all_changes_are_streamed_and_a_client_that_comes_back_misses_and_repeats_nothing(make_served):
@@ -156,7 +189,9 @@ async def test_all_changes_are_streamed_and_a_client_that_comes_back_misses_and_
         ids = [event_id for event_id, _, _ in events]
         assert len(set(ids)) == 9
         for at in (0, 4, 7):
-            again = await stream(http, lambda found, at=at: len(found) == 8 - at, headers={"last-event-id": ids[at]})
+            again = await stream(
+                http, lambda found, at=at: len(found) == 8 - at, headers={"last-event-id": ids[at]}
+            )
             assert [event_id for event_id, _, _ in again] == ids[at + 1 :]
 
 
@@ -232,7 +267,11 @@ async def test_health_has_the_stages(make_served):
         ({"task": INLINE, "samples": 0}, 422, "samples: Input should be greater than or equal to 1 (got 0)"),
         ({"task": INLINE, "sample": 2}, 422, "sample: there is no such field"),
         ({"task": INLINE, "sampling": {"temprature": 1}}, 422, "sampling.temprature: there is no such field"),
-        ({"task": INLINE | {"limits": {"wall_s": -1}}}, 422, "task.limits.wall_s: Input should be greater than 0"),
+        (
+            {"task": INLINE | {"limits": {"wall_s": -1}}},
+            422,
+            "task.limits.wall_s: Input should be greater than 0",
+        ),
         ({"task": INLINE | {"limits": {"wall": 1}}}, 422, "task.limits.wall: there is no such field"),
         ({"task": INLINE | {"files": {"../x": ""}}}, 422, "must be a relative path inside the workspace"),
         ({"task": INLINE | {"grader": "nowhere:grade"}}, 422, "nowhere"),
@@ -267,7 +306,11 @@ async def test_what_is_not_there_and_what_is_no_json_is_told(make_served):
 
 async def test_nothing_is_told_without_the_key(make_served):
     async with make_served("good", run=False) as (_, http):
-        for headers in ({"authorization": "Bearer wrong"}, {"authorization": ""}, {"authorization": "Basic the-key"}):
+        for headers in (
+            {"authorization": "Bearer wrong"},
+            {"authorization": ""},
+            {"authorization": "Basic the-key"},
+        ):
             for path in ("/rollouts", "/health", "/rollouts/events"):
                 response = await http.get(path, headers=headers)
                 assert response.status_code == 401
@@ -285,7 +328,9 @@ async def test_address_and_key_are_in_the_run_folder_while_it_is_served(make_lin
             assert told == {"url": url, "key": "k"}
             assert (folder.root / "endpoints.json").stat().st_mode & 0o077 == 0
             with pytest.raises(ConfigError, match="Choose another address"):
-                async with served(Endpoints(line.node, "process", "policy", "k"), url.removeprefix("http://")):
+                async with served(
+                    Endpoints(line.node, "process", "policy", "k"), url.removeprefix("http://")
+                ):
                     pass
         assert not (folder.root / "endpoints.json").exists()
 

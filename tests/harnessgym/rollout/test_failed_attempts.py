@@ -21,7 +21,9 @@ def one_group(line):
 async def test_an_agent_that_uses_up_its_sandbox_is_graded(make_line, harness, cause):
     async with make_line(harness) as line:
         await line.run(one_group)
-        found = {(row["stop_reason"], row["cause"], row["verdict"], row["attempt"]) for row in line.rollouts()}
+        found = {
+            (row["stop_reason"], row["cause"], row["verdict"], row["attempt"]) for row in line.rollouts()
+        }
         assert found == {(cause, cause, "valid", 0)}
         assert [member.reward for member in line.complete()[0].members] == [0.0, 0.0]
 
@@ -41,10 +43,15 @@ async def test_a_sandbox_that_dies_is_no_reward_and_the_slot_is_tried_again(make
 
         await line.run(kill_the_first)
         assert len(killed) == 2
-        by_attempt = {(row["attempt"], row["status"], row["cause"], row["verdict"]) for row in line.rollouts()}
+        by_attempt = {
+            (row["attempt"], row["status"], row["cause"], row["verdict"]) for row in line.rollouts()
+        }
         died, well = (0, "failed", "sandbox_died", "infrastructure_error"), (1, "finished", None, "valid")
         assert by_attempt == {died, well}
-        assert line.store.read(lambda conn: conn.execute(select(func.count()).select_from(rewards)).scalar_one()) == 2
+        assert (
+            line.store.read(lambda conn: conn.execute(select(func.count()).select_from(rewards)).scalar_one())
+            == 2
+        )
 
 
 @pytest.mark.anyio
@@ -87,7 +94,11 @@ async def test_a_plugins_bug_is_written_down_and_ends_one_attempt_only(make_line
                 raise KeyError("argv")
 
         line.node.pipeline.harnesses["good"] = Broken()
-        with contextlib.suppress(SandboxError):  # a fast node has given up by then: all of its rollouts failed
+        with contextlib.suppress(
+            SandboxError
+        ):  # a fast node has given up by then: all of its rollouts failed
             await line.run(lambda line: len(line.rollouts()) >= 2)
-        assert {(row["cause"], row["verdict"]) for row in line.rollouts()} == {("unknown", "infrastructure_error")}
+        assert {(row["cause"], row["verdict"]) for row in line.rollouts()} == {
+            ("unknown", "infrastructure_error")
+        }
         assert "KeyError: 'argv'" in line.rollouts()[0]["detail"]

@@ -1,9 +1,10 @@
 """The rule that no run may break: there is never no capacity and nothing that runs.
 
-Random walks through the states of a run, over a real store with the real plan, admission, consumption and ledger: engines that
-lag, die and come back, nodes that come and go, attempts that fail, groups that are cancelled, dropped or requeued, a trainer
-that goes on from an earlier version. After every move somebody must have a next one; and once everything works, the run comes
-to its end. The simulator holds to the same rule: `tests/trainers/simulation`.
+Random walks through the states of a run, over a real store with the real plan, admission, consumption and
+ledger: engines that lag, die and come back, nodes that come and go, attempts that fail, groups that are
+cancelled, dropped or requeued, a trainer that goes on from an earlier version. After every move somebody must
+have a next one; and once everything works, the run comes to its end. The simulator holds to the same rule:
+`tests/trainers/simulation`.
 """
 
 import random
@@ -14,13 +15,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from harnessgym.admission import SERVING
-from harnessgym.consumption import Candidate, choose
 from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.rollout.plan import Plan
-from harnessgym.staleness import VersionChain
-from harnessgym.store import TraceStore, backlog, ledger, policies, presence, rollouts, runs, workers
+from harnessgym.rollout.plan import GroupPlan
+from harnessgym.scheduling.admission import SERVING
+from harnessgym.scheduling.consumption import Candidate, choose
+from harnessgym.scheduling.staleness import VersionChain
+from harnessgym.store import TraceStore, backlog, heartbeats, ledger, policies, rollouts, runs, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import RolloutOutcome
@@ -46,12 +47,14 @@ class Walk:
                 "when_stale": draw.choice(("wait", "drop", "requeue")),
             }
         )
-        node = config.node.model_copy(update={"max_running": draw.randint(1, 9), "evaluate_waiting": draw.randint(0, 3)})
+        node = config.node.model_copy(
+            update={"max_running": draw.randint(1, 9), "evaluate_waiting": draw.randint(0, 3)}
+        )
         self.config = config.model_copy(update={"trainer": trainer, "node": node})
         self.store = TraceStore.create(f"sqlite:///{folder}/traces.db", synchronous="NORMAL")
         self.run_id = self.do(lambda conn: runs.add(conn, "walk", {}, "0", "training"))
         self.policy_id = self.do(lambda conn: policies.register(conn, self.run_id, "policy"))
-        self.plan = Plan(self.run_id, self.policy_id, self.config, "process")
+        self.plan = GroupPlan(self.run_id, self.policy_id, self.config, "process")
         self.do(lambda conn: policies.publish(conn, self.policy_id, self.version(0, None, 0)))
 
     def do(self, work):
@@ -72,7 +75,16 @@ class Walk:
         return self.do(lambda conn: self.plan.submit(conn, "training"))
 
     def move(self):
-        moves = (self.submit, self.work, self.work, self.serve, self.serve, self.train, self.train, self.mishap)
+        moves = (
+            self.submit,
+            self.work,
+            self.work,
+            self.serve,
+            self.serve,
+            self.train,
+            self.train,
+            self.mishap,
+        )
         self.draw.choice(moves)()
 
     def work(self, *, well=False):
@@ -81,28 +93,43 @@ class Walk:
         self.do(lambda conn: rollouts.claim(conn, self.run_id, "node@1", 60.0, limit))
         for rollout_id in self.running():
             if well or self.draw.random() < 0.6:
-                self.end(rollout_id, "finished" if well else self.draw.choice(("finished", "finished", "failed", "cancelled")))
+                self.end(
+                    rollout_id,
+                    "finished" if well else self.draw.choice(("finished", "finished", "failed", "cancelled")),
+                )
 
     def end(self, rollout_id, how):
         if how == "finished":
             outcome = RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})
             self.do(lambda conn: rollouts.finish(conn, outcome))
         elif how == "failed":
-            outcome = RolloutOutcome(rollout_id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
+            outcome = RolloutOutcome(
+                rollout_id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED
+            )
             self.do(lambda conn: rollouts.fail(conn, outcome, 2))
         else:
             self.do(lambda conn: rollouts.cancel(conn, [rollout_id]))
 
     def running(self):
-        query = select(rollout_table.c.id).where(rollout_table.c.status == "running").order_by(rollout_table.c.id)
+        query = (
+            select(rollout_table.c.id).where(rollout_table.c.status == "running").order_by(rollout_table.c.id)
+        )
         return self.store.read(lambda conn: list(conn.execute(query).scalars()))
 
     def serve(self, *, well=False):
         """An engine takes a version, is on its way to one, dies or starts."""
         for name in NAMES if well else [self.draw.choice(NAMES)]:
-            state = "ready" if well else self.draw.choice(("ready", "ready", "draining", "updating", "starting", "dead"))
+            state = (
+                "ready"
+                if well
+                else self.draw.choice(("ready", "ready", "draining", "updating", "starting", "dead"))
+            )
             known = {row.id: row.version for row in self.engines()}
-            target = self.newest.version if well or self.draw.random() < 0.5 else known.get(name, self.newest.version)
+            target = (
+                self.newest.version
+                if well or self.draw.random() < 0.5
+                else known.get(name, self.newest.version)
+            )
             row = WorkerRow(name, self.run_id, "embedded", name, target, state)
             self.do(lambda conn, row=row: workers.upsert(conn, row))
 
@@ -138,20 +165,24 @@ class Walk:
                 for group_id in found.take
                 for member in self.store.read(partial(rollouts.group, group_id=group_id)).members
             ]
-            record = StepRecord(self.version(number, version, self.newest.step + 1), found.take, tuple(members), ())
+            record = StepRecord(
+                self.version(number, version, self.newest.step + 1), found.take, tuple(members), ()
+            )
             self.do(lambda conn: ledger.commit_step(conn, self.policy_id, record))
 
     def mishap(self):
         """A node comes, goes or dies; or the trainer's last checkpoint is gone."""
         what = self.draw.randrange(4)
         if what == 0:
-            self.do(lambda conn: presence.show(conn, self.run_id, f"node@{self.draw.randint(1, 3)}", 60.0))
+            self.do(lambda conn: heartbeats.show(conn, self.run_id, f"node@{self.draw.randint(1, 3)}", 60.0))
         elif what == 1:
-            self.do(lambda conn: presence.leave(conn, self.run_id, f"node@{self.draw.randint(1, 3)}"))
+            self.do(lambda conn: heartbeats.leave(conn, self.run_id, f"node@{self.draw.randint(1, 3)}"))
         elif what == 2:
             self.do(lambda conn: rollouts.expire(conn, self.run_id))
             for rollout_id in self.store.read(lambda conn: rollouts.lost(conn, self.run_id)):
-                outcome = RolloutOutcome(rollout_id, StopReason.NODE_LOST, "infrastructure_error", cause=Cause.NODE_LOST)
+                outcome = RolloutOutcome(
+                    rollout_id, StopReason.NODE_LOST, "infrastructure_error", cause=Cause.NODE_LOST
+                )
                 self.do(partial(rollouts.fail, outcome=outcome, max_attempts=2))
         elif (parent := self.newest.parent_version) is not None:
             self.do(lambda conn: ledger.abandon_after(conn, self.policy_id, parent))
@@ -182,7 +213,9 @@ def walk_to_the_end(walk, seed):
     """Somebody has a next move after every move, and in the end the run is done."""
     for move in range(MOVES):
         walk.move()
-        assert walk.somebody_has_a_next_move(), f"seed {seed}: nobody moves after move {move} of {walk.config.trainer}"
+        assert walk.somebody_has_a_next_move(), (
+            f"seed {seed}: nobody moves after move {move} of {walk.config.trainer}"
+        )
     assert walk.finish() is not None, f"seed {seed}: the run does not end: {walk.config.trainer}"
 
 

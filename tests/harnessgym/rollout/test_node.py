@@ -5,7 +5,7 @@ from sqlalchemy import func, select, update
 
 from harnessgym.errors import SandboxError, TaskError
 from harnessgym.process import identify
-from harnessgym.rollout.plan import Plan
+from harnessgym.rollout.plan import GroupPlan
 from harnessgym.store import rewards as rollout_rewards
 from harnessgym.store.tables import exclusions, groups, rewards
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
@@ -28,7 +28,9 @@ def count(line, table):
 async def test_a_good_harness_finishes_with_rewards(make_line):
     async with make_line("good") as line:
         await line.run(one_group)
-        assert [(row["stop_reason"], row["verdict"]) for row in line.rollouts()] == [("finished", "valid")] * 2
+        assert [(row["stop_reason"], row["verdict"]) for row in line.rollouts()] == [
+            ("finished", "valid")
+        ] * 2
         (group,) = line.complete()
         assert [member.reward for member in group.members] == [1.0, 1.0]
         stages = {"prepare", "run", "reconstruct", "evaluate"}
@@ -39,7 +41,9 @@ async def test_a_good_harness_finishes_with_rewards(make_line):
         assert min(latencies.values()) >= 0.0
 
 
-@pytest.mark.parametrize(("harness", "words"), [("crashes_after", "cannot read the answer"), ("aborts", "signal 6")])
+@pytest.mark.parametrize(
+    ("harness", "words"), [("crashes_after", "cannot read the answer"), ("aborts", "signal 6")]
+)
 async def test_a_crash_after_a_call_is_the_policys_affair(make_line, harness, words):
     async with make_line(harness) as line:
         await line.run(one_group)
@@ -91,7 +95,9 @@ async def test_a_group_may_have_a_turn_limit_below_its_tasks(make_line):
 async def test_a_harness_that_would_break_a_contract_is_stopped(make_line):
     async with make_line("talks", session={"contracts": [{"kind": "budget", "calls": 2}]}) as line:
         await line.run(one_group)
-        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("contract_violated", "valid")}
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {
+            ("contract_violated", "valid")
+        }
         assert len(line.upstream.asked) == 4
 
 
@@ -99,7 +105,11 @@ async def test_rewards_are_asked_after_the_grader_and_written_with_the_verdict(m
     wanted = [
         {"type": "orchestration"},
         {"type": "contract", "settings": {"contracts": [{"kind": "budget", "calls": 1}]}},
-        {"name": "length", "type": "command", "settings": {"argv": ["sh", "-c", "wc -c < answer.txt"], "channel": "task.x"}},
+        {
+            "name": "length",
+            "type": "command",
+            "settings": {"argv": ["sh", "-c", "wc -c < answer.txt"], "channel": "task.x"},
+        },
     ]
     async with make_line("good", rewards=wanted) as line:
         await line.run(one_group)
@@ -122,21 +132,29 @@ async def test_a_reward_that_fails_is_an_infrastructure_error(make_line):
         assert count(line, rewards) == 0
 
 
-@pytest.mark.parametrize(("harness", "words"), [("never_calls", "nothing to do"), ("crashes_before", "no configuration")])
-async def test_a_harness_that_never_calls_is_tried_again_and_then_ends_the_node_with_one_error(make_line, harness, words):
+@pytest.mark.parametrize(
+    ("harness", "words"), [("never_calls", "nothing to do"), ("crashes_before", "no configuration")]
+)
+async def test_a_harness_that_never_calls_is_tried_again_and_then_ends_the_node_with_one_error(
+    make_line, harness, words
+):
     async with make_line(harness, max_attempts=3) as line:
         with pytest.raises(SandboxError, match="in a row") as caught:
             await line.run(lambda _: False)
         for part in ("6 rollouts", "never called the proxy", words, "start the run again"):
             assert part in str(caught.value)
-        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("no_calls", "infrastructure_error")}
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {
+            ("no_calls", "infrastructure_error")
+        }
         assert {row["attempt"] for row in line.rollouts()} == {0, 1, 2}
         assert line.groups()["dropped"] >= 1
         assert count(line, rewards) == 0
 
 
 async def test_beside_a_broken_harness_the_good_one_goes_on_in_reduced_groups(make_line):
-    async with make_line("good", "never_calls", group_size=4, groups_per_step=3, abort_after_failures=24) as line:
+    async with make_line(
+        "good", "never_calls", group_size=4, groups_per_step=3, abort_after_failures=24
+    ) as line:
         await line.run(lambda line: line.groups().get("complete", 0) == 3)
         for group in line.complete():
             assert [member.reward for member in group.members] == [1.0, 1.0]
@@ -147,8 +165,12 @@ async def test_beside_a_broken_harness_the_good_one_goes_on_in_reduced_groups(ma
 
 
 async def test_groups_that_are_dropped_without_end_end_the_node(make_line):
-    """One rollout of two is left in every group, so that failures are never many in a row and yet nothing can be trained."""
-    async with make_line("good", "never_calls", max_running=1, max_attempts=1, abort_after_failures=3) as line:
+    """One rollout of two is left in every group, so that failures are never many in a row and yet nothing
+    can be trained.
+    """
+    async with make_line(
+        "good", "never_calls", max_running=1, max_attempts=1, abort_after_failures=3
+    ) as line:
         with pytest.raises(SandboxError, match=r"(?s)\d groups in a row were dropped.*never_calls"):
             await line.run(lambda _: False)
         assert "complete" not in line.groups()
@@ -167,7 +189,9 @@ async def test_what_is_not_the_policys_fault_is_never_a_reward(make_line, tasks,
     async with make_line("good", tasks=tasks, abort_after_failures=2, max_running=1) as line:
         with pytest.raises(SandboxError, match=words):
             await line.run(lambda _: False)
-        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {("sandbox_error", "infrastructure_error")}
+        assert {(row["stop_reason"], row["verdict"]) for row in line.rollouts()} == {
+            ("sandbox_error", "infrastructure_error")
+        }
         assert count(line, rewards) == 0
 
 
@@ -222,7 +246,7 @@ async def test_a_task_set_that_lost_a_task_is_named(make_line):
 
 def test_a_task_set_without_training_tasks_is_refused(make_config):
     with pytest.raises(TaskError, match="no training tasks"):
-        Plan("run", "policy", make_config("good", tasks="Empty"), "process")
+        GroupPlan("run", "policy", make_config("good", tasks="Empty"), "process")
 
 
 async def test_a_finished_run_ends_its_node(make_line):

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
-from harnessgym.rollout.plan import Plan
-from harnessgym.run_config import FurtherPolicySection
+from harnessgym.rollout.plan import GroupPlan
+from harnessgym.run_config.run import FurtherPolicySection
 from harnessgym.store import backlog, policies, rollouts, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import groups, tasks
@@ -67,7 +67,9 @@ def two_policies(make_plan, **options):
 
 def advance(store, plan, policy_id, version, name):
     """A policy's next version, served by a worker."""
-    row = PolicyVersion(version, version - 1 if version else None, "full", "", version, "", 0, committed=True, orphaned=False)
+    row = PolicyVersion(
+        version, version - 1 if version else None, "full", "", version, "", 0, committed=True, orphaned=False
+    )
     worker = WorkerRow(name, plan.run_id, "embedded", name, version, "ready", policy_id)
     store.write(lambda conn: policies.publish(conn, policy_id, row))
     store.write(lambda conn: workers.upsert(conn, worker))
@@ -95,9 +97,13 @@ def test_an_evaluation_waits_until_the_workers_of_all_policies_serve_the_newest(
     advance(store, plan, plan.policy_id, 0, "w0")
     assert submit(store, plan, "evaluating_before") == 0
     advance(store, plan, helper, 1, "w1")
-    store.write(lambda conn: workers.upsert(conn, WorkerRow("w1", plan.run_id, "embedded", "w1", 0, "ready", helper)))
+    store.write(
+        lambda conn: workers.upsert(conn, WorkerRow("w1", plan.run_id, "embedded", "w1", 0, "ready", helper))
+    )
     assert submit(store, plan, "evaluating_before") == 0
-    store.write(lambda conn: workers.upsert(conn, WorkerRow("w1", plan.run_id, "embedded", "w1", 1, "ready", helper)))
+    store.write(
+        lambda conn: workers.upsert(conn, WorkerRow("w1", plan.run_id, "embedded", "w1", 1, "ready", helper))
+    )
     assert submit(store, plan, "evaluating_before") == 4
 
 
@@ -161,12 +167,18 @@ def test_a_dropped_group_is_replaced_by_one_of_a_new_ordinal(make_plan):
 
 
 def tasks_in_order(store, first=0):
-    return [key for purpose, ordinal, key, slot, *_ in submitted(store) if (purpose, slot) == ("train", 0) and ordinal >= first]
+    return [
+        key
+        for purpose, ordinal, key, slot, *_ in submitted(store)
+        if (purpose, slot) == ("train", 0) and ordinal >= first
+    ]
 
 
 def requeue(store, plan, number, version=0):
     """Give up the first complete groups, as the trainer does; their tasks."""
-    names = [item for item in store.read(lambda conn: backlog.standing(conn, plan.run_id)) if item.complete][:number]
+    names = [item for item in store.read(lambda conn: backlog.standing(conn, plan.run_id)) if item.complete][
+        :number
+    ]
     keys = tasks_in_order(store)
     for item in names:
         assert store.write(lambda conn, name=item.id: backlog.give_up(conn, name, "requeued", version))
@@ -182,12 +194,14 @@ def test_requeued_tasks_come_again_first_and_once_also_from_another_process(make
     first = len(tasks_in_order(store))
     assert store.read(lambda conn: len(backlog.requeued(conn, plan.run_id, 9))) == 2
     assert store.write(lambda conn: plan.submit(conn, "training")) >= 2
-    other = Plan(plan.run_id, plan.policy_id, plan.config, "process")
+    other = GroupPlan(plan.run_id, plan.policy_id, plan.config, "process")
     publish(store, plan, 1)
     store.write(lambda conn: other.submit(conn, "training"))
     assert tasks_in_order(store, first)[:2] == again
     assert store.read(lambda conn: backlog.requeued(conn, plan.run_id, 9)) == []
-    replaced = store.read(lambda conn: conn.execute(select(groups.c.replaces).order_by(groups.c.ordinal)).scalars().all())
+    replaced = store.read(
+        lambda conn: conn.execute(select(groups.c.replaces).order_by(groups.c.ordinal)).scalars().all()
+    )
     assert [ordinal for ordinal in replaced if ordinal is not None] == [0, 1]
 
 
@@ -204,8 +218,13 @@ def test_tasks_that_come_again_take_no_other_tasks_turn(make_plan):
             move(store, plan, "open", "complete", 1)
         for each, run in ((store, plan), (plain, untouched)):
             move(each, run, "complete", "consumed", 2)
-    query = select(tasks.c.key).join(groups, groups.c.task_id == tasks.c.id).where(groups.c.replaces.is_(None))
-    turns = [each.read(lambda conn: conn.execute(query.order_by(groups.c.ordinal)).scalars().all()) for each in (store, plain)]
+    query = (
+        select(tasks.c.key).join(groups, groups.c.task_id == tasks.c.id).where(groups.c.replaces.is_(None))
+    )
+    turns = [
+        each.read(lambda conn: conn.execute(query.order_by(groups.c.ordinal)).scalars().all())
+        for each in (store, plain)
+    ]
     shorter = min(map(len, turns))
     assert shorter >= 9
     assert turns[0][:shorter] == turns[1][:shorter]
@@ -218,7 +237,9 @@ def test_a_version_that_was_orphaned_counts_as_the_one_it_forked_from(make_plan)
         submit(store, plan)
         move(store, plan, "open", "consumed", 2)
     store.write(lambda conn: policies.orphan_after(conn, plan.policy_id, 1))
-    move(store, plan, "consumed", "complete", 2)  # two of the three steps survive: six groups stand, of eight at η = 2
+    move(
+        store, plan, "consumed", "complete", 2
+    )  # two of the three steps survive: six groups stand, of eight at η = 2
     trainer = plan.config.trainer.model_copy(update={"max_staleness": 2})
     plan.config = plan.config.model_copy(update={"trainer": trainer})
     kept = sum(store.read(lambda conn: rollouts.group_states(conn, plan.run_id, "train")).values())
@@ -226,7 +247,9 @@ def test_a_version_that_was_orphaned_counts_as_the_one_it_forked_from(make_plan)
 
 
 def test_with_replays_fewer_groups_are_submitted_ahead(make_plan):
-    """η = 3 and half of every batch of four: what stands fills four batches of two new groups, and at least one of four."""
+    """η = 3 and half of every batch of four: what stands fills four batches of two new groups, and at
+    least one of four.
+    """
     store, plan = make_plan(steps=9, groups_per_step=4, max_running=99)
     trainer = plan.config.trainer.model_copy(update={"max_staleness": 3})
     replay = plan.config.replay.model_copy(update={"reuse": 1})
@@ -257,10 +280,16 @@ def test_groups_are_told_how_few_graded_members_are_enough(make_plan):
     per_step=st.integers(1, 3),
     steps=st.integers(1, 4),
     max_running=st.integers(1, 6),
-    moves=st.lists(st.tuples(st.sampled_from(["complete", "drop", "step", "serve"]), st.integers(1, 3)), max_size=25),
+    moves=st.lists(
+        st.tuples(st.sampled_from(["complete", "drop", "step", "serve"]), st.integers(1, 3)), max_size=25
+    ),
 )
-def test_admission_never_exceeds_staleness_nor_the_total(make_plan, eta, over_launch, per_step, steps, max_running, moves):
-    """Whatever happens in between: what is not consumed fits into the batches up to `eta` after the served version."""
+def test_admission_never_exceeds_staleness_nor_the_total(
+    make_plan, eta, over_launch, per_step, steps, max_running, moves
+):
+    """Whatever happens in between: what is not consumed fits into the batches up to `eta` after the served
+    version.
+    """
     store, plan = make_plan(steps=steps, groups_per_step=per_step, max_running=max_running)
     trainer = plan.config.trainer.model_copy(update={"max_staleness": eta, "over_launch": over_launch})
     plan.config = plan.config.model_copy(update={"trainer": trainer})

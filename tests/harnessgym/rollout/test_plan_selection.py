@@ -6,15 +6,15 @@ from sqlalchemy import func, select
 from harnessgym.errors import ConfigError
 from harnessgym.message import Message, chain_digests, context_digest
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.rollout.plan import Plan
-from harnessgym.selection import Pick
+from harnessgym.rollout.plan import GroupPlan
+from harnessgym.scheduling.selection import Pick
+from harnessgym.scheduling.selectors.uniform import UniformSettings
 from harnessgym.store import backlog, calls, rollouts, sessions
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import groups, new_id, tasks
 from harnessgym.store.tables import rollouts as rollout_table
 from harnessgym.traces.forest import Forest
 from tests.harnessgym.rollout.planning import move, publish, submit, submitted
-from trainers.selection.uniform import UniformSettings
 
 
 def select_with(plan, selector, **settings):
@@ -25,13 +25,19 @@ def select_with(plan, selector, **settings):
 def grade(store, plan, reward):
     """End all rollouts that run or wait; `reward(task key, slot)`."""
     for row in store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999)):
-        outcome = RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward(row.task_key, row.slot)})
+        outcome = RolloutOutcome(
+            row.id, StopReason.FINISHED, "valid", {"reward": reward(row.task_key, row.slot)}
+        )
         store.write(lambda conn, outcome=outcome: rollouts.finish(conn, outcome))
 
 
 def sizes(store):
     """Of all training groups by ordinal: task and rollouts."""
-    query = select(tasks.c.key, groups.c.size).join(tasks, tasks.c.id == groups.c.task_id).where(groups.c.purpose == "train")
+    query = (
+        select(tasks.c.key, groups.c.size)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.purpose == "train")
+    )
     return store.read(lambda conn: [tuple(row) for row in conn.execute(query.order_by(groups.c.ordinal))])
 
 
@@ -63,7 +69,7 @@ def test_a_node_that_takes_over_submits_what_the_killed_one_would_have(make_plan
         for version in range(6):
             publish(store, plan, version)
             config = plan.config
-            plan = Plan(plan.run_id, plan.policy_id, config, "process") if fresh else plan
+            plan = GroupPlan(plan.run_id, plan.policy_id, config, "process") if fresh else plan
             submit(store, plan)
             grade(store, plan, lambda task, slot: float((int(task[-1]) + slot) % 3 == 0))
             move(store, plan, "complete", "consumed", 3)
@@ -75,7 +81,9 @@ def test_a_node_that_takes_over_submits_what_the_killed_one_would_have(make_plan
 def test_rollouts_get_no_more_calls_than_the_longest_success_of_their_task(make_plan):
     """The limit is written where the group is; evaluations and tasks without a success have none."""
     store, plan = make_plan(steps=20, groups_per_step=5, group_size=2)
-    plan.config = plan.config.model_copy(update={"control": plan.config.control.model_copy(update={"length_cap": True})})
+    plan.config = plan.config.model_copy(
+        update={"control": plan.config.control.model_copy(update={"length_cap": True})}
+    )
     publish(store, plan, 0)
     submit(store, plan)
     for row in store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999)):
@@ -92,19 +100,41 @@ def test_rollouts_get_no_more_calls_than_the_longest_success_of_their_task(make_
         tasks, tasks.c.id == groups.c.task_id
     )
     rows = store.read(lambda conn: conn.execute(query).all())
-    caps = {key: sampling.get("turns") for purpose, ordinal, key, sampling in rows if purpose == "train" and ordinal >= 10}
+    caps = {
+        key: sampling.get("turns")
+        for purpose, ordinal, key, sampling in rows
+        if purpose == "train" and ordinal >= 10
+    }
     assert caps == {f"tiny/train/{number}": None if number == 3 else number + 1 for number in range(5)}
-    assert all("turns" not in sampling for purpose, ordinal, _, sampling in rows if purpose != "train" or ordinal < 10)
+    assert all(
+        "turns" not in sampling
+        for purpose, ordinal, _, sampling in rows
+        if purpose != "train" or ordinal < 10
+    )
 
 
 def add_calls(store, rollout_id, number):
     """Committed calls without tokens."""
-    session = store.write(lambda conn: sessions.add(conn, rollout_id, new_id(), sampling={"temperature": 1.0}))
+    session = store.write(
+        lambda conn: sessions.add(conn, rollout_id, new_id(), sampling={"temperature": 1.0})
+    )
     forest, chain = Forest(session.id), chain_digests(context_digest(()), (Message("user", "hi"),))[-1]
     for ordinal in range(number):
         prompt, _ = forest.add_prompt([1, 2, 3 + ordinal], None)
         intent = calls.CallIntent(
-            new_id(), session.id, rollout_id, ordinal, "chat", "policy", "keep", "d", chain, 3, "h", prompt.id, "engine"
+            new_id(),
+            session.id,
+            rollout_id,
+            ordinal,
+            "chat",
+            "policy",
+            "keep",
+            "d",
+            chain,
+            3,
+            "h",
+            prompt.id,
+            "engine",
         )
         store.write(lambda conn, intent=intent, prompt=prompt: calls.intend(conn, intent, prompt))
 
@@ -129,13 +159,19 @@ def test_a_task_that_comes_again_has_as_many_rollouts_as_before(make_plan):
 
 @pytest.mark.parametrize("selector", ["uniform", "vade", "insight"])
 def test_groups_of_one_rollout_are_complete_with_it_and_given_up_without(make_plan, selector):
-    store, plan = make_plan(steps=2, groups_per_step=2, group_size=1, trainer={"algorithm": "ppo", "max_staleness": 0})
+    store, plan = make_plan(
+        steps=2, groups_per_step=2, group_size=1, trainer={"algorithm": "ppo", "max_staleness": 0}
+    )
     select_with(plan, selector)
     publish(store, plan, 0)
     assert submit(store, plan) == 2
     assert [size for _, size in sizes(store)] == [1, 1]
     lost, kept = store.write(lambda conn: rollouts.claim(conn, plan.run_id, "node", 60.0, 999))
-    store.write(lambda conn: rollouts.fail(conn, RolloutOutcome(lost.id, StopReason.SANDBOX_ERROR, "infrastructure_error"), 1))
+    store.write(
+        lambda conn: rollouts.fail(
+            conn, RolloutOutcome(lost.id, StopReason.SANDBOX_ERROR, "infrastructure_error"), 1
+        )
+    )
     graded = RolloutOutcome(kept.id, StopReason.FINISHED, "valid", {"reward": 0.0})
     store.write(lambda conn: rollouts.finish(conn, graded))
     standing = store.read(lambda conn: backlog.standing(conn, plan.run_id))
@@ -173,4 +209,4 @@ def test_a_plan_with_a_selector_that_does_not_exist_is_refused(make_plan):
     _, plan = make_plan()
     select_with(plan, "nothing")
     with pytest.raises(ConfigError, match="no selector named 'nothing'"):
-        Plan(plan.run_id, plan.policy_id, plan.config, "process")
+        GroupPlan(plan.run_id, plan.policy_id, plan.config, "process")

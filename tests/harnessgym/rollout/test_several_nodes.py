@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from harnessgym.rollout.node import NodeSettings, proxy_socket
-from harnessgym.rollout.plan import Plan
-from harnessgym.store import TraceStore, policies, presence, rollouts, runs, workers
+from harnessgym.rollout.plan import GroupPlan
+from harnessgym.store import TraceStore, heartbeats, policies, rollouts, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.tables import groups
@@ -41,7 +41,7 @@ def test_nodes_that_submit_at_once_submit_no_group_twice(postgres, make_config):
 
     def node():
         with TraceStore.open(url) as store:
-            plan = Plan(run_id, policy_id, config, "process")
+            plan = GroupPlan(run_id, policy_id, config, "process")
             for status in ("evaluating_before", "training"):
                 barrier.wait(60)
                 try:
@@ -57,21 +57,31 @@ def test_nodes_that_submit_at_once_submit_no_group_twice(postgres, make_config):
     assert errors == []
     with TraceStore.open(url) as store:
         found = store.read(lambda conn: conn.execute(select(groups.c.purpose, groups.c.ordinal)).all())
-    by_purpose = {purpose: sorted(ordinal for name, ordinal in found if name == purpose) for purpose, _ in found}
+    by_purpose = {
+        purpose: sorted(ordinal for name, ordinal in found if name == purpose) for purpose, _ in found
+    }
     ahead = 1 + -(-config.node.in_flight // config.trainer.group_size)
-    assert by_purpose == {"before_sampled": [0, 1], "before_greedy": [0, 1], "train": list(range(min(60, ahead)))}
+    assert by_purpose == {
+        "before_sampled": [0, 1],
+        "before_greedy": [0, 1],
+        "train": list(range(min(60, ahead))),
+    }
     postgres.drop_database(url)
 
 
 def test_what_is_submitted_ahead_grows_with_the_nodes(tmp_path, make_config):
-    config = make_config("good", steps=9, groups_per_step=50, max_running=2, prepared_ahead=0, evaluate_waiting=0)
+    config = make_config(
+        "good", steps=9, groups_per_step=50, max_running=2, prepared_ahead=0, evaluate_waiting=0
+    )
     with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as store:
         run_id, policy_id = ready(store)
-        plan = Plan(run_id, policy_id, config, "process")
+        plan = GroupPlan(run_id, policy_id, config, "process")
         each = config.node.in_flight // config.trainer.group_size
         assert store.write(lambda conn: plan.submit(conn, "training")) == 1 + each
         for number in range(3):
-            store.write(lambda conn, number=number: presence.show(conn, run_id, f"node-{number}@host-1-1", 60.0))
+            store.write(
+                lambda conn, number=number: heartbeats.show(conn, run_id, f"node-{number}@host-1-1", 60.0)
+            )
         assert store.write(lambda conn: plan.submit(conn, "training")) == 2 * each
 
 
@@ -90,7 +100,9 @@ def test_leases_of_a_dead_node_end_and_no_others(tmp_path):
         store.write(lambda conn: rollouts.expire(conn, run_id, "node_1"))
         assert len(store.read(lambda conn: rollouts.lost(conn, run_id))) == 2
         store.write(lambda conn: rollouts.expire(conn, run_id))
-        assert set(store.read(lambda conn: rollouts.lost(conn, run_id))) == set(claimed.values()) - {claimed["wrap-1"]}
+        assert set(store.read(lambda conn: rollouts.lost(conn, run_id))) == set(claimed.values()) - {
+            claimed["wrap-1"]
+        }
 
 
 @pytest.mark.anyio
@@ -101,15 +113,18 @@ async def test_a_node_that_leaves_finishes_what_it_has_and_takes_no_more(make_li
         run_id = line.node.plan.run_id
 
         def statuses():
-            return [row.status for row in line.store.read(lambda conn: conn.execute(select(rollout_table.c.status)).all())]
+            return [
+                row.status
+                for row in line.store.read(lambda conn: conn.execute(select(rollout_table.c.status)).all())
+            ]
 
         serving = asyncio.create_task(line.node.serve())
         async with asyncio.timeout(60):
             while "running" not in statuses():
                 await asyncio.sleep(0.02)
-            assert line.store.read(lambda conn: presence.nodes(conn, run_id)) == 1
+            assert line.store.read(lambda conn: heartbeats.nodes(conn, run_id)) == 1
             line.node.leaving.set()
-            while line.store.read(lambda conn: presence.nodes(conn, run_id)):
+            while line.store.read(lambda conn: heartbeats.nodes(conn, run_id)):
                 await asyncio.sleep(0.02)
             assert statuses().count("running") == 1
             assert not serving.done()
@@ -143,5 +158,7 @@ async def test_without_a_folder_of_the_proxys_socket_connections_are_carried_to_
             async with asyncio.timeout(1):
                 await server.wait_closed()
     assert not folder.exists()
-    async with proxy_socket(NodeSettings(**told, proxy_url="http://127.0.0.1:1", proxy_socket_dir=tmp_path)) as given:
+    async with proxy_socket(
+        NodeSettings(**told, proxy_url="http://127.0.0.1:1", proxy_socket_dir=tmp_path)
+    ) as given:
         assert given == tmp_path

@@ -1,7 +1,7 @@
 """The rule of `test_never_starved`, where several policies are trained on the same groups.
 
-The same random walks, over a real store with the real plan, admission, settling of batches and ledger. Engines of each policy
-lag by themselves, and each policy's trainer steps, and goes back, on its own.
+The same random walks, over a real store with the real plan, admission, settling of batches and ledger.
+Engines of each policy lag by themselves, and each policy's trainer steps, and goes back, on its own.
 """
 
 import tempfile
@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from harnessgym.admission import SERVING
-from harnessgym.consumption import Candidate, choose
-from harnessgym.run_config import FurtherPolicySection
-from harnessgym.staleness import VersionChain
+from harnessgym.run_config.run import FurtherPolicySection
+from harnessgym.scheduling.admission import SERVING
+from harnessgym.scheduling.consumption import Candidate, choose
+from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import backlog, ledger, policies, rollouts, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout
 from harnessgym.store.tables import groups
@@ -54,14 +54,23 @@ class SharedWalk(Walk):
         for policy_id in self.ids:
             for name in [f"{policy_id}-{number}" for number in range(ENGINES)]:
                 if well or self.draw.random() < 0.3:
-                    state = "ready" if well else self.draw.choice(("ready", "ready", "draining", "updating", "dead"))
-                    newest, known = self.newest_of(policy_id).version, {row.id: row.version for row in self.engines()}
+                    state = (
+                        "ready"
+                        if well
+                        else self.draw.choice(("ready", "ready", "draining", "updating", "dead"))
+                    )
+                    newest, known = (
+                        self.newest_of(policy_id).version,
+                        {row.id: row.version for row in self.engines()},
+                    )
                     target = newest if well or self.draw.random() < 0.5 else known.get(name, newest)
                     row = WorkerRow(name, self.run_id, "embedded", name, target, state, policy_id)
                     self.do(lambda conn, row=row: workers.upsert(conn, row))
 
     def ages(self, step):
-        """By group: how old the oldest token of any policy would be if all were sampled when the group was submitted."""
+        """By group: how old the oldest token of any policy would be if all were sampled when the group was
+        submitted.
+        """
         chains = {policy_id: self.chain_of(policy_id) for policy_id in self.ids}
         columns = (groups.c.id, groups.c.submitted_version, groups.c.submitted_versions)
         return {
@@ -73,13 +82,19 @@ class SharedWalk(Walk):
         }
 
     def look(self, policy_id):
-        """The step that a trainer gathers for, what is settled of its batch, and what it would do about the rest."""
+        """The step that a trainer gathers for, what is settled of its batch, and what it would do about
+        the rest.
+        """
         step, trainer = self.newest_of(policy_id).step, self.config.trainer
         settled = self.store.read(lambda conn: backlog.batch(conn, self.run_id, step + 1))
         ages, standing = self.ages(step), self.store.read(lambda conn: backlog.free(conn, self.run_id))
         candidates = [Candidate(item.id, item.ordinal, item.complete, ages[item.id]) for item in standing]
         open_places = trainer.groups_per_step - len(settled)
-        found = choose(candidates, open_places, trainer.max_staleness, trainer.when_stale) if open_places else None
+        found = (
+            choose(candidates, open_places, trainer.max_staleness, trainer.when_stale)
+            if open_places
+            else None
+        )
         return step, settled, found
 
     def train(self):
@@ -98,9 +113,13 @@ class SharedWalk(Walk):
         if len(settled) == self.config.trainer.groups_per_step:
             number = self.store.read(lambda conn: policies.next_version(conn, policy_id))
             of_batch = rollout_table.c.group_id.in_(settled) & (rollout_table.c.status == "finished")
-            members = self.store.read(lambda conn: conn.execute(select(rollout_table.c.id).where(of_batch)).scalars().all())
+            members = self.store.read(
+                lambda conn: conn.execute(select(rollout_table.c.id).where(of_batch)).scalars().all()
+            )
             version = self.version(number, self.newest_of(policy_id).version, step + 1)
-            record = StepRecord(version, tuple(settled), tuple(TrainedRollout(each, 1, 0) for each in members), ())
+            record = StepRecord(
+                version, tuple(settled), tuple(TrainedRollout(each, 1, 0) for each in members), ()
+            )
             self.do(lambda conn: ledger.commit_step(conn, policy_id, record))
 
     def mishap(self):
@@ -120,7 +139,9 @@ class SharedWalk(Walk):
                 _, _, found = self.look(policy_id)
                 if found is None or found.take or found.drop or found.requeue:
                     return True
-            serving = [row.version for row in self.engines() if row.state in SERVING and row.follows(policy_id)]
+            serving = [
+                row.version for row in self.engines() if row.state in SERVING and row.follows(policy_id)
+            ]
             if not serving or min(serving) != newest.version:
                 return True
         return self.submit() > 0

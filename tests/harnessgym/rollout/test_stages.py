@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.rollout.stage import Stage, Stages
-from harnessgym.run_config import NodeSection
+from harnessgym.run_config.run import NodeSection
 
 pytestmark = pytest.mark.anyio
 
@@ -94,13 +94,17 @@ def watched(line, enough):
 
 
 async def test_a_slow_grader_does_not_keep_harnesses_from_running(make_line):
-    """Two run places, one grader of 0.4 s: eight rollouts have all run long before half of them are graded."""
+    """Two run places, one grader of 0.4 s: eight rollouts have all run long before half of them are
+    graded.
+    """
     async with make_line("good", tasks="Slow", group_size=8, max_running=2, evaluate_at_once=1) as line:
         look, seen = watched(line, lambda line: line.groups().get("complete", 0) == 1)
         await line.run(look)
         assert all(counts["run"].running <= 2 and counts["evaluate"].running <= 1 for counts, _ in seen)
         assert any(counts["run"].running and counts["evaluate"].waiting >= 2 for counts, _ in seen)
-        graded_when_all_had_run = min(counts["evaluate"].done for counts, _ in seen if counts["run"].done == 8)
+        graded_when_all_had_run = min(
+            counts["evaluate"].done for counts, _ in seen if counts["run"].done == 8
+        )
         assert graded_when_all_had_run <= 5
         waits = sorted(row["latencies"]["wait.evaluate"] for row in line.rollouts())
         assert waits[0] < 0.3
@@ -111,7 +115,9 @@ async def test_while_they_wait_for_a_grader_rollouts_keep_no_sandbox(make_line):
     async with make_line("good", tasks="Slow", group_size=6, max_running=6, evaluate_at_once=1) as line:
         look, seen = watched(line, lambda line: line.groups().get("complete", 0) == 1)
         await line.run(look)
-        backlog = [opened for counts, opened in seen if counts["run"].done == 6 and counts["evaluate"].waiting >= 2]
+        backlog = [
+            opened for counts, opened in seen if counts["run"].done == 6 and counts["evaluate"].waiting >= 2
+        ]
         assert backlog
         assert min(backlog) == 0
         assert {row["grading"]["mode"] for row in line.rollouts()} == {"separate"}

@@ -10,13 +10,13 @@ import httpx
 import psutil
 import pytest
 
-from harnessgym.rollout.control import ControlClient
+from harnessgym.proxy_client import ControlClient
 from harnessgym.rollout.endpoints import Endpoints, served
 from harnessgym.rollout.node import Node
 from harnessgym.rollout.pipeline import Pipeline
-from harnessgym.rollout.plan import Plan
-from harnessgym.rollout.pressure import Pressure
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.rollout.plan import GroupPlan
+from harnessgym.rollout.resource_admission import Pressure
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.store import TraceStore, policies, runs
 from tests.harnessgym.rollout.tiny import HERE
 from tests.support.postgres import PostgresServer
@@ -24,7 +24,8 @@ from tests.support.postgres import PostgresServer
 pytestmark = [pytest.mark.anyio, pytest.mark.postgres]
 TASK = {"task": {"set": f"{HERE}:Tiny", "id": "tiny/train/0"}}
 LONGEST_S = 20.0
-"""After which a stopped server goes on by itself: a node that waits for it on its event loop cannot say so."""
+"""After which a stopped server goes on by itself: a node that waits for it on its event loop cannot say
+so."""
 SOON_S = 8.0
 """Within which everything must be answered that does not need the store: well below `LONGEST_S`."""
 
@@ -34,18 +35,24 @@ async def serving(url, folder, config):
     """A node that takes rollouts and has none yet, its endpoints, and a client that has the key."""
     with TraceStore.create(url) as store:
         run_id = store.write(lambda conn: runs.add(conn, "test", {}, "0", "training"))
-        plan = Plan(run_id, store.write(lambda conn: policies.register(conn, run_id, "policy")), config, "process")
+        plan = GroupPlan(
+            run_id, store.write(lambda conn: policies.register(conn, run_id, "policy")), config, "process"
+        )
         async with (
             ControlClient("http://127.0.0.1:9", "no proxy is needed") as control,
-            Process(ProcessSettings(workspace_root=folder)) as backend,
+            ProcessBackend(ProcessSettings(workspace_root=folder)) as backend,
         ):
             line = Pipeline(store, control, backend, {"good": None}, config.session, plan.task)
             node = Node(store, plan, line, config.node, Pressure(folder, config.node))
             running = asyncio.create_task(node.serve())
             try:
-                async with served(Endpoints(node, "process", "policy", "the-key", keep_alive_s=0.2), "127.0.0.1:0") as at:
+                async with served(
+                    Endpoints(node, "process", "policy", "the-key", keep_alive_s=0.2), "127.0.0.1:0"
+                ) as at:
                     headers = {"authorization": "Bearer the-key"}
-                    async with httpx.AsyncClient(base_url=at, headers=headers, trust_env=False, timeout=60.0) as http:
+                    async with httpx.AsyncClient(
+                        base_url=at, headers=headers, trust_env=False, timeout=60.0
+                    ) as http:
                         yield http
                         assert not running.done() or running.result()
             finally:

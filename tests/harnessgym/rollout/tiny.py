@@ -17,7 +17,9 @@ def call(text="What?", model="policy", timeout=None):
 """
 HARNESSES = {
     "good": "open('answer.txt', 'w').write(call())",
-    "lists": "call(); open('answer.txt', 'w').write(subprocess.run(['ls'], capture_output=True, text=True).stdout)",
+    "lists": (
+        "call(); open('answer.txt', 'w').write(subprocess.run(['ls'], capture_output=True, text=True).stdout)"
+    ),
     "crashes_before": "raise RuntimeError('no configuration')",
     "crashes_after": "call(); raise RuntimeError('cannot read the answer')",
     "aborts": "call(); os.abort()",
@@ -29,17 +31,23 @@ HARNESSES = {
     "floods": "call(); sys.stdout.write('x' * 12_000_000); sys.stderr.write('y' * 12_000_000)",
     "never_calls": "print('nothing to do')",
     "lingers": (
-        "import random\nfor i in range(random.choice([1, 1, 1, 3])): call(str(i)); time.sleep(random.choice([0, 0.3]))\n"
+        "import random\nfor i in range(random.choice([1, 1, 1, 3])): call(str(i)); "
+        "time.sleep(random.choice([0, 0.3]))\n"
         "open('answer.txt', 'w').write('x')"
     ),
     "straggles": (
         "call()\ntry: os.close(os.open(os.environ['MARK'], os.O_CREAT | os.O_EXCL)); time.sleep(90)\n"
         "except FileExistsError: open('answer.txt', 'w').write('x')"
     ),
-    "gives_up": "try: call(timeout=2); open('answer.txt', 'w').write('x')\nexcept OSError: print('no answer')",
+    "gives_up": (
+        "try: call(timeout=2); open('answer.txt', 'w').write('x')\nexcept OSError: print('no answer')"
+    ),
     "waits": "call(); time.sleep(0.5); open('answer.txt', 'w').write('x')",
     "converses": "\nfor i in range(5): call(str(i)); time.sleep(0.2)\nopen('answer.txt', 'w').write('x')",
-    "gated": ("call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', 'w').write('x')"),
+    "gated": (
+        "call()\nwhile not os.path.exists(os.environ['MARK']): time.sleep(0.05)\nopen('answer.txt', "
+        "'w').write('x')"
+    ),
     "pair": "open('answer.txt', 'w').write(call()); call(model='helper')",
     "eats": "call(); bytearray(64 << 30)",
     "is_killed": "call(); os.kill(os.getpid(), 9)",

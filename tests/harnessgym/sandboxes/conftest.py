@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from harnessgym.images.layers import ensure
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.sandboxes.images.layers import ensure
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 
 
 @dataclass
@@ -38,7 +38,9 @@ class StubProxy:
                     await self.barrier(int(path.rsplit("/", 1)[1]))
                 data = json.dumps(answer(path)).encode()
                 writer.write(
-                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(data) + data
+                    b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                    % len(data)
+                    + data
                 )
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -95,11 +97,13 @@ async def stub(tmp_path, anyio_backend):
 
 
 def make_bubblewrap(stub, tmp_path, **settings):
-    return Bubblewrap(BubblewrapSettings(proxy_socket_dir=stub.folder, workspace_root=tmp_path / "w", **settings))
+    return Bubblewrap(
+        BubblewrapSettings(proxy_socket_dir=stub.folder, workspace_root=tmp_path / "w", **settings)
+    )
 
 
 def make_process(stub, tmp_path, **settings):
-    return Process(ProcessSettings(proxy_url=stub.url, workspace_root=tmp_path / "w", **settings))
+    return ProcessBackend(ProcessSettings(proxy_url=stub.url, workspace_root=tmp_path / "w", **settings))
 
 
 def make_docker(stub, tmp_path, **settings):
@@ -108,7 +112,9 @@ def make_docker(stub, tmp_path, **settings):
 
 @functools.cache
 def python_image():
-    """The default image of the docker backend, built if need be: minutes on a new machine, then milliseconds."""
+    """The default image of the docker backend, built if need be: minutes on a new machine, then
+    milliseconds.
+    """
     return ensure(DockerSettings().image, ())
 
 
@@ -120,7 +126,9 @@ MAKERS = {
 
 
 def pytest_generate_tests(metafunc):
-    """Tests that ask for `make_backend` run over every backend, or those that their module names in `BACKENDS`."""
+    """Tests that ask for `make_backend` run over every backend, or those that their module names in
+    `BACKENDS`.
+    """
     if "make_backend" in metafunc.fixturenames:
         names = getattr(metafunc.module, "BACKENDS", tuple(MAKERS))
         metafunc.parametrize("make_backend", [MAKERS[name] for name in names], indirect=True)

@@ -1,4 +1,6 @@
-"""A harness that tries to get out. Runs inside a sandbox; prints what it managed as JSON. Imports nothing of ours."""
+"""A harness that tries to get out. Runs inside a sandbox; prints what it managed as JSON. Imports nothing
+of ours.
+"""
 
 import ctypes
 import json
@@ -80,12 +82,20 @@ def files_of_the_other():
 def connects(address, family=socket.AF_INET):
     with socket.socket(family) as probe:
         probe.settimeout(1)
-        return probe.connect_ex(address) == 0 and probe.getsockname() != probe.getpeername()  # not just itself
+        return (
+            probe.connect_ex(address) == 0 and probe.getsockname() != probe.getpeername()
+        )  # not just itself
 
 
 def network():
     open_ports = [port for port in range(1, 65536) if connects(("127.0.0.1", port))]
-    outside = [("192.0.2.1", 80), ("169.254.169.254", 80), ("8.8.8.8", 53), ("127.0.0.1", int(HOST_PORT)), ("10.0.0.1", 22)]
+    outside = [
+        ("192.0.2.1", 80),
+        ("169.254.169.254", 80),
+        ("8.8.8.8", 53),
+        ("127.0.0.1", int(HOST_PORT)),
+        ("10.0.0.1", 22),
+    ]
     reached = [address for address in outside if connects(address)]
     for family, address in (
         (socket.AF_INET6, ("::1", int(HOST_PORT))),
@@ -95,7 +105,9 @@ def network():
         if succeeds(lambda family=family, address=address: socket.socket(family).connect(address)):
             reached.append(address)
     families = [
-        number for number in range(46) if succeeds(lambda number=number: socket.socket(number, socket.SOCK_STREAM).close())
+        number
+        for number in range(46)
+        if succeeds(lambda number=number: socket.socket(number, socket.SOCK_STREAM).close())
     ]
     interfaces = [name for _, name in socket.if_nameindex()]
     return {"open_ports": open_ports, "reached": reached, "families": families, "interfaces": interfaces}
@@ -117,7 +129,9 @@ def writable():
         sys.prefix,
     ]
     program = os.path.dirname(sys.argv[0])
-    places += [] if program.startswith("/tmp/") else [program]  # below /tmp it hangs in this rollout's own scratch folder
+    places += (
+        [] if program.startswith("/tmp/") else [program]
+    )  # below /tmp it hangs in this rollout's own scratch folder
     places += [
         sys.base_prefix,
         os.path.dirname(os.__file__),
@@ -208,7 +222,9 @@ found["writable"] = writable()
 found["calls"] = calls()
 found["ids"] = [os.getuid(), os.getgid(), os.getgroups()]
 found["etc_shadow"] = succeeds(lambda: open("/etc/shadow").close())
-found["devices"] = [name for name in os.listdir("/dev") if name.startswith(("sd", "vd", "mem", "kvm", "fuse", "mapper"))]
+found["devices"] = [
+    name for name in os.listdir("/dev") if name.startswith(("sd", "vd", "mem", "kvm", "fuse", "mapper"))
+]
 found["child"] = children.pid
 barrier()
 found["killed"] = kill_everyone()

@@ -34,7 +34,9 @@ def image(tmp_path):
 
 async def test_a_list_of_users_may_hold_anything(tmp_path, image):
     async with Docker(DockerSettings(workspace_root=tmp_path / "w", spares=0)) as docker:
-        plans = await asyncio.gather(*(docker.plan(Limits(), Equipment(image=f"{image}:{tag}")) for tag in ("one", "two")))
+        plans = await asyncio.gather(
+            *(docker.plan(Limits(), Equipment(image=f"{image}:{tag}")) for tag in ("one", "two"))
+        )
         assert plans[0] == plans[1]
         (users, _), _ = plans[0].image.accounts
         assert users.read_bytes().startswith(USERS + b"\nagent:x:")

@@ -39,10 +39,16 @@ def tree(root):
     return found
 
 
-names = st.binary(min_size=1, max_size=12).filter(lambda name: name not in (b".", b"..") and not set(name) & {0, 47})
+names = st.binary(min_size=1, max_size=12).filter(
+    lambda name: name not in (b".", b"..") and not set(name) & {0, 47}
+)
 times = st.integers(0, 2**33 * 10**9)
-files = st.tuples(st.just("file"), st.binary(max_size=300), st.integers(0, 0o777).map(lambda mode: mode | 0o400), times)
-links = st.tuples(st.just("link"), st.binary(min_size=1, max_size=150).filter(lambda goal: 0 not in goal), st.just(0), times)
+files = st.tuples(
+    st.just("file"), st.binary(max_size=300), st.integers(0, 0o777).map(lambda mode: mode | 0o400), times
+)
+links = st.tuples(
+    st.just("link"), st.binary(min_size=1, max_size=150).filter(lambda goal: 0 not in goal), st.just(0), times
+)
 folders = st.tuples(
     st.just("folder"),
     st.dictionaries(names, st.one_of(files, links), max_size=3),
@@ -150,7 +156,8 @@ def test_traversal_links_and_devices_are_refused(tmp_path, members):
     (tmp_path / "secret").write_text("ours")
     workspace = fresh(tmp_path)
     placed = [
-        (name.replace("OUTER", str(tmp_path)), kind, goal.replace("OUTER", str(tmp_path))) for name, kind, goal in members
+        (name.replace("OUTER", str(tmp_path)), kind, goal.replace("OUTER", str(tmp_path)))
+        for name, kind, goal in members
     ]
     file = archive(tmp_path / "bad.tar", *placed)
     with pytest.raises(SandboxError):
@@ -177,7 +184,11 @@ def test_it_is_laid_over_what_is_there(tmp_path):
     other.write("changed", b"before")
     pack(one, tmp_path / "kept.tar", **BOUNDS)
     unpack(tmp_path / "kept.tar", other)
-    assert [other.read(path) for path in ("folder/new", "folder/old", "changed")] == [b"new", b"old", b"after"]
+    assert [other.read(path) for path in ("folder/new", "folder/old", "changed")] == [
+        b"new",
+        b"old",
+        b"after",
+    ]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no archive at all" * 100])

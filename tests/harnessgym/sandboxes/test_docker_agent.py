@@ -7,7 +7,7 @@ import pytest
 
 from harnessgym.errors import SandboxError
 from harnessgym.sandboxes.agent.binary import agent_binary, compiler
-from harnessgym.sandboxes.agent.wire import Order, pack_order
+from harnessgym.sandboxes.agent.wire import ExecRequest, pack_order
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="needs a C compiler")
 
@@ -25,8 +25,12 @@ def test_it_is_compiled_once_however_many_ask(tmp_path):
 
 @needs_compiler
 def test_it_needs_no_library_of_the_image(tmp_path):
-    said = subprocess.run(["file", agent_binary(tmp_path)], capture_output=True, text=True, check=False).stdout
-    headers = subprocess.run(["readelf", "-l", agent_binary(tmp_path)], capture_output=True, text=True, check=False).stdout
+    said = subprocess.run(
+        ["file", agent_binary(tmp_path)], capture_output=True, text=True, check=False
+    ).stdout
+    headers = subprocess.run(
+        ["readelf", "-l", agent_binary(tmp_path)], capture_output=True, text=True, check=False
+    ).stdout
     assert headers or said
     assert "INTERP" not in headers
     assert "dynamically" not in said
@@ -34,7 +38,9 @@ def test_it_needs_no_library_of_the_image(tmp_path):
 
 @needs_compiler
 def test_it_runs_as_process_1_and_as_nothing_else(tmp_path):
-    done = subprocess.run([agent_binary(tmp_path), "socket", "/tmp"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [agent_binary(tmp_path), "socket", "/tmp"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert "process 1" in done.stderr
 
@@ -57,9 +63,9 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("order", [
-    Order(argv=["a\0b"], env={}, cwd="/", user=1, timeout_s=1),
-    Order(argv=["a"], env={"A": "\0"}, cwd="/", user=1, timeout_s=1),
-    Order(argv=["a"], env={}, cwd="/\0", user=1, timeout_s=1),
+    ExecRequest(argv=["a\0b"], env={}, cwd="/", user=1, timeout_s=1),
+    ExecRequest(argv=["a"], env={"A": "\0"}, cwd="/", user=1, timeout_s=1),
+    ExecRequest(argv=["a"], env={}, cwd="/\0", user=1, timeout_s=1),
 ])  # fmt: skip
 def test_a_string_with_a_nul_is_refused(order):
     with pytest.raises(SandboxError, match="NUL"):

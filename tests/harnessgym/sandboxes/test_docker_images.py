@@ -1,4 +1,6 @@
-"""Images of every kind as sandboxes: empty ones, ones that swallow commands or want volumes, ones that are not there."""
+"""Images of every kind as sandboxes: empty ones, ones that swallow commands or want volumes, ones that are
+not there.
+"""
 
 import io
 import shutil
@@ -8,7 +10,7 @@ import tarfile
 import pytest
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandbox import Equipment, Prewarm, Step
+from harnessgym.sandbox import Equipment, InstallStep, Prewarm
 from harnessgym.sandboxes.engine import connect
 from harnessgym.task import Limits
 
@@ -90,7 +92,9 @@ async def test_an_empty_image_runs_a_static_program(docker, scratch):
         assert (result.stdout, result.exit_code) == (b"out\n", 0), result.stderr
         assert await sandbox.read("made") == b"by 1000 with argument"
         assert (await sandbox.exec(["sh"])).exit_code == 127
-        assert (await sandbox.exec(["python", "p.py"], prewarm=Prewarm())).stderr == b"python: No such file or directory\n"
+        assert (
+            await sandbox.exec(["python", "p.py"], prewarm=Prewarm())
+        ).stderr == b"python: No such file or directory\n"
         assert (await sandbox.exec(["/program"], timeout_s=5)).ok
         await sandbox.kill_all()
         assert (await sandbox.stats()).processes == 0
@@ -100,7 +104,9 @@ async def test_an_awkward_image_is_a_sandbox_like_any_other(docker, awkward, eng
     async with docker.open(Limits(), Equipment(image=awkward)) as sandbox:
         result = await sandbox.exec(["sh", "-c", "id -u; pwd; echo $FROM_IMAGE"])
         assert result.stdout == b"1000\n/workspace\nyes\n"
-        fill = await sandbox.exec(["sh", "-c", "head -c 100000000 /dev/zero > /data/big; stat -c %s /data/big"])
+        fill = await sandbox.exec(
+            ["sh", "-c", "head -c 100000000 /dev/zero > /data/big; stat -c %s /data/big"]
+        )
         assert b"No space left" in fill.stderr
         assert int(fill.stdout) <= 64 << 20
         inspected = engine.inspect_container(sandbox.id)
@@ -110,7 +116,8 @@ async def test_an_awkward_image_is_a_sandbox_like_any_other(docker, awkward, eng
 async def test_an_image_that_is_not_there_is_named(docker):
     for _ in range(2):
         with pytest.raises(
-            SandboxError, match=r"'no-such/image:1' is not on the Docker engine .*`docker pull no-such/image:1`"
+            SandboxError,
+            match=r"'no-such/image:1' is not on the Docker engine .*`docker pull no-such/image:1`",
         ):
             async with docker.open(Limits(), Equipment(image="no-such/image:1")):
                 pass
@@ -153,7 +160,7 @@ async def test_a_user_is_the_harness_or_root(docker):
 
 
 async def test_what_the_equipment_installs_is_there(docker, engine):
-    steps = (Step(("sh", "-c", "echo $WORD > /installed"), {"WORD": "by a step"}),)
+    steps = (InstallStep(("sh", "-c", "echo $WORD > /installed"), {"WORD": "by a step"}),)
     async with docker.open(Limits(), Equipment(install=steps)) as sandbox:
         assert (await sandbox.exec(["cat", "/installed"])).stdout == b"by a step\n"
         image = engine.inspect_container(sandbox.id)["Image"]

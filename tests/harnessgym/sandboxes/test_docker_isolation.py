@@ -1,4 +1,6 @@
-"""Hostile harnesses against the docker sandbox: what they see, what they reach, and what they cannot exceed."""
+"""Hostile harnesses against the docker sandbox: what they see, what they reach, and what they cannot
+exceed.
+"""
 
 import asyncio
 import json
@@ -45,7 +47,9 @@ async def test_nothing_of_a_sibling_the_agent_or_the_node_can_be_reached(docker,
         network = found.pop("network")
         assert network == {"open_ports": [8080], "reached": [], "families": [1, 2, 10], "interfaces": ["lo"]}
         assert found.pop("ids") == [1000, 1000, []]
-        assert set(found.pop("calls")) <= {"raise nproc"}  # processes are counted by the container, not per user
+        assert set(found.pop("calls")) <= {
+            "raise nproc"
+        }  # processes are counted by the container, not per user
         assert not any(found.values()), found
 
 
@@ -82,10 +86,17 @@ async def test_root_may_change_files_and_become_others_and_nothing_else(docker):
         await sandbox.write("mine", b"x")
         assert (await sandbox.exec(["chown", "0:0", "mine"], user="root")).ok
         assert not (await sandbox.exec(["sh", "-c", "echo y > mine"])).ok
-        for command in ("mount -t tmpfs x /mnt", "echo x > /etc/x", "echo 1 > /proc/sys/vm/drop_caches", "mknod d b 8 0"):
+        for command in (
+            "mount -t tmpfs x /mnt",
+            "echo x > /etc/x",
+            "echo 1 > /proc/sys/vm/drop_caches",
+            "mknod d b 8 0",
+        ):
             assert not (await sandbox.exec(["sh", "-c", command], user="root")).ok, command
         home = await see(
-            sandbox, "print(json.dumps([os.environ['HOME'], os.access(os.environ['HOME'], os.W_OK)]))", user="root"
+            sandbox,
+            "print(json.dumps([os.environ['HOME'], os.access(os.environ['HOME'], os.W_OK)]))",
+            user="root",
         )
         assert home[0] == "/root"  # a harness cannot leave a .gitconfig there
 
@@ -174,7 +185,9 @@ print(json.dumps([text for text in texts if sys.argv[1] in text and sys.argv[1] 
         # the same user's own processes may be looked at; the arguments are those of this very program
         assert all("environ" in text or secret not in text for text in seen)
         assert not any(text.startswith("1 ") for text in seen)
-        inspected = subprocess.run(["docker", "inspect", sandbox.id], capture_output=True, text=True, check=True).stdout
+        inspected = subprocess.run(
+            ["docker", "inspect", sandbox.id], capture_output=True, text=True, check=True
+        ).stdout
         assert secret not in inspected
         lines = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout
         assert secret not in lines
@@ -217,7 +230,9 @@ async def test_a_fork_bomb_is_bounded_and_ends_at_its_timeout(docker):
         async def carry_on():
             await asyncio.sleep(1)
             most = (await bombed.stats()).processes
-            return most, await calm.exec(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done; wait; echo fine"])
+            return most, await calm.exec(
+                ["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done; wait; echo fine"]
+            )
 
         exploded, (most, fine) = await asyncio.gather(explode(), carry_on())
         assert exploded.timed_out
@@ -235,7 +250,9 @@ async def test_kill_all_ends_a_fork_bomb_at_once(docker):
         while (await sandbox.stats()).processes < 40:
             await asyncio.sleep(0.02)
         crowded = await sandbox.exec(["true"])  # there may be no room for one more
-        assert crowded.exit_code == 0 or (crowded.exit_code == 126 and b"could not start the command" in crowded.stderr)
+        assert crowded.exit_code == 0 or (
+            crowded.exit_code == 126 and b"could not start the command" in crowded.stderr
+        )
         began = time.monotonic()
         await sandbox.kill_all()
         assert time.monotonic() - began < 5
@@ -275,7 +292,9 @@ async def test_a_full_disk_is_said_and_holds_for_the_node_too(docker):
         assert (await sandbox.exec(["rm", "big"])).ok
         await sandbox.write("more", bytes(1 << 20))
         for folder in ("/tmp", "/dev/shm", "$HOME"):
-            scratch = await sandbox.exec(["sh", "-c", f"head -c 100000000 /dev/zero > {folder}/big; stat -c %s {folder}/big"])
+            scratch = await sandbox.exec(
+                ["sh", "-c", f"head -c 100000000 /dev/zero > {folder}/big; stat -c %s {folder}/big"]
+            )
             assert b"No space left" in scratch.stderr
             assert int(scratch.stdout) <= 64 << 20
             await sandbox.exec(["sh", "-c", f"rm {folder}/big"])
@@ -329,25 +348,38 @@ async def test_a_command_inherits_nothing_but_its_streams(docker):
 async def test_a_large_environment_goes_through(docker):
     async with docker.open(Limits()) as sandbox:
         env = {f"V{number}": "x" * 100_000 for number in range(10)}
-        assert await see(sandbox, "print(json.dumps(sum(map(len, os.environ.values())) > 1_000_000))", env=env)
+        assert await see(
+            sandbox, "print(json.dumps(sum(map(len, os.environ.values())) > 1_000_000))", env=env
+        )
         refused = await sandbox.exec(["true"], env={"V": "x" * 200_000})  # the kernel's bound for one string
         assert refused.exit_code == 126
         assert b"too long" in refused.stderr
 
 
-@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root to become somebody else")
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root to become somebody else"
+)
 def test_a_node_needs_no_privileges_but_the_engine_s_socket():
-    """Some of the above with the node an ordinary user on the system's Python, who may use this socket of the engine alone."""
+    """Some of the above with the node an ordinary user on the system's Python, who may use this socket of
+    the engine alone.
+    """
     python, engine = "/usr/bin/python3", Path(address().removeprefix("unix://"))
     ask = [python, "-c", "import sys; print(sys.version_info[:2])"]
-    if not Path(python).exists() or subprocess.check_output(ask, text=True).strip() != str(sys.version_info[:2]):
+    if not Path(python).exists() or subprocess.check_output(ask, text=True).strip() != str(
+        sys.version_info[:2]
+    ):
         pytest.skip("there is no system Python of our version, and ours may lie where others cannot go")
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     with tempfile.TemporaryDirectory() as folder, Cable(Path(folder) / "engine.sock", engine) as cable:
         for path in (folder, cable.path):
             os.chown(path, 1234, 1234)
         command = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups"]
-        command += ["env", f"PYTHONPATH={ROOT}:{packages}", f"HOME={folder}", f"DOCKER_HOST=unix://{cable.path}"]
+        command += [
+            "env",
+            f"PYTHONPATH={ROOT}:{packages}",
+            f"HOME={folder}",
+            f"DOCKER_HOST=unix://{cable.path}",
+        ]
         command += [python, "-m", "pytest", "-q"]
         command += [
             "-p",
@@ -367,7 +399,9 @@ async def test_what_is_mounted_below_something_readable_is_not_there(docker, tmp
     shown = tmp_path / "shown"
     (shown / "below").mkdir(parents=True)
     (shown / "file").write_text("seen")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=777", "x", shown / "below"], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "mode=777", "x", shown / "below"], check=False
+    ).returncode:
         pytest.skip("may not mount")
     try:
         (shown / "below" / "ours").write_text("ours")

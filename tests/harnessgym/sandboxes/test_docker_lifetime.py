@@ -1,4 +1,6 @@
-"""Nodes, containers, agents and the engine's connection may each be cut off at any moment; nothing may be left behind."""
+"""Nodes, containers, agents and the engine's connection may each be cut off at any moment; nothing may be
+left behind.
+"""
 
 import asyncio
 import contextlib
@@ -48,7 +50,10 @@ def engine():
 @pytest.fixture
 def containers(engine, tmp_path):
     """The ids of this test's containers, running or not."""
-    return lambda: [each["Id"] for each in engine.containers(all=True, filters={"label": f"{ROOT_LABEL}={tmp_path / 'w'}"})]
+    return lambda: [
+        each["Id"]
+        for each in engine.containers(all=True, filters={"label": f"{ROOT_LABEL}={tmp_path / 'w'}"})
+    ]
 
 
 @pytest.fixture
@@ -64,7 +69,9 @@ async def until(condition, within_s=15.0):
 
 
 def processes(mark):
-    lines = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return [line for line in lines if mark in line and "ps ax" not in line and "python" not in line]
 
 
@@ -74,7 +81,9 @@ async def test_nothing_outlives_a_killed_node_but_what_is_frozen_and_that_goes_w
     image = DockerSettings().image
     mark = f"9{os.getpid()}{time.monotonic_ns() % 10**6}"
     root = tmp_path / "w"
-    node = subprocess.Popen([sys.executable, "-c", NODE, str(root), mark], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    node = subprocess.Popen(
+        [sys.executable, "-c", NODE, str(root), mark], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     with node:
         assert node.stdout.readline() == "ready\n"
         assert await until(lambda: processes(mark))
@@ -98,7 +107,9 @@ async def test_nothing_outlives_a_killed_node_but_what_is_frozen_and_that_goes_w
         async with make_docker_here() as first, first.open(Limits()) as living:
             assert set(containers()) == {living.id}
             async with make_docker_here():
-                assert (await living.exec(["true"])).ok  # a second node on the same folder leaves the first alone
+                assert (
+                    await living.exec(["true"])
+                ).ok  # a second node on the same folder leaves the first alone
             assert unstarted not in containers()
             for each in foreign:
                 engine.inspect_container(each)
@@ -210,7 +221,10 @@ async def test_a_spare_shows_the_file_that_is_readable_at_present(make_docker_he
 
 async def test_a_folder_may_be_named_from_where_the_node_was_started(tmp_path, containers):
     here = Path(os.path.relpath(tmp_path / "w"))
-    async with Docker(DockerSettings(workspace_root=here, spares=0)) as docker, docker.open(Limits()) as sandbox:
+    async with (
+        Docker(DockerSettings(workspace_root=here, spares=0)) as docker,
+        docker.open(Limits()) as sandbox,
+    ):
         assert (await sandbox.exec(["true"])).ok
         assert containers() == [sandbox.id]
 

@@ -1,4 +1,6 @@
-"""Edge cases of sandboxes that belong to no other file: terminals, foreign programs, names, ports, builds, event loops."""
+"""Edge cases of sandboxes that belong to no other file: terminals, foreign programs, names, ports, builds,
+event loops.
+"""
 
 import asyncio
 import json
@@ -10,7 +12,7 @@ import uuid
 
 import pytest
 
-from harnessgym.sandbox import Equipment, Step
+from harnessgym.sandbox import Equipment, InstallStep
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.containers import ROOT_LABEL
 from harnessgym.sandboxes.engine import connect
@@ -30,7 +32,9 @@ def engine():
 
 @pytest.fixture
 def shell_image(engine):
-    """An image that holds a shell and what that needs, and nothing else; it and what stands on it go afterwards."""
+    """An image that holds a shell and what that needs, and nothing else; it and what stands on it go
+    afterwards.
+    """
     name = f"harnessgym-test/{uuid.uuid4().hex}"
     engine.import_image_from_data(shell_root(), repository=name, tag="latest", changes=[f"LABEL test={name}"])
     yield name
@@ -59,7 +63,9 @@ async def test_no_stream_is_a_terminal(backend):
 async def test_a_timeout_needs_no_program_of_the_image(docker, shell_image):
     async with docker.open(Limits(), Equipment(image=shell_image)) as sandbox:
         assert (await sandbox.exec(["/bin/sh", "-c", "timeout 1 true"])).exit_code == 127
-        result = await sandbox.exec(["/bin/sh", "-c", "trap '' TERM; echo begun; while :; do :; done"], timeout_s=1)
+        result = await sandbox.exec(
+            ["/bin/sh", "-c", "trap '' TERM; echo begun; while :; do :; done"], timeout_s=1
+        )
         assert (result.timed_out, result.exit_code, result.stdout) == (True, None, b"begun\n")
 
 
@@ -93,7 +99,9 @@ async def test_10_mib_of_output_are_kept_unless_a_limit_says_otherwise(backend):
 
 
 async def test_a_program_of_another_platform_is_a_result(backend):
-    """An ELF file for SuperH: neither the kernel nor an image of another platform makes an error of the sandbox of it."""
+    """An ELF file for SuperH: neither the kernel nor an image of another platform makes an error of the
+    sandbox of it.
+    """
     foreign = b"\x7fELF\x02\x01\x01" + bytes(9) + b"\x02\x00\x2a\x00\x01\x00\x00\x00" + bytes(200)
     async with backend.open(Limits()) as sandbox:
         await sandbox.write("foreign", foreign)
@@ -105,9 +113,11 @@ async def test_a_program_of_another_platform_is_a_result(backend):
 
 
 @pytest.mark.docker
-async def test_an_opening_that_is_cancelled_while_its_image_is_built_leaves_no_container(docker, shell_image, engine):
+async def test_an_opening_that_is_cancelled_while_its_image_is_built_leaves_no_container(
+    docker, shell_image, engine
+):
     count = "i=0; while [ $i -lt 600000 ]; do i=$((i+1)); done; : > /made"
-    equipment = Equipment(image=shell_image, install=(Step(("/bin/sh", "-c", count)),))
+    equipment = Equipment(image=shell_image, install=(InstallStep(("/bin/sh", "-c", count)),))
     opening = asyncio.create_task(docker.start(Limits(), equipment))
     while not engine.containers(filters={"label": f"test={shell_image}"}):
         assert not opening.done()
@@ -160,7 +170,9 @@ def test_an_event_loop_that_ends_closes_its_sandboxes(tmp_path):
     mark = f"47{os.getpid()}{time.monotonic_ns() % 10**6}"
 
     def running():
-        lines = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(
+            ["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
         return [line for line in lines if f"sleep {mark}" in line]
 
     async def hold():

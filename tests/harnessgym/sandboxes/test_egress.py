@@ -8,12 +8,12 @@ from ipaddress import ip_address
 import pytest
 
 from harnessgym.errors import CapabilityError, TaskError
-from harnessgym.rollout.setting_up import set_up
 from harnessgym.sandbox import Capability
 from harnessgym.sandboxes.egress import Egress
 from harnessgym.sandboxes.hosts import HostList, is_public, parse
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.task import Limits, Setup, Task
+from harnessgym.task_setup.workspace_setup import set_up
 
 pytestmark = pytest.mark.anyio
 BACKENDS = ("bubblewrap", "docker")
@@ -175,7 +175,8 @@ async def test_an_allowed_address_is_reached_with_an_absolute_url():
     async with served(["127.0.0.1:PORT"]) as (origin, egress, _, say, _):
         answer, _, _ = await say(
             "POST http://127.0.0.1:PORT/a?b=1 HTTP/1.1\r\nHost: other\r\nProxy-Connection: keep-alive\r\n"
-            "Proxy-Authorization: Basic x\r\nContent-Length: 3\r\n\r\nabcGET http://elsewhere/ HTTP/1.1\r\n\r\n"
+            "Proxy-Authorization: Basic x\r\nContent-Length: 3\r\n\r\nabcGET http://elsewhere/ "
+            "HTTP/1.1\r\n\r\n"
         )
         assert answer.endswith("hello")
         head = origin.heads[0].decode()
@@ -192,7 +193,9 @@ async def test_an_allowed_address_is_reached_with_an_absolute_url():
 
 async def test_connect_carries_bytes_both_ways_unopened():
     async with served(["127.0.0.1:PORT"]) as (_, egress, _, say, _):
-        answer, reader, writer = await say("CONNECT 127.0.0.1:PORT HTTP/1.1\r\nHost: x\r\n\r\n\x16\x03 not http")
+        answer, reader, writer = await say(
+            "CONNECT 127.0.0.1:PORT HTTP/1.1\r\nHost: x\r\n\r\n\x16\x03 not http"
+        )
         while "hello" not in answer:
             answer += (await reader.read(65536)).decode()
         writer.write(b"more")
@@ -206,11 +209,26 @@ async def test_connect_carries_bytes_both_ways_unopened():
     ("hosts", "request_line", "status", "says"),
     [
         (["packages.example"], "CONNECT 127.0.0.1:PORT HTTP/1.1", 403, "127.0.0.1:"),
-        (["packages.example"], "CONNECT 169.254.169.254:80 HTTP/1.1", 403, "169.254.169.254:80 is not on the list"),
+        (
+            ["packages.example"],
+            "CONNECT 169.254.169.254:80 HTTP/1.1",
+            403,
+            "169.254.169.254:80 is not on the list",
+        ),
         (["packages.example"], "GET http://example.org/ HTTP/1.1", 403, "example.org:80 is not on the list"),
-        (["packages.example"], "CONNECT packages.example:22 HTTP/1.1", 403, "packages.example:22 is not on the list"),
+        (
+            ["packages.example"],
+            "CONNECT packages.example:22 HTTP/1.1",
+            403,
+            "packages.example:22 is not on the list",
+        ),
         (["packages.example"], "CONNECT 0x7f.1:80 HTTP/1.1", 403, "not on the list"),
-        (["localhost:PORT"], "CONNECT localhost:PORT HTTP/1.1", 403, "which is not public and not on the list itself"),
+        (
+            ["localhost:PORT"],
+            "CONNECT localhost:PORT HTTP/1.1",
+            403,
+            "which is not public and not on the list itself",
+        ),
         (["nowhere.invalid"], "CONNECT nowhere.invalid:443 HTTP/1.1", 502, "cannot be looked up"),
         (["127.0.0.1:1"], "CONNECT 127.0.0.1:1 HTTP/1.1", 502, "cannot be reached"),
         (["packages.example"], "GET /control/sessions HTTP/1.1", 400, "is not understood"),
@@ -229,7 +247,9 @@ async def test_the_rest_is_refused_with_a_sentence(hosts, request_line, status, 
 
 async def test_a_name_that_stands_for_a_listed_address_is_reached():
     async with served(["localhost:PORT", "127.0.0.0/8", "127.0.0.1:PORT"]) as (_, _, _, say, _):
-        assert (await say("CONNECT localhost:PORT HTTP/1.1\r\nHost: x\r\n\r\n"))[0].startswith("HTTP/1.1 200 ")
+        assert (await say("CONNECT localhost:PORT HTTP/1.1\r\nHost: x\r\n\r\n"))[0].startswith(
+            "HTTP/1.1 200 "
+        )
 
 
 async def test_closing_drops_every_connection_and_the_listener():
@@ -263,7 +283,15 @@ async def test_a_setup_command_reaches_what_is_listed_and_nothing_after_it(backe
         port = next(iter(egress.hosts.entries[0].ports))
         listed, other = f"http://127.0.0.1:{port}/a", f"http://127.0.0.1:{port + 1}/b"
         async with backend.open(Limits(wall_s=30)) as sandbox:
-            command = ["python3", "-c", _FETCH, listed, other, "http://169.254.169.254/latest", "http://example.org/"]
+            command = [
+                "python3",
+                "-c",
+                _FETCH,
+                listed,
+                other,
+                "http://169.254.169.254/latest",
+                "http://example.org/",
+            ]
             first = (await sandbox.exec(command, outside=egress)).stdout.decode().splitlines()
             assert first[0] == "hello"
             assert [line.partition(" is ")[0] for line in first[1:]] == [
@@ -287,7 +315,9 @@ async def test_what_a_setup_command_leaves_behind_reaches_nothing(backend):
         port = next(iter(egress.hosts.entries[0].ports))
         loop = f"while sleep 0.1; do python3 -c '{_FETCH}' http://127.0.0.1:{port}/; done"
         async with backend.open(Limits(wall_s=30)) as sandbox:
-            await sandbox.exec(["sh", "-c", '(setsid sh -c "$0" >/dev/null 2>&1 &); sleep 0.3', loop], outside=egress)
+            await sandbox.exec(
+                ["sh", "-c", '(setsid sh -c "$0" >/dev/null 2>&1 &); sleep 0.3', loop], outside=egress
+            )
             before = origin.connections
             await asyncio.sleep(0.5)
             assert origin.connections == before
@@ -305,6 +335,9 @@ async def test_a_task_is_set_up_with_its_hosts(backend):
 
 
 async def test_a_sandbox_that_cannot_bound_it_refuses(tmp_path, anyio_backend):
-    async with Process(ProcessSettings(workspace_root=tmp_path / "w")) as opened, opened.open(Limits()) as sandbox:
+    async with (
+        ProcessBackend(ProcessSettings(workspace_root=tmp_path / "w")) as opened,
+        opened.open(Limits()) as sandbox,
+    ):
         with pytest.raises(CapabilityError, match="does not offer hosts"):
             await sandbox.exec(["true"], outside=Egress(["packages.example"]))

@@ -1,4 +1,6 @@
-"""Folders beside the workspace: writable, bounded, empty at first, and taken out as data whatever the agent made of them."""
+"""Folders beside the workspace: writable, bounded, empty at first, and taken out as data whatever the
+agent made of them.
+"""
 
 from pathlib import PurePosixPath
 
@@ -16,7 +18,9 @@ BACKENDS = ("process", "bubblewrap")
 docker_only = pytest.mark.docker
 ROOM = {"max_bytes": 50 << 20, "max_files": 10_000}
 LOGS = Equipment(folders=("/logs",))
-paths = st.lists(st.sampled_from(["logs", "out", "a", "b"]), min_size=1, max_size=4).map(lambda parts: f"/{'/'.join(parts)}")
+paths = st.lists(st.sampled_from(["logs", "out", "a", "b"]), min_size=1, max_size=4).map(
+    lambda parts: f"/{'/'.join(parts)}"
+)
 
 
 async def collected(docker, tmp_path, script, *paths, equipment=LOGS, **bounds):
@@ -41,12 +45,16 @@ def texts(folder):
 async def test_they_are_empty_writable_bounded_and_belong_to_the_agent(docker):
     folders = ("/logs", "/logs/inner/deep", "/opt/more", "/etc/skel")
     async with docker.open(Limits(disk_mb=8), Equipment(folders=folders)) as sandbox:
-        look = await sandbox.exec(["sh", "-ec", 'for each; do stat -c "%n %u %a" $each; ls -A $each; done', "sh", *folders])
+        look = await sandbox.exec(
+            ["sh", "-ec", 'for each; do stat -c "%n %u %a" $each; ls -A $each; done', "sh", *folders]
+        )
         assert look.stdout.decode().split("\n") == [
             "/logs 1000 755", "inner", "/logs/inner/deep 1000 755", "/opt/more 1000 755", "/etc/skel 1000 755", "",
         ]  # fmt: skip
         for folder in folders:
-            fill = await sandbox.exec(["sh", "-c", f"head -c 9000000 /dev/zero > {folder}/big; stat -c %s {folder}/big"])
+            fill = await sandbox.exec(
+                ["sh", "-c", f"head -c 9000000 /dev/zero > {folder}/big; stat -c %s {folder}/big"]
+            )
             assert b"No space left" in fill.stderr
             assert int(fill.stdout) <= 8 << 20
         assert not (await sandbox.exec(["touch", "/opt/other"])).ok
@@ -84,19 +92,40 @@ async def test_links_and_special_files_are_left_out_and_named(docker, tmp_path):
         ln -s /workspace /logs/way; ln -s b/real /logs/b/inside; echo real > /logs/b/real; ln -s /etc/passwd /logs/b/outside
         mkfifo /logs/b/pipe; ln -s .. /logs/b/up; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("/logs/b/sock")'
     """
-    wanted = ("/logs/folder", "/logs/file", "/logs/pipe", "/logs/way/kept", "/logs/b", "/logs/b/inside", "/logs/folder/passwd")
+    wanted = (
+        "/logs/folder",
+        "/logs/file",
+        "/logs/pipe",
+        "/logs/way/kept",
+        "/logs/b",
+        "/logs/b/inside",
+        "/logs/folder/passwd",
+    )
     export = await collected(docker, tmp_path, script, *wanted)
     assert texts(tmp_path / "out") == {"kept": "secret\n", ".outside/logs/b/real": "real\n"}
     assert set(export.left_out) == {
         f".outside/logs/{name}"
-        for name in ("b/inside", "b/outside", "b/pipe", "b/sock", "b/up", "file", "folder", "pipe", "way/kept")
+        for name in (
+            "b/inside",
+            "b/outside",
+            "b/pipe",
+            "b/sock",
+            "b/up",
+            "file",
+            "folder",
+            "pipe",
+            "way/kept",
+        )
     }
 
 
 @docker_only
 async def test_what_the_workspace_has_of_that_name_is_left_out(docker, tmp_path):
     scripts = {
-        "folder": "mkdir -p .outside/logs/a sub/.outside; echo forged > .outside/logs/a/b; echo kept > sub/.outside/c",
+        "folder": (
+            "mkdir -p .outside/logs/a sub/.outside; echo forged > .outside/logs/a/b; echo kept > "
+            "sub/.outside/c"
+        ),
         "link": "mkdir forged; ln -s forged .outside; ln -s .outside/logs through",
         "file": "echo forged > .outside",
     }
@@ -107,7 +136,9 @@ async def test_what_the_workspace_has_of_that_name_is_left_out(docker, tmp_path)
         assert export.left_out == (OUTSIDE,), name
         assert not (place / "out" / OUTSIDE).exists()
         place.joinpath("again").mkdir()
-        export = await collected(docker, place / "again", f"{script}; mkdir /logs/a; echo true > /logs/a/b", "/logs/a")
+        export = await collected(
+            docker, place / "again", f"{script}; mkdir /logs/a; echo true > /logs/a/b", "/logs/a"
+        )
         assert export.left_out == (OUTSIDE,), name
         assert texts(place / "again/out" / OUTSIDE) == {"logs/a/b": "true\n"}
     assert (tmp_path / "folder/out/sub/.outside/c").read_text() == "kept\n"
@@ -126,8 +157,14 @@ async def test_without_anything_to_collect_the_name_is_like_any_other(docker, tm
     [
         ("for i in 1 2 3; do truncate -s 20M /logs/a/$i; done", {}),
         ("head -c 3000000 /dev/zero > /logs/a/big", {"max_bytes": 2_000_000}),
-        ("head -c 1500000 /dev/zero > big; head -c 1500000 /dev/zero > /logs/a/big", {"max_bytes": 2_000_000}),
-        ("for i in $(seq 30); do : > /logs/a/$i; done; for i in $(seq 30); do : > $i; done", {"max_files": 50}),
+        (
+            "head -c 1500000 /dev/zero > big; head -c 1500000 /dev/zero > /logs/a/big",
+            {"max_bytes": 2_000_000},
+        ),
+        (
+            "for i in $(seq 30); do : > /logs/a/$i; done; for i in $(seq 30); do : > $i; done",
+            {"max_files": 50},
+        ),
         ("cd /logs/a; for i in $(seq 400); do mkdir d; cd d; done", {}),
         ("head -c 3000000 /dev/zero > big", {"max_bytes": 2_000_000}),
     ],
@@ -167,7 +204,10 @@ async def test_spares_are_handed_out_only_for_the_same_folders(stub, tmp_path):
             async with docker.open(Limits(), Equipment(folders=folders)) as sandbox:
                 there = await sandbox.exec(["sh", "-c", "ls -d /logs /more 2> /dev/null"])
                 assert there.stdout.decode().split() == list(folders)
-                assert not there.stdout or (await sandbox.exec(["touch", *(f"{each}/new" for each in folders)])).ok
+                assert (
+                    not there.stdout
+                    or (await sandbox.exec(["touch", *(f"{each}/new" for each in folders)])).ok
+                )
 
 
 async def test_a_sandbox_without_containers_says_that_it_has_none(backend, tmp_path):
@@ -214,7 +254,9 @@ def test_what_is_collected_lies_in_a_folder():
 def test_outermost_paths_cover_all_and_none_another(wanted):
     found = outermost(wanted)
     assert all(any(PurePosixPath(path).is_relative_to(each) for each in found) for path in wanted)
-    assert not any(one != other and PurePosixPath(one).is_relative_to(other) for one in found for other in found)
+    assert not any(
+        one != other and PurePosixPath(one).is_relative_to(other) for one in found for other in found
+    )
 
 
 @given(paths, st.lists(paths, max_size=5))

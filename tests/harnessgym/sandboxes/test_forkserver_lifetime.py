@@ -1,4 +1,6 @@
-"""Fork servers, their rollouts and their node may each be killed; nothing must outlive them, and the node must go on."""
+"""Fork servers, their rollouts and their node may each be killed; nothing must outlive them, and the node
+must go on.
+"""
 
 import asyncio
 import contextlib
@@ -21,7 +23,9 @@ BACKENDS = ("process", "bubblewrap")
 
 
 def pids_with(mark):
-    lines = subprocess.run(["ps", "ax", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["ps", "ax", "-o", "pid,args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return [int(line.split()[0]) for line in lines if mark in line and "ps ax" not in line]
 
 
@@ -33,7 +37,9 @@ async def gone(mark, within_s=10.0):
 
 
 def descendants(pid):
-    out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False).stdout
+    out = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False
+    ).stdout
     children = [int(each) for each in out.split()]
     return [*children, *(each for child in children for each in descendants(child))]
 
@@ -160,7 +166,9 @@ async def test_this_process_keeps_no_descriptor(backend):
 
 async def test_a_harness_inherits_nothing_but_its_streams(backend):
     async with backend.open(Limits()) as sandbox:
-        await sandbox.write("p.py", b"import os; print([n for n in sorted(map(int, os.listdir('/proc/self/fd')))])")
+        await sandbox.write(
+            "p.py", b"import os; print([n for n in sorted(map(int, os.listdir('/proc/self/fd')))])"
+        )
         for prewarm in (None, Prewarm()):
             result = await sandbox.exec(["python", "p.py"], prewarm=prewarm)
             assert result.stdout == b"[0, 1, 2, 3]\n"  # 3 is the listing itself

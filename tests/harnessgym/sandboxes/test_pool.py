@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from harnessgym.errors import SandboxError
-from harnessgym.sandboxes.pool import Demand, Pool
+from harnessgym.sandboxes.pool import Demand, WarmPool
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,7 @@ async def until(condition, timeout_s=5.0):
 
 async def test_the_second_claim_is_warm():
     cups = Cups()
-    async with Pool(cups, most=4) as pool:
+    async with WarmPool(cups, most=4) as pool:
         first = await pool.claim("a")
         await until(lambda: pool.counts.parked)
         second = await pool.claim("a")
@@ -63,7 +63,7 @@ async def test_the_second_claim_is_warm():
 
 async def test_keys_do_not_stand_for_each_other():
     cups = Cups()
-    async with Pool(cups, most=4) as pool:
+    async with WarmPool(cups, most=4) as pool:
         await pool.claim("a")
         await until(lambda: pool.counts.parked)
         assert (await pool.claim("b"))[0] == "b"
@@ -82,7 +82,7 @@ async def test_more_are_parked_the_faster_they_are_claimed():
 async def test_a_pool_is_bounded_by_its_number_and_by_the_machine():
     for most, room, bound in ((3, 100, 3), (50, 2, 2), (0, 100, 0)):
         cups = Cups(make_s=0.0, room=room)
-        async with Pool(cups, most=most) as pool:
+        async with WarmPool(cups, most=most) as pool:
             pool.warm_up("a", 40)
             await asyncio.sleep(0.1)
             assert len(cups.there) <= max(bound, 0)
@@ -92,7 +92,7 @@ async def test_a_pool_is_bounded_by_its_number_and_by_the_machine():
 
 async def test_what_fell_ill_while_parked_is_discarded_and_not_handed_out():
     cups = Cups()
-    async with Pool(cups, most=4) as pool:
+    async with WarmPool(cups, most=4) as pool:
         pool.warm_up("a", 2)
         await until(lambda: pool.counts.parked >= 2)
         cups.sick = set(cups.asleep)
@@ -104,14 +104,14 @@ async def test_what_fell_ill_while_parked_is_discarded_and_not_handed_out():
 
 async def test_what_nobody_claims_is_given_up():
     cups = Cups()
-    async with Pool(cups, most=4, idle_s=0.05) as pool:
+    async with WarmPool(cups, most=4, idle_s=0.05) as pool:
         cup = await pool.claim("a")
         await until(lambda: pool.counts.parked == 0 and cups.there == {cup})
 
 
 async def test_less_room_shrinks_the_pool():
     cups = Cups(make_s=0.0)
-    async with Pool(cups, most=4) as pool:
+    async with WarmPool(cups, most=4) as pool:
         pool.warm_up("a", 4)
         await until(lambda: pool.counts.parked == 4)
         cups.space = -3
@@ -120,7 +120,7 @@ async def test_less_room_shrinks_the_pool():
 
 async def test_when_none_can_be_made_the_claim_says_so_and_the_pool_lives_on():
     cups = Cups()
-    async with Pool(cups, most=2) as pool:
+    async with WarmPool(cups, most=2) as pool:
         cups.broken = True
         with pytest.raises(SandboxError, match="No clay"):
             await pool.claim("a")
@@ -130,7 +130,7 @@ async def test_when_none_can_be_made_the_claim_says_so_and_the_pool_lives_on():
 
 async def test_closing_ends_the_parked_and_those_in_the_making():
     cups = Cups(make_s=0.05)
-    async with Pool(cups, most=4) as pool:
+    async with WarmPool(cups, most=4) as pool:
         pool.warm_up("a", 4)
         await until(lambda: pool.counts.parked)
     assert cups.there == set()
@@ -143,7 +143,7 @@ async def test_a_cancelled_claim_leaves_nothing_behind():
             return True
 
     cups = Sleepy()
-    async with Pool(cups, most=1, makers=1) as pool:
+    async with WarmPool(cups, most=1, makers=1) as pool:
         pool.warm_up("a", 1)
         await until(lambda: pool.counts.parked == 1)
         (parked,) = cups.asleep
@@ -162,7 +162,7 @@ async def test_claims_while_it_shrinks_do_not_end_its_keeper():
             await super().discard(cup)
 
     cups = Slow(make_s=0.0)
-    async with Pool(cups, most=4) as pool:
+    async with WarmPool(cups, most=4) as pool:
         pool.warm_up("a", 4)
         await until(lambda: pool.counts.parked == 4)
         cups.space = -4
@@ -183,7 +183,7 @@ async def test_a_claim_waits_for_no_end_of_what_fell_ill():
             await super().discard(cup)
 
     cups = Slow(make_s=0.0)
-    async with Pool(cups, most=2) as pool:
+    async with WarmPool(cups, most=2) as pool:
         pool.warm_up("a", 2)
         await until(lambda: pool.counts.parked == 2)
         cups.sick = set(cups.asleep)

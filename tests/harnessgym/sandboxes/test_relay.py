@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from harnessgym.sandboxes.relay import _MOST_CONNECTIONS, Relay
+from harnessgym.sandboxes.relay import _MOST_CONNECTIONS, SandboxRelay
 
 pytestmark = pytest.mark.anyio
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 async def relayed(path, patience_s=5.0):
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()
-    listening = await Relay(path, patience_s).serve(listener)
+    listening = await SandboxRelay(path, patience_s).serve(listener)
     try:
         yield address
     finally:
@@ -123,7 +123,9 @@ async def test_connections_are_bounded_and_come_free_again(tmp_path):
         clients = [await asyncio.open_connection(*address) for _ in range(_MOST_CONNECTIONS + 50)]
         assert await until(lambda: descriptors() - before >= len(clients) + 3 * _MOST_CONNECTIONS)
         await asyncio.sleep(0.2)
-        assert descriptors() - before == len(clients) + 3 * _MOST_CONNECTIONS  # the far end is in this process, too
+        assert (
+            descriptors() - before == len(clients) + 3 * _MOST_CONNECTIONS
+        )  # the far end is in this process, too
         with contextlib.suppress(ConnectionError):
             assert await clients[-1][0].read() == b""
         for _, writer in clients:

@@ -19,7 +19,9 @@ PLAIN = Prewarm()
 
 def running(mark):
     """Command lines on this machine that contain `mark`."""
-    lines = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return [line for line in lines if mark in line and "ps ax" not in line]
 
 
@@ -27,7 +29,10 @@ async def test_a_command_runs_in_its_workspace_with_its_environment(backend):
     async with backend.open(Limits()) as sandbox:
         await sandbox.write("deep/er/in.txt", b"hello")
         result = await sandbox.exec(
-            ["sh", "-c", 'cat in.txt; echo "$WORD" >&2; cat; exit 3'], env={"WORD": "w"}, cwd="deep/er", stdin=b"!"
+            ["sh", "-c", 'cat in.txt; echo "$WORD" >&2; cat; exit 3'],
+            env={"WORD": "w"},
+            cwd="deep/er",
+            stdin=b"!",
         )
         assert (result.exit_code, result.signal, result.stdout, result.stderr) == (3, None, b"hello!", b"w\n")
         assert not result.ok
@@ -68,8 +73,16 @@ async def test_python_ends_as_an_interpreter_would(backend, prewarm):
         "import sys; sys.exit(7)": (7, b"", b""),
         "print('out', end='')": (0, b"out", b""),
         "import atexit, threading, time\natexit.register(print, 'bye')\n"
-        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()": (0, b"thread\nbye\n", b""),
-        "import sys; print(__name__, sys.argv, open('x').read())": (0, b"__main__ ['case.py', '-a', 'b'] here\n", b""),
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('thread'))).start()": (
+            0,
+            b"thread\nbye\n",
+            b"",
+        ),
+        "import sys; print(__name__, sys.argv, open('x').read())": (
+            0,
+            b"__main__ ['case.py', '-a', 'b'] here\n",
+            b"",
+        ),
         "import os; os.write(1, b'raw'); os._exit(4)": (4, b"raw", b""),
     }
     async with backend.open(Limits()) as sandbox:
@@ -134,7 +147,9 @@ time.sleep(1000)
 async def test_children_left_behind_die_with_the_command(backend):
     mark = f"4{os.getpid()}{time.monotonic_ns() % 10**6}"
     async with backend.open(Limits()) as sandbox:
-        result = await sandbox.exec(["sh", "-c", f"setsid sleep {mark} & (setsid setsid sleep {mark} &) ; echo done"])
+        result = await sandbox.exec(
+            ["sh", "-c", f"setsid sleep {mark} & (setsid setsid sleep {mark} &) ; echo done"]
+        )
         assert result.stdout == b"done\n"
         assert result.wall_s < 10
         assert running(mark) == []
@@ -185,7 +200,11 @@ async def test_memory_and_file_size_are_limited(make_backend):
         eat = "try:\n  eaten = bytes(range(256)) * (600 << 12)\n  print('eaten')\nexcept MemoryError:\n  print('refused')"
         await sandbox.write("eat.py", eat.encode())
         eaten = await sandbox.exec(["python", "eat.py"], prewarm=PLAIN)
-        killed = Capability.MEMORY in backend.capabilities and eaten.signal == signal.SIGKILL and eaten.stdout == b""
+        killed = (
+            Capability.MEMORY in backend.capabilities
+            and eaten.signal == signal.SIGKILL
+            and eaten.stdout == b""
+        )
         assert killed or eaten.stdout == b"refused\n"
         assert not (await sandbox.exec(["sh", "-c", "head -c 3000000 /dev/zero > big"])).ok
         assert len(await sandbox.read("big")) <= 1 << 20
@@ -200,7 +219,9 @@ async def test_files_go_in_and_out(backend, tmp_path):
         await sandbox.upload(tmp_path / "in" / "a", "single")
         assert await sandbox.read("single") == b"\0a"
         assert (
-            await sandbox.exec(["sh", "-c", "cat got/sub/b; mv got moved; rm single; chmod 0 moved/a; chmod 600 moved/a"])
+            await sandbox.exec(
+                ["sh", "-c", "cat got/sub/b; mv got moved; rm single; chmod 0 moved/a; chmod 600 moved/a"]
+            )
         ).ok
         await sandbox.download(".", tmp_path / "out")
         await sandbox.download("moved/sub", tmp_path / "sub")
@@ -253,7 +274,9 @@ async def test_traps_left_in_the_workspace_are_not_stepped_into(backend, tmp_pat
 
 async def test_large_files_are_refused(make_backend, tmp_path):
     async with make_backend(read_mb=1) as backend, backend.open(Limits()) as sandbox:
-        await sandbox.exec(["sh", "-c", "mkdir d; head -c 700000 /dev/zero > d/a; cp d/a d/b; cat d/a d/b > c"])
+        await sandbox.exec(
+            ["sh", "-c", "mkdir d; head -c 700000 /dev/zero > d/a; cp d/a d/b; cat d/a d/b > c"]
+        )
         with pytest.raises(SandboxError, match="limit"):
             await sandbox.read("c")
         with pytest.raises(SandboxError, match="limit"):
@@ -281,13 +304,17 @@ async def test_many_at_a_time(backend):
 
     began = time.monotonic()
     assert await asyncio.gather(*map(one, range(24))) == [f"{n}\n".encode() for n in range(24)]
-    assert time.monotonic() - began < (8 if Capability.PREWARM in backend.capabilities else 60)  # a container for each
+    assert time.monotonic() - began < (
+        8 if Capability.PREWARM in backend.capabilities else 60
+    )  # a container for each
 
 
 async def test_forks_do_not_share_randomness(backend):
     async def one():
         async with backend.open(Limits()) as sandbox:
-            await sandbox.write("p.py", b"import random, uuid, ssl; print(random.random(), uuid.uuid4(), ssl.RAND_bytes(8))")
+            await sandbox.write(
+                "p.py", b"import random, uuid, ssl; print(random.random(), uuid.uuid4(), ssl.RAND_bytes(8))"
+            )
             return (await sandbox.exec(["python", "p.py"], prewarm=PLAIN)).stdout
 
     assert len(set(await asyncio.gather(*(one() for _ in range(8))))) == 8
@@ -322,7 +349,11 @@ print(openai.OpenAI().chat.completions.create(model="m", messages=[]).choices[0]
 print(anthropic.Anthropic().messages.create(model="m", max_tokens=1, messages=[]).content[0].text)
 """)
     async with backend.open(Limits()) as sandbox:
-        env = {"OPENAI_BASE_URL": f"{sandbox.proxy_url}/v1", "OPENAI_API_KEY": "one", "ANTHROPIC_BASE_URL": sandbox.proxy_url}
+        env = {
+            "OPENAI_BASE_URL": f"{sandbox.proxy_url}/v1",
+            "OPENAI_API_KEY": "one",
+            "ANTHROPIC_BASE_URL": sandbox.proxy_url,
+        }
         env["ANTHROPIC_API_KEY"] = "two"
         for warm in ("openai", "anthropic"):
             result = await sandbox.exec(["python", path], env=env, prewarm=Prewarm(warm), readable=[path])
@@ -397,7 +428,9 @@ async def test_the_folder_of_a_dead_node_is_removed_and_a_living_one_s_is_not(ma
 
 async def test_arguments_hold_no_secret_and_results_no_path_of_ours(backend):
     async with backend.open(Limits()) as sandbox:
-        await sandbox.write("p.py", b"import json, os, sys; print(json.dumps([sys.argv, os.getcwd(), sys.path[0]]))")
+        await sandbox.write(
+            "p.py", b"import json, os, sys; print(json.dumps([sys.argv, os.getcwd(), sys.path[0]]))"
+        )
         result = await sandbox.exec(["python", "p.py"], prewarm=PLAIN)
         argv, cwd, first = json.loads(result.stdout)
         assert argv == ["p.py"]

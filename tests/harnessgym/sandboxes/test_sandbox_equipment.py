@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from harnessgym.errors import CapabilityError
-from harnessgym.sandbox import Capability, Equipment, Prewarm, Step
+from harnessgym.sandbox import Capability, Equipment, InstallStep, Prewarm
 from harnessgym.task import Limits
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +23,7 @@ async def test_an_image_is_refused_where_there_are_none(backend):
 async def test_without_images_installation_is_ignored(backend):
     if Capability.IMAGE in backend.capabilities:
         pytest.skip("this backend has images")
-    async with backend.open(Limits(), Equipment(install=(Step(("false",)),))) as sandbox:
+    async with backend.open(Limits(), Equipment(install=(InstallStep(("false",)),))) as sandbox:
         assert (await sandbox.exec(["true"])).ok
 
 
@@ -32,7 +32,9 @@ async def test_what_is_equipped_to_be_readable_is(backend, program):
     async with backend.open(Limits(), Equipment(readable=(first, second))) as sandbox:
         assert (await sandbox.exec(["python", first])).stdout == b"first\n"
         again = [second] if Capability.IMAGE not in backend.capabilities else []
-        assert (await sandbox.exec(["python", second], prewarm=Prewarm(), readable=again)).stdout == b"second\n"
+        assert (
+            await sandbox.exec(["python", second], prewarm=Prewarm(), readable=again)
+        ).stdout == b"second\n"
 
 
 CONNECT = """

@@ -1,4 +1,6 @@
-"""Exports: whatever a harness left as a trap, what comes out is data, bounded, and all that was left out is named."""
+"""Exports: whatever a harness left as a trap, what comes out is data, bounded, and all that was left out
+is named.
+"""
 
 import asyncio
 import os
@@ -31,7 +33,9 @@ async def exported(backend, tmp_path, script, **bounds):
 
 def below(folder):
     return sorted(
-        os.path.relpath(os.path.join(at, name), folder) for at, inner, files in os.walk(folder) for name in inner + files
+        os.path.relpath(os.path.join(at, name), folder)
+        for at, inner, files in os.walk(folder)
+        for name in inner + files
     )
 
 
@@ -61,7 +65,9 @@ async def test_links_come_out_only_when_they_stay_inside(backend, tmp_path):
     """
     export = await exported(backend, tmp_path, script)
     kept = {
-        path: os.readlink(tmp_path / "out" / path) for path in below(tmp_path / "out") if (tmp_path / "out" / path).is_symlink()
+        path: os.readlink(tmp_path / "out" / path)
+        for path in below(tmp_path / "out")
+        if (tmp_path / "out" / path).is_symlink()
     }
     assert kept == {
         "to_file": "d/file",
@@ -122,13 +128,29 @@ async def test_hard_links_are_copies(backend, tmp_path):
 
 
 async def test_strange_names_come_out_as_they_are(backend, tmp_path):
-    names = ["new\nline", "tab\t", "-rf", " ", "\\", "*", "e\u0301", "\u00e9", "Case", "case", "\u202eevil", "...", "a:b"]
+    names = [
+        "new\nline",
+        "tab\t",
+        "-rf",
+        " ",
+        "\\",
+        "*",
+        "e\u0301",
+        "\u00e9",
+        "Case",
+        "case",
+        "\u202eevil",
+        "...",
+        "a:b",
+    ]
     async with backend.open(Limits()) as sandbox:
         for name in names:
             await sandbox.write(name, name.encode())
         assert (await sandbox.exec(["sh", "-c", "echo x > \"$(printf 'latin-\\351')\""])).ok
         export = await sandbox.export(tmp_path / "out", **ROOM)
-    assert sorted(os.listdir(os.fsencode(tmp_path / "out"))) == sorted([*(name.encode() for name in names), b"latin-\xe9"])
+    assert sorted(os.listdir(os.fsencode(tmp_path / "out"))) == sorted(
+        [*(name.encode() for name in names), b"latin-\xe9"]
+    )
     assert unicodedata.normalize("NFC", names[6]) == names[7]
     assert export.files == len(names) + 1
 
@@ -146,7 +168,9 @@ async def test_a_sparse_file_cannot_fill_the_disk(backend, tmp_path):
 
 
 async def test_holes_stay_holes(backend, tmp_path):
-    export = await exported(backend, tmp_path, "printf start > holes; truncate -s 20M holes; printf end >> holes")
+    export = await exported(
+        backend, tmp_path, "printf start > holes; truncate -s 20M holes; printf end >> holes"
+    )
     out = tmp_path / "out" / "holes"
     assert export.size == out.stat().st_size == (20 << 20) + 3
     assert out.stat().st_blocks * 512 < 1 << 20
@@ -157,12 +181,16 @@ async def test_holes_stay_holes(backend, tmp_path):
 
 
 async def test_too_many_bytes_stop_it(backend, tmp_path):
-    export = await exported(backend, tmp_path, "for n in 1 2 3 4 5; do head -c 400000 /dev/zero > $n; done", max_bytes=1 << 20)
+    export = await exported(
+        backend, tmp_path, "for n in 1 2 3 4 5; do head -c 400000 /dev/zero > $n; done", max_bytes=1 << 20
+    )
     assert "bytes" in export.overflow
     assert (export.files, export.size) == (2, 800_000)
 
 
-@pytest.mark.parametrize("make", ["touch $(seq 3000)", "mkdir $(seq 3000)", "for n in $(seq 3000); do ln -s x $n; done"])
+@pytest.mark.parametrize(
+    "make", ["touch $(seq 3000)", "mkdir $(seq 3000)", "for n in $(seq 3000); do ln -s x $n; done"]
+)
 async def test_too_many_entries_stop_it(backend, tmp_path, make):
     export = await exported(backend, tmp_path, make, max_files=2000)
     assert "more than 2000 files" in export.overflow

@@ -36,13 +36,23 @@ async def attack(backend, stub, me, other, prewarm):
 @pytest.mark.parametrize("prewarm", [None, Prewarm("openai")])
 async def test_nothing_of_a_sibling_the_server_or_the_node_can_be_reached(bubblewrap, stub, prewarm):
     for _ in range(2):  # the second pair also looks for what the first left in the server
-        pair = await asyncio.gather(attack(bubblewrap, stub, "a", "b", prewarm), attack(bubblewrap, stub, "b", "a", prewarm))
+        pair = await asyncio.gather(
+            attack(bubblewrap, stub, "a", "b", prewarm), attack(bubblewrap, stub, "b", "a", prewarm)
+        )
         for found, _ in pair:
             child = found.pop("child")
             assert found.pop("pids") == [child]
-            assert found.pop("killed") == [1, child]  # signals to init are dropped: all of this ran after, and init reported it
+            assert found.pop("killed") == [
+                1,
+                child,
+            ]  # signals to init are dropped: all of this ran after, and init reported it
             network = found.pop("network")
-            assert network == {"open_ports": [8080], "reached": [], "families": [1, 2, 10], "interfaces": ["lo"]}
+            assert network == {
+                "open_ports": [8080],
+                "reached": [],
+                "families": [1, 2, 10],
+                "interfaces": ["lo"],
+            }
             assert found.pop("ids")[:2] == [1000, 1000]
             assert not any(found.values()), found
 
@@ -73,7 +83,9 @@ while True:
     async def calm():
         async with bubblewrap.open(Limits(processes=50)) as sandbox:
             await asyncio.sleep(1)
-            return await sandbox.exec(["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done; wait; echo fine"])
+            return await sandbox.exec(
+                ["sh", "-c", "for i in 1 2 3 4 5; do sleep 0.1 & done; wait; echo fine"]
+            )
 
     exploded, peaceful = await asyncio.gather(explode(), calm())
     assert exploded.timed_out
@@ -85,7 +97,11 @@ async def test_the_scratch_folders_are_bounded(bubblewrap):
     async with bubblewrap.open(Limits()) as sandbox:
         for folder in ("/tmp", "/home/agent", "/dev/shm"):
             result = await sandbox.exec(
-                ["sh", "-c", f"head -c 100000000 /dev/zero > {folder}/big; stat -c %s {folder}/big; rm {folder}/big"]
+                [
+                    "sh",
+                    "-c",
+                    f"head -c 100000000 /dev/zero > {folder}/big; stat -c %s {folder}/big; rm {folder}/big",
+                ]
             )
             assert b"No space left" in result.stderr
             assert int(result.stdout) <= 64 << 20
@@ -107,23 +123,47 @@ async def test_programs_below_a_covered_folder_stay_readable_and_only_they(bubbl
     async with bubblewrap.open(Limits()) as sandbox:
         readable = [first, str(tmp_path / "folder")]
         assert (await sandbox.exec(["python", first], prewarm=Prewarm(), readable=readable)).ok
-        assert (await sandbox.exec(["cat", str(tmp_path / "folder" / "f")], readable=readable)).stdout == b"in a folder"
+        assert (
+            await sandbox.exec(["cat", str(tmp_path / "folder" / "f")], readable=readable)
+        ).stdout == b"in a folder"
         assert not (await sandbox.exec(["cat", second], readable=readable)).ok
         assert not (await sandbox.exec(["sh", "-c", f"echo x > {first}"], readable=readable)).ok
 
 
-@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root to become somebody else")
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root to become somebody else"
+)
 def test_it_needs_no_privileges():
     """The hostile pair and others again, with the node itself an ordinary user on the system's Python."""
     python = "/usr/bin/python3"
     ask = [python, "-c", "import sys; print(sys.version_info[:2])"]
-    if not Path(python).exists() or subprocess.check_output(ask, text=True).strip() != str(sys.version_info[:2]):
+    if not Path(python).exists() or subprocess.check_output(ask, text=True).strip() != str(
+        sys.version_info[:2]
+    ):
         pytest.skip("there is no system Python of our version, and ours may lie where others cannot go")
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     with tempfile.TemporaryDirectory() as folder:
         os.chown(folder, 1234, 1234)
-        command = ["setpriv", "--reuid", "1234", "--regid", "1234", "--clear-groups", "env", f"PYTHONPATH={ROOT}:{packages}"]
-        command += [f"HOME={folder}", python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={folder}/t"]
+        command = [
+            "setpriv",
+            "--reuid",
+            "1234",
+            "--regid",
+            "1234",
+            "--clear-groups",
+            "env",
+            f"PYTHONPATH={ROOT}:{packages}",
+        ]
+        command += [
+            f"HOME={folder}",
+            python,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--basetemp={folder}/t",
+        ]
         command += [__file__, "-k", "(nothing_of and None) or bomb or covered or bounded"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.anyio
 
 def running(mark):
     """Command lines on this machine that contain `mark`."""
-    lines = subprocess.run(["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = subprocess.run(
+        ["ps", "ax", "-o", "args"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return [line for line in lines if mark in line and "ps ax" not in line]
 
 
@@ -125,9 +127,7 @@ async def test_a_harness_owns_what_was_put_there_for_it(backend, tmp_path):
     async with backend.open(Limits()) as sandbox:
         await sandbox.upload(tmp_path / "file", "folder/up")
         await sandbox.write("folder/written", b"before")
-        script = (
-            "stat -c '%u' . folder folder/up folder/written; id -u; echo after > folder/up; rm folder/written; mkdir folder/new"
-        )
+        script = "stat -c '%u' . folder folder/up folder/written; id -u; echo after > folder/up; rm folder/written; mkdir folder/new"
         result = await sandbox.exec(["sh", "-c", script])
         assert result.ok, result.stderr
         owners = set(result.stdout.split())
@@ -162,9 +162,7 @@ async def test_names_that_differ_only_in_case_or_form_are_different(backend):
 async def test_a_snapshot_is_continued_from_several_times(backend):
     skip_without(backend, Capability.SNAPSHOT)
     async with backend.open(Limits()) as sandbox:
-        script = (
-            "mkdir -p a/b; echo 1 > a/b/f; chmod 750 a/b/f; ln -s b/f a/link; ln -s /nowhere dangling; touch -d @123.5 a/b/f a"
-        )
+        script = "mkdir -p a/b; echo 1 > a/b/f; chmod 750 a/b/f; ln -s b/f a/link; ln -s /nowhere dangling; touch -d @123.5 a/b/f a"
         assert (await sandbox.exec(["sh", "-c", script])).ok
         snapshot = await sandbox.snapshot()
         await sandbox.exec(["sh", "-c", "echo 2 > a/b/f; rm dangling"])
@@ -203,7 +201,11 @@ async def test_a_snapshot_outlives_its_sandbox_and_a_fork_its_origin(backend):
 async def test_a_snapshot_of_somebody_else_is_refused(backend):
     skip_without(backend, Capability.SNAPSHOT)
     async with backend.open(Limits()) as sandbox:
-        for snapshot in (Snapshot(backend.name, "no-such"), Snapshot(backend.name, "../../etc"), Snapshot("other", "x")):
+        for snapshot in (
+            Snapshot(backend.name, "no-such"),
+            Snapshot(backend.name, "../../etc"),
+            Snapshot("other", "x"),
+        ):
             with pytest.raises(SandboxError):
                 await sandbox.fork(snapshot)
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.sandboxes.output import Drain, Output
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.sandboxes.output import Output, PipeReader
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.task import Limits
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +65,7 @@ async def test_a_background_child_that_keeps_stdout_open_does_not_hang_it():
     read, write = os.pipe()
     with subprocess.Popen(["sh", "-c", "printf begun; sleep 1000 & printf done"], stdout=write) as command:
         output = Output("stdout", 1000)
-        drain = Drain(read, output)
+        drain = PipeReader(read, output)
         command.wait()
         began = time.monotonic()
         drain.finish()  # the sleep and this process still hold the pipe
@@ -81,7 +81,7 @@ async def test_survivors_that_go_on_writing_do_not_hang_it():
     os.close(write)
     output = Output("stdout", 1000)
     try:
-        drain = Drain(read, output)
+        drain = PipeReader(read, output)
         await asyncio.sleep(0.1)
         before = output.size
         drain.finish()
@@ -97,7 +97,7 @@ async def test_a_flood_is_slowed_down_once_bytes_are_dropped():
     flood = subprocess.Popen(["cat", "/dev/zero"], stdout=write)
     os.close(write)
     output = Output("stdout", 1 << 20)
-    drain = Drain(read, output)
+    drain = PipeReader(read, output)
     try:
         await asyncio.sleep(1)
     finally:
@@ -112,7 +112,10 @@ async def test_what_on_output_raises_ends_the_command_and_is_raised(tmp_path):
     def refuse(stream, piece):
         raise LookupError(f"no {piece.decode()} on {stream}")
 
-    async with Process(ProcessSettings(workspace_root=tmp_path)) as backend, backend.open(Limits()) as sandbox:
+    async with (
+        ProcessBackend(ProcessSettings(workspace_root=tmp_path)) as backend,
+        backend.open(Limits()) as sandbox,
+    ):
         began = time.monotonic()
         with pytest.raises(LookupError, match="no x on stderr"):
             await sandbox.exec(["sh", "-c", "printf x >&2; sleep 1000"], on_output=refuse)
@@ -122,7 +125,12 @@ async def test_what_on_output_raises_ends_the_command_and_is_raised(tmp_path):
 
 async def test_bytes_come_as_they_were_written(backend):
     """Not UTF-8, NULs, ANSI colours, CRLF, progress bars made of carriage returns."""
-    wild = bytes(range(256)) + b"\x1b[31mred\x1b[0m\r\n" + b"".join(b"\r%d%%" % n for n in range(100)) + b"\xff\xfe\0\0"
+    wild = (
+        bytes(range(256))
+        + b"\x1b[31mred\x1b[0m\r\n"
+        + b"".join(b"\r%d%%" % n for n in range(100))
+        + b"\xff\xfe\0\0"
+    )
     async with backend.open(Limits()) as sandbox:
         await sandbox.write("wild", wild)
         result = await sandbox.exec(["sh", "-c", "cat wild; cat wild >&2"])
@@ -141,7 +149,9 @@ async def test_200_mb_of_output_take_bounded_memory_and_the_end_is_kept(backend)
     async with backend.open(Limits(wall_s=100)) as sandbox:
         await sandbox.exec(["true"])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        result = await sandbox.exec(["sh", "-c", "head -c 200000000 /dev/zero; echo the end"], max_output=1 << 20)
+        result = await sandbox.exec(
+            ["sh", "-c", "head -c 200000000 /dev/zero; echo the end"], max_output=1 << 20
+        )
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert result.ok
     assert result.stdout_truncated
@@ -178,7 +188,9 @@ async def test_pieces_come_while_the_command_runs(backend):
 
 async def test_a_child_left_behind_with_stdout_open_does_not_hold_the_result_back(backend):
     async with backend.open(Limits(wall_s=60)) as sandbox:
-        result = await sandbox.exec(["sh", "-c", "setsid sleep 1000 & setsid sh -c 'trap \"\" TERM; sleep 1000' & echo done"])
+        result = await sandbox.exec(
+            ["sh", "-c", "setsid sleep 1000 & setsid sh -c 'trap \"\" TERM; sleep 1000' & echo done"]
+        )
         assert result.stdout == b"done\n"
         assert result.ok
         assert result.wall_s < 10

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.sandboxes.spreading import spread
 
 
@@ -24,5 +24,5 @@ def test_it_is_set_once_and_again_and_whatever_the_file_system(tmp_path, small_d
 async def test_a_nodes_folder_has_it(tmp_path):
     if flags(tmp_path) is None:
         pytest.skip("no lsattr here, or a file system without attributes")
-    async with Process(ProcessSettings(workspace_root=tmp_path / "root")) as backend:
+    async with ProcessBackend(ProcessSettings(workspace_root=tmp_path / "root")) as backend:
         assert "T" in flags(backend.root)

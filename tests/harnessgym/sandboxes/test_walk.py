@@ -78,7 +78,9 @@ def test_number_depth_and_length_are_bounded(root, tmp_path):
 
 
 def test_copying_what_is_cut_off_or_grows_ends(tmp_path):
-    for number, change in enumerate([lambda: None, lambda: os.truncate(tmp_path / "source", 100), lambda: None]):
+    for number, change in enumerate(
+        [lambda: None, lambda: os.truncate(tmp_path / "source", 100), lambda: None]
+    ):
         (tmp_path / "source").write_bytes(b"x" * 1000)
         source = os.open(tmp_path / "source", os.O_RDONLY)
         target = os.open(tmp_path / str(number), os.O_WRONLY | os.O_CREAT)

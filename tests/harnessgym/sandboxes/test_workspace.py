@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from harnessgym.errors import SandboxError
 from harnessgym.sandboxes.workspace import Workspace
 
-names = st.text(string.ascii_letters + "é .-_", min_size=1, max_size=12).filter(lambda name: name not in (".", ".."))
+names = st.text(string.ascii_letters + "é .-_", min_size=1, max_size=12).filter(
+    lambda name: name not in (".", "..")
+)
 hostile = st.text(st.sampled_from("./a\0~"), max_size=12)
 
 

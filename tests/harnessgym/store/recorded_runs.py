@@ -5,9 +5,9 @@ import random
 from sqlalchemy import select
 
 from harnessgym.store import TraceStore, bodies, policies, runs
-from harnessgym.store.body_parts import Base, SplitBody, split_body
+from harnessgym.store.body_parts import BaseBody, SplitBody, split_body
+from harnessgym.store.row_copy import reading
 from harnessgym.store.tables import metadata
-from harnessgym.store.verbatim import reading
 from harnessgym.task import Task
 from tests.harnessgym.traces.conftest import Recording
 
@@ -32,7 +32,9 @@ def body_of(*said, options="x"):
 
 
 def add_rollouts(recording, size=2, purpose="train", *, finish=True, turns=2):
-    """A group whose rollouts said `turns` things in one session, each request beginning with the one before. Bodies by call."""
+    """A group whose rollouts said `turns` things in one session, each request beginning with the one
+    before. Bodies by call.
+    """
     group_id, ids = recording.group(size, purpose)
     sent = {}
     for rollout_id in ids:
@@ -43,8 +45,10 @@ def add_rollouts(recording, size=2, purpose="train", *, finish=True, turns=2):
             body = body_of(*said)
             whole = split_body(body)
             split = SplitBody(whole.parts[turn + 1 :], whole.remainder, base) if base else whole
-            recording.store.write(lambda conn, call=after, split=split: bodies.add(conn, call, "request", split))
-            base, sent[after] = Base(after, turn + 2), body
+            recording.store.write(
+                lambda conn, call=after, split=split: bodies.add(conn, call, "request", split)
+            )
+            base, sent[after] = BaseBody(after, turn + 2), body
         session.seal()
     if finish:
         recording.finish(ids)
@@ -63,7 +67,9 @@ def rows_of_everything(source):
         for table in metadata.sorted_tables:
             if table.name not in ("workers", "leases"):
                 (key,) = table.primary_key.columns
-                out[table.name] = {row[key.name]: dict(row) for row in conn.execute(reading(table)).mappings()}
+                out[table.name] = {
+                    row[key.name]: dict(row) for row in conn.execute(reading(table)).mappings()
+                }
         return out
 
     if isinstance(source, TraceStore):

@@ -22,11 +22,17 @@ def sampled(store, rollout_id, add_call):
     session = store.write(lambda conn: sessions.add(conn, rollout_id, "key", sampling={}).id)
     first, second = add_call(session, 0), add_call(session, 1)
     prompt = store.read(
-        lambda conn: conn.execute(select(calls_table.c.prompt_segment).where(calls_table.c.id == first)).scalar_one()
+        lambda conn: conn.execute(
+            select(calls_table.c.prompt_segment).where(calls_table.c.id == first)
+        ).scalar_one()
     )
     said = Segment(new_id(), session, "completion", prompt, (5, 6, 7), (-0.1, -0.2, -0.3))
     store.write(lambda conn: calls.finish(conn, CallOutcome(first, said, (), "a", "stop", None, "e", {}, {})))
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})))
+    store.write(
+        lambda conn: rollouts.finish(
+            conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})
+        )
+    )
     return first, second, said.id
 
 
@@ -43,7 +49,12 @@ def commit(store, rollout_id):
 
 def test_ranges_are_read_back_by_call_with_their_step(store, rollout_id, sampled, commit):
     first, second, segment = sampled
-    commit(1, AdvantageRange(first, 0, 1, 0.25), AdvantageRange(first, 1, 3, -2.0), AdvantageRange(second, 0, 1, 9.0))
+    commit(
+        1,
+        AdvantageRange(first, 0, 1, 0.25),
+        AdvantageRange(first, 1, 3, -2.0),
+        AdvantageRange(second, 0, 1, 9.0),
+    )
     commit(2, AdvantageRange(first, 0, 3, 0.0))
     commit(2, AdvantageRange(first, 0, 3, 7.0))
     found = store.read(lambda conn: advantages.of_rollout(conn, rollout_id))

@@ -19,9 +19,21 @@ class World:
         self.ordinal = 0
 
     def submit(self, state="complete", replaces=None):
-        task = self.store.write(lambda conn: runs.add_task(conn, "set", Task(f"task {self.ordinal}", "Do it.")))
+        task = self.store.write(
+            lambda conn: runs.add_task(conn, "set", Task(f"task {self.ordinal}", "Do it."))
+        )
         spec = GroupSpec(
-            self.run, task, self.policy, "train", self.ordinal, 0, {}, ("h", "h"), "process", (0, 1), replaces=replaces
+            self.run,
+            task,
+            self.policy,
+            "train",
+            self.ordinal,
+            0,
+            {},
+            ("h", "h"),
+            "process",
+            (0, 1),
+            replaces=replaces,
         )
         self.ordinal += 1
         group = self.store.write(lambda conn: rollouts.submit(conn, spec))
@@ -57,7 +69,9 @@ def test_only_a_complete_group_is_given_up_and_only_once(world):
         True,
         False,
     ]
-    row = world.store.read(lambda conn: conn.execute(select(groups).where(groups.c.id == complete)).mappings().one())
+    row = world.store.read(
+        lambda conn: conn.execute(select(groups).where(groups.c.id == complete)).mappings().one()
+    )
     assert (row["state"], row["given_up"], row["given_up_version"]) == ("dropped", "too_stale", 4)
 
 
@@ -75,7 +89,9 @@ def test_an_open_group_is_stopped_once_with_all_that_runs_of_it(world):
     assert [item.ordinal for item in world.ask(backlog.requeued, 9)] == [0]
     statuses = select(rollouts_table.c.status).where(rollouts_table.c.group_id == opened)
     assert world.store.read(lambda conn: conn.execute(statuses).scalars().all()) == ["cancelled", "cancelled"]
-    assert world.store.read(lambda conn: rollouts.not_running(conn, [claimed[0].id], "node")) == [claimed[0].id]
+    assert world.store.read(lambda conn: rollouts.not_running(conn, [claimed[0].id], "node")) == [
+        claimed[0].id
+    ]
     assert [item.id for item in world.ask(backlog.standing)] == [complete, other]
 
 
@@ -91,7 +107,10 @@ def test_a_requeued_group_is_due_until_another_takes_its_place_and_only_one_can(
     first, second = world.submit(), world.submit()
     world.give_up(second, "requeued")
     world.give_up(first, "requeued")
-    assert [(item.ordinal, item.task_key) for item in world.ask(backlog.requeued, 9)] == [(0, "task 0"), (1, "task 1")]
+    assert [(item.ordinal, item.task_key) for item in world.ask(backlog.requeued, 9)] == [
+        (0, "task 0"),
+        (1, "task 1"),
+    ]
     assert [item.ordinal for item in world.ask(backlog.requeued, 1)] == [0]
     world.submit("open", replaces=0)
     assert [item.ordinal for item in world.ask(backlog.requeued, 9)] == [1]
@@ -103,7 +122,9 @@ def test_a_requeued_group_is_due_until_another_takes_its_place_and_only_one_can(
 def test_groups_given_up_by_the_trainer_are_no_failures(world):
     world.give_up(world.submit(), "no_signal")
     failed = world.submit("dropped")
-    world.store.write(lambda conn: conn.execute(update(groups).where(groups.c.id == failed).values(given_up="too_few")))
+    world.store.write(
+        lambda conn: conn.execute(update(groups).where(groups.c.id == failed).values(given_up="too_few"))
+    )
     assert world.ask(backlog.too_few) == 1
 
 
@@ -115,6 +136,8 @@ def test_what_was_given_up_is_found_without_a_look_at_all_groups(tmp_path):
             asked.clear()
             world.ask(question, *more)
             ((statement, values),) = [each for each in asked if each[0].startswith("SELECT")]
-            found = store.read(lambda conn, s=statement, v=values: conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", v).all())
+            found = store.read(
+                lambda conn, s=statement, v=values: conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", v).all()
+            )
             index = "groups USING INDEX ix_groups_state (run_id=? AND purpose=? AND state=?)"
             assert any(index in row[3] for row in found), found

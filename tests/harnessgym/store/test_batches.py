@@ -1,4 +1,6 @@
-"""Batches that the trainers of several policies take together: the same groups in the same order, whoever is killed when."""
+"""Batches that the trainers of several policies take together: the same groups in the same order, whoever
+is killed when.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +19,7 @@ from harnessgym.store.rollouts import GroupSpec
 from harnessgym.store.tables import groups, policy_versions, trained
 from harnessgym.store.tables import rollouts as rollouts_table
 from harnessgym.task import Task
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 
 NAMES = ("first", "second", "third")
 BATCH = 2
@@ -48,13 +50,19 @@ class Trainer:
     """Every batch that it ever had, by step."""
 
     def gather(self, ahead):
-        """Go on with the batch of the next step: take what is settled, else settle up to `ahead` free groups."""
+        """Go on with the batch of the next step: take what is settled, else settle up to `ahead` free
+        groups.
+        """
         step = len(self.lineage)
         known = self.store.read(lambda conn: backlog.batch(conn, self.run, step))
-        free = [item.id for item in self.store.read(lambda conn: backlog.free(conn, self.run)) if item.complete]
+        free = [
+            item.id for item in self.store.read(lambda conn: backlog.free(conn, self.run)) if item.complete
+        ]
         chosen = free[: min(ahead, BATCH - len(known))]
         if chosen:
-            assert self.store.write(lambda conn: backlog.settle_batch(conn, self.run, step, len(known), chosen))
+            assert self.store.write(
+                lambda conn: backlog.settle_batch(conn, self.run, step, len(known), chosen)
+            )
             known = self.store.read(lambda conn: backlog.batch(conn, self.run, step))
         if len(known) == BATCH:
             self.held = known
@@ -65,11 +73,15 @@ class Trainer:
             number = self.store.read(lambda conn: policies.next_version(conn, self.policy))
             members = self.store.read(
                 lambda conn: (
-                    conn.execute(select(rollouts_table.c.id).where(rollouts_table.c.group_id.in_(self.held))).scalars().all()
+                    conn.execute(select(rollouts_table.c.id).where(rollouts_table.c.group_id.in_(self.held)))
+                    .scalars()
+                    .all()
                 )
             )
             version = version_of(number, self.lineage[-1], len(self.lineage))
-            record = StepRecord(version, tuple(self.held), tuple(TrainedRollout(member, 0, 0) for member in members), ())
+            record = StepRecord(
+                version, tuple(self.held), tuple(TrainedRollout(member, 0, 0) for member in members), ()
+            )
             for _ in range(2):  # a trainer that dies around it does it again
                 self.store.write(lambda conn: ledger.commit_step(conn, self.policy, record))
             self.lineage.append(number)
@@ -95,7 +107,9 @@ def complete(store, run, policy, ordinal):
 
 def trained_by(store, group):
     """Policies that have trained a group in a surviving step, each rollout once."""
-    same = (policy_versions.c.policy_id == trained.c.policy_id) & (policy_versions.c.version == trained.c.version)
+    same = (policy_versions.c.policy_id == trained.c.policy_id) & (
+        policy_versions.c.version == trained.c.version
+    )
     query = (
         select(trained.c.rollout_id, trained.c.policy_id)
         .join(rollouts_table, rollouts_table.c.id == trained.c.rollout_id)
@@ -141,9 +155,16 @@ def test_whatever_happens_all_policies_take_the_same_groups_in_the_same_order(st
             trainer.crash(how)
     for trainer in trainers:
         assert all(
-            trainer.seen[step] == batch for other in trainers for step, batch in other.seen.items() if step in trainer.seen
+            trainer.seen[step] == batch
+            for other in trainers
+            for step, batch in other.seen.items()
+            if step in trainer.seen
         )
-    taken = [group for step in range(1, 40) for group in store.read(lambda conn, step=step: backlog.batch(conn, run, step))]
+    taken = [
+        group
+        for step in range(1, 40)
+        for group in store.read(lambda conn, step=step: backlog.batch(conn, run, step))
+    ]
     assert len(taken) == len(set(taken))
     states = dict(store.read(lambda conn: conn.execute(select(groups.c.id, groups.c.state)).all()))
     everybody = {trainer.policy for trainer in trainers}
@@ -190,7 +211,9 @@ class Look:
 
     @classmethod
     def at(cls, store, run, barren, step=1):
-        """As `trainers.shared_gathering` does it: the oldest groups, those without a signal given up while that is allowed."""
+        """As `trainers.shared_batch_collector` does it: the oldest groups, those without a signal given up
+        while that is allowed.
+        """
         known = len(store.read(lambda conn: backlog.batch(conn, run, step)))
         spent = store.read(lambda conn: backlog.given_up(conn, run, step - 1)).get("no_signal", 0)
         free = [item.id for item in store.read(lambda conn: backlog.free(conn, run)) if item.complete]
@@ -200,12 +223,16 @@ class Look:
 
     def settle(self, store, run):
         leave = {"no_signal": self.barren}
-        return store.write(lambda conn: backlog.settle_batch(conn, run, self.step, self.known, self.take, leave, REFILLS))
+        return store.write(
+            lambda conn: backlog.settle_batch(conn, run, self.step, self.known, self.take, leave, REFILLS)
+        )
 
 
 def outcome(store, run):
     """How many groups the first batch gave up, and the ordinals of those in it."""
-    query = select(groups.c.ordinal).where(groups.c.run_id == run, groups.c.batch == 1).order_by(groups.c.place)
+    query = (
+        select(groups.c.ordinal).where(groups.c.run_id == run, groups.c.batch == 1).order_by(groups.c.place)
+    )
     ordinals = store.read(lambda conn: conn.execute(query).scalars().all())
     return store.read(lambda conn: backlog.given_up(conn, run, 0)).get("no_signal", 0), ordinals
 
@@ -231,7 +258,9 @@ SIGNALS = st.lists(st.booleans(), min_size=1, max_size=7)
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(signals=SIGNALS, order=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=14))
 def test_trainers_that_act_on_what_they_saw_earlier_give_up_what_one_alone_would(store, signals, order):
-    """Each looks, and settles later; in between the other may have settled. At the end both go on until nothing is left."""
+    """Each looks, and settles later; in between the other may have settled. At the end both go on until
+    nothing is left.
+    """
     expected = lone(store, signals)
     run, barren = prepared(store, signals)
     seen = [Look.at(store, run, barren), Look.at(store, run, barren)]
@@ -246,7 +275,9 @@ def test_trainers_that_act_on_what_they_saw_earlier_give_up_what_one_alone_would
 
 @pytest.mark.parametrize("signals", [(0, 0, 0, 0, 0, 0), (0, 1, 0, 0, 1), (1, 0, 0, 1, 1)])
 def test_trainers_that_race_give_up_what_one_alone_would(store, url, signals):
-    """Two threads on connections of their own, which look together and settle at the same moment, until a batch is full."""
+    """Two threads on connections of their own, which look together and settle at the same moment, until a
+    batch is full.
+    """
     expected = lone(store, signals)
     run, barren = prepared(store, signals)
     together, faster = threading.Barrier(2, timeout=60.0), list[bool]()

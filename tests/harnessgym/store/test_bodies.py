@@ -36,18 +36,26 @@ def test_a_conversation_that_grows_branches_and_comes_back(store, session_id, ad
         if turn != 12:  # as if nobody had been told of that commit yet
             read.stored(call_id, committed())
         written[call_id] = body
-    assert {call_id: store.read(lambda conn, c=call_id: bodies.of_call(conn, c)) for call_id in written} == written
-    hashes = store.read(lambda conn: conn.execute(select(body_rows.c.message_hashes).order_by(body_rows.c.id)).scalars().all())
+    assert {
+        call_id: store.read(lambda conn, c=call_id: bodies.of_call(conn, c)) for call_id in written
+    } == written
+    hashes = store.read(
+        lambda conn: conn.execute(select(body_rows.c.message_hashes).order_by(body_rows.c.id)).scalars().all()
+    )
     assert [len(row) for row in hashes] == [1] * 13 + [2] + [1] * 26
     texts = store.read(lambda conn: conn.execute(select(func.count()).select_from(messages)).scalar_one())
     assert texts == 40 + 3  # and what is around them: with and without `stream`, and around a single one
 
 
 def test_what_cannot_be_a_text_stays_in_its_row(store, session_id, add_call):
-    for ordinal, body in enumerate([b"\xff" * 1_000, b"\0" * 1_000, b"", b"short", "längeres ".encode() * 100]):
+    for ordinal, body in enumerate(
+        [b"\xff" * 1_000, b"\0" * 1_000, b"", b"short", "längeres ".encode() * 100]
+    ):
         call_id = add_call(session_id, ordinal, split_body(body))
         assert store.read(lambda conn, c=call_id: bodies.of_call(conn, c)) == body
-    shared = store.read(lambda conn: conn.execute(select(body_rows.c.remainder_hash).order_by(body_rows.c.id)).scalars().all())
+    shared = store.read(
+        lambda conn: conn.execute(select(body_rows.c.remainder_hash).order_by(body_rows.c.id)).scalars().all()
+    )
     assert [key is not None for key in shared] == [False, False, False, False, True]
 
 

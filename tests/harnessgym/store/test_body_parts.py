@@ -31,7 +31,9 @@ def rebuilt(body: bytes) -> bytes:
 def test_json_bodies_come_back(
     body: dict[str, Any], ascii_only: bool, separators: tuple[str, str] | None, indent: int | None
 ) -> None:
-    raw = json.dumps(body, ensure_ascii=ascii_only, separators=separators, indent=indent).encode(errors="surrogatepass")
+    raw = json.dumps(body, ensure_ascii=ascii_only, separators=separators, indent=indent).encode(
+        errors="surrogatepass"
+    )
     assert rebuilt(raw) == raw
 
 
@@ -48,7 +50,9 @@ def test_any_bytes_come_back(raw: bytes) -> None:
 
 def test_a_longer_conversation_adds_only_its_new_messages() -> None:
     messages = [{"role": "user", "content": str(number)} for number in range(9)]
-    short, long = (split_body(json.dumps({"model": "m", "messages": messages[:count]}).encode()) for count in (7, 9))
+    short, long = (
+        split_body(json.dumps({"model": "m", "messages": messages[:count]}).encode()) for count in (7, 9)
+    )
     assert long.parts[:7] == short.parts
     assert len(long.parts) == 9
     assert b"role" not in long.remainder

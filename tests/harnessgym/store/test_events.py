@@ -27,7 +27,17 @@ def add_agent(store, rollout_id):
 def test_events_and_edges_come_back_as_they_were(store, rollout_id, add_agent):
     main, child = add_agent("main"), add_agent("child")
     rows = [
-        EventRow(rollout_id, "message", {"text": 'Ü "\n'}, 2.5, None, main, "arguments", 0.95, target_agent_id=child),
+        EventRow(
+            rollout_id,
+            "message",
+            {"text": 'Ü "\n'},
+            2.5,
+            None,
+            main,
+            "arguments",
+            0.95,
+            target_agent_id=child,
+        ),
         EventRow(rollout_id, "safety_event", {}, 1.0, source="otlp", span_id="7"),
     ]
     drawn = [EdgeRow(rollout_id, "safety_flow", rows[1].id, rows[0].id, "order", 0.5)]
@@ -46,8 +56,16 @@ def test_a_spawn_says_of_its_agent_who_started_it(store, rollout_id, add_agent):
     again = EventRow(rollout_id, "spawn", agent_id=other, target_agent_id=child)
     store.write(lambda conn: events.add_many(conn, [first, second, again]))
     query = select(agents_table.c.id, agents_table.c.parent_agent_id, agents_table.c.spawn_event_id)
-    found = {row.id: (row.parent_agent_id, row.spawn_event_id) for row in store.read(lambda conn: conn.execute(query).all())}
-    assert found == {main: (None, None), other: (None, None), child: (main, first.id), told: (other, second.id)}
+    found = {
+        row.id: (row.parent_agent_id, row.spawn_event_id)
+        for row in store.read(lambda conn: conn.execute(query).all())
+    }
+    assert found == {
+        main: (None, None),
+        other: (None, None),
+        child: (main, first.id),
+        told: (other, second.id),
+    }
 
 
 def test_an_edge_without_its_events_is_refused(store, rollout_id):

@@ -1,4 +1,6 @@
-"""A frozen rollout refuses every change to its rows, on both databases; what its run still needs is not frozen."""
+"""A frozen rollout refuses every change to its rows, on both databases; what its run still needs is not
+frozen.
+"""
 
 import pytest
 from sqlalchemy import text
@@ -6,7 +8,7 @@ from sqlalchemy import text
 from harnessgym.errors import StoreError
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import freezing, removal, rollouts, sessions
-from harnessgym.store.listing import Wanted, newest_rollouts
+from harnessgym.store.listing import RolloutFilter, newest_rollouts
 from harnessgym.store.rollouts import RolloutOutcome
 from tests.harnessgym.store.recorded_runs import add_rollouts, begin_run, end_run, rows_of_everything
 
@@ -17,9 +19,15 @@ WRITES = [
     "DELETE FROM sessions WHERE rollout_id = :rollout",
     "UPDATE calls SET status = 'error' WHERE rollout_id = :rollout",
     "DELETE FROM calls WHERE rollout_id = :rollout",
-    "UPDATE segments SET length = 0 WHERE session_id IN (SELECT id FROM sessions WHERE rollout_id = :rollout)",
+    (
+        "UPDATE segments SET length = 0 WHERE session_id IN (SELECT id FROM sessions WHERE rollout_id = "
+        ":rollout)"
+    ),
     "DELETE FROM segments WHERE session_id IN (SELECT id FROM sessions WHERE rollout_id = :rollout)",
-    "UPDATE bodies SET message_hashes = '[]' WHERE call_id IN (SELECT id FROM calls WHERE rollout_id = :rollout)",
+    (
+        "UPDATE bodies SET message_hashes = '[]' WHERE call_id IN (SELECT id FROM calls WHERE rollout_id = "
+        ":rollout)"
+    ),
     "DELETE FROM bodies WHERE call_id IN (SELECT id FROM calls WHERE rollout_id = :rollout)",
     "UPDATE rewards SET value = 0 WHERE rollout_id = :rollout",
     "DELETE FROM rewards WHERE rollout_id = :rollout",
@@ -28,7 +36,10 @@ WRITES = [
         "VALUES ('r', :rollout, 'rollout', 'x', 'x', 1, 'x', 1)"
     ),
     "INSERT INTO agents (id, rollout_id, name, created_at) VALUES ('a', :rollout, 'x', 1)",
-    "INSERT INTO events (id, rollout_id, t, kind, attributes, created_at) VALUES ('e', :rollout, 1, 'message', '{}', 1)",
+    (
+        "INSERT INTO events (id, rollout_id, t, kind, attributes, created_at) VALUES ('e', :rollout, 1, "
+        "'message', '{}', 1)"
+    ),
     (
         'INSERT INTO exclusions (id, rollout_id, call_id, start, "end", reason, created_at) '
         "SELECT 'x', :rollout, id, 0, 1, 'x', 1 FROM calls WHERE rollout_id = :rollout LIMIT 1"
@@ -90,7 +101,7 @@ def test_freezing_seals(store, recording):
 def test_freezing_again_changes_nothing(store, finished):
     assert store.write(lambda conn: freezing.freeze(conn, finished[:1])) == 1
     assert store.write(lambda conn: freezing.freeze(conn, finished)) == 1
-    frozen = store.read(lambda conn: newest_rollouts(conn, -1, Wanted(frozen=True)))
+    frozen = store.read(lambda conn: newest_rollouts(conn, -1, RolloutFilter(frozen=True)))
     assert {row.id for row in frozen} == set(finished)
     assert store.write(lambda conn: freezing.thaw(conn, finished[:1])) == 1
     assert store.write(lambda conn: freezing.thaw(conn, finished)) == 1
@@ -100,7 +111,7 @@ def test_what_its_run_still_writes_to_is_not_frozen(store, recording):
     def refused(ids, why):
         with pytest.raises(StoreError, match=f"{why}.*Nothing was frozen"):
             store.write(lambda conn: freezing.freeze(conn, ids))
-        assert store.read(lambda conn: newest_rollouts(conn, -1, Wanted(frozen=True))) == []
+        assert store.read(lambda conn: newest_rollouts(conn, -1, RolloutFilter(frozen=True))) == []
 
     _, evaluated, _ = add_rollouts(recording, 1, "before_greedy")
     group_id, ids, _ = add_rollouts(recording, 3, finish=False)
@@ -114,7 +125,9 @@ def test_what_its_run_still_writes_to_is_not_frozen(store, recording):
 
 
 def test_the_run_goes_on_beside_a_frozen_rollout(store, recording):
-    """A group that is dropped excludes the tokens of all its members: none of them can have been frozen before."""
+    """A group that is dropped excludes the tokens of all its members: none of them can have been frozen
+    before.
+    """
     _, ids, _ = add_rollouts(recording, 3, finish=False)
     recording.finish(ids[:1])
     with pytest.raises(StoreError, match="groups of which others are not finished"):
@@ -128,12 +141,15 @@ def test_the_run_goes_on_beside_a_frozen_rollout(store, recording):
 def test_an_unknown_rollout(store, finished):
     with pytest.raises(StoreError, match="no rollout 'nothing'"):
         store.write(lambda conn: freezing.freeze(conn, [*finished, "nothing"]))
-    assert store.read(lambda conn: newest_rollouts(conn, -1, Wanted(frozen=True))) == []
+    assert store.read(lambda conn: newest_rollouts(conn, -1, RolloutFilter(frozen=True))) == []
 
 
 COLUMNS = {
     "segments": "id, session_id, kind, parent_id, hash, length, ids, logprobs, created_at",
-    "bodies": "id, call_id, direction, message_hashes, remainder, created_at, base_id, base_elements, remainder_hash",
+    "bodies": (
+        "id, call_id, direction, message_hashes, remainder, created_at, base_id, base_elements, "
+        "remainder_hash"
+    ),
 }
 OF = {
     "segments": "session_id IN (SELECT id FROM sessions WHERE rollout_id = :rollout)",
@@ -160,13 +176,19 @@ REPLACED = [
     *(f"INSERT OR REPLACE INTO {table} SELECT * FROM {table} WHERE {of}" for table, of in OF.items()),
     "INSERT OR REPLACE INTO rollouts SELECT * FROM rollouts WHERE id = :rollout",
     (
-        "INSERT OR REPLACE INTO segments SELECT f.id, o.session_id, o.kind, o.parent_id, o.hash, o.length, o.ids, o.logprobs, "
-        "o.created_at FROM segments o, segments f WHERE f.session_id IN (SELECT id FROM sessions WHERE rollout_id = :rollout) "
+        "INSERT OR REPLACE INTO segments SELECT f.id, o.session_id, o.kind, o.parent_id, o.hash, o.length, "
+        "o.ids, o.logprobs, "
+        "o.created_at FROM segments o, segments f WHERE f.session_id IN (SELECT id FROM sessions WHERE "
+        "rollout_id = :rollout) "
         "AND o.session_id NOT IN (SELECT id FROM sessions WHERE rollout_id = :rollout) LIMIT 1"
     ),
-    "UPDATE OR REPLACE rewards SET id = (SELECT id FROM rewards WHERE rollout_id = :rollout) WHERE rollout_id <> :rollout",
     (
-        "UPDATE OR REPLACE sessions SET key_hash = (SELECT key_hash FROM sessions WHERE rollout_id = :rollout) "
+        "UPDATE OR REPLACE rewards SET id = (SELECT id FROM rewards WHERE rollout_id = :rollout) WHERE "
+        "rollout_id <> :rollout"
+    ),
+    (
+        "UPDATE OR REPLACE sessions SET key_hash = (SELECT key_hash FROM sessions WHERE rollout_id = "
+        ":rollout) "
         "WHERE rollout_id <> :rollout"
     ),
 ]

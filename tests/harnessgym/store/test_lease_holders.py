@@ -1,4 +1,6 @@
-"""Two proxies write while four trainers take leases and claim rollouts: nothing is ever held by two at a time."""
+"""Two proxies write while four trainers take leases and claim rollouts: nothing is ever held by two at a
+time.
+"""
 
 import asyncio
 import signal
@@ -11,7 +13,7 @@ from itertools import pairwise
 import httpx
 import pytest
 
-from harnessgym.rollout.control import ControlClient
+from harnessgym.proxy_client import ControlClient
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec
 from harnessgym.task import Task
@@ -74,7 +76,9 @@ def train(url, run_id, writers):
     """What each trainer said, while writers submit more. One trainer is killed while it holds a lease."""
     command = [sys.executable, "-c", TRAINER, url, run_id]
     trainers = {
-        name: subprocess.Popen([*command, name, str(TTL_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        name: subprocess.Popen(
+            [*command, name, str(TTL_S)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         for name in TRAINERS
     }
     for process in trainers.values():
@@ -85,11 +89,16 @@ def train(url, run_id, writers):
     for writer in writers:
         writer.start()
     victim, said = trainers["a"], []
-    while sum(line.startswith("holds update") for line in said) < 4 or not said[-1].startswith("holds update"):
+    while sum(line.startswith("holds update") for line in said) < 4 or not said[-1].startswith(
+        "holds update"
+    ):
         said.append(victim.stdout.readline())
         assert said[-1]
     victim.send_signal(signal.SIGKILL)
-    rest = {name: process.communicate(timeout=60)[0].splitlines(keepends=True) for name, process in trainers.items()}
+    rest = {
+        name: process.communicate(timeout=60)[0].splitlines(keepends=True)
+        for name, process in trainers.items()
+    }
     for writer in writers:
         writer.join()
     rest["a"] = said + rest["a"]
@@ -144,14 +153,27 @@ def test_two_proxies_and_four_trainers_hold_nothing_twice(postgres):
     with TraceStore.create(url) as store:
         run_id, rollout_id = store.write(conversations.prepare)
         submit(store, run_id, 100)
-        with ProxyProcess(url, run_id) as one, ProxyProcess(url, run_id) as other, TraceStore.open(url) as second:
-            writers = [threading.Thread(target=submit, args=(each, run_id, at)) for each, at in ((store, 200), (second, 300))]
-            said = asyncio.run(talk((one, other), rollout_id, conversations, lambda: train(url, run_id, writers)))
+        with (
+            ProxyProcess(url, run_id) as one,
+            ProxyProcess(url, run_id) as other,
+            TraceStore.open(url) as second,
+        ):
+            writers = [
+                threading.Thread(target=submit, args=(each, run_id, at))
+                for each, at in ((store, 200), (second, 300))
+            ]
+            said = asyncio.run(
+                talk((one, other), rollout_id, conversations, lambda: train(url, run_id, writers))
+            )
         found = holdings(said)
         for resource, spans in found.items():
             for (_, until, holder), (begin, _, another) in pairwise(spans):
-                assert until <= begin, f"{resource} was held by {holder} until {until} and by {another} from {begin}"
-        killed = next(line for line in reversed(said["a"]) if line[0] == "holds" and line[1].startswith("update"))
+                assert until <= begin, (
+                    f"{resource} was held by {holder} until {until} and by {another} from {begin}"
+                )
+        killed = next(
+            line for line in reversed(said["a"]) if line[0] == "holds" and line[1].startswith("update")
+        )
         ends, successors = (
             float(killed[3]),
             [span for span in found[killed[1]] if span[2] != "a" and span[0] > float(killed[2])],

@@ -87,7 +87,11 @@ def test_lengths_are_those_of_graded_rollouts_group_by_group(world):
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(moves=st.lists(st.tuples(st.sets(st.integers(0, 4), max_size=3), st.integers(0, 3)), min_size=1, max_size=8))
+@given(
+    moves=st.lists(
+        st.tuples(st.sets(st.integers(0, 4), max_size=3), st.integers(0, 3)), min_size=1, max_size=8
+    )
+)
 def test_a_group_is_consumed_while_a_surviving_step_has_trained_it(world, moves):
     """Each move: a step on some groups, or on none going back so many steps."""
     world = Trained(world.store)  # another run in the same database
@@ -101,6 +105,8 @@ def test_a_group_is_consumed_while_a_surviving_step_has_trained_it(world, moves)
             alive = {version: alive[version] for version in kept}
         often = Counter(place for places in alive.values() for place in places)
         states = world.states()
-        assert [states[name] for name in names] == ["consumed" if often[place] else "complete" for place in range(5)]
+        assert [states[name] for name in names] == [
+            "consumed" if often[place] else "complete" for place in range(5)
+        ]
         found = Counter(item.ordinal for item in world.trained_into(*alive))
         assert found == often

@@ -4,7 +4,7 @@ import pytest
 
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.store import listing, policies, rollouts, runs, sessions
-from harnessgym.store.listing import Wanted
+from harnessgym.store.listing import RolloutFilter
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.task import Task
 
@@ -18,10 +18,15 @@ def listed(store):
         policy = policies.register(conn, run, "policy")
         for ordinal, (name, purpose) in enumerate([("easy", "train"), ("hard", "before")]):
             task = runs.add_task(conn, "set", Task(name, "Do it."))
-            rollouts.submit(conn, GroupSpec(run, task, policy, purpose, ordinal, 0, {}, ("pi", "codex"), "process", (0, 1)))
+            rollouts.submit(
+                conn,
+                GroupSpec(run, task, policy, purpose, ordinal, 0, {}, ("pi", "codex"), "process", (0, 1)),
+            )
         rows = rollouts.claim(conn, run, "node", 60.0, 3)
         for row, reward in zip(rows[:2], (1.0, 0.0), strict=True):
-            rollouts.finish(conn, RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward, "speed": 9.0}))
+            rollouts.finish(
+                conn, RolloutOutcome(row.id, StopReason.FINISHED, "valid", {"reward": reward, "speed": 9.0})
+            )
         rollouts.fail(conn, RolloutOutcome(rows[2].id, StopReason.NO_CALLS, "infrastructure_error"), 1)
         sessions.add(conn, rows[0].id, "key", sampling={})
         return run
@@ -48,14 +53,14 @@ def listed(store):
     ],
 )
 def test_filters(store, listed, wanted, found):
-    rows = store.read(lambda conn: listing.newest_rollouts(conn, 10, Wanted(**wanted)))
+    rows = store.read(lambda conn: listing.newest_rollouts(conn, 10, RolloutFilter(**wanted)))
     assert [f"{'easy' if row.purpose == 'train' else 'hard'}/{row.slot}" for row in rows] == found
-    assert store.read(lambda conn: listing.newest_rollouts(conn, 1, Wanted(**wanted))) == rows[:1]
+    assert store.read(lambda conn: listing.newest_rollouts(conn, 1, RolloutFilter(**wanted))) == rows[:1]
 
 
 def test_calls_and_tokens_are_counted(store, rollout_id, add_call):
     session = store.write(lambda conn: sessions.add(conn, rollout_id, "k", sampling={}))
     for ordinal in range(3):
         add_call(session.id, ordinal)
-    (row,) = store.read(lambda conn: listing.newest_rollouts(conn, 10, Wanted()))
+    (row,) = store.read(lambda conn: listing.newest_rollouts(conn, 10, RolloutFilter()))
     assert (row.id, row.calls, row.tokens, row.reward) == (rollout_id, 3, 0, None)

@@ -1,15 +1,30 @@
-"""A database of any earlier release, with data in every table, is brought to this code's schema with nothing lost."""
+"""A database of any earlier release, with data in every table, is brought to this code's schema with
+nothing lost.
+"""
 
 from pathlib import Path
 
 import pytest
-from sqlalchemy import JSON, Boolean, Float, Integer, LargeBinary, MetaData, create_engine, insert, select, text
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    create_engine,
+    insert,
+    select,
+    text,
+)
 
 from harnessgym.store import TraceStore, policies, runs, schema
 from harnessgym.store.backend import open_backend
 from harnessgym.store.schema import upgrade
 
-REVISIONS = sorted(path.name[:4] for path in Path(schema.__file__).parent.glob("migrations/versions/[0-9]*.py"))
+REVISIONS = sorted(
+    path.name[:4] for path in Path(schema.__file__).parent.glob("migrations/versions/[0-9]*.py")
+)
 
 
 def value_for(table, column):
@@ -19,7 +34,13 @@ def value_for(table, column):
         return None if key.column.table is table else f"{key.column.table.name}-0"
     if column.primary_key or column.name == "target":
         return f"{table.name}-0"
-    for kind, value in ((Boolean, True), (Integer, 3), (Float, 0.5), (JSON, [[0, 4, 7]]), (LargeBinary, b"\x01\x00\xff\x00")):
+    for kind, value in (
+        (Boolean, True),
+        (Integer, 3),
+        (Float, 0.5),
+        (JSON, [[0, 4, 7]]),
+        (LargeBinary, b"\x01\x00\xff\x00"),
+    ):
         if isinstance(column.type, kind):
             return value
     return f"{column.name} ü"
@@ -44,7 +65,10 @@ def stored(engine):
     found = MetaData()
     found.reflect(engine)
     with engine.begin() as conn:
-        return {table.name: [dict(row) for row in conn.execute(select(table)).mappings()] for table in found.tables.values()}
+        return {
+            table.name: [dict(row) for row in conn.execute(select(table)).mappings()]
+            for table in found.tables.values()
+        }
 
 
 @pytest.mark.filterwarnings("ignore:Cannot correctly sort tables")
@@ -65,7 +89,9 @@ def test_every_release_comes_forward_with_its_data(make_url, revision):
         for table, row in before.items():
             (kept,) = after[table]
             assert {name: kept[name] for name in row} == row
-        assert store.read(lambda conn: conn.execute(text("SELECT agent, last_version FROM v_turn")).one()) == ("name ü", 7)
+        assert store.read(
+            lambda conn: conn.execute(text("SELECT agent, last_version FROM v_turn")).one()
+        ) == ("name ü", 7)
         run = store.write(lambda conn: runs.add(conn, "new", {}, "v", "training"))
         assert store.write(lambda conn: policies.register(conn, run, "p"))
         if url.startswith("sqlite"):

@@ -12,7 +12,10 @@ from tests.harnessgym.store.recorded_runs import add_rollouts, begin_run
 @st.composite
 def forests(draw):
     size = draw(st.integers(0, 30))
-    rows = [{"id": str(at), "up": draw(st.sampled_from([None, "elsewhere", *map(str, range(at))]))} for at in range(size)]
+    rows = [
+        {"id": str(at), "up": draw(st.sampled_from([None, "elsewhere", *map(str, range(at))]))}
+        for at in range(size)
+    ]
     return draw(st.permutations(rows))
 
 
@@ -32,7 +35,9 @@ def test_rows_in_a_circle_are_all_given():
 def test_every_table_that_names_a_rollout_is_owned():
     """And tables stand behind those that they refer to."""
     naming = {
-        table.name for table in metadata.tables.values() if any(key.column.table is rollouts for key in table.foreign_keys)
+        table.name
+        for table in metadata.tables.values()
+        if any(key.column.table is rollouts for key in table.foreign_keys)
     }
     assert naming <= {table.name for table in OWNED}
     seen = set()

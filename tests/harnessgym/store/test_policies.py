@@ -15,7 +15,15 @@ def policy(store):
 
 def version(number, **changes):
     row = PolicyVersion(
-        number, number - 1 if number else None, "full", f"v{number}", number, "x", 1, committed=True, orphaned=False
+        number,
+        number - 1 if number else None,
+        "full",
+        f"v{number}",
+        number,
+        "x",
+        1,
+        committed=True,
+        orphaned=False,
     )
     return replace(row, **changes)
 

@@ -135,7 +135,9 @@ def test_writers_in_each_others_way_are_tried_again(store):
     def crossing(first, second):
         def work(conn):
             for name in (first, second):
-                conn.execute(leases.update().where(leases.c.resource == name).values(holder=leases.c.holder + first))
+                conn.execute(
+                    leases.update().where(leases.c.resource == name).values(holder=leases.c.holder + first)
+                )
                 if not both.broken:
                     with contextlib.suppress(threading.BrokenBarrierError):
                         both.wait(2)
@@ -146,7 +148,9 @@ def test_writers_in_each_others_way_are_tried_again(store):
         done: list[Future[None]] = [store.submit(crossing("a", "b")), other.submit(crossing("b", "a"))]
         for future in done:
             future.result(30)
-    held = store.read(lambda conn: conn.execute(select(leases.c.holder).order_by(leases.c.resource)).scalars().all())
+    held = store.read(
+        lambda conn: conn.execute(select(leases.c.holder).order_by(leases.c.resource)).scalars().all()
+    )
     assert [sorted(holder) for holder in held] == [["a", "b", "h"]] * 2
 
 
@@ -154,7 +158,9 @@ def test_two_that_end_the_last_rollouts_of_a_group_at_once_complete_it(store):
     def prepare(conn):
         run = runs.add(conn, "demo", {}, "test", "training")
         policy, task = policies.register(conn, run, "policy"), runs.add_task(conn, "set", Task("t", "Do it."))
-        group = rollouts.submit(conn, GroupSpec(run, task, policy, "train", 0, 0, {}, ("h", "h"), "process", (0, 1)))
+        group = rollouts.submit(
+            conn, GroupSpec(run, task, policy, "train", 0, 0, {}, ("h", "h"), "process", (0, 1))
+        )
         return group, [row.id for row in rollouts.claim(conn, run, "node", 60.0, 2)]
 
     with TraceStore.open(store.url) as other:
@@ -163,11 +169,16 @@ def test_two_that_end_the_last_rollouts_of_a_group_at_once_complete_it(store):
             together = threading.Barrier(2)
 
             def work(conn, rollout_id, meet=together):
-                ended = rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0}))
+                ended = rollouts.finish(
+                    conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})
+                )
                 conn.execute(text("SELECT pg_sleep(0.02)"))
                 return meet, ended
 
-            futures = [each.submit(lambda conn, i=i: work(conn, i)) for each, i in zip((store, other), ids, strict=True)]
+            futures = [
+                each.submit(lambda conn, i=i: work(conn, i))
+                for each, i in zip((store, other), ids, strict=True)
+            ]
             assert [future.result(30)[1] for future in futures] == [True, True]
             query = select(groups.c.state).where(groups.c.id == group)
             assert store.read(lambda conn, query=query: conn.execute(query).scalar_one()) == "complete"
@@ -203,8 +214,14 @@ def test_one_that_claims_passes_over_what_another_is_claiming(store):
     [
         (lambda url: url.replace("/traces_", "/absent_"), r"There is no database .*createdb absent_"),
         (lambda url: url.replace("user=harnessgym", "user=stranger"), r"does not let this user in"),
-        (lambda url: url.replace("host=", "host=%2Fnowhere"), r"does not answer .*Start it, or correct the URL"),
-        (lambda _: "postgresql+psycopg://me:secret@127.0.0.1:1/x", r"does not answer at postgresql\+psycopg://me:\*\*\*@"),
+        (
+            lambda url: url.replace("host=", "host=%2Fnowhere"),
+            r"does not answer .*Start it, or correct the URL",
+        ),
+        (
+            lambda _: "postgresql+psycopg://me:secret@127.0.0.1:1/x",
+            r"does not answer at postgresql\+psycopg://me:\*\*\*@",
+        ),
     ],
 )
 def test_a_database_that_cannot_be_opened_says_why_at_once(url, change, said):
@@ -217,7 +234,11 @@ def test_a_database_that_cannot_be_opened_says_why_at_once(url, change, said):
 def test_what_the_server_refuses_says_what_to_do(store):
     def refuse(state, text="words"):
         with pytest.raises(StoreError) as caught:
-            store.write(lambda conn: conn.exec_driver_sql(f"DO $$ BEGIN RAISE '{text}' USING ERRCODE = '{state}'; END $$"))
+            store.write(
+                lambda conn: conn.exec_driver_sql(
+                    f"DO $$ BEGIN RAISE '{text}' USING ERRCODE = '{state}'; END $$"
+                )
+            )
         return str(caught.value)
 
     assert "is full (words). Free space" in refuse("53100")
@@ -227,6 +248,14 @@ def test_what_the_server_refuses_says_what_to_do(store):
 
 
 def test_text_that_the_server_cannot_hold_is_kept_for_people(store):
-    row = {"id": "w", "run_id": None, "kind": "k\0k", "address": "a", "version": 0, "state": "s", "updated_at": 0.0}
+    row = {
+        "id": "w",
+        "run_id": None,
+        "kind": "k\0k",
+        "address": "a",
+        "version": 0,
+        "state": "s",
+        "updated_at": 0.0,
+    }
     store.write(lambda conn: conn.execute(insert(workers).values(row)))
     assert store.read(lambda conn: conn.execute(select(workers.c.kind)).scalar_one()) == "k\ufffdk"

@@ -27,7 +27,11 @@ ROWS = Table(
 )  # fmt: skip
 GIVEN = {"id": "a", "number": 2**40, "real": 0.5, "blob": b"\x00\xff", "json": {"é": [1, None, "\U0001f600"]}}
 INSERT = Prepared(insert(ROWS), GIVEN)
-UPDATE = Prepared(update(ROWS).where(ROWS.c.id == bindparam("key"), ROWS.c.number > 1).values(json=bindparam("json"), number=7))
+UPDATE = Prepared(
+    update(ROWS)
+    .where(ROWS.c.id == bindparam("key"), ROWS.c.number > 1)
+    .values(json=bindparam("json"), number=7)
+)
 
 
 @pytest.fixture
@@ -52,7 +56,9 @@ def test_values_are_converted_as_the_tables_say(store):
 def test_an_update_takes_its_own_values_and_those_it_is_given(store):
     store.write(lambda conn: INSERT.run_many(conn, [{**GIVEN, "id": key} for key in "abc"]))
     store.write(
-        lambda conn: UPDATE.run_many(conn, [{"key": "a", "json": [1]}, {"key": "b", "json": []}, {"key": "x", "json": 0}])
+        lambda conn: UPDATE.run_many(
+            conn, [{"key": "a", "json": [1]}, {"key": "b", "json": []}, {"key": "x", "json": 0}]
+        )
     )
     assert [(row(store, key)["json"], row(store, key)["number"]) for key in "abc"] == [
         ([1], 7),

@@ -14,7 +14,12 @@ def test_a_query_reads_with_names_and_writes_nothing(store, rollout_id):
     query = "SELECT id, status FROM rollouts WHERE id = :rollout_id AND created_at > :after"
     given = {"rollout_id": rollout_id, "after": 0.0}
     assert store.read(lambda conn: ask(conn, query, given)) == [{"id": rollout_id, "status": "running"}]
-    for wrong in ("DELETE FROM rollouts", "UPDATE rollouts SET seed = 7", "CREATE TABLE mine (id INTEGER)", "SELECT nothing"):
+    for wrong in (
+        "DELETE FROM rollouts",
+        "UPDATE rollouts SET seed = 7",
+        "CREATE TABLE mine (id INTEGER)",
+        "SELECT nothing",
+    ):
         with pytest.raises(StoreError):
             store.read(lambda conn, wrong=wrong: ask(conn, wrong, {}))
     assert store.read(lambda conn: ask(conn, "SELECT count(*) AS n FROM rollouts", {})) == [{"n": 1}]
@@ -30,7 +35,9 @@ def test_a_second_statement_is_refused(store, rollout_id):
         with pytest.raises(StoreError):
             store.read(lambda conn, query=query: ask(conn, query, {"rollout_id": rollout_id}))
     query = "SELECT seed, 'a%' AS share FROM rollouts WHERE id LIKE '%'"
-    assert store.read(lambda conn: ask(conn, query, {"rollout_id": rollout_id})) == [{"seed": 0, "share": "a%"}]
+    assert store.read(lambda conn: ask(conn, query, {"rollout_id": rollout_id})) == [
+        {"seed": 0, "share": "a%"}
+    ]
 
 
 def test_a_file_is_read_in_its_time_and_left_as_it_is(tmp_path):

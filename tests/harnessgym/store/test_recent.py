@@ -11,7 +11,7 @@ from harnessgym.store.calls import CallIntent, Segment
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
-from harnessgym.supervisor.progress import Observer
+from harnessgym.supervisor.progress import RunObserver
 from harnessgym.task import Task
 from harnessgym.tokens import TokenArray, hash_ids
 from tests.support.stored_rollouts import fill, filled, write_rollout
@@ -85,16 +85,33 @@ def test_a_call_that_is_being_answered_is_open(store):
 def test_rollouts_say_how_they_ended(store):
     run, _ = a_run(store, 3)
     first, second = claimed(store, run)
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(first, StopReason.FINISHED, "valid", latencies={"run": 1.5})))
-    failure = RolloutOutcome(second, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
+    store.write(
+        lambda conn: rollouts.finish(
+            conn, RolloutOutcome(first, StopReason.FINISHED, "valid", latencies={"run": 1.5})
+        )
+    )
+    failure = RolloutOutcome(
+        second, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED
+    )
     store.write(lambda conn: rollouts.fail(conn, failure, 1))
     found = {row.id: row for row in store.read(lambda conn: recent.rollouts_of(conn, [first, second]))}
-    assert (found[first].status, found[first].latencies, found[first].run_id) == ("finished", {"run": 1.5}, run)
-    assert (found[second].status, found[second].cause, found[second].latencies) == ("failed", "sandbox_died", {})
+    assert (found[first].status, found[first].latencies, found[first].run_id) == (
+        "finished",
+        {"run": 1.5},
+        run,
+    )
+    assert (found[second].status, found[second].cause, found[second].latencies) == (
+        "failed",
+        "sandbox_died",
+        {},
+    )
     assert found[first].ended_at <= time.time()
     assert store.read(lambda conn: recent.running(conn, run)) == []
     assert store.read(lambda conn: recent.with_status(conn, run, "pending")) == 1
-    assert store.read(lambda conn: recent.groups_in(conn, run, "train", ("open", "complete"))) == {"open": 1, "complete": 0}
+    assert store.read(lambda conn: recent.groups_in(conn, run, "train", ("open", "complete"))) == {
+        "open": 1,
+        "complete": 0,
+    }
 
 
 def test_the_ledger_is_read_from_where_one_stopped_and_for_one_policy(store):
@@ -103,7 +120,10 @@ def test_the_ledger_is_read_from_where_one_stopped_and_for_one_policy(store):
     record = StepRecord(version(1, 1), (), (TrainedRollout(first, 5, 0), TrainedRollout(second, 7, 1)), ())
     store.write(lambda conn: commit_step(conn, policy, record))
     found = store.read(lambda conn: recent.trained_since(conn, policy, ""))
-    assert {(row.step, row.version, row.tokens, row.max_staleness) for row in found} == {(1, 1, 5, 0), (1, 1, 7, 1)}
+    assert {(row.step, row.version, row.tokens, row.max_staleness) for row in found} == {
+        (1, 1, 5, 0),
+        (1, 1, 7, 1),
+    }
     assert store.read(lambda conn: recent.trained_since(conn, policy, found[-1].id)) == []
     assert store.read(lambda conn: recent.trained_since(conn, new_id(), "")) == []
 
@@ -115,7 +135,10 @@ def test_the_newest_versions_leave_out_those_that_were_given_up(store):
     for number in range(5):
         store.write(lambda conn, number=number: policies.publish(conn, policy, version(number, number)))
     store.write(lambda conn: policies.orphan_after(conn, policy, 3))
-    assert [item.version for item in store.read(lambda conn: recent.newest_versions(conn, policy, 2))] == [2, 3]
+    assert [item.version for item in store.read(lambda conn: recent.newest_versions(conn, policy, 2))] == [
+        2,
+        3,
+    ]
 
 
 def test_no_look_scans_a_table(tmp_path):
@@ -127,16 +150,20 @@ def test_no_look_scans_a_table(tmp_path):
         run = store.read(runs.only).id
         for status in ("evaluating_before", "training", "done"):
             store.write(lambda conn, status=status: runs.set_status(conn, run, status))
-            observer = Observer(folder, store)
+            observer = RunObserver(folder, store)
             observer.look()
             observer.look()
         reads = {statement: values for statement, values in asked if statement.startswith("SELECT")}
         plans = {}
         for statement, values in reads.items():
-            plan = store.read(lambda conn, s=statement, v=values: conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", v).all())
+            plan = store.read(
+                lambda conn, s=statement, v=values: conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {s}", v).all()
+            )
             plans[statement] = [row[3] for row in plan]
     assert len(plans) > 8
-    scans = [(step, statement) for statement, plan in plans.items() for step in plan if step.startswith("SCAN")]
+    scans = [
+        (step, statement) for statement, plan in plans.items() for step in plan if step.startswith("SCAN")
+    ]
     assert [scan for scan in scans if scan[0].split()[1] not in SMALL] == []
 
 
@@ -148,7 +175,7 @@ def test_a_look_sees_the_same_on_either_database(store, tmp_path):
     run = store.write(lambda conn: runs.add(conn, "look", {}, "0", "training"))
     policy = store.write(lambda conn: policies.register(conn, run, "policy"))
     store.write(lambda conn: fill(conn, run, policy, 40))
-    observer = Observer(folder, store)
+    observer = RunObserver(folder, store)
     seen = observer.look()
     assert (seen.running, seen.failed, seen.groups) == (16, 4, {"open": 4, "complete": 0, "dropped": 1})
     trained = {0: 16 * 36, 1: 16 * 36, 2: 4 * 36}

@@ -23,7 +23,16 @@ class Desk:
         def write(conn):
             task_id = requests.add_task(conn, "inline", task.id, task.split, payload_of(task))
             spec = GroupSpec(
-                self.run, task_id, self.policy, "", 0, 0, sampling, ("pi",) * samples, "process", tuple(range(samples))
+                self.run,
+                task_id,
+                self.policy,
+                "",
+                0,
+                0,
+                sampling,
+                ("pi",) * samples,
+                "process",
+                tuple(range(samples)),
             )
             return requests.submit(conn, spec, name)
 
@@ -38,7 +47,9 @@ class Desk:
         return self.store.write(lambda conn: rollouts.finish(conn, outcome))
 
     def fail(self, row, attempts=3, wait_s=0.0):
-        outcome = RolloutOutcome(row.id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
+        outcome = RolloutOutcome(
+            row.id, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED
+        )
         return self.store.write(lambda conn: rollouts.fail(conn, outcome, attempts, wait_s))
 
     def cancel(self, *ids):
@@ -60,7 +71,12 @@ def desk(url):
 
 def test_a_task_comes_back_from_the_store_as_it_was_asked_for(desk):
     task = Task(
-        "a", "Do.", files={"x": "1"}, limits=Limits(wall_s=3.0, disk_mb=7), needs=frozenset({"disk"}), metadata={"n": [1]}
+        "a",
+        "Do.",
+        files={"x": "1"},
+        limits=Limits(wall_s=3.0, disk_mb=7),
+        needs=frozenset({"disk"}),
+        metadata={"n": [1]},
     )
     desk.ask(task)
     for row in desk.claim():
@@ -103,9 +119,20 @@ def test_a_failed_attempt_is_continued_after_its_wait(desk):
 def test_a_state_says_what_there_is(desk):
     desk.ask(Task("a", "Do."), 2)
     (one, other) = desk.claim()
-    desk.end(one, latencies={"run": 2.5}, grading={"tests": 3}, cause=Cause.TURN_LIMIT, stop_reason=StopReason.TURN_LIMIT)
+    desk.end(
+        one,
+        latencies={"run": 2.5},
+        grading={"tests": 3},
+        cause=Cause.TURN_LIMIT,
+        stop_reason=StopReason.TURN_LIMIT,
+    )
     (state,) = desk.states(one.id)
-    assert (state.status, state.reward, state.latencies, state.grading) == ("finished", 1.0, {"run": 2.5}, {"tests": 3})
+    assert (state.status, state.reward, state.latencies, state.grading) == (
+        "finished",
+        1.0,
+        {"run": 2.5},
+        {"tests": 3},
+    )
     assert (state.cause, state.final, state.calls, state.tokens) == ("turn_limit", True, 0, 0)
     assert state.created_at <= state.started_at <= state.ended_at
     (running,) = desk.states(other.id)

@@ -1,4 +1,6 @@
-"""Retention on both databases: what stays and why, what goes with a rollout, and that the rest is as it was."""
+"""Retention on both databases: what stays and why, what goes with a rollout, and that the rest is as it
+was.
+"""
 
 import time
 
@@ -7,14 +9,14 @@ from sqlalchemy import func, inspect, select, text, update
 
 from harnessgym.errors import StoreError
 from harnessgym.store import bodies, freezing, leases, policies, rewards, rollouts, runs
-from harnessgym.store.body_parts import Base, split_body
-from harnessgym.store.listing import Wanted
+from harnessgym.store.body_parts import BaseBody, split_body
+from harnessgym.store.listing import RolloutFilter
 from harnessgym.store.owned_rows import OWNED, owned
 from harnessgym.store.retention import LEASE, Retention, plan, prune
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.tables import groups, messages
 from harnessgym.store.tables import rollouts as rollouts_table
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.harnessgym.store.recorded_runs import (
     add_rollouts,
     begin_run,
@@ -58,9 +60,9 @@ def test_a_rollout_goes_with_all_its_rows_and_others_stay_as_they_are(store, rec
     own = rows_owned(store, old)
     assert own == {"sessions": 2, "segments": 8, "calls": 4, "bodies": 4, "rewards": 2}
 
-    found = plan(store.url, everything(wanted=Wanted(purpose="before_greedy")))
+    found = plan(store.url, everything(wanted=RolloutFilter(purpose="before_greedy")))
     assert rows_of_everything(store) == before
-    pruned = prune(store.url, everything(wanted=Wanted(purpose="before_greedy")))
+    pruned = prune(store.url, everything(wanted=RolloutFilter(purpose="before_greedy")))
     assert pruned.rows == own | {"messages": 4, "rollouts": 2, "groups": 1}
     assert (found.rollouts, found.bytes) == (pruned.rollouts, pruned.bytes) == (2, found.bytes)
     assert found.rows == {name: number for name, number in pruned.rows.items() if name != "groups"}
@@ -81,8 +83,13 @@ def test_the_bytes_are_those_of_tokens_and_texts(store, recording):
         "SELECT sum(length(ids)) + sum(coalesce(length(logprobs), 0)) FROM segments",
         ("SELECT sum(length(remainder)) FROM bodies"),
     )
-    tokens, rest = (store.read(lambda conn, query=query: conn.execute(text(query)).scalar_one()) for query in sizes)
-    texts = sum(len(body.encode()) for body in store.read(lambda conn: conn.execute(select(messages.c.body)).scalars().all()))
+    tokens, rest = (
+        store.read(lambda conn, query=query: conn.execute(text(query)).scalar_one()) for query in sizes
+    )
+    texts = sum(
+        len(body.encode())
+        for body in store.read(lambda conn: conn.execute(select(messages.c.body)).scalars().all())
+    )
     assert prune(store.url, everything()).bytes == tokens + rest + texts > 400
 
 
@@ -122,8 +129,8 @@ def test_the_conditions_of_the_list_hold(store, recording):
     store.write(lambda conn: rewards.add(conn, note))
     better = text("UPDATE rewards SET value = 5 WHERE rollout_id = :id AND channel = 'reward'")
     store.write(lambda conn: conn.execute(better, {"id": good}))
-    assert plan(store.url, everything(wanted=Wanted(min_reward=2.0))).rollouts == 1
-    assert prune(store.url, everything(wanted=Wanted(max_reward=2.0))).rollouts == 1
+    assert plan(store.url, everything(wanted=RolloutFilter(min_reward=2.0))).rollouts == 1
+    assert prune(store.url, everything(wanted=RolloutFilter(max_reward=2.0))).rollouts == 1
     assert store.read(lambda conn: conn.execute(select(rollouts_table.c.id)).scalars().all()) == [good]
 
 
@@ -183,7 +190,7 @@ def test_a_body_that_another_rollouts_body_begins_with_stays(store, recording):
     parts = split_body(longer)
     session = recording.session(young)
     later = session.call()
-    split = type(parts)(parts.parts[2:], parts.remainder, Base(calls[0], 2))
+    split = type(parts)(parts.parts[2:], parts.remainder, BaseBody(calls[0], 2))
     store.write(lambda conn: bodies.add(conn, later, "request", split))
     end_run(recording)
     held = {"what bodies of others begin with": 1}
@@ -263,7 +270,9 @@ def test_nothing_is_left_in_the_schema(store, recording):
     def indexes():
         return store.read(
             lambda conn: sorted(
-                str(item["name"]) for table in inspect(conn).get_table_names() for item in inspect(conn).get_indexes(table)
+                str(item["name"])
+                for table in inspect(conn).get_table_names()
+                for item in inspect(conn).get_indexes(table)
             )
         )
 

@@ -44,13 +44,17 @@ def targets(store, rollout_id, add_call):
             event = EventRow(rollout_id, kind)
             events.add(conn, event)
             made[kind] = event.id
-        group = conn.execute(select(rollouts_table.c.group_id).where(rollouts_table.c.id == rollout_id)).scalar_one()
+        group = conn.execute(
+            select(rollouts_table.c.group_id).where(rollouts_table.c.id == rollout_id)
+        ).scalar_one()
         return session, made | {"team": group}
 
     session, made = store.write(work)
     call = add_call(session, 0)
     prompt = store.read(
-        lambda conn: conn.execute(select(calls_table.c.prompt_segment).where(calls_table.c.id == call)).scalar_one()
+        lambda conn: conn.execute(
+            select(calls_table.c.prompt_segment).where(calls_table.c.id == call)
+        ).scalar_one()
     )
     said = Segment(new_id(), session, "completion", prompt, (5, 6, 7), (-0.1, -0.2, -0.3))
     store.write(lambda conn: calls.finish(conn, CallOutcome(call, said, (), "a", "stop", None, "e", {}, {})))
@@ -69,8 +73,18 @@ def test_every_unit_takes_rewards_for_what_is_there(give, stored, targets):
 def test_what_is_not_there_takes_none(give, stored, targets):
     call = targets["turn"]
     wrong = [(unit, "nothing") for unit in targets]
-    wrong += [("token", f"{call}:3"), ("token", f"{call}:-1"), ("token", f"{call}:02"), ("token", call), ("token", f"{call}:")]
-    wrong += [("message", targets["tool_call"]), ("tool_call", targets["message"]), ("rollout", targets["team"])]
+    wrong += [
+        ("token", f"{call}:3"),
+        ("token", f"{call}:-1"),
+        ("token", f"{call}:02"),
+        ("token", call),
+        ("token", f"{call}:"),
+    ]
+    wrong += [
+        ("message", targets["tool_call"]),
+        ("tool_call", targets["message"]),
+        ("rollout", targets["team"]),
+    ]
     for unit, target in wrong:
         with pytest.raises(StoreError, match=f"has no such {unit}"):
             give(unit, target)
@@ -87,15 +101,23 @@ def test_units_of_another_rollout_take_none(give, store, targets):
     other = store.write(another)
     for unit in ("token", "turn", "message", "tool_call", "agent", "rollout"):
         with pytest.raises(StoreError, match=f"has no such {unit}"):
-            store.write(lambda conn, unit=unit: rewards.add(conn, RewardRow(other, unit, targets[unit], "task", 1.0, "t")))
+            store.write(
+                lambda conn, unit=unit: rewards.add(
+                    conn, RewardRow(other, unit, targets[unit], "task", 1.0, "t")
+                )
+            )
     with pytest.raises(StoreError, match="no such rollout"):
-        store.write(lambda conn: rewards.add(conn, RewardRow("nobody", "rollout", "nobody", "task", 1.0, "t")))
+        store.write(
+            lambda conn: rewards.add(conn, RewardRow("nobody", "rollout", "nobody", "task", 1.0, "t"))
+        )
 
 
 def test_a_reward_is_written_once(give, stored, rollout_id):
     assert give("rollout", rollout_id, 0.1 + 0.2, source="first")
     assert not give("rollout", rollout_id, 0.1 + 0.2, source="second")
-    with pytest.raises(StoreError, match=r"is 0\.30000000000000004 \(from first\) and cannot become 0\.3 \(from third\)"):
+    with pytest.raises(
+        StoreError, match=r"is 0\.30000000000000004 \(from first\) and cannot become 0\.3 \(from third\)"
+    ):
         give("rollout", rollout_id, 0.3, source="third")
     assert give("rollout", rollout_id, 0.3, channel="process.neat")
     assert [(row.channel, row.source) for row in stored()] == [("task", "first"), ("process.neat", "test")]
@@ -145,7 +167,11 @@ def test_a_score_that_contradicts_the_grader_takes_the_whole_outcome_back(store,
 
 def test_the_reward_of_an_agent_is_not_that_of_its_rollout(store, give, targets, rollout_id):
     give("agent", targets["agent"], -5.0, channel="reward")
-    store.write(lambda conn: rollouts.finish(conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})))
+    store.write(
+        lambda conn: rollouts.finish(
+            conn, RolloutOutcome(rollout_id, StopReason.FINISHED, "valid", {"reward": 1.0})
+        )
+    )
     run_id = store.read(lambda conn: conn.execute(select(rollouts_table.c.run_id)).scalar_one())
     assert store.read(lambda conn: rollouts.rewards_of(conn, run_id, "train")) == [1.0]
     assert store.read(lambda conn: rollouts.best(conn, run_id, 9)) == [rollout_id]

@@ -29,7 +29,17 @@ class World:
     def submit(self, size, purpose="train", **more):
         names, seeds = ("pi",) * size, tuple(range(size))
         spec = GroupSpec(
-            self.run, self.task, self.policy, purpose, self.ordinal, 3, {"temperature": 1.0}, names, "process", seeds, **more
+            self.run,
+            self.task,
+            self.policy,
+            purpose,
+            self.ordinal,
+            3,
+            {"temperature": 1.0},
+            names,
+            "process",
+            seeds,
+            **more,
         )
         self.ordinal += 1
         return self.store.write(lambda conn: rollouts.submit(conn, spec))
@@ -38,18 +48,24 @@ class World:
         return self.store.write(lambda conn: rollouts.claim(conn, self.run, holder, ttl_s, limit))
 
     def finish(self, row, reward=1.0, verdict="valid", channel="reward"):
-        outcome = RolloutOutcome(row.id, StopReason.FINISHED, verdict, {channel: reward}, latencies={"run": 0.5})
+        outcome = RolloutOutcome(
+            row.id, StopReason.FINISHED, verdict, {channel: reward}, latencies={"run": 0.5}
+        )
         return self.store.write(lambda conn: rollouts.finish(conn, outcome))
 
     def fail(self, row, max_attempts=3, cause=None):
-        outcome = RolloutOutcome(row.id, StopReason.NO_CALLS, "infrastructure_error", detail="why", cause=cause)
+        outcome = RolloutOutcome(
+            row.id, StopReason.NO_CALLS, "infrastructure_error", detail="why", cause=cause
+        )
         return self.store.write(lambda conn: rollouts.fail(conn, outcome, max_attempts))
 
     def lost(self):
         return self.store.read(lambda conn: rollouts.lost(conn, self.run))
 
     def state(self, group):
-        return self.store.read(lambda conn: conn.execute(select(groups.c.state).where(groups.c.id == group)).scalar_one())
+        return self.store.read(
+            lambda conn: conn.execute(select(groups.c.state).where(groups.c.id == group)).scalar_one()
+        )
 
     def rows(self):
         query = select(rollout_table).order_by(rollout_table.c.slot, rollout_table.c.attempt)
@@ -82,7 +98,12 @@ def test_a_claim_leases_oldest_groups_first_with_what_they_fix(world):
     assert [(row.group_id, row.slot) for row in world.claim(3)] == [(first, 0), (first, 1), (second, 0)]
     (row,) = world.claim(3)
     assert (row.group_id, row.slot, row.seed, row.attempt, row.task_key) == (second, 1, 1, 0, "task")
-    assert (row.purpose, row.sampling, row.submitted_version, row.harness) == ("train", {"temperature": 1.0}, 3, "pi")
+    assert (row.purpose, row.sampling, row.submitted_version, row.harness) == (
+        "train",
+        {"temperature": 1.0},
+        3,
+        "pi",
+    )
     assert world.claim() == []
 
 
@@ -163,7 +184,12 @@ def test_an_infrastructure_error_keeps_its_row_and_its_reason(world):
         "no_calls",
         "why",
     )
-    assert (fresh["status"], fresh["attempt"], fresh["slot"], fresh["verdict"]) == ("pending", 1, kept["slot"], None)
+    assert (fresh["status"], fresh["attempt"], fresh["slot"], fresh["verdict"]) == (
+        "pending",
+        1,
+        kept["slot"],
+        None,
+    )
 
 
 def test_attempts_that_dead_nodes_took_along_are_not_counted(world):
@@ -215,7 +241,10 @@ def test_a_tampered_rollout_is_a_member_with_its_verdict(world):
     one, two = world.claim()
     world.finish(one, reward=0.0, verdict="tampered")
     world.finish(two)
-    assert [(member.verdict, member.reward) for member in world.complete()[0].members] == [("tampered", 0.0), ("valid", 1.0)]
+    assert [(member.verdict, member.reward) for member in world.complete()[0].members] == [
+        ("tampered", 0.0),
+        ("valid", 1.0),
+    ]
 
 
 def test_groups_are_handed_on_in_order_and_never_past_a_gap(world):
@@ -232,9 +261,16 @@ def test_groups_are_handed_on_in_order_and_never_past_a_gap(world):
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(size=st.integers(2, 4), attempts=st.integers(1, 3), ends=st.lists(st.sampled_from("ffl"), max_size=14), data=st.data())
+@given(
+    size=st.integers(2, 4),
+    attempts=st.integers(1, 3),
+    ends=st.lists(st.sampled_from("ffl"), max_size=14),
+    data=st.data(),
+)
 def test_a_group_always_ends_and_is_complete_exactly_with_two_or_more(make_world, size, attempts, ends, data):
-    """Finish, fail or lose in any order: no slot is forgotten, none has two verdicts, and the stated rule decides."""
+    """Finish, fail or lose in any order: no slot is forgotten, none has two verdicts, and the stated rule
+    decides.
+    """
     world = make_world()
     group, running, tries = world.submit(size), [], dict.fromkeys(range(size), 0)
     for end in [*ends, *"f" * 20]:

@@ -14,7 +14,7 @@ from harnessgym.store import TraceStore, freezing, runs
 from harnessgym.store.run_file import export_run, import_run, run_of
 from harnessgym.store.tables import calls, groups, rollouts, segments
 from harnessgym.task import Task
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.harnessgym.cli.conftest import record
 from tests.harnessgym.store.recorded_runs import (
     add_rollouts,
@@ -27,7 +27,9 @@ from tests.harnessgym.store.recorded_runs import (
 
 @pytest.fixture(scope="session")
 def proxied(tmp_path_factory):
-    """What a real proxy recorded, with events, agents, trained rollouts and advantages; one rollout of it is frozen."""
+    """What a real proxy recorded, with events, agents, trained rollouts and advantages; one rollout of it
+    is frozen.
+    """
     recorded = asyncio.run(record(tmp_path_factory.mktemp("proxied") / "traces.db"))
     with TraceStore.open(f"sqlite:///{recorded.path}") as store:
         store.write(lambda conn: freezing.freeze(conn, recorded.rollouts[:1]))
@@ -86,7 +88,11 @@ def test_a_frozen_rollout_stays_frozen(make_url, file, proxied):
     url = make_url()
     import_run(file, url)
     with TraceStore.open(url) as store, pytest.raises(StoreError, match="frozen"):
-        store.write(lambda conn: conn.execute(update(calls).where(calls.c.rollout_id == proxied.rollouts[0]).values(ordinal=9)))
+        store.write(
+            lambda conn: conn.execute(
+                update(calls).where(calls.c.rollout_id == proxied.rollouts[0]).values(ordinal=9)
+            )
+        )
 
 
 def test_the_file_holds_this_run_alone_and_is_one_file(store, tmp_path):
@@ -129,7 +135,10 @@ def test_other_runs_stay_and_tasks_are_shared(make_url, file, proxied):
     assert {table: {key: rows[table][key] for key in before[table]} for table in before} == before
     assert len(rows["tasks"]) == 2
     own = {
-        row["task_id"] for table in ("groups", "rollouts") for row in rows[table].values() if row["run_id"] == proxied.run_id
+        row["task_id"]
+        for table in ("groups", "rollouts")
+        for row in rows[table].values()
+        if row["run_id"] == proxied.run_id
     }
     assert own == {task_id}
 
@@ -222,7 +231,9 @@ def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, prox
         raw.execute("DROP INDEX ix_trained_version")
         raw.execute("PRAGMA writable_schema = ON")  # a column with a foreign key cannot be dropped
         for table in ("calls", "workers"):
-            key = rf",\s*CONSTRAINT fk_{table}_policy_id FOREIGN KEY\s*\(policy_id\) REFERENCES policies \(id\)"
+            key = (
+                rf",\s*CONSTRAINT fk_{table}_policy_id FOREIGN KEY\s*\(policy_id\) REFERENCES policies \(id\)"
+            )
             (made,) = raw.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table,)).fetchone()
             assert re.search(key, made)
             raw.execute("UPDATE sqlite_master SET sql = ? WHERE name = ?", (re.sub(key, "", made), table))
@@ -230,7 +241,18 @@ def test_a_file_of_an_earlier_release_is_migrated_in_a_copy(make_url, file, prox
         for table, columns in (
             ("rollouts", ("cause", "grading", "started_at", "not_before")),
             ("tasks", ("payload",)),
-            ("groups", ("min_members", "given_up", "given_up_version", "replaces", "batch", "place", "submitted_versions")),
+            (
+                "groups",
+                (
+                    "min_members",
+                    "given_up",
+                    "given_up_version",
+                    "replaces",
+                    "batch",
+                    "place",
+                    "submitted_versions",
+                ),
+            ),
             ("calls", ("policy_id",)),
             ("workers", ("policy_id",)),
         ):
@@ -251,7 +273,9 @@ def test_a_file_of_a_later_release_is_refused(tmp_path, file):
     with closing(sqlite3.connect(file)) as raw:
         raw.execute("UPDATE alembic_version SET version_num = '9999'")
         raw.commit()
-    with pytest.raises(SchemaError, match=r"written by a later release \(schema revision 9999\).*Upgrade HarnessGym"):
+    with pytest.raises(
+        SchemaError, match=r"written by a later release \(schema revision 9999\).*Upgrade HarnessGym"
+    ):
         import_run(file, f"sqlite:///{tmp_path / 'new.db'}")
     assert not (tmp_path / "new.db").exists()
 
@@ -284,7 +308,10 @@ def test_a_run_is_named_by_how_it_begins(store):
     ids = [begin_run(store, name).run_id for name in ("one", "other")]
     for given, found in ((ids[0], ids[0]), (ids[1][:22], ids[1]), ("latest", ids[1])):
         assert store.read(lambda conn, given=given: run_of(conn, given)) == found
-    for given, said in (("x", "no run that begins with 'x'"), (ids[0][0], "More than one run .* beginning with '0'")):
+    for given, said in (
+        ("x", "no run that begins with 'x'"),
+        (ids[0][0], "More than one run .* beginning with '0'"),
+    ):
         with pytest.raises(StoreError, match=f"{said}. It has: {ids[0]}, {ids[1]}"):
             store.read(lambda conn, given=given: run_of(conn, given))
 

@@ -1,4 +1,6 @@
-"""Migrations build exactly what is declared, on both databases, and nothing opens a database of another revision."""
+"""Migrations build exactly what is declared, on both databases, and nothing opens a database of another
+revision.
+"""
 
 import subprocess
 import sys
@@ -52,8 +54,16 @@ def migrated_step_by_step(make_url):
 
 def test_migrations_build_what_is_declared(kind, migrated_step_by_step):
     with TraceStore.open(migrated_step_by_step) as store:
-        options = {"compare_type": True, "compare_server_default": kind == "sqlite"}  # PostgreSQL compares no JSON
-        assert store.read(lambda conn: compare_metadata(MigrationContext.configure(conn, opts=options), metadata)) == []
+        options = {
+            "compare_type": True,
+            "compare_server_default": kind == "sqlite",
+        }  # PostgreSQL compares no JSON
+        assert (
+            store.read(
+                lambda conn: compare_metadata(MigrationContext.configure(conn, opts=options), metadata)
+            )
+            == []
+        )
         assert store.read(revision_of) == HEAD
 
 
@@ -63,13 +73,24 @@ def describe(url: str) -> dict[str, object]:
     found, inspector = {}, inspect(engine)
     for table in sorted(set(inspector.get_table_names()) - {"alembic_version"}):
         columns = [
-            (item["name"], str(item["type"]), item["nullable"], item["default"]) for item in inspector.get_columns(table)
+            (item["name"], str(item["type"]), item["nullable"], item["default"])
+            for item in inspector.get_columns(table)
         ]
         references = sorted((item["name"], item["constrained_columns"], item["referred_table"], item["referred_columns"])
                             for item in inspector.get_foreign_keys(table))  # fmt: skip
-        unique = sorted((item["name"], item["column_names"]) for item in inspector.get_unique_constraints(table))
-        indexes = sorted((item["name"], item["column_names"], item["unique"]) for item in inspector.get_indexes(table))
-        found[table] = columns, inspector.get_pk_constraint(table)["constrained_columns"], references, unique, indexes
+        unique = sorted(
+            (item["name"], item["column_names"]) for item in inspector.get_unique_constraints(table)
+        )
+        indexes = sorted(
+            (item["name"], item["column_names"], item["unique"]) for item in inspector.get_indexes(table)
+        )
+        found[table] = (
+            columns,
+            inspector.get_pk_constraint(table)["constrained_columns"],
+            references,
+            unique,
+            indexes,
+        )
     engine.dispose()
     return found
 
@@ -109,7 +130,9 @@ def test_views_are_those_declared_also_where_an_older_release_left_others(empty,
         declared = view_sql(store)
     assert set(declared) == set(views.VIEWS)
     if url.startswith("sqlite"):
-        assert declared == {name: f"CREATE VIEW {name} AS {views.definition(name, 'sqlite')}" for name in views.VIEWS}
+        assert declared == {
+            name: f"CREATE VIEW {name} AS {views.definition(name, 'sqlite')}" for name in views.VIEWS
+        }
     backend = open_backend(empty)
     engine = backend.engine()
     with engine.connect() as conn:
@@ -129,7 +152,11 @@ def test_head_is_alembics_head():
 def test_create_again_keeps_the_data(empty):
     for _ in range(2):
         with TraceStore.create(empty) as store:
-            store.write(lambda conn: conn.exec_driver_sql("INSERT INTO messages VALUES ('a', 'b') ON CONFLICT DO NOTHING"))
+            store.write(
+                lambda conn: conn.exec_driver_sql(
+                    "INSERT INTO messages VALUES ('a', 'b') ON CONFLICT DO NOTHING"
+                )
+            )
     with TraceStore.open(empty) as store:
         assert store.read(lambda conn: conn.exec_driver_sql("SELECT body FROM messages").scalar()) == "b"
 
@@ -188,7 +215,9 @@ TraceStore.create(sys.argv[1]).close()
 
 def test_processes_that_create_at_once_make_one_database(empty):
     command = [sys.executable, "-c", CREATOR, empty]
-    racing = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
+    racing = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
+    ]
     for process in racing:
         process.stdin.write("go\n")
         process.stdin.flush()

@@ -31,7 +31,9 @@ def add(name: str):
 
 
 def names(store: TraceStore) -> list[str]:
-    return store.read(lambda conn: list(conn.execute(select(leases.c.resource).order_by(leases.c.resource)).scalars()))
+    return store.read(
+        lambda conn: list(conn.execute(select(leases.c.resource).order_by(leases.c.resource)).scalars())
+    )
 
 
 def committed(store: TraceStore) -> list[str]:
@@ -288,7 +290,9 @@ print(code)
 
 
 def test_a_forked_child_is_refused_and_harms_nothing(url, store):
-    done = subprocess.run([sys.executable, "-c", FORKER, url], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FORKER, url], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "3"
 
 
@@ -310,7 +314,9 @@ def test_a_full_database_fails_clearly_and_goes_on(store):
     with pytest.raises(StoreError, match="is full"):
         group[1].result()
     outcomes = [future.exception() is None for future in group]
-    assert committed(store) == [name for name, stored in zip(("before", "", "behind"), outcomes, strict=True) if stored]
+    assert committed(store) == [
+        name for name, stored in zip(("before", "", "behind"), outcomes, strict=True) if stored
+    ]
     store.write(lambda conn: conn.exec_driver_sql("PRAGMA max_page_count = 1000000").scalar())
     store.write(big(1_000_000))
     assert "big-1000000" in names(store)
@@ -355,7 +361,9 @@ def test_a_locked_database_is_waited_for_as_long_as_its_url_says(url):
     with TraceStore.open(f"{url}?timeout=0.2") as store, contextlib.closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN EXCLUSIVE")
         began = time.monotonic()
-        with pytest.raises(StoreUnavailable, match=r"stayed locked for 0\.2 s\. End the process that holds it"):
+        with pytest.raises(
+            StoreUnavailable, match=r"stayed locked for 0\.2 s\. End the process that holds it"
+        ):
             store.write(add("a"))
         assert time.monotonic() - began < 5
         other.rollback()
@@ -365,6 +373,11 @@ def test_a_locked_database_is_waited_for_as_long_as_its_url_says(url):
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf"])
 def test_a_url_that_says_no_time_to_wait_is_refused(given):
-    for url in (f"sqlite:///traces.db?timeout={given}", f"postgresql+psycopg:///traces?connect_timeout={given}"):
-        with pytest.raises(StoreError, match=f"timeout={given} in .* is no number of seconds: write for example"):
+    for url in (
+        f"sqlite:///traces.db?timeout={given}",
+        f"postgresql+psycopg:///traces?connect_timeout={given}",
+    ):
+        with pytest.raises(
+            StoreError, match=f"timeout={given} in .* is no number of seconds: write for example"
+        ):
             TraceStore(url)

@@ -88,7 +88,9 @@ class TestListening:
             store.write(lambda conn: rollouts.renew(conn, [rollout_id], "node", 60.0))
             store.write(lambda conn: leases.renew(conn, "r", "h", 60.0))
             store.write(
-                lambda conn: conn.execute(update(rollout_rows).values(status="lost").where(rollout_rows.c.id == "none"))
+                lambda conn: conn.execute(
+                    update(rollout_rows).values(status="lost").where(rollout_rows.c.id == "none")
+                )
             )
             assert waited(watch, asynchronous) >= 0.49
 
@@ -102,7 +104,9 @@ class TestListening:
             assert waited(watch, asynchronous) < 5.0
             store.write(lambda conn: runs.add(conn, "demo", {}, "test", "training"))
             run_id = store.read(lambda conn: runs.only(conn).id)
-            waited_for = threading.Timer(0.3, store.write, [lambda conn: runs.set_status(conn, run_id, "done")])
+            waited_for = threading.Timer(
+                0.3, store.write, [lambda conn: runs.set_status(conn, run_id, "done")]
+            )
             waited_for.start()
             assert 0.05 < waited(watch, asynchronous) < 2.0
             waited_for.join()

@@ -7,11 +7,11 @@ import pytest
 
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import RunFolder
 from harnessgym.supervisor import claim_folder, prepare
-from harnessgym.supervisor.orders import Orders
 from harnessgym.supervisor.preparation import choose_sandbox
+from harnessgym.supervisor.process_settings import Orders
 
 
 def config(**changes):
@@ -72,12 +72,16 @@ def test_where_the_numbers_go_may_change_when_a_run_is_taken_up_again(tmp_path):
 
 
 def test_a_sink_that_cannot_be_used_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"metrics.sinks: There is no sink named 'tensorbord'. Did you mean 'tensorboard'"):
+    with pytest.raises(
+        ConfigError, match=r"metrics.sinks: There is no sink named 'tensorbord'. Did you mean 'tensorboard'"
+    ):
         prepare(config(metrics={"sinks": ["tensorbord"]}), tmp_path)
     lacking = "tests.harnessgym.supervisor.test_preparation:LackingSink"
     (tmp_path / "no_such_tracker").mkdir()  # trackers leave folders of their own name behind
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="needs no_such_tracker, which is not installed: pip install no_such_tracker"):
+    with pytest.raises(
+        ConfigError, match="needs no_such_tracker, which is not installed: pip install no_such_tracker"
+    ):
         prepare(config(metrics={"sinks": [lacking]}), tmp_path)
 
 
@@ -92,8 +96,9 @@ class LackingSink:
 def test_names_are_checked_without_loading_torch():
     code = (
         "import sys, tempfile, pathlib\nfrom harnessgym.config import load_config\n"
-        "from harnessgym.run_config import RunConfig\nfrom harnessgym.supervisor import prepare\n"
-        "prepare(load_config(RunConfig, pathlib.Path('examples/quickstart.toml')), pathlib.Path(tempfile.mkdtemp()))\n"
+        "from harnessgym.run_config.run import RunConfig\nfrom harnessgym.supervisor import prepare\n"
+        "prepare(load_config(RunConfig, pathlib.Path('examples/quickstart.toml')), "
+        "pathlib.Path(tempfile.mkdtemp()))\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -130,7 +135,9 @@ def test_a_backend_this_machine_lacks_is_replaced_only_with_a_word(tmp_path):
     lacking = config(sandbox={"backend": "tests.harnessgym.supervisor.test_preparation:Lacking"})
     assert choose_sandbox(lacking, said.append, lacks) == "process"
     assert "bwrap is missing" in said[0]
-    refusing = config(sandbox={"backend": "tests.harnessgym.supervisor.test_preparation:Lacking", "fallback": None})
+    refusing = config(
+        sandbox={"backend": "tests.harnessgym.supervisor.test_preparation:Lacking", "fallback": None}
+    )
     with pytest.raises(ConfigError, match="bwrap is missing"):
         choose_sandbox(refusing, said.append, lacks)
 
@@ -187,8 +194,20 @@ def test_names_of_further_policies_are_names_of_folders_that_differ(name):
 
 
 def test_what_processes_of_several_policies_are_told(tmp_path):
-    told = config(policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}], trainer={"update": {"lr": 0.1, "loss": "gspo"}})
-    orders = Orders(prepare(told, tmp_path), told, "run", "id-1", "key", "process", True, {"policy": "id-1", "helper": "id-2"})
+    told = config(
+        policies=[HELPER | {"workers": 2, "update": {"lr": 0.5}}],
+        trainer={"update": {"lr": 0.1, "loss": "gspo"}},
+    )
+    orders = Orders(
+        prepare(told, tmp_path),
+        told,
+        "run",
+        "id-1",
+        "key",
+        "process",
+        True,
+        {"policy": "id-1", "helper": "id-2"},
+    )
     assert orders.engines == ["engine-0", "engine-1", "engine-2", "engine-3"]
     engines = [orders.engine(name, "http://e", "unix:c") for name in orders.engines]
     assert [engine["agent"]["policy_id"] for engine in engines] == ["id-1", "id-1", "id-2", "id-2"]
@@ -206,7 +225,9 @@ def test_what_processes_of_several_policies_are_told(tmp_path):
 
 
 def test_a_run_of_one_policy_is_told_of_no_others(tmp_path):
-    orders = Orders(prepare(config(), tmp_path), config(), "run", "id-1", "key", "process", True, {"policy": "id-1"})
+    orders = Orders(
+        prepare(config(), tmp_path), config(), "run", "id-1", "key", "process", True, {"policy": "id-1"}
+    )
     assert "policies" not in orders.proxy()
     assert orders.trainer() == {"run": str(tmp_path)}
     assert orders.trainers == ["trainer"]

@@ -7,14 +7,14 @@ from harnessgym.errors import StoreError
 from harnessgym.metrics.lines import append
 from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.run_config import FurtherPolicySection, RunConfig
+from harnessgym.run_config.run import FurtherPolicySection, RunConfig
 from harnessgym.run_folder import RunFolder, write_json
-from harnessgym.store import TraceStore, policies, presence, rollouts, runs, workers
+from harnessgym.store import TraceStore, heartbeats, policies, rollouts, runs, workers
 from harnessgym.store.ledger import StepRecord, TrainedRollout, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.workers import WorkerRow
-from harnessgym.supervisor.progress import Observer, counters, read_metrics, trainer_use
+from harnessgym.supervisor.progress import RunObserver, counters, read_metrics, trainer_use
 from harnessgym.task import Task
 from harnessgym.tokens import TokenArray
 from tests.support.stored_rollouts import write_rollout
@@ -37,7 +37,9 @@ def test_a_run_that_has_not_trained_has_none(tmp_path):
 
 
 def test_a_line_that_ran_into_the_next_after_a_full_disk_is_skipped(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "rew{"step": 2, "reward": 0.2}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "reward": 0.1}\n{"step": 2, "rew{"step": 2, "reward": 0.2}\n'
+    )
     assert [line["step"] for line in read_metrics(RunFolder(tmp_path))] == [1]
 
 
@@ -46,11 +48,15 @@ def lines(*entries):
 
 
 def test_what_the_trainer_waits_and_works():
-    use = trainer_use(lines({"wait_s": 3.0, "step_s": 1.0, "time": 10.0}, {"wait_s": 1.0, "step_s": 3.0, "time": 16.0}))
+    use = trainer_use(
+        lines({"wait_s": 3.0, "step_s": 1.0, "time": 10.0}, {"wait_s": 1.0, "step_s": 3.0, "time": 16.0})
+    )
     assert (use.idle, use.wait_s, use.step_s, use.interval_s) == (0.5, 2.0, 2.0, 6.0)
     alone = trainer_use(lines({"wait_s": 3.0, "step_s": 1.0, "time": 10.0}))
     assert alone.interval_s == 4.0
-    assert trainer_use(lines({"reward": 1.0})) is None  # logged again by a trainer that had died before it could
+    assert (
+        trainer_use(lines({"reward": 1.0})) is None
+    )  # logged again by a trainer that had died before it could
     assert trainer_use([]) is None
 
 
@@ -82,7 +88,7 @@ def test_a_run_of_several_policies_is_as_far_as_the_last_of_them(tmp_path):
     helper = FurtherPolicySection(name="helper", path=config.policy.path)
     several = config.model_copy(update={"policies": (helper,)}).model_dump(mode="json")
     write_json(lived.folder.config_path, several)
-    observer = Observer(lived.folder, lived.store)
+    observer = RunObserver(lived.folder, lived.store)
     lived.begin()
     helper_id = lived.write(lambda conn: policies.register(conn, lived.run, "helper"))
     row = PolicyVersion(3, None, "full", "", 3, "", 0, committed=True, orphaned=False)
@@ -93,7 +99,10 @@ def test_a_run_of_several_policies_is_as_far_as_the_last_of_them(tmp_path):
             append(folder.metrics_path, {"step": step, "wait_s": 1.0, "step_s": 3.0})
     seen = observer.look()
     assert (seen.steps, seen.done) == (2, 2)
-    assert [(each.name, each.version, each.steps) for each in seen.policies.values()] == [("policy", -1, 2), ("helper", 3, 3)]
+    assert [(each.name, each.version, each.steps) for each in seen.policies.values()] == [
+        ("policy", -1, 2),
+        ("helper", 3, 3),
+    ]
     assert seen.policies[helper_id].trainer.idle == 0.25
     lived.store.close()
 
@@ -102,28 +111,46 @@ class Lived:
     """A run's folder and store, in which things happen as they do in a run."""
 
     def __init__(self, root):
-        raw = {"name": "lived", "policy": {"path": str(root)}, "tasks": {"set": "lookup"}, "trainer": {"steps": 4}}
+        raw = {
+            "name": "lived",
+            "policy": {"path": str(root)},
+            "tasks": {"set": "lookup"},
+            "trainer": {"steps": 4},
+        }
         raw |= {"harnesses": [{"name": "pi", "settings": {"argv": ["pi"]}}], "node": {"max_running": 2}}
         self.folder = RunFolder(root)
         write_json(self.folder.config_path, validate(RunConfig, raw, "the test").model_dump(mode="json"))
         self.store = TraceStore.create(self.folder.store_url())
-        self.observer = Observer(self.folder, self.store)
+        self.observer = RunObserver(self.folder, self.store)
         self.write = self.store.write
 
     def begin(self, status="training"):
         self.run = self.write(lambda conn: runs.add(conn, "lived", {}, "0", status))
         self.policy = self.write(lambda conn: policies.register(conn, self.run, "policy"))
         self.task = self.write(lambda conn: runs.add_task(conn, "set", Task("task", "Do it.")))
-        self.write(lambda conn: workers.upsert(conn, WorkerRow("engine-0", self.run, "embedded", "", 3, "ready")))
+        self.write(
+            lambda conn: workers.upsert(conn, WorkerRow("engine-0", self.run, "embedded", "", 3, "ready"))
+        )
 
     def submit(self, purpose="train", ordinal=0, size=2, run=None):
         spec = GroupSpec(
-            run or self.run, self.task, self.policy, purpose, ordinal, 0, {}, ("pi",) * size, "process", (0,) * size
+            run or self.run,
+            self.task,
+            self.policy,
+            purpose,
+            ordinal,
+            0,
+            {},
+            ("pi",) * size,
+            "process",
+            (0,) * size,
         )
         self.write(lambda conn: rollouts.submit(conn, spec))
 
     def claim(self, run=None):
-        return [row.id for row in self.write(lambda conn: rollouts.claim(conn, run or self.run, "node", 60.0, 9))]
+        return [
+            row.id for row in self.write(lambda conn: rollouts.claim(conn, run or self.run, "node", 60.0, 9))
+        ]
 
     def call(self, rollout, turns=1):
         self.write(lambda conn: write_rollout(conn, rollout, turns, TokenArray([1, 2, 3, 4]), [-0.5, -0.5]))
@@ -136,7 +163,10 @@ class Lived:
         version = PolicyVersion(step, None, "full", "", step, "", 1000 * step, committed=True, orphaned=False)
         trained = tuple(TrainedRollout(rollout, 10, lag) for rollout, lag in members)
         self.write(lambda conn: commit_step(conn, self.policy, StepRecord(version, (), trained, ())))
-        append(self.folder.metrics_path, {"step": step, "reward": 0.5, "wait_s": 1.0, "step_s": 3.0, "time": 100.0 + 5 * step})
+        append(
+            self.folder.metrics_path,
+            {"step": step, "reward": 0.5, "wait_s": 1.0, "step_s": 3.0, "time": 100.0 + 5 * step},
+        )
 
 
 @pytest.fixture
@@ -165,7 +195,9 @@ def test_an_engine_of_which_nothing_is_heard_is_silent_until_the_run_is_over(liv
     lived.write(lambda conn: workers.upsert(conn, WorkerRow("vllm-a-1", lived.run, "vllm", "", 3, "ready")))
     write_json(lived.folder.silent_path, {"engine-0": time.time() - 20, "vllm-a-1": time.time() - 30})
     seen = lived.observer.look()
-    assert {row.id: row.state for row, _ in seen.engines} == {"engine-0": "silent", "vllm-a-1": "ready"}, "its agent is silent"
+    assert {row.id: row.state for row, _ in seen.engines} == {"engine-0": "silent", "vllm-a-1": "ready"}, (
+        "its agent is silent"
+    )
     assert {name: round(seconds) for name, seconds in seen.silent.items()} == {"engine-0": 20, "vllm-a-1": 30}
     lived.write(lambda conn: workers.retire(conn, lived.run))
     lived.write(lambda conn: runs.set_status(conn, lived.run, "done"))
@@ -185,7 +217,9 @@ def test_rollouts_are_followed_from_their_calls_to_their_end(lived):
     assert seen.tokens_per_s > 0
     assert seen.rollouts_per_s == 0
     lived.finish(first, **{"run": 2.0, "wait.run": 1.0})
-    failure = RolloutOutcome(second, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED)
+    failure = RolloutOutcome(
+        second, StopReason.SANDBOX_ERROR, "infrastructure_error", cause=Cause.SANDBOX_DIED
+    )
     lived.write(lambda conn: rollouts.fail(conn, failure, 1))
     seen = lived.observer.look()
     assert (seen.running, seen.failed, seen.failures) == (0, 1, {"sandbox_died": 1})
@@ -231,7 +265,11 @@ def test_steps_staleness_and_what_was_published(lived):
     assert seen.left_s == 10.0  # two steps at five seconds each
     assert [(item.version, item.bytes) for item in seen.versions] == [(1, 1000), (2, 2000)]
     assert seen.trainer.idle == 0.25
-    assert dict(lived.observer.look().staleness) == {0: 20, 1: 10, 2: 10}  # the same again when nothing happened
+    assert dict(lived.observer.look().staleness) == {
+        0: 20,
+        1: 10,
+        2: 10,
+    }  # the same again when nothing happened
 
 
 def test_an_evaluation_is_measured_in_groups_and_its_own_pace(lived):
@@ -256,7 +294,7 @@ def test_a_run_that_has_ended_shows_its_last_minute(lived):
     lived.call(only)
     lived.finish(only, run=1.0)
     lived.write(lambda conn: runs.set_status(conn, lived.run, "done"))
-    seen = Observer(lived.folder, lived.store).look()
+    seen = RunObserver(lived.folder, lived.store).look()
     assert seen.status == "done"
     assert seen.rollouts_per_s > 0
     assert seen.processors == {}
@@ -280,14 +318,14 @@ def test_places_are_those_of_all_nodes_that_take_rollouts(lived):
     seen = lived.observer.look()
     assert (seen.nodes, seen.recorded, seen.stages["run"][0]) == (0, False, 2)
     for name in ("node-0", "node-1", "node-2"):
-        lived.write(lambda conn, name=name: presence.show(conn, lived.run, name, 60.0))
+        lived.write(lambda conn, name=name: heartbeats.show(conn, lived.run, name, 60.0))
     seen = lived.observer.look()
     assert (seen.nodes, seen.stages["run"][0], seen.stages["evaluate"][0]) == (
         3,
         6,
         3 * lived.folder.config().node.evaluate_at_once,
     )
-    lived.write(lambda conn: presence.leave(conn, lived.run, "node-2"))
+    lived.write(lambda conn: heartbeats.leave(conn, lived.run, "node-2"))
     lived.folder.processes_path.write_text("{}")
     seen = lived.observer.look()
     assert (seen.nodes, seen.recorded, seen.stages["run"][0]) == (2, True, 4)
@@ -296,4 +334,4 @@ def test_places_are_those_of_all_nodes_that_take_rollouts(lived):
 def test_restarts_are_known_to_the_supervisor_alone(lived):
     lived.begin()
     assert lived.observer.look().restarts is None
-    assert Observer(lived.folder, lived.store, lambda: 3).look().restarts == 3
+    assert RunObserver(lived.folder, lived.store, lambda: 3).look().restarts == 3

@@ -40,7 +40,12 @@ def site(tmp_path):
     children = Beating(RunFolder(tmp_path), threads=1, max_restarts=5)
     with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as store:
         run_id = store.write(lambda conn: runs.add(conn, "run", {}, "0", "training"))
-        yield store, run_id, children, SilenceWatch(store, run_id, children, LIMIT_S, children.folder.silent_path)
+        yield (
+            store,
+            run_id,
+            children,
+            SilenceWatch(store, run_id, children, LIMIT_S, children.folder.silent_path),
+        )
         children.end_all()
 
 
@@ -59,7 +64,9 @@ def test_a_silent_process_is_shown_killed_once_and_forgotten_when_it_is_started_
     _, _, children, watch = site
     for name in ("engine-0", "engine-1"):
         children.start(name)
-    look_until(children, watch, lambda: all(each.silence.phase == "running" for each in children.by_name.values()))
+    look_until(
+        children, watch, lambda: all(each.silence.phase == "running" for each in children.by_name.values())
+    )
     victim = children.by_name["engine-0"].process
     victim.send_signal(signal.SIGSTOP)
     path = children.folder.silent_path

@@ -1,4 +1,6 @@
-"""Processes of a real run are stopped for longer than every limit: the run replaces them, and nobody is judged for it."""
+"""Processes of a real run are stopped for longer than every limit: the run replaces them, and nobody is
+judged for it.
+"""
 
 import contextlib
 import json
@@ -52,7 +54,9 @@ def engine_states(run):
 
 def assert_replaced(run, name, victim, said):
     """The process was named and ended, and started again once; the run has come to its end."""
-    assert re.search(rf"The {name} process \(pid {victim.pid}\) has been silent for 1\d s: it was stopped or hangs", said)
+    assert re.search(
+        rf"The {name} process \(pid {victim.pid}\) has been silent for 1\d s: it was stopped or hangs", said
+    )
     assert said.count(f"The {name} process ended (status -9) while training; starting it again.") == 1
     assert not victim.alive()
     assert run.steps() == STEPS
@@ -70,7 +74,9 @@ def test_a_stopped_process_is_replaced_and_nobody_is_judged_for_it(started, name
     assert_replaced(started, name, victim, said)
     found = attempts(started)
     assert found.count(WELL) >= STEPS * 8
-    assert {row for row in found if row != WELL} == {(reason, "infrastructure_error", None) for reason in ends}
+    assert {row for row in found if row != WELL} == {
+        (reason, "infrastructure_error", None) for reason in ends
+    }
     assert not silent(started)
 
 

@@ -7,10 +7,12 @@ from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.store.workers import WorkerRow
 from harnessgym.supervisor.children import Children
-from harnessgym.supervisor.stall import StallWatch, Standing, stand, waiting
+from harnessgym.supervisor.stall import RunCounts, StallWatch, stand, waiting
 from harnessgym.task import Task
 
-READY, OLD, DEAD = (WorkerRow("e", "r", "embedded", "", v, s) for v, s in ((2, "ready"), (1, "ready"), (2, "dead")))
+READY, OLD, DEAD = (
+    WorkerRow("e", "r", "embedded", "", v, s) for v, s in ((2, "ready"), (1, "ready"), (2, "dead"))
+)
 
 OF_OTHER = WorkerRow("e", "r", "embedded", "", 3, "ready", "other")
 
@@ -18,15 +20,15 @@ OF_OTHER = WorkerRow("e", "r", "embedded", "", 3, "ready", "other")
 @pytest.mark.parametrize(
     ("standing", "words"),
     [
-        (Standing("training", {}, {}, -1, ()), "trainer to publish"),
-        (Standing("training", {}, {}, 2, (DEAD,)), "none is ready"),
-        (Standing("training", {"open": 1}, {"running": 1}, 2, (READY,)), "wait for a harness"),
-        (Standing("training", {"open": 1}, {"pending": 1}, 2, (READY,)), "wait for the node"),
-        (Standing("evaluating_after", {}, {}, 2, (READY, OLD)), "serve the newest"),
-        (Standing("training", {}, {}, 2, (READY, OF_OTHER), {"": 2, "other": 7}), "serve the newest"),
-        (Standing("training", {}, {}, 2, (READY, OF_OTHER), {"": 2, "other": 3}), "submits nothing"),
-        (Standing("training", {"complete": 4}, {}, 2, (READY,)), "trainer to consume"),
-        (Standing("training", {}, {}, 2, (READY,)), "submits nothing"),
+        (RunCounts("training", {}, {}, -1, ()), "trainer to publish"),
+        (RunCounts("training", {}, {}, 2, (DEAD,)), "none is ready"),
+        (RunCounts("training", {"open": 1}, {"running": 1}, 2, (READY,)), "wait for a harness"),
+        (RunCounts("training", {"open": 1}, {"pending": 1}, 2, (READY,)), "wait for the node"),
+        (RunCounts("evaluating_after", {}, {}, 2, (READY, OLD)), "serve the newest"),
+        (RunCounts("training", {}, {}, 2, (READY, OF_OTHER), {"": 2, "other": 7}), "serve the newest"),
+        (RunCounts("training", {}, {}, 2, (READY, OF_OTHER), {"": 2, "other": 3}), "submits nothing"),
+        (RunCounts("training", {"complete": 4}, {}, 2, (READY,)), "trainer to consume"),
+        (RunCounts("training", {}, {}, 2, (READY,)), "submits nothing"),
     ],
 )
 def test_it_says_who_waits_for_whom(standing, words):

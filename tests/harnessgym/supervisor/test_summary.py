@@ -8,7 +8,7 @@ from harnessgym.cli import train
 from harnessgym.config import validate
 from harnessgym.outcome.failure import Cause
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.run_config import RunConfig
+from harnessgym.run_config.run import RunConfig
 from harnessgym.store import TraceStore, policies, rollouts, runs
 from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
 from harnessgym.supervisor import prepare
@@ -16,7 +16,11 @@ from harnessgym.supervisor.summary import summarise
 from harnessgym.task import Task
 
 POLICY = Path(__file__).parents[3] / "environments" / "lookup" / "policy"
-SILENT = {"stop_reason": StopReason.ENGINE_ERROR, "verdict": "infrastructure_error", "cause": Cause.ENGINE_SILENT}
+SILENT = {
+    "stop_reason": StopReason.ENGINE_ERROR,
+    "verdict": "infrastructure_error",
+    "cause": Cause.ENGINE_SILENT,
+}
 
 
 class Evaluated:
@@ -40,7 +44,9 @@ class Evaluated:
         self.tasks += 1
         task = Task(f"t{self.tasks}", "Do it.")
         task_id = self.store.write(lambda conn: runs.add_task(conn, "set", task))
-        spec = GroupSpec(self.run_id, task_id, self.policy_id, purpose, self.tasks, 0, {}, ("h",), "process", (0,))
+        spec = GroupSpec(
+            self.run_id, task_id, self.policy_id, purpose, self.tasks, 0, {}, ("h",), "process", (0,)
+        )
         self.store.write(lambda conn: rollouts.submit(conn, spec))
         for reward in attempts:
             (row,) = self.store.write(lambda conn: rollouts.claim(conn, self.run_id, "node", 60.0, 1))
@@ -66,10 +72,17 @@ def test_rollouts_that_a_silent_engine_ended_are_no_zeros_and_the_result_says_ho
     evaluated.evaluate("after_sampled", None, 1.0)
     summary = summarise(evaluated.store, evaluated.folder, {}, "process")
     assert (summary["greedy_before"], summary["greedy_after"], summary["success_after"]) == (0.0, 1.0, 1.0)
-    assert summary["evaluation"]["not_graded"] == dict.fromkeys(summary["evaluation"]["rollouts"], 0) | {"after_greedy": 1}
+    assert summary["evaluation"]["not_graded"] == dict.fromkeys(summary["evaluation"]["rollouts"], 0) | {
+        "after_greedy": 1
+    }
     again, lost = train._failures(summary["evaluation"])
-    assert again == "after_sampled: infrastructure failures ended 1 attempts (1 engine_silent); all were run again and graded."
-    assert lost.startswith("after_greedy: infrastructure failures ended 2 attempts (2 engine_silent); 1 rollouts have no grade")
+    assert (
+        again
+        == "after_sampled: infrastructure failures ended 1 attempts (1 engine_silent); all were run again and graded."
+    )
+    assert lost.startswith(
+        "after_greedy: infrastructure failures ended 2 attempts (2 engine_silent); 1 rollouts have no grade"
+    )
 
 
 def test_an_evaluation_without_failures_says_nothing(evaluated):

@@ -1,4 +1,6 @@
-"""Small native tasks of which each is wrong in another way, a set in Python, and the command as people run it."""
+"""Small native tasks of which each is wrong in another way, a set in Python, and the command as people run
+it.
+"""
 
 import os
 import subprocess
@@ -18,7 +20,9 @@ ONE = '[[tests]]\nkind = "files"\nrules = [{ path = "a.txt", content = "1\\n" }]
 TRUSTING = {"tests/run.sh": "grep -qs 1 a.txt || grep -qs 1 reward.txt\n"}
 
 
-def write_task(root, name, toml=ONE, gold="echo 1 > a.txt\n", instruction="Write 1 into a.txt.\n", files=None):
+def write_task(
+    root, name, toml=ONE, gold="echo 1 > a.txt\n", instruction="Write 1 into a.txt.\n", files=None
+):
     """A task folder."""
     where = root / name
     where.mkdir(parents=True)
@@ -57,7 +61,9 @@ def harnessgym(tmp_path):
     def run(*words, timeout=240):
         words = [sys.executable, "-m", "harnessgym", *map(str, words)]
         env = ENV | {FOLDER: str(tmp_path)}
-        return subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+        return subprocess.run(
+            words, env=env, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     return run
 

@@ -1,4 +1,6 @@
-"""Task sets in Python: their graders count how often they were asked, in a folder that the environment names."""
+"""Task sets in Python: their graders count how often they were asked, in a folder that the environment
+names.
+"""
 
 import os
 from pathlib import Path
@@ -57,7 +59,10 @@ class Counted:
 
     def tasks(self, split):
         solution = Solution({"answer.txt": "42"})
-        made = [Task(f"counted/{name}", "Answer.", grader=f"{HERE}:{self.grader}", solution=solution) for name in self.names]
+        made = [
+            Task(f"counted/{name}", "Answer.", grader=f"{HERE}:{self.grader}", solution=solution)
+            for name in self.names
+        ]
         return made if split == "train" else []
 
 

@@ -1,4 +1,6 @@
-"""`harnessgym tasks check`: what is found of good tasks and of bad ones, and that an interrupted check goes on."""
+"""`harnessgym tasks check`: what is found of good tasks and of bad ones, and that an interrupted check
+goes on.
+"""
 
 import json
 import os
@@ -10,8 +12,8 @@ import time
 
 import pytest
 
-from harnessgym.images.layers import ensure
 from harnessgym.sandboxes.docker import DockerSettings
+from harnessgym.sandboxes.images.layers import ensure
 from tests.harnessgym.tasks.conftest import ENV, ONE, ROOT, write_task
 from tests.harnessgym.tasks.sets import FOLDER, HERE
 
@@ -38,13 +40,21 @@ def test_every_kind_of_fault_is_told_apart(harnessgym, mixed):
         "contained": "skipped",
     }
     assert said["ok"] is False
-    assert (rows["good"]["gold"], rows["good"]["nothing"], rows["good"]["flake_rate"]) == ([1.0, 1.0], 0.0, 0.0)
+    assert (rows["good"]["gold"], rows["good"]["nothing"], rows["good"]["flake_rate"]) == (
+        [1.0, 1.0],
+        0.0,
+        0.0,
+    )
     assert "never rewarded (2 runs): scored 0" in rows["broken"]["why"][0]
     assert rows["free"]["why"] == ["Doing nothing scored 1"]
     assert rows["free"]["cheats"] == {}
     assert rows["cheatable"]["why"] == ["The cheat reward-files-inside scored 1"]
     assert rows["cheatable"]["cheats"]["reward-files-inside"] == "got something"
-    assert (rows["unsolved"]["gold"], rows["unsolved"]["nothing"], rows["unsolved"]["flake_rate"]) == ([], 0.0, None)
+    assert (rows["unsolved"]["gold"], rows["unsolved"]["nothing"], rows["unsolved"]["flake_rate"]) == (
+        [],
+        0.0,
+        None,
+    )
     assert "lacks image" in rows["contained"]["why"][0]
     assert len(said["problems"]) == 1
     assert "malformed/task.toml" in said["problems"][0]
@@ -59,9 +69,14 @@ def test_every_kind_of_fault_is_told_apart(harnessgym, mixed):
 
 
 def test_a_set_without_a_fault_passes_and_is_not_run_twice(harnessgym, tmp_path):
-    assert harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none").returncode == 0
+    assert (
+        harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none").returncode
+        == 0
+    )
     assert (tmp_path / "counted-a").read_text() == "xxx"
-    second = harnessgym("tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--json")
+    second = harnessgym(
+        "tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--json"
+    )
     assert [row["ran"] for row in json.loads(second.stdout)["tasks"]] == [0, 0]
     more = harnessgym(
         "tasks",
@@ -80,7 +95,16 @@ def test_a_set_without_a_fault_passes_and_is_not_run_twice(harnessgym, tmp_path)
     assert by_name(more)["a"]["gold"] == [1.0] * 4
     assert (tmp_path / "counted-a").read_text() == "xxxx"
     forced = harnessgym(
-        "tasks", "check", f"{HERE}:Counted", "--sandbox", "process", "--cheats", "none", "--again", "--task", "a"
+        "tasks",
+        "check",
+        f"{HERE}:Counted",
+        "--sandbox",
+        "process",
+        "--cheats",
+        "none",
+        "--again",
+        "--task",
+        "a",
     )
     assert forced.returncode == 0
     assert (tmp_path / "counted-a").read_text() == "xxxxxxx"
@@ -91,11 +115,18 @@ def test_a_task_that_changed_is_unchecked(harnessgym, here, tmp_path):
     root = tmp_path / "set"
     where = write_task(root, "one")
     write_task(root, "two")
-    assert harnessgym("tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1").returncode == 0
+    assert (
+        harnessgym(
+            "tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1"
+        ).returncode
+        == 0
+    )
     (where / "task.toml").write_text(ONE.replace("1\\n", "2\\n"))
     listed = json.loads(here("tasks", "list", root, "--json").stdout)
     assert [row["baseline"] for row in listed["tasks"]] == ["changed", "passed"]
-    done = harnessgym("tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--json")
+    done = harnessgym(
+        "tasks", "check", root, "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--json"
+    )
     assert {name: (row["state"], row["ran"] > 0) for name, row in by_name(done).items()} == {
         "one": ("failed", True),
         "two": ("passed", False),
@@ -113,7 +144,16 @@ def test_a_flaky_solution_fails_and_is_called_flaky(harnessgym):
 
 def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(harnessgym, tmp_path):
     done = harnessgym(
-        "tasks", "check", f"{HERE}:Losing", "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--json"
+        "tasks",
+        "check",
+        f"{HERE}:Losing",
+        "--sandbox",
+        "process",
+        "--cheats",
+        "none",
+        "--repeats",
+        "1",
+        "--json",
     )
     rows = by_name(done)
     assert done.returncode == 1
@@ -124,7 +164,9 @@ def test_a_sandbox_that_fails_is_no_answer_and_gets_a_second_chance(harnessgym, 
 
 
 def test_a_grader_with_a_bug_is_a_task_that_failed(harnessgym):
-    done = harnessgym("tasks", "check", f"{HERE}:Sulking", "--sandbox", "process", "--cheats", "none", "--json")
+    done = harnessgym(
+        "tasks", "check", f"{HERE}:Sulking", "--sandbox", "process", "--cheats", "none", "--json"
+    )
     row = by_name(done)["sad"]
     assert (row["state"], row["gold"], row["nothing"]) == ("failed", ["error"] * 3, "error")
     assert "ZeroDivisionError" in row["why"][0]
@@ -135,11 +177,34 @@ def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_pa
     root = tmp_path / "set"
     write_task(root, "a-first")
     write_task(root, "b-slow", gold="sleep 600; echo 1 > a.txt\n")
-    words = ["tasks", "check", str(root), "--sandbox", "process", "--cheats", "none", "--repeats", "1", "--jobs", "1"]
-    command = ["env", f"--{'ignore' if deaf else 'default'}-signal=INT", sys.executable, "-m", "harnessgym", *words]
-    with subprocess.Popen(command, env=ENV | {FOLDER: str(tmp_path)}, stderr=subprocess.PIPE, text=True) as running:
+    words = [
+        "tasks",
+        "check",
+        str(root),
+        "--sandbox",
+        "process",
+        "--cheats",
+        "none",
+        "--repeats",
+        "1",
+        "--jobs",
+        "1",
+    ]
+    command = [
+        "env",
+        f"--{'ignore' if deaf else 'default'}-signal=INT",
+        sys.executable,
+        "-m",
+        "harnessgym",
+        *words,
+    ]
+    with subprocess.Popen(
+        command, env=ENV | {FOLDER: str(tmp_path)}, stderr=subprocess.PIPE, text=True
+    ) as running:
         deadline = time.monotonic() + 120
-        while not (root / "baseline.json").exists() and time.monotonic() < deadline and running.poll() is None:
+        while (
+            not (root / "baseline.json").exists() and time.monotonic() < deadline and running.poll() is None
+        ):
             time.sleep(0.05)
         os.kill(running.pid, signal.SIGINT)
         _, said = running.communicate(timeout=120)
@@ -156,8 +221,14 @@ def test_an_interrupted_check_keeps_what_it_found_and_goes_on(harnessgym, tmp_pa
     [
         (["nowhere"], "There are no tasks 'nowhere'"),
         (["shell", "--sandbox", "nothing"], "There is no sandbox named 'nothing'"),
-        (["shell", "--task", "free-slotz"], "There is no task 'free-slotz'. Did you mean 'shell/free-slots'?"),
-        ([f"{HERE}:Counted", "--sandbox", "process", "--cheats", "quick"], "does not offer files, network, processes"),
+        (
+            ["shell", "--task", "free-slotz"],
+            "There is no task 'free-slotz'. Did you mean 'shell/free-slots'?",
+        ),
+        (
+            [f"{HERE}:Counted", "--sandbox", "process", "--cheats", "quick"],
+            "does not offer files, network, processes",
+        ),
     ],
 )
 def test_what_cannot_be_checked_is_one_message(here, words, says):
@@ -181,7 +252,18 @@ def test_a_task_whose_image_is_not_there_is_skipped(harnessgym, tmp_path):
     ensure(DockerSettings().image, ())
     write_task(tmp_path / "set", "one")
     write_task(tmp_path / "set", "two", toml='image = "harnessgym/no-such:1"\n' + ONE)
-    done = harnessgym("tasks", "check", tmp_path / "set", "--sandbox", "docker", "--cheats", "none", "--repeats", "1", "--json")
+    done = harnessgym(
+        "tasks",
+        "check",
+        tmp_path / "set",
+        "--sandbox",
+        "docker",
+        "--cheats",
+        "none",
+        "--repeats",
+        "1",
+        "--json",
+    )
     rows = by_name(done)
     assert done.returncode == 0, done.stderr
     assert {name: row["state"] for name, row in rows.items()} == {"one": "passed", "two": "skipped"}

@@ -1,4 +1,6 @@
-"""Compose files of one service are read; what would need more than one container is refused, by file and key."""
+"""Compose files of one service are read; what would need more than one container is refused, by file and
+key.
+"""
 
 import pytest
 
@@ -28,7 +30,9 @@ def test_image_folder_and_environment_are_read(read, monkeypatch):
 def test_a_build_comes_before_an_image_and_variables_are_filled_in(read, tmp_path):
     (tmp_path / "Dockerfile").write_text("FROM x\n")
     service = read(
-        "services:\n  main:\n    build: ${HERE}\n    image: ${NAME}\n    environment: ['A=$B', C=d]\n", HERE=".", B="b"
+        "services:\n  main:\n    build: ${HERE}\n    image: ${NAME}\n    environment: ['A=$B', C=d]\n",
+        HERE=".",
+        B="b",
     )
     assert service.image == f"context:{tmp_path}"
     assert service.env == {"A": "b", "C": "d"}
@@ -36,7 +40,8 @@ def test_a_build_comes_before_an_image_and_variables_are_filled_in(read, tmp_pat
 
 def test_what_is_not_followed_is_named(read):
     service = read(
-        "services:\n  main:\n    image: x\n    privileged: true\n    volumes: ['${LOGS}:/logs']\n    command: ./serve -p 80\n"
+        "services:\n  main:\n    image: x\n    privileged: true\n    volumes: ['${LOGS}:/logs']\n    "
+        "command: ./serve -p 80\n"
     )
     assert service.without == (
         "`privileged` of its compose service",
@@ -44,7 +49,9 @@ def test_what_is_not_followed_is_named(read):
     )
 
 
-@pytest.mark.parametrize("command", ["sleep infinity", '["sh", "-c", "sleep infinity"]', "tail -f /dev/null", "bash"])
+@pytest.mark.parametrize(
+    "command", ["sleep infinity", '["sh", "-c", "sleep infinity"]', "tail -f /dev/null", "bash"]
+)
 def test_commands_that_only_wait_are_nothing_to_name(read, command):
     assert read(f"services:\n  main:\n    image: x\n    command: {command}\n").without == ()
 

@@ -1,4 +1,6 @@
-"""Harbor folders: which are recognised, what becomes of each part, and that one malformed task leaves the rest."""
+"""Harbor folders: which are recognised, what becomes of each part, and that one malformed task leaves the
+rest.
+"""
 
 import re
 import shutil
@@ -6,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harnessgym.grading.harbor import KEY
-from harnessgym.rollout.steps import step_task
+from harnessgym.grading.verifiers.harbor import KEY
 from harnessgym.task import Hook
+from harnessgym.task_setup.steps import step_task
 from harnessgym.tasks.harbor import Harbor, HarborShared
 from harnessgym.tasks.payload import payload_of, task_of
 from harnessgym.tasks.source import recognised, task_format, task_set
@@ -62,7 +64,9 @@ def test_the_samples_are_recognised_and_all_read():
 def test_native_tasks_are_not_taken_for_harbors(folder):
     assert not Harbor().recognises(SHIPPED)
     assert not any(Harbor().recognises(each) for each in SHIPPED.iterdir() if each.is_dir())
-    native = folder(toml='[[tests]]\nkind = "command"\nscript = "test.sh"\n', files={"environment/Dockerfile": None})
+    native = folder(
+        toml='[[tests]]\nkind = "command"\nscript = "test.sh"\n', files={"environment/Dockerfile": None}
+    )
     assert not Harbor().recognises(native)
     assert type(recognised(native)).__name__ == "Native"
 
@@ -87,7 +91,12 @@ def test_a_task_of_one_step(samples):
     assert task.image == f"context:{SAMPLES / 'count-words' / 'environment'}"
     assert (task.home, task.artifacts, task.collect) == ("/app", (".",), ("/logs/artifacts",))
     assert task.folders == ("/logs", "/solution", "/tests")
-    assert (task.limits.wall_s, task.limits.memory_mb, task.limits.disk_mb, task.limits.cpus) == (300.0, 512, 1024, 1.0)
+    assert (task.limits.wall_s, task.limits.memory_mb, task.limits.disk_mb, task.limits.cpus) == (
+        300.0,
+        512,
+        1024,
+        1.0,
+    )
     assert task.env == {"LC_ALL": "C.UTF-8"}
     assert task.setup.run[1][-1] == "test -s /app/poem.txt"
     assert task.verifier == "separate"
@@ -125,7 +134,8 @@ def test_what_a_step_collects_is_run_for_that_step_alone(tmp_path):
     folder = tmp_path / "two-steps"
     shutil.copytree(SAMPLES / "two-steps", folder)
     (folder / "task.toml").write_text(
-        '[[verifier.collect]]\ncommand = "all"\n[[steps]]\nname = "first"\n[[steps.verifier.collect]]\ncommand = "one"\n'
+        '[[verifier.collect]]\ncommand = "all"\n[[steps]]\nname = '
+        '"first"\n[[steps.verifier.collect]]\ncommand = "one"\n'
         '[[steps]]\nname = "second"\n[[steps.verifier.collect]]\ncommand = "all"\n'
     )
     (task,) = Harbor().read(folder).tasks
@@ -171,7 +181,9 @@ def test_shared_grading_only_by_name_and_never_against_the_task():
     shared = {task.id.partition("/")[2]: task for task in task_format("harbor_shared").read(SAMPLES).tasks}
     assert shared["count-words"].verifier == "shared"
     assert shared["separate-verifier"].verifier == "separate"
-    assert [task.verifier for task in task_set(f"harbor_shared@{SAMPLES}").tasks("train")].count("shared") == 4
+    assert [task.verifier for task in task_set(f"harbor_shared@{SAMPLES}").tasks("train")].count(
+        "shared"
+    ) == 4
 
 
 def test_what_needs_more_than_a_sandbox_is_left_out_and_named():
@@ -249,7 +261,11 @@ def test_what_the_task_says_comes_before_what_the_image_says(folder):
 
 
 def test_artifacts_outside_the_working_folder_get_a_folder(folder):
-    task = only(folder('artifacts = ["/output/a.txt", "/logs/agent/x", "b"]\n[verifier]\nenvironment_mode = "separate"\n'))
+    task = only(
+        folder(
+            'artifacts = ["/output/a.txt", "/logs/agent/x", "b"]\n[verifier]\nenvironment_mode = "separate"\n'
+        )
+    )
     assert task.collect == ("/logs/artifacts", "/output/a.txt", "/logs/agent/x")
     assert "/output" in task.folders
     assert task.artifacts == ("b",)

@@ -1,4 +1,6 @@
-"""Every key of `task.toml` has its type; sizes, hosts and paths keep their grammar; what is not known is found again."""
+"""Every key of `task.toml` has its type; sizes, hosts and paths keep their grammar; what is not known is
+found again.
+"""
 
 import tomllib
 
@@ -98,7 +100,10 @@ def test_deprecated_keys_are_what_they_stand_for():
     assert (table.environment.memory_mb, table.environment.storage_mb) == (2048, 512)
     assert table.environment.network_mode == "no-network"
     assert list(unknown(table)) == []
-    assert read('[environment]\nallow_internet = true\nmemory = "1G"\nmemory_mb = 5\n').environment.memory_mb == 5
+    assert (
+        read('[environment]\nallow_internet = true\nmemory = "1G"\nmemory_mb = 5\n').environment.memory_mb
+        == 5
+    )
 
 
 def test_what_is_not_known_is_found_at_every_depth():
@@ -146,13 +151,17 @@ def test_addresses_are_allowed(address):
     assert checked_host(str(address)) == str(address)
 
 
-@given(HOST, st.sampled_from(["http://{}", "{}/path", "{}:443", "{}.*", "a*.{}", "[{}]", "", "{} ", "user@{}"]))
+@given(
+    HOST, st.sampled_from(["http://{}", "{}/path", "{}:443", "{}.*", "a*.{}", "[{}]", "", "{} ", "user@{}"])
+)
 def test_urls_ports_paths_and_other_patterns_are_not(host, form):
     with pytest.raises(ValueError, match="host"):
         checked_host(form.format(host))
 
 
-@pytest.mark.parametrize("host", ["203.0.113.7/24", "2001:db8::1/32", "203.0.113.0/33", "[2001:db8::7]:80", "203.0.113.7:80"])
+@pytest.mark.parametrize(
+    "host", ["203.0.113.7/24", "2001:db8::1/32", "203.0.113.0/33", "[2001:db8::7]:80", "203.0.113.7:80"]
+)
 def test_blocks_are_strict_and_addresses_have_no_port(host):
     with pytest.raises(ValueError, match="host"):
         checked_host(host)

@@ -1,4 +1,6 @@
-"""Tasks written as Harbor directories: what becomes a test script judges as the checks do, and the rest is refused."""
+"""Tasks written as Harbor directories: what becomes a test script judges as the checks do, and the rest is
+refused.
+"""
 
 import json
 import os
@@ -20,17 +22,31 @@ from harnessgym.tasks.native import GRADER
 from harnessgym.tasks.source import task_format
 from harnessgym.tasks.writing import convert, task_writer
 
-SHIPPED = {task.id.partition("/")[2]: task for split in ("train", "test") for task in ShellTasks().tasks(split)}
+SHIPPED = {
+    task.id.partition("/")[2]: task for split in ("train", "test") for task in ShellTasks().tasks(split)
+}
 SWE = tuple(task for split in ("train", "test") for task in SweTasks().tasks(split))
 ONE_A_PACKAGE = {task.metadata["repo"]: task for task in SWE}
-WRITABLE = ["log-pipeline", "merge-contacts", "rotate-backups", "sales-summary", "service-config", "tidy-scans", "top-words"]
+WRITABLE = [
+    "log-pipeline",
+    "merge-contacts",
+    "rotate-backups",
+    "sales-summary",
+    "service-config",
+    "tidy-scans",
+    "top-words",
+]
 
 
 PYTEST = {"kind": "pytest", "files": ["test_it.py"], "expect": ["test_it.py::test_it"]}
 
 
 def task(*checks, **fields):
-    metadata = {"tests": checks, "test_files": fields.pop("test_files", {}), "score": fields.pop("score", "all")}
+    metadata = {
+        "tests": checks,
+        "test_files": fields.pop("test_files", {}),
+        "score": fields.pop("score", "all"),
+    }
     return Task("set/mine", "Do it.", **{"grader": GRADER, "metadata": metadata, **fields})
 
 
@@ -116,7 +132,9 @@ def test_swe_tasks_are_written_with_their_pristine_tests_and_read_back(tmp_path,
 def test_what_is_copied_needs_no_other_module_of_ours(written):
     folder, _ = written(task(PYTEST, test_files={"test_it.py": "def test_it(): pass\n"}))
     for module in (folder / "tests").glob("*.py"):
-        imports = [line for line in module.read_text().splitlines() if line.lstrip().startswith(("from ", "import "))]
+        imports = [
+            line for line in module.read_text().splitlines() if line.lstrip().startswith(("from ", "import "))
+        ]
         assert not [line for line in imports if "harnessgym" in line]
 
 
@@ -124,7 +142,12 @@ def test_parts_and_weights_are_the_checks_own(written, reward, tmp_path):
     half = {"kind": "command", "script": "half.sh", "result": "json", "weight": 1.0}
     right = {"kind": "files", "rules": [{"path": "a/b.txt", "pattern": "^x$"}], "weight": 3.0}
     folder, _ = written(
-        task(half, right, score="weighted", test_files={"half.sh": "cat a/b.txt >&2; echo '{\"reward\": 0.5}'\n"})
+        task(
+            half,
+            right,
+            score="weighted",
+            test_files={"half.sh": "cat a/b.txt >&2; echo '{\"reward\": 0.5}'\n"},
+        )
     )
     place = furnished(folder, tmp_path / "place")
     assert reward(folder, place) == pytest.approx(0.125)
@@ -134,7 +157,11 @@ def test_parts_and_weights_are_the_checks_own(written, reward, tmp_path):
 
 
 def test_checks_do_not_see_each_other_or_what_is_no_artifact(written, reward, tmp_path):
-    leaves = {"kind": "io", "command": ["sh", "-c", "ls; echo 1 > left.txt"], "cases": [{"stdout": "kept.txt\n"}]}
+    leaves = {
+        "kind": "io",
+        "command": ["sh", "-c", "ls; echo 1 > left.txt"],
+        "cases": [{"stdout": "kept.txt\n"}],
+    }
     folder, _ = written(task(leaves, {**leaves, "name": "again"}, artifacts=("kept.txt",)))
     place = furnished(folder, tmp_path / "place")
     (place / "kept.txt").write_text("")
@@ -144,7 +171,12 @@ def test_checks_do_not_see_each_other_or_what_is_no_artifact(written, reward, tm
 
 
 def test_a_command_that_hangs_or_is_not_there_fails(written, reward, tmp_path):
-    hangs = {"kind": "io", "command": ["sh", "-c", "sleep 60 & sleep 60"], "cases": [{"stdout": ""}], "timeout_s": 0.5}
+    hangs = {
+        "kind": "io",
+        "command": ["sh", "-c", "sleep 60 & sleep 60"],
+        "cases": [{"stdout": ""}],
+        "timeout_s": 0.5,
+    }
     absent = {"kind": "io", "command": ["./absent"], "cases": [{"exit_code": 0}]}
     folder, _ = written(task(hangs, absent))
     assert reward(folder, furnished(folder, tmp_path / "place")) == 0.0

@@ -1,4 +1,6 @@
-"""The I/O judge: what a set may look like, what is said of mistakes, and that every language is judged the same."""
+"""The I/O judge: what a set may look like, what is said of mistakes, and that every language is judged the
+same.
+"""
 
 import json
 import os
@@ -6,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from harnessgym.equipping import equipment_of
 from harnessgym.errors import TaskError
-from harnessgym.grading.judging import judge
+from harnessgym.grading.grade import judge
+from harnessgym.provisioning import equipment_of
 from harnessgym.sandbox import Capability, needs
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
 from harnessgym.sandboxes.docker import Docker, DockerSettings
@@ -20,9 +22,18 @@ from harnessgym.tasks.source import recognised, task_set
 GOLD = {
     "awk": "{ print $1 + $2 }\n",
     "bash": 'read -r a b\necho "$((a + b))"\n',
-    "c": '#include <stdio.h>\nint main(void) { long a, b; scanf("%ld %ld", &a, &b); printf("%ld\\n", a + b); }\n',
-    "cpp": "#include <iostream>\nint main() { long a, b; std::cin >> a >> b; std::cout << a + b << std::endl; }\n",
-    "javascript": "const [a, b] = require('fs').readFileSync(0, 'utf8').split(' ').map(Number);\nconsole.log(a + b);\n",
+    "c": (
+        '#include <stdio.h>\nint main(void) { long a, b; scanf("%ld %ld", &a, &b); printf("%ld\\n", a + '
+        "b); "
+        "}\n"
+    ),
+    "cpp": (
+        "#include <iostream>\nint main() { long a, b; std::cin >> a >> b; std::cout << a + b << "
+        "std::endl; }\n"
+    ),
+    "javascript": (
+        "const [a, b] = require('fs').readFileSync(0, 'utf8').split(' ').map(Number);\nconsole.log(a + b);\n"
+    ),
     "lua": "local a, b = io.read('n', 'n')\nprint(a + b)\n",
     "perl": 'my ($a, $b) = split " ", <STDIN>;\nprint $a + $b, "\\n";\n',
     "python": "a, b = map(int, input().split())\nprint(a + b)\n",
@@ -97,7 +108,9 @@ def all_of(spec):
 @pytest.mark.parametrize("name", sorted(GOLD))
 async def test_every_language_is_judged_the_same(folder, graded, name):
     required(name)
-    root = folder({"judge.toml": f'languages = ["{name}"]', "problems.jsonl": [ADD | {"solutions": {name: GOLD[name]}}]})
+    root = folder(
+        {"judge.toml": f'languages = ["{name}"]', "problems.jsonl": [ADD | {"solutions": {name: GOLD[name]}}]}
+    )
     (task,) = task_set(str(root)).tasks("train")
     (check,) = task.metadata["tests"]
     quick = replace(task, metadata=task.metadata | {"tests": (check | {"timeout_s": 1.0},)})
@@ -127,7 +140,9 @@ def test_a_set_with_everything(folder):
     files = {
         "judge.toml": 'name = "mine"\nmatch = "tokens"\nscore = "fraction"\n[limits]\nwall_s = 90\n',
         "languages/python.toml": "timeout_s = 3\n",
-        "languages/shout.yaml": "extension: .txt\nfile: words.txt\nrun: cat {file}\ncompile: cp {file} {program}\ntimeout: 7",
+        "languages/shout.yaml": (
+            "extension: .txt\nfile: words.txt\nrun: cat {file}\ncompile: cp {file} {program}\ntimeout: 7"
+        ),
         "problems/add/statement.md": "Add.\n",
         "problems/add/problem.toml": 'split = "test"\nauthor = "me"\n',
         "problems/add/cases/2.in": "2 2\n",
@@ -144,7 +159,12 @@ def test_a_set_with_everything(folder):
     assert "problems/add: the key 'author' has no effect" in note
     task = tasks["mine/add.python"]
     (check,) = task.metadata["tests"]
-    assert (task.split, task.limits.wall_s, task.metadata["score"], task.metadata["author"]) == ("test", 90.0, "weighted", "me")
+    assert (task.split, task.limits.wall_s, task.metadata["score"], task.metadata["author"]) == (
+        "test",
+        90.0,
+        "weighted",
+        "me",
+    )
     assert (check["timeout_s"], check["command"], check["match"], check["partial"]) == (
         3,
         ("python3", "solution.py"),
@@ -166,7 +186,12 @@ def test_a_set_with_everything(folder):
 
 
 def test_the_papers_names_are_taken(folder):
-    row = {"question_id": 7, "question_content": "Echo.", "test_cases": [{"input": "a", "output": "a"}], "difficulty": "easy"}
+    row = {
+        "question_id": 7,
+        "question_content": "Echo.",
+        "test_cases": [{"input": "a", "output": "a"}],
+        "difficulty": "easy",
+    }
     tasks, loaded = all_of(folder({"language.yaml": "language: python\n", "problems.jsonl": [row]}))
     (task,) = tasks.values()
     assert (task.id, task.metadata["difficulty"]) == ("set/7.python", "easy")
@@ -190,15 +215,27 @@ def test_what_is_expected_is_not_shown(folder):
         ({"problems.jsonl": "[1]"}, ["problems.jsonl:1", "must be an object"]),
         ({"problems.jsonl": [ADD | {"cases": []}]}, ["problems.jsonl:1", "cases"]),
         ({"problems.jsonl": [ADD | {"cases": [{"stdin": "1"}]}]}, ["cases.0.stdout", "required"]),
-        ({"problems.jsonl": [ADD | {"cases": [{"stdin": 1, "stdout": "1"}]}]}, ["cases.0.stdin", "valid string"]),
-        ({"problems.jsonl": [ADD | {"cases": [{"stdout": "1", "sdtin": "1"}]}]}, ["sdtin", "no such setting"]),
+        (
+            {"problems.jsonl": [ADD | {"cases": [{"stdin": 1, "stdout": "1"}]}]},
+            ["cases.0.stdin", "valid string"],
+        ),
+        (
+            {"problems.jsonl": [ADD | {"cases": [{"stdout": "1", "sdtin": "1"}]}]},
+            ["sdtin", "no such setting"],
+        ),
         ({"problems.jsonl": [ADD | {"id": "../a"}]}, ["problems.jsonl:1", "id"]),
         ({"problems.jsonl": [ADD | {"split": "dev"}]}, ["split", "'train' or 'test'"]),
-        ({"problems.jsonl": [ADD | {"match": "json"} | {"cases": [{"stdout": "{"}]}]}, ["problems.jsonl:1", "no JSON"]),
+        (
+            {"problems.jsonl": [ADD | {"match": "json"} | {"cases": [{"stdout": "{"}]}]},
+            ["problems.jsonl:1", "no JSON"],
+        ),
         ({"problems.toml": "x = ["}, ["problems.toml", "cannot be read"]),
         ({"problems.yaml": "a: b"}, ["problems.yaml", "a list `problems`"]),
         ({"problems.yaml": "- 3"}, ["problems.yaml: problems[0]", "must be a table"]),
-        ({"problems/x/problem.toml": "", "problems/x/cases/1.in": ""}, ["problems/x/cases/1.out", "cannot be read"]),
+        (
+            {"problems/x/problem.toml": "", "problems/x/cases/1.in": ""},
+            ["problems/x/cases/1.out", "cannot be read"],
+        ),
         ({"problems/x/problem.toml": ""}, ["problems/x", "statement"]),
         ({"problems/x.toml": "statement = 3"}, ["problems/x.toml", "statement"]),
         ({"languages/a.toml": "extension = 'a'"}, ["languages/a.toml", "run", "required"]),
@@ -216,7 +253,10 @@ def test_what_is_expected_is_not_shown(folder):
     ],
 )
 def test_a_mistake_is_named_and_the_rest_is_read(folder, files, named):
-    good = {"language.toml": 'language = "python"', "problems/good.toml": "statement = 'x'\ncases = [{ stdout = 'x' }]\n"}
+    good = {
+        "language.toml": 'language = "python"',
+        "problems/good.toml": "statement = 'x'\ncases = [{ stdout = 'x' }]\n",
+    }
     tasks, loaded = all_of(folder(good | files))
     assert list(tasks) == ["set/good.python"]
     (problem,) = loaded.problems
@@ -233,7 +273,9 @@ def test_what_has_no_effect_is_noted(folder):
     _, loaded = all_of(folder(files))
     text = "\n".join(loaded.notes)
     assert "judge.toml: the key 'mtach' has no effect. Did you mean 'match'?" in text
-    assert "language.toml: a language has no key 'time_out', so it has no effect. Did you mean 'timeout" in text
+    assert (
+        "language.toml: a language has no key 'time_out', so it has no effect. Did you mean 'timeout" in text
+    )
     assert "a solution in 'cobol' is not used" in text
 
 
@@ -271,13 +313,17 @@ async def test_a_fraction_counts_the_cases_that_pass(folder, graded):
     (task,) = task_set(str(folder(files))).tasks("train")
     grade = await graded(task, "a, b = map(int, input().split())\nprint(3 if a == 1 else 0)\n")
     assert grade.rewards["reward"] == pytest.approx(1 / 3)
-    assert (await graded(task, "import time\ninput()\ntime.sleep(0)\nraise SystemExit(3)\n")).rewards == {"reward": 0.0}
+    assert (await graded(task, "import time\ninput()\ntime.sleep(0)\nraise SystemExit(3)\n")).rewards == {
+        "reward": 0.0
+    }
 
 
 @pytest.mark.bubblewrap
 @pytest.mark.anyio
 async def test_only_the_source_file_is_taken_and_it_must_be_one(folder, tmp_path, graded):
-    (task,) = task_set(str(folder({"judge.toml": "languages = ['bash']", "problems.jsonl": [ADD]}))).tasks("train")
+    (task,) = task_set(str(folder({"judge.toml": "languages = ['bash']", "problems.jsonl": [ADD]}))).tasks(
+        "train"
+    )
     async with (
         Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "v")) as backend,
         backend.open(task.limits) as sandbox,
@@ -295,12 +341,11 @@ async def test_only_the_source_file_is_taken_and_it_must_be_one(folder, tmp_path
 @pytest.mark.bubblewrap
 @pytest.mark.anyio
 async def test_a_sandbox_without_the_language_is_an_error_with_a_remedy_and_no_reward(folder, graded):
-    language = (
-        "language = 'shout'\nextension = 'txt'\nrun = 'cat {file}'\nprobe = 'no-such-compiler -v'\ninstall = 'get shout'\n"
-    )
+    language = "language = 'shout'\nextension = 'txt'\nrun = 'cat {file}'\nprobe = 'no-such-compiler -v'\ninstall = 'get shout'\n"
     (task,) = task_set(str(folder({"language.toml": language, "problems.jsonl": [ADD]}))).tasks("train")
     with pytest.raises(
-        AssertionError, match=r"shout cannot be used in this sandbox\. As root: get shout\. Or write `toolchains = \"image\"`"
+        AssertionError,
+        match=r"shout cannot be used in this sandbox\. As root: get shout\. Or write `toolchains = \"image\"`",
     ):
         await graded(task, "x")
     unprepared = replace(task, setup=replace(task.setup, run=()))
@@ -313,7 +358,8 @@ async def test_a_sandbox_without_the_language_is_an_error_with_a_remedy_and_no_r
 async def test_in_containers_a_language_is_a_layer_of_the_image(folder, tmp_path, anyio_backend):
     language = (
         "language = 'shout'\nextension = 'txt'\nrun = 'shout {file}'\n"
-        'install = \'printf "#!/bin/sh\\ntr a-z A-Z <\\"\\$1\\"\\n" >/usr/local/bin/shout && chmod 755 /usr/local/bin/shout\'\n'
+        'install = \'printf "#!/bin/sh\\ntr a-z A-Z <\\"\\$1\\"\\n" >/usr/local/bin/shout && chmod 755 '
+        "/usr/local/bin/shout'\n"
     )
     case = {"id": "hello", "statement": "Say hello.", "cases": [{"stdout": "HELLO"}]}
     files = {"judge.toml": 'toolchains = "image"', "language.toml": language, "problems.jsonl": [case]}

@@ -32,12 +32,19 @@ def folder(tmp_path):
 
 def test_a_folder_becomes_a_task(folder):
     toml = (
-        'id = "other"\nsplit = "test"\nseed = 7\nneeds = ["root"]\nartifacts = ["a.txt"]\nscore = "weighted"\n'
+        'id = "other"\nsplit = "test"\nseed = 7\nneeds = ["root"]\nartifacts = ["a.txt"]\nscore = '
+        '"weighted"\n'
         "[limits]\nwall_s = 9\ntokens = 100\n"
         '[setup]\nrun = ["echo a | cat", ["true"]]\nhosts = ["example.org"]\ntimeout_s = 5\n'
         '[metadata]\nsource = "mine"\n' + CHECK
     )
-    files = {"files/a.txt": "0", "files/b/c.sh": "#!/bin/sh\n", "tests/t.py": "hidden", "gold/a.txt": "1", "gold.sh": "true\n"}
+    files = {
+        "files/a.txt": "0",
+        "files/b/c.sh": "#!/bin/sh\n",
+        "tests/t.py": "hidden",
+        "gold/a.txt": "1",
+        "gold.sh": "true\n",
+    }
     where = folder(toml=toml, files=files)
     (where / "files/b/c.sh").chmod(0o755)
     task = read_task(where)
@@ -60,8 +67,12 @@ def test_a_set_has_a_name_defaults_and_an_order(folder, tmp_path):
     (tmp_path / "set/set.toml").write_text('name = "mine"\n[defaults.limits]\nturns = 5\nwall_s = 7\n')
     tasks = NativeTasks(tmp_path / "set")
     assert tasks.name == "mine"
-    assert [(task.id, task.limits.turns, task.limits.wall_s) for task in tasks.tasks("train")] == [("mine/b", 5, 7.0)]
-    assert [(task.id, task.limits.turns, task.limits.wall_s) for task in tasks.tasks("test")] == [("mine/a", 3, 7.0)]
+    assert [(task.id, task.limits.turns, task.limits.wall_s) for task in tasks.tasks("train")] == [
+        ("mine/b", 5, 7.0)
+    ]
+    assert [(task.id, task.limits.turns, task.limits.wall_s) for task in tasks.tasks("test")] == [
+        ("mine/a", 3, 7.0)
+    ]
 
 
 def test_one_task_is_a_set_of_one(folder):
@@ -140,7 +151,8 @@ def test_sets_that_are_none(folder, tmp_path):
     doubled = NativeTasks(tmp_path / "set")
     assert [task.id for task in doubled.tasks("train")] == ["set/same"]
     assert [
-        str(tmp_path / "set") in problem and "two tasks with the id 'set/same'" in problem for problem in doubled.problems
+        str(tmp_path / "set") in problem and "two tasks with the id 'set/same'" in problem
+        for problem in doubled.problems
     ] == [True]
     (tmp_path / "set/set.toml").write_text("nam = 1\n")
     with pytest.raises(TaskError, match="Did you mean 'name'"):
@@ -187,7 +199,9 @@ def test_a_repository_arrives_without_its_future(folder, tmp_path):
     for path, text in task.files.items():
         (place / path).write_text(text)
     for command in task.setup.run:
-        subprocess.run(command, cwd=place, check=True, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+        subprocess.run(
+            command, cwd=place, check=True, env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        )
     assert git(place, "rev-parse", "HEAD").decode().strip() == base
     assert git(place, "status", "--porcelain") == b"?? extra.txt\n"
     assert (place / "a.txt").read_text() == "two"

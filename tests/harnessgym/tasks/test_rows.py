@@ -24,7 +24,9 @@ def values(path):
 def test_lines_lists_objects_and_what_the_hub_shows(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n" + lines(ROWS) + "\n")
     (tmp_path / "b.json").write_text(json.dumps(ROWS))
-    (tmp_path / "c.json").write_text(json.dumps({"rows": [{"row_idx": i, "row": row} for i, row in enumerate(ROWS)]}))
+    (tmp_path / "c.json").write_text(
+        json.dumps({"rows": [{"row_idx": i, "row": row} for i, row in enumerate(ROWS)]})
+    )
     (tmp_path / "d.json").write_text(json.dumps(ROWS[0]))
     assert values(tmp_path / "a.jsonl") == values(tmp_path / "b.json") == values(tmp_path / "c.json") == ROWS
     assert values(tmp_path / "d.json") == ROWS[:1]
@@ -52,7 +54,10 @@ def test_parquet_and_what_datasets_saves_are_rows(tmp_path):
 def test_a_file_of_record_batches_is_rows(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     table = arrow.Table.from_pylist(ROWS)
-    with arrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+    with (
+        arrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink,
+        arrow.ipc.new_file(sink, table.schema) as writer,
+    ):
         writer.write_table(table)
     assert values(tmp_path / "a.arrow") == ROWS
     (tmp_path / "b.arrow").write_bytes(b"no arrow")
@@ -69,8 +74,10 @@ def test_without_pyarrow_it_is_said_what_to_install(tmp_path):
 
     (tmp_path / "a.parquet").write_bytes(b"")
     program = (
-        "import sys; sys.modules['pyarrow'] = None\nfrom pathlib import Path\nfrom harnessgym.tasks.rows import *\n"
-        f"path = Path({str(tmp_path / 'a.parquet')!r})\nassert first_row(path) is None\ntry:\n    read_rows(path)\n"
+        "import sys; sys.modules['pyarrow'] = None\nfrom pathlib import Path\nfrom harnessgym.tasks.rows "
+        "import *\n"
+        f"path = Path({str(tmp_path / 'a.parquet')!r})\nassert first_row(path) is None\ntry:\n    "
+        "read_rows(path)\n"
         "except TaskError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -97,7 +104,10 @@ def test_a_line_that_is_no_row_leaves_the_others(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": \n[3]\n{"a": 2}\n')
     found = read_rows(tmp_path / "a.jsonl")
     assert [row.values["a"] for row in found.rows] == [1, 2]
-    assert [row.where for row in found.rows] == [f"{tmp_path / 'a.jsonl'}: row 1", f"{tmp_path / 'a.jsonl'}: row 4"]
+    assert [row.where for row in found.rows] == [
+        f"{tmp_path / 'a.jsonl'}: row 1",
+        f"{tmp_path / 'a.jsonl'}: row 4",
+    ]
     assert "line 2 is no JSON" in found.problems[0]
     assert "row 3 is no object" in found.problems[1]
 

@@ -9,11 +9,14 @@ from tests.harnessgym.rollout.tiny import HERE
 
 def test_tasks_come_from_a_name_a_class_or_a_folder(tmp_path):
     assert task_set("lookup").tasks("test")
-    assert [task.id for task in task_set(f"{HERE}:Tiny").tasks("test")] == [f"tiny/test/{i}" for i in range(3)]
+    assert [task.id for task in task_set(f"{HERE}:Tiny").tasks("test")] == [
+        f"tiny/test/{i}" for i in range(3)
+    ]
     folder = tmp_path / "mine" / "one"
     folder.mkdir(parents=True)
     (folder / "task.toml").write_text(
-        'instruction = "Do."\n[[tests]]\nkind = "io"\ncommand = ["cat"]\ncases = [{ stdin = "x", stdout = "x" }]\n'
+        'instruction = "Do."\n[[tests]]\nkind = "io"\ncommand = ["cat"]\ncases = [{ stdin = "x", stdout = '
+        '"x" }]\n'
     )
     (found,) = task_set(str(tmp_path / "mine")).tasks("train")
     assert found.instruction == "Do."

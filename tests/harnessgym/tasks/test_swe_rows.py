@@ -8,10 +8,10 @@ import pytest
 import yaml
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.eval_log import END, START
-from harnessgym.grading.eval_script import eval_script
 from harnessgym.grading.log import parser_named
 from harnessgym.grading.patches import new_files
+from harnessgym.grading.verifiers.eval_log import END, START
+from harnessgym.grading.verifiers.eval_script import eval_script
 from harnessgym.task import Task
 from harnessgym.tasks.payload import payload_of, task_of
 from harnessgym.tasks.source import notes_of, problems_of, recognised, task_set
@@ -46,14 +46,22 @@ def test_every_sample_is_recognised_and_read(sample):
 
 def test_old_and_new_rows_of_swe_bench():
     old, new = SweBench().read(SAMPLES / "swe_bench").tasks
-    assert (old.id, old.split, old.image) == ("swe_bench/acme__shapes-5", "test", image_name("acme__shapes-5"))
+    assert (old.id, old.split, old.image) == (
+        "swe_bench/acme__shapes-5",
+        "test",
+        image_name("acme__shapes-5"),
+    )
     assert new.image == "swebench/sweb.eval.x86_64.acme_1776_shapes-6:latest"
     spec = old.metadata["swe_bench"]
     assert (spec["fail_to_pass"], spec["pass_to_pass"]) == (
         ["tests/test_area.py::test_rectangle"],
         ["tests/test_area.py::test_square"],
     )
-    assert (spec["log_parser"], spec["eval_type"], spec["eval_script"]) == ("parse_log_pytest", "pass_and_fail", "")
+    assert (spec["log_parser"], spec["eval_type"], spec["eval_script"]) == (
+        "parse_log_pytest",
+        "pass_and_fail",
+        "",
+    )
     assert START in new.metadata["swe_bench"]["eval_script"]
     assert new.metadata["swe_bench"]["image_assets"]["test_patch"][0]["path"] == "tests/expected.png"
     assert new.metadata["row"]["difficulty"] == "<15 min fix"
@@ -119,7 +127,12 @@ BROKEN = [
     ("swe_bench/test.jsonl", "FAIL_TO_PASS", "[", "FAIL_TO_PASS is text that is no JSON"),
     ("swe_bench/test.jsonl", "FAIL_TO_PASS", "[]", "FAIL_TO_PASS names no test"),
     ("swe_bench/test.jsonl", "PASS_TO_PASS", [1], "PASS_TO_PASS is"),
-    ("swe_bench/test.jsonl", "log_parser", "parse_log_pytst", "log_parser: There is no log parser 'parse_log_pytst'"),
+    (
+        "swe_bench/test.jsonl",
+        "log_parser",
+        "parse_log_pytst",
+        "log_parser: There is no log parser 'parse_log_pytst'",
+    ),
     ("swe_bench/test.jsonl", "eval_type", "all", "eval_type is 'all'. Give one of: pass_and_fail, fail_only"),
     ("swe_bench/test.jsonl", "image", 3, "image is"),
     ("swe_bench/test.jsonl", "image_assets", "[1]", "image_assets must map"),
@@ -127,7 +140,12 @@ BROKEN = [
     ("swe_rebench/sample.json", "repo", "shapes", "Give `owner/name`"),
     ("swe_rebench/sample.json", "image_name", None, "image_name is missing"),
     ("swe_rebench/sample.json", "install_config", {"test_cmd": []}, "install_config.test_cmd"),
-    ("swe_rebench/sample.json", "install_config", {"test_cmd": "x", "log_parser": "parse_log_cobol"}, "parse_log_cobol"),
+    (
+        "swe_rebench/sample.json",
+        "install_config",
+        {"test_cmd": "x", "log_parser": "parse_log_cobol"},
+        "parse_log_cobol",
+    ),
     ("r2e/rows.jsonl", "expected_output_json", "{}", "expected_output_json must be an object"),
     ("r2e/rows.jsonl", "expected_output_json", "x", "expected_output_json is no JSON"),
 ]
@@ -183,7 +201,9 @@ def test_scripts_for_rows_without_one():
 
 @pytest.mark.parametrize("sample_name", ["swe_bench/test.jsonl", "swe_bench/repository"])
 def test_what_is_read_is_written_again(tmp_path, sample_name):
-    tasks = [task for split in ("train", "test") for task in task_set(str(SAMPLES / sample_name)).tasks(split)]
+    tasks = [
+        task for split in ("train", "test") for task in task_set(str(SAMPLES / sample_name)).tasks(split)
+    ]
     written = list(convert(tasks, task_writer("swe_bench"), tmp_path / "out"))
     assert [each.refused for each in written] == [""] * len(tasks)
     again = task_set(str(tmp_path / "out"))
@@ -212,7 +232,9 @@ OWNED = {**MADE, "test_patch": new_files({"test_a.py": TEST_A})}
 def test_a_task_of_another_kind_is_written_if_its_metadata_says_what_a_row_must(tmp_path):
     tests = {"test_a.py": TEST_A, "data.txt": "no end"}
     metadata = {**MADE, "test_files": tests, "repo": "me/mine", "version": "1"}
-    task = Task("mine/one", "Repair a.", "test", files={"a.py": "a\n", **tests, "test_a.py": ""}, metadata=metadata)
+    task = Task(
+        "mine/one", "Repair a.", "test", files={"a.py": "a\n", **tests, "test_a.py": ""}, metadata=metadata
+    )
     (written,) = convert([task], task_writer("swe_bench"), tmp_path / "out")
     assert "base_files is a column of ours" in written.notes[0]
     (again,) = task_set(str(tmp_path / "out")).tasks("test")
@@ -224,7 +246,13 @@ def test_a_task_of_another_kind_is_written_if_its_metadata_says_what_a_row_must(
 
 def test_ids_with_spaces_are_written_as_the_log_of_their_parser_gives_them(tmp_path):
     metadata = {**MADE, "test_files": {"test_a.py": TEST_A}, "fail_to_pass": ["test_a.py::test_a[b  c]"]}
-    list(convert([Task("a", "x", files={"a.py": "a\n"}, metadata=metadata)], task_writer("swe_bench"), tmp_path / "out"))
+    list(
+        convert(
+            [Task("a", "x", files={"a.py": "a\n"}, metadata=metadata)],
+            task_writer("swe_bench"),
+            tmp_path / "out",
+        )
+    )
     (again,) = task_set(str(tmp_path / "out")).tasks("train")
     spec = again.metadata["swe_bench"]
     assert list(parser_named(spec["log_parser"])("PASSED test_a.py::test_a[b  c]")) == spec["fail_to_pass"]
@@ -239,13 +267,25 @@ def test_ids_with_spaces_are_written_as_the_log_of_their_parser_gives_them(tmp_p
             Task("a", "x", files={"a": ""}, metadata={**MADE, "test_patch": new_files({"b": "b"})}),
             "No test patch has test_a.py",
         ),
-        (Task("a", "x", files={"a": ""}, metadata={**MADE, "fail_to_pass": ["TestA"]}), "No test patch has the tests"),
-        (Task("a", "x", files={"a": ""}, metadata={**MADE, "test_files": {"a.py": ""}}), "gold_patch changes a.py"),
+        (
+            Task("a", "x", files={"a": ""}, metadata={**MADE, "fail_to_pass": ["TestA"]}),
+            "No test patch has the tests",
+        ),
+        (
+            Task("a", "x", files={"a": ""}, metadata={**MADE, "test_files": {"a.py": ""}}),
+            "gold_patch changes a.py",
+        ),
         (Task("a", "x", files={"t": ""}, metadata={**MADE, "test_files": {"t": ""}}), "no repository"),
-        (Task("a", "x", files={"a": ""}, metadata={**MADE, "test_files": {"/t": ""}}), "no path that a patch can make"),
+        (
+            Task("a", "x", files={"a": ""}, metadata={**MADE, "test_files": {"/t": ""}}),
+            "no path that a patch can make",
+        ),
         (Task("a", "x", files={"a": ""}, metadata={}), "no fail_to_pass, pass_to_pass, gold_patch"),
         (Task("a", "x", metadata=MADE), "neither files nor an image"),
-        (Task("a", "x", files={"a": ""}, metadata={**OWNED, "fail_to_pass": []}), "FAIL_TO_PASS names no test"),
+        (
+            Task("a", "x", files={"a": ""}, metadata={**OWNED, "fail_to_pass": []}),
+            "FAIL_TO_PASS names no test",
+        ),
     ],
 )
 def test_what_would_be_no_row_is_refused(tmp_path, task, said):

@@ -1,4 +1,6 @@
-"""`harnessgym tasks list | show | run | convert`, and that what failed is not trained on and not rolled out."""
+"""`harnessgym tasks list | show | run | convert`, and that what failed is not trained on and not rolled
+out.
+"""
 
 import json
 import os
@@ -9,12 +11,12 @@ import sys
 import pytest
 
 from harnessgym.cli.tasks.acting import Lines
-from harnessgym.sandboxes.process import Process, ProcessSettings
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
 from harnessgym.task import Limits
-from harnessgym.tasks.baseline import Baseline, Entry, digest_of
 from harnessgym.tasks.choosing import all_tasks
 from harnessgym.tasks.payload import payload_of
 from harnessgym.tasks.source import task_set
+from harnessgym.validation.baseline import Baseline, BaselineEntry, digest_of
 from tests.harnessgym.rollout.tiny import write_harnesses
 from tests.harnessgym.tasks.conftest import ENV, ONE, write_task
 from tests.harnessgym.tasks.sets import HERE
@@ -30,10 +32,21 @@ def small(tmp_path):
     tasks = {task.id: task for task in all_tasks(task_set(str(root)))}
     book = Baseline(root / "baseline.json")
     good, bad = tasks["small/good"], tasks["small/bad"]
-    book.put(good.id, Entry(digest=digest_of(good), state="passed", sandbox="process", gold=(1.0,), nothing=0.0))
+    book.put(
+        good.id,
+        BaselineEntry(digest=digest_of(good), state="passed", sandbox="process", gold=(1.0,), nothing=0.0),
+    )
     problems = {"gold": "The solution was never rewarded (1 runs): scored 0"}
     book.put(
-        bad.id, Entry(digest=digest_of(bad), state="failed", problems=problems, sandbox="process", gold=(0.0,), nothing=0.0)
+        bad.id,
+        BaselineEntry(
+            digest=digest_of(bad),
+            state="failed",
+            problems=problems,
+            sandbox="process",
+            gold=(0.0,),
+            nothing=0.0,
+        ),
     )
     book.flush()
     return root
@@ -77,7 +90,9 @@ def test_show_tells_what_is_seen_from_what_is_secret(here, small):
     said = json.loads(here("tasks", "show", small, "bad", "--json").stdout)
     assert said["task"]["solution"] is None
     assert {"metadata", "solution", "grader"} <= set(said["secret"])
-    assert json.loads(here("tasks", "show", small, "bad", "--json", "--gold").stdout)["task"]["solution"]["run"]
+    assert json.loads(here("tasks", "show", small, "bad", "--json", "--gold").stdout)["task"]["solution"][
+        "run"
+    ]
 
 
 def test_run_grades_what_a_command_leaves(harnessgym, small):
@@ -91,7 +106,16 @@ def test_run_grades_what_a_command_leaves(harnessgym, small):
     status, said = verdict("--nothing")
     assert (status, said["reward"]) == (1, 0.0)
     shown = harnessgym(
-        "tasks", "run", small, "good", "--sandbox", "process", "--", "sh", "-c", "echo out; echo err >&2; exit 3"
+        "tasks",
+        "run",
+        small,
+        "good",
+        "--sandbox",
+        "process",
+        "--",
+        "sh",
+        "-c",
+        "echo out; echo err >&2; exit 3",
     )
     assert shown.returncode == 1
     assert "out\n" in shown.stdout
@@ -104,7 +128,16 @@ def test_run_grades_what_a_command_leaves(harnessgym, small):
 
 @pytest.mark.anyio
 async def test_lines_are_run_one_by_one_and_keep_the_folder(tmp_path, capfd):
-    typed = iter(["mkdir -p 'a b' && cd 'a b'", "", "printf 'no newline'", "echo x > y; cat y; false", "cd /nowhere", "exit"])
+    typed = iter(
+        [
+            "mkdir -p 'a b' && cd 'a b'",
+            "",
+            "printf 'no newline'",
+            "echo x > y; cat y; false",
+            "cd /nowhere",
+            "exit",
+        ]
+    )
     asked = []
 
     def read(prompt):
@@ -112,7 +145,10 @@ async def test_lines_are_run_one_by_one_and_keep_the_folder(tmp_path, capfd):
         return next(typed)
 
     lines = Lines(30.0, read)
-    async with Process(ProcessSettings(workspace_root=tmp_path / "w")) as backend, backend.open(Limits()) as sandbox:
+    async with (
+        ProcessBackend(ProcessSettings(workspace_root=tmp_path / "w")) as backend,
+        backend.open(Limits()) as sandbox,
+    ):
         await lines(sandbox)
         assert await sandbox.read("a b/y") == b"x\n"
     shown = capfd.readouterr()
@@ -125,7 +161,9 @@ async def test_lines_are_run_one_by_one_and_keep_the_folder(tmp_path, capfd):
 def test_a_terminal_without_a_command_is_a_shell(small):
     main, side = pty.openpty()
     words = [sys.executable, "-m", "harnessgym", "tasks", "run", str(small), "good", "--sandbox", "process"]
-    with subprocess.Popen(words, stdin=side, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV, text=True) as running:
+    with subprocess.Popen(
+        words, stdin=side, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENV, text=True
+    ) as running:
         os.write(main, b"echo 1 > a.txt\nexit\n")
         out, said = running.communicate(timeout=120)
     os.close(main)
@@ -173,7 +211,17 @@ def test_training_refuses_what_failed_and_says_why(harnessgym, small, tmp_path):
 def test_rollouts_leave_out_what_failed(harnessgym, small, tmp_path):
     (section,) = write_harnesses(tmp_path, ["good"])
     program = json.dumps(section["settings"]["argv"])
-    words = ["rollout", "--tasks", small, "--sandbox", "process", "--upstream", "scripted", "--set", f"argv={program}"]
+    words = [
+        "rollout",
+        "--tasks",
+        small,
+        "--sandbox",
+        "process",
+        "--upstream",
+        "scripted",
+        "--set",
+        f"argv={program}",
+    ]
     done = harnessgym(*words, "--folder", tmp_path / "one", "--task", "good", "--task", "small/bad")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "one" / "results.jsonl").read_text().splitlines()

@@ -1,4 +1,6 @@
-"""terminal-bench folders: which are recognised, what becomes of each key, and that one malformed task leaves the rest."""
+"""terminal-bench folders: which are recognised, what becomes of each key, and that one malformed task
+leaves the rest.
+"""
 
 import re
 import shutil
@@ -6,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harnessgym.grading.terminal_bench import KEY
+from harnessgym.grading.verifiers.terminal_bench import KEY
 from harnessgym.tasks.payload import payload_of, task_of
 from harnessgym.tasks.source import recognised
 from harnessgym.tasks.terminal_bench import TerminalBench

@@ -47,7 +47,9 @@ class SessionRecording:
         sampling: dict[str, object] | None = None,
         policy_id: str | None = None,
     ) -> str:
-        """A call whose prompt adds `prompt` tokens to all of `after`'s, and which samples one token per entry of `versions`."""
+        """A call whose prompt adds `prompt` tokens to all of `after`'s, and which samples one token per
+        entry of `versions`.
+        """
         call_id, forest = new_id(), self.forests.setdefault(policy_id, Forest(self.id))
         added = self.draw(prompt) if isinstance(prompt, int) else list(prompt)
         segment, new = forest.add_prompt(added, None if after is None else self._ends[after])
@@ -91,7 +93,9 @@ class Recording:
         self.store.write(lambda conn: policies.publish(conn, self.policy_id, self.version(version, parent)))
 
     def version(self, version: int, parent: int | None) -> PolicyVersion:
-        return PolicyVersion(version, parent, "full", f"v{version}", version, "", 0, committed=True, orphaned=False)
+        return PolicyVersion(
+            version, parent, "full", f"v{version}", version, "", 0, committed=True, orphaned=False
+        )
 
     def group(self, size: int = 2, purpose: str = "train", version: int = 0) -> tuple[str, list[str]]:
         """A group and its rollouts, all of them claimed."""
@@ -126,7 +130,8 @@ class Recording:
             ]
             trained.append(TrainedRollout(rollout_id, trajectory.trained, 0, tuple(ranges)))
             excluded += [
-                ExcludedTokens(rollout_id, item.call_id, item.start, item.end, item.reason) for item in trajectory.exclusions
+                ExcludedTokens(rollout_id, item.call_id, item.start, item.end, item.reason)
+                for item in trajectory.exclusions
             ]
         record = StepRecord(self.version(version, parent), (group_id,), tuple(trained), tuple(excluded))
         self.store.write(lambda conn: ledger.commit_step(conn, self.policy_id, record))

@@ -8,9 +8,9 @@ from typing import Any
 from harnessgym.message import Message, ToolCall
 from harnessgym.store.edges import EdgeRow
 from harnessgym.store.events import EventRow
-from harnessgym.traces.orchestration import Asked, Orchestration
-from harnessgym.traces.orchestration_memory import Recorded, recall
-from harnessgym.traces.orchestration_rows import Rows
+from harnessgym.traces.orchestration.memory import Recorded, recall
+from harnessgym.traces.orchestration.rows import OrchestrationRows
+from harnessgym.traces.orchestration.tracker import AgentRequest, SessionOrchestration
 
 
 def user(text: str) -> Message:
@@ -29,7 +29,7 @@ def result(call_id: str | None, text: str = "done", name: str | None = None) -> 
 class Play:
     """One session."""
 
-    machine: Orchestration = field(default_factory=lambda: Orchestration("rollout"))
+    machine: SessionOrchestration = field(default_factory=lambda: SessionOrchestration("rollout"))
     events: list[EventRow] = field(default_factory=list)
     edges: list[EdgeRow] = field(default_factory=list)
     calls: dict[str, Recorded] = field(default_factory=dict)
@@ -42,7 +42,9 @@ class Play:
         self._restart()
         call, self.t = f"call{len(self.calls)}", self.t + 1
         fresh = agent is not None and all(known.agent_id != agent for known in self.calls.values())
-        asked = Asked(call, self.t, agent_id=agent, parent_agent_id=parent, new=new, **{"fresh": fresh, **fields})
+        asked = AgentRequest(
+            call, self.t, agent_id=agent, parent_agent_id=parent, new=new, **{"fresh": fresh, **fields}
+        )
         self._keep(self.machine.request(asked))
         self.calls[call] = Recorded(call, agent, asked.kind, parent)
         return call
@@ -56,7 +58,9 @@ class Play:
         was = self.calls[call]
         self.calls[call] = Recorded(call, was.agent_id, was.kind, was.parent_agent_id, answer, finish_reason)
 
-    def turn(self, agent: str | None, new: Sequence[Message], text: str = "", *uses: ToolCall, **fields: Any) -> str:
+    def turn(
+        self, agent: str | None, new: Sequence[Message], text: str = "", *uses: ToolCall, **fields: Any
+    ) -> str:
         """A request and its answer; the call."""
         call = self.ask(agent, *new, **fields)
         self.say(call, text, *uses)
@@ -77,11 +81,19 @@ class Play:
 
     def drawn(self, kind: str) -> list[tuple[str, str]]:
         """Edges of a kind, each end as its kind and its agent, or its call."""
-        return [(self.name(edge.source_event_id), self.name(edge.target_event_id)) for edge in self.edges if edge.kind == kind]
+        return [
+            (self.name(edge.source_event_id), self.name(edge.target_event_id))
+            for edge in self.edges
+            if edge.kind == kind
+        ]
 
     def name(self, event_id: str) -> str:
         event = next(event for event in self.events if event.id == event_id)
-        return event_id if event.kind == "llm_call" else f"{event.kind} {event.attributes.get('tool') or event.agent_id}"
+        return (
+            event_id
+            if event.kind == "llm_call"
+            else f"{event.kind} {event.attributes.get('tool') or event.agent_id}"
+        )
 
     def check(self) -> None:
         """What holds for every session."""
@@ -90,7 +102,9 @@ class Play:
         for edge in self.edges:
             assert by_id[edge.source_event_id].t <= by_id[edge.target_event_id].t, edge
             assert (edge.evidence is None) or edge.confidence is None or 0 < edge.confidence < 1
-        uses = Counter(edge.source_event_id for edge in self.edges if by_id[edge.target_event_id].kind == "tool_result")
+        uses = Counter(
+            edge.source_event_id for edge in self.edges if by_id[edge.target_event_id].kind == "tool_result"
+        )
         assert all(count == 1 for count in uses.values())
         joined = Counter(
             edge.target_event_id
@@ -102,7 +116,7 @@ class Play:
         returned = Counter(event.agent_id for event in self.of("return"))
         assert all(returned[agent] <= spawned[agent] for agent in returned)
 
-    def _keep(self, rows: Rows) -> None:
+    def _keep(self, rows: OrchestrationRows) -> None:
         self.events += rows.events
         self.edges += rows.edges
 

@@ -1,4 +1,6 @@
-"""Trace contracts: each kind broken and kept, the first violating step named, whatever else happens around it."""
+"""Trace contracts: each kind broken and kept, the first violating step named, whatever else happens around
+it.
+"""
 
 import json
 
@@ -8,14 +10,14 @@ from hypothesis import strategies as st
 
 from harnessgym.config import load_config, validate
 from harnessgym.errors import ConfigError
-from harnessgym.session_options import SessionOptions
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.store import agents, events, new_id
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.events import EventRow
 from harnessgym.traces import contracts
-from harnessgym.traces.contracts import Contracts, Watch, check, online
+from harnessgym.traces.contracts import ContractMonitor, Contracts, check, online
 from harnessgym.traces.graph import graph
-from harnessgym.traces.step import Step
+from harnessgym.traces.step import RolloutStep
 from harnessgym.traces.steps import steps_of
 
 
@@ -24,16 +26,22 @@ def made(*raw):
 
 
 def rollout(*what):
-    """Steps one second apart. `"bash:ls"` calls a tool, `"12"` is a model call that samples 12 tokens, `"a>12"` one of a."""
+    """Steps one second apart. `"bash:ls"` calls a tool, `"12"` is a model call that samples 12 tokens,
+    `"a>12"` one of a.
+    """
     steps = []
     for number, whole in enumerate(what):
         agent, _, text = whole.rpartition(">")
         if text.isdecimal():
-            steps.append(Step(f"s{number}", "llm_call", number, agent or "main", tokens=int(text)))
+            steps.append(RolloutStep(f"s{number}", "llm_call", number, agent or "main", tokens=int(text)))
         else:
             tool, _, command = text.partition(":")
             arguments = json.dumps({"command": command})
-            steps.append(Step(f"s{number}", "tool_call", number, agent or "main", tool=tool, arguments=arguments))
+            steps.append(
+                RolloutStep(
+                    f"s{number}", "tool_call", number, agent or "main", tool=tool, arguments=arguments
+                )
+            )
     return steps
 
 
@@ -69,16 +77,21 @@ def test_each_kind_is_kept_or_broken_at_a_step(contract, kept, broken, step):
 
 
 def test_agents_and_tools_must_return():
-    spawned = Step("e1", "spawn", 1, "main", "child", tool="Task", tool_call_id="t1")
-    unknown = Step("e2", "spawn", 2, "main", tool="Task", tool_call_id="t2")
-    back = Step("e3", "return", 3, "child", "main")
-    told = Step("e4", "return", 4, None, "main", tool_call_id="t2")
+    spawned = RolloutStep("e1", "spawn", 1, "main", "child", tool="Task", tool_call_id="t1")
+    unknown = RolloutStep("e2", "spawn", 2, "main", tool="Task", tool_call_id="t2")
+    back = RolloutStep("e3", "return", 3, "child", "main")
+    told = RolloutStep("e4", "return", 4, None, "main", tool_call_id="t2")
     agents_return = made({"kind": "must_return"})
     assert check(agents_return, [spawned, unknown, told, back]) == []
-    assert [(item.step, item.ordinal) for item in check(agents_return, [spawned, unknown, back])] == [(unknown, 1)]
+    assert [(item.step, item.ordinal) for item in check(agents_return, [spawned, unknown, back])] == [
+        (unknown, 1)
+    ]
     assert [item.step for item in check(agents_return, [spawned, unknown])] == [spawned]
-    called = [Step(f"c{n}", "tool_call", n, tool=tool, tool_call_id=f"t{n}") for n, tool in enumerate(["bash", "finish"])]
-    result = Step("r0", "tool_result", 5, tool_call_id="t0")
+    called = [
+        RolloutStep(f"c{n}", "tool_call", n, tool=tool, tool_call_id=f"t{n}")
+        for n, tool in enumerate(["bash", "finish"])
+    ]
+    result = RolloutStep("r0", "tool_result", 5, tool_call_id="t0")
     tools_return = {"kind": "must_return", "what": "tools"}
     assert [item.step for item in check(made(tools_return), [*called, result])] == [called[1]]
     assert "has no result" in str(check(made(tools_return), called)[0])
@@ -87,30 +100,38 @@ def test_agents_and_tools_must_return():
 
 def test_violations_come_by_step_and_each_contract_has_one():
     rules = made(
-        {"kind": "must_return", "what": "tools"}, {"kind": "budget", "tokens": 5}, {"kind": "forbidden_tool", "tool": "rm"}
+        {"kind": "must_return", "what": "tools"},
+        {"kind": "budget", "tokens": 5},
+        {"kind": "forbidden_tool", "tool": "rm"},
     )
     found = check(rules, rollout("1", "rm:", "9", "rm:"))
-    assert [(item.contract, item.ordinal) for item in found] == [("must_return", 1), ("forbidden_tool", 1), ("budget", 2)]
+    assert [(item.contract, item.ordinal) for item in found] == [
+        ("must_return", 1),
+        ("forbidden_tool", 1),
+        ("budget", 2),
+    ]
 
 
 def test_arguments_that_were_cut_are_searched_as_they_are():
     rules = made({"kind": "forbidden_tool", **BASH})
-    cut = Step("s", "tool_call", 0, tool="bash", arguments='{"command": "rm -rf ' + "x" * 50)
+    cut = RolloutStep("s", "tool_call", 0, tool="bash", arguments='{"command": "rm -rf ' + "x" * 50)
     assert len(check(rules, [cut])) == 1
-    other = Step("s", "tool_call", 0, tool="bash", arguments='{"comment": "rm"}')
-    nested = Step("s", "tool_call", 0, tool="bash", arguments='{"command": ["rm", "-rf"]}')
+    other = RolloutStep("s", "tool_call", 0, tool="bash", arguments='{"comment": "rm"}')
+    nested = RolloutStep("s", "tool_call", 0, tool="bash", arguments='{"command": ["rm", "-rf"]}')
     assert check(rules, [other]) == []
     assert len(check(rules, [nested])) == 1
 
 
-@given(st.lists(st.sampled_from(["1", "7", "bash:ls", "bash:rm", "a>bash:rm", "test:", "commit:"]), max_size=12))
+@given(
+    st.lists(st.sampled_from(["1", "7", "bash:ls", "bash:rm", "a>bash:rm", "test:", "commit:"]), max_size=12)
+)
 def test_each_contract_is_judged_as_if_it_were_alone_and_once(what):
     rules = made(
         {"kind": "budget", "tokens": 9, "calls": 2, "wall_s": 6},
         {"kind": "at_most", "what": BASH, "n": 1},
         {"kind": "never_before", "never": {"tool": "commit"}, "before": {"tool": "test"}},
     )
-    steps, watch, first = rollout(*what), Watch(rules), None
+    steps, watch, first = rollout(*what), ContractMonitor(rules), None
     for number, step in enumerate(steps):
         watch.see(step)
         if first is None and watch.violation is not None:
@@ -154,12 +175,20 @@ def test_the_example_in_the_documentation_can_be_read(tmp_path):
     text = contracts.__doc__.split("```toml\n")[1].split("```")[0]
     (tmp_path / "contracts.toml").write_text(text)
     found = load_config(Contracts, tmp_path / "contracts.toml").contracts
-    assert [item.kind for item in found] == ["never_before", "at_most", "must_return", "budget", "forbidden_tool"]
+    assert [item.kind for item in found] == [
+        "never_before",
+        "at_most",
+        "must_return",
+        "budget",
+        "forbidden_tool",
+    ]
     assert len(check(found, rollout("bash:rm  -rf /home"))) == 1
 
 
 def test_session_options_keep_contracts_through_json():
-    options = SessionOptions(contracts=made({"kind": "forbidden_tool", **BASH}, {"kind": "budget", "calls": 2}))
+    options = SessionOptions(
+        contracts=made({"kind": "forbidden_tool", **BASH}, {"kind": "budget", "calls": 2})
+    )
     stored = options.model_dump(mode="json", exclude_unset=True)
     assert SessionOptions.model_validate(json.loads(json.dumps(stored))) == options
 
@@ -186,6 +215,14 @@ def test_steps_of_a_recorded_rollout(recording):
         ("llm_call", 7, None), ("tool_call", 0, agent.id), ("llm_call", 4, None),
     ]  # fmt: skip
     assert (steps[0].id, steps[2].id) == (first, last)
-    rules = made({"kind": "forbidden_tool", **BASH}, {"kind": "budget", "tokens": 10}, {"kind": "must_return", "what": "tools"})
+    rules = made(
+        {"kind": "forbidden_tool", **BASH},
+        {"kind": "budget", "tokens": 10},
+        {"kind": "must_return", "what": "tools"},
+    )
     found = check(rules, steps)
-    assert [(item.contract, item.ordinal) for item in found] == [("forbidden_tool", 1), ("must_return", 1), ("budget", 2)]
+    assert [(item.contract, item.ordinal) for item in found] == [
+        ("forbidden_tool", 1),
+        ("must_return", 1),
+        ("budget", 2),
+    ]

@@ -7,25 +7,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.message import Message, ToolCall, ToolSpec
-from harnessgym.traces.diagnosis import Conversation, diagnose, diagnose_rendering
+from harnessgym.traces.diagnosis import CallConversation, diagnose, diagnose_rendering
 from harnessgym.traces.difference import common_ends, difference, only_volatile, without_volatile
 
 TOOLS = (ToolSpec("find", "Find."),)
-SYSTEM, ASKED = Message("system", "You are a careful agent."), Message("user", "What is the price of the lamp?")
+SYSTEM, ASKED = (
+    Message("system", "You are a careful agent."),
+    Message("user", "What is the price of the lamp?"),
+)
 CALLED = Message("assistant", "Looking.", tool_calls=(ToolCall("c", "find", '{"name": "lamp", "limit": 1}'),))
-FOUND, SAID = Message("tool", "Q7", tool_call_id="c"), Message("assistant", "It is 47.", reasoning="Q7 costs 47.")
+FOUND, SAID = (
+    Message("tool", "Q7", tool_call_id="c"),
+    Message("assistant", "It is 47.", reasoning="Q7 costs 47."),
+)
 
 
 def earlier(
     *messages: Message, answer: Message | None = None, call: str = "one", tools: tuple[ToolSpec, ...] = TOOLS
-) -> Conversation:
-    return Conversation(call, messages, tools, answer)
+) -> CallConversation:
+    return CallConversation(call, messages, tools, answer)
 
 
 LONG = earlier(SYSTEM, ASKED, CALLED, FOUND, answer=SAID)
 
 
-def kind(*messages: Message, known: tuple[Conversation, ...] = (LONG,), tools: tuple[ToolSpec, ...] = TOOLS) -> str | None:
+def kind(
+    *messages: Message, known: tuple[CallConversation, ...] = (LONG,), tools: tuple[ToolSpec, ...] = TOOLS
+) -> str | None:
     found = diagnose(messages, tools, known)
     return None if found is None else found.kind
 
@@ -168,15 +176,22 @@ TASK = Message("user", "Something else.")
         "coder's summary",
     ],
 )
-def test_what_is_near_a_handoff(messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], expected: str) -> None:
+def test_what_is_near_a_handoff(
+    messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], expected: str
+) -> None:
     assert kind(*messages, tools=tools) == expected
 
 
 def test_a_date_that_changed_is_no_other_agent() -> None:
-    dated = [replace(SYSTEM, content=f"{SYSTEM.content} Today is {day}.") for day in ("Monday, 3 March", "Friday, 7 March")]
+    dated = [
+        replace(SYSTEM, content=f"{SYSTEM.content} Today is {day}.")
+        for day in ("Monday, 3 March", "Friday, 7 March")
+    ]
     known = earlier(dated[0], *LONG.messages[1:], answer=SAID)
     assert kind(dated[1], *TAKEN[1:], known=(known,)) == "nonce"
-    coder = earlier(CODER, *LONG.whole[1:], TASK, answer=Message("assistant", "Done."), call="coder", tools=CODE)
+    coder = earlier(
+        CODER, *LONG.whole[1:], TASK, answer=Message("assistant", "Done."), call="coder", tools=CODE
+    )
     assert kind(dated[1], *TAKEN[1:], TASK, known=(coder, known)) == "nonce"
 
 
@@ -188,7 +203,9 @@ def test_an_agent_that_gets_the_conversation_back_is_handed_it() -> None:
     assert found is not None
     assert found.kind == "handoff"
     assert "compared with call coder" in found.detail
-    assert kind(SYSTEM, *TAKEN[1:], TASK, Message("assistant", "Mine."), known=(coder, LONG)) == "edited_history"
+    assert (
+        kind(SYSTEM, *TAKEN[1:], TASK, Message("assistant", "Mine."), known=(coder, LONG)) == "edited_history"
+    )
 
 
 @pytest.mark.parametrize(("turns", "expected"), [(0, "edited_history"), (1, "handoff"), (None, "handoff")])
@@ -206,7 +223,13 @@ def test_a_summary_needs_a_longer_conversation() -> None:
 
 
 def test_what_follows_a_call_without_tools_is_a_compaction() -> None:
-    asking = earlier(*LONG.whole, Message("user", "Sum it up."), answer=Message("assistant", "Lamp: 47."), call="two", tools=())
+    asking = earlier(
+        *LONG.whole,
+        Message("user", "Sum it up."),
+        answer=Message("assistant", "Lamp: 47."),
+        call="two",
+        tools=(),
+    )
     assert kind(SYSTEM, Message("user", "State: lamp 47."), known=(asking, LONG)) == "compaction"
     assert kind(SYSTEM, Message("user", "State: lamp 47."), known=(LONG,)) == "new_root"
 
@@ -272,7 +295,9 @@ def test_what_a_template_writes(rendered: str, expected: str) -> None:
 
 def test_reasoning_that_says_nothing_is_reasoning() -> None:
     sampled = "<think>\n\n</think>\n\n47<|im_end|>"
-    assert diagnose_rendering(sampled, "47<|im_end|>\n", Message("assistant", "47"))[0] == "stripped_reasoning"
+    assert (
+        diagnose_rendering(sampled, "47<|im_end|>\n", Message("assistant", "47"))[0] == "stripped_reasoning"
+    )
 
 
 @given(st.text(), st.text(), st.text(), st.text())
@@ -296,7 +321,9 @@ MESSAGES = st.builds(
     st.sampled_from(["system", "user", "assistant", "tool"]),
     st.text(st.sampled_from("ab 1"), max_size=4),
     st.sampled_from(["", "r"]),
-    st.lists(st.builds(ToolCall, st.just("c"), st.just("f"), st.sampled_from(["{}", '{"a": 1}', "x"])), max_size=2).map(tuple),
+    st.lists(
+        st.builds(ToolCall, st.just("c"), st.just("f"), st.sampled_from(["{}", '{"a": 1}', "x"])), max_size=2
+    ).map(tuple),
 )
 
 
@@ -308,10 +335,12 @@ MESSAGES = st.builds(
 def test_any_request_has_a_class_or_begins_an_earlier_one(
     messages: list[Message], others: list[list[Message]], tools: tuple[ToolSpec, ...]
 ) -> None:
-    known = [Conversation(f"c{number}", tuple(other), TOOLS, None) for number, other in enumerate(others)]
+    known = [CallConversation(f"c{number}", tuple(other), TOOLS, None) for number, other in enumerate(others)]
     found = diagnose(messages, tools, known)
     if found is None:
-        forms = [[message.digest for message in conversation.messages[: len(messages)]] for conversation in known]
+        forms = [
+            [message.digest for message in conversation.messages[: len(messages)]] for conversation in known
+        ]
         assert not known or any(len(form) == len(messages) for form in forms)
     else:
         assert len(found.detail) < 800

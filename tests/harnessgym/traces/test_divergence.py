@@ -7,7 +7,7 @@ from harnessgym.errors import TraceError
 from harnessgym.store.tables import calls as call_table
 from harnessgym.traces.divergence import (
     BuiltRow,
-    Part,
+    RowSpan,
     SampledCall,
     forest,
     measure,
@@ -29,20 +29,30 @@ def ids(rows):
 
 
 FAITHFUL = [call("a", [1, 2], [3, END]), call("b", [1, 2, 3, END, 4], [5, END])]
-STRIPPED = [call("a", [1, 2], [7, 3, END]), call("b", [1, 2, 3, END, 4], [5, END])]  # 7 was reasoning, and is gone
+STRIPPED = [
+    call("a", [1, 2], [7, 3, END]),
+    call("b", [1, 2, 3, END, 4], [5, END]),
+]  # 7 was reasoning, and is gone
 
 
 def test_per_request_makes_a_row_per_call_and_trains_each_in_its_context():
     rows = per_request(FAITHFUL)
     assert ids(rows) == [[1, 2, 3, END], [1, 2, 3, END, 4, 5, END]]
     found = measure(rows, FAITHFUL)
-    assert (found.rows, found.row_tokens, found.trained, found.wrong_context, found.lost, found.repeated) == (2, 11, 4, 0, 0, 0)
+    assert (found.rows, found.row_tokens, found.trained, found.wrong_context, found.lost, found.repeated) == (
+        2,
+        11,
+        4,
+        0,
+        0,
+        0,
+    )
 
 
 def test_prefix_merging_joins_a_conversation_that_only_grows():
     rows = prefix_merging(FAITHFUL)
     assert ids(rows) == [[1, 2, 3, END, 4, 5, END]]
-    assert rows[0].parts == (Part("a", 2, 4), Part("b", 5, 7))
+    assert rows[0].parts == (RowSpan("a", 2, 4), RowSpan("b", 5, 7))
     found = measure(rows, FAITHFUL)
     assert (found.rows, found.trained, found.wrong_context, found.lost) == (1, 4, 0, 0)
 
@@ -90,7 +100,7 @@ def test_a_token_trained_twice_is_counted():
 
 
 def test_a_row_that_trains_other_tokens_than_were_sampled_is_refused():
-    row = BuiltRow(np.array([1, 2, 4, END], np.int32), (Part("a", 2, 4),))
+    row = BuiltRow(np.array([1, 2, 4, END], np.int32), (RowSpan("a", 2, 4),))
     with pytest.raises(TraceError, match="not what call a sampled"):
         measure([row], FAITHFUL)
 
@@ -122,4 +132,6 @@ def test_a_prompt_that_is_not_what_the_engine_was_given_is_found(recording):
     call_id = recording.session(rollout_id).call(5)
     recording.store.write(lambda conn: conn.execute(call_table.update().values(prompt_hash="0" * 32)))
     with pytest.raises(TraceError, match=call_id):
-        recording.store.read(lambda conn: sampled_calls(conn, rollout_id, rows_of(conn, rollout_id, group_id=group_id)))
+        recording.store.read(
+            lambda conn: sampled_calls(conn, rollout_id, rows_of(conn, rollout_id, group_id=group_id))
+        )

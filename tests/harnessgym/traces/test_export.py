@@ -1,4 +1,6 @@
-"""Exports for trainers, over recordings of several branches: field names, shapes, and that nothing is lost or invented."""
+"""Exports for trainers, over recordings of several branches: field names, shapes, and that nothing is lost
+or invented.
+"""
 
 import dataclasses
 import json
@@ -17,7 +19,7 @@ from harnessgym.registry import names
 from harnessgym.store import new_id, rollouts
 from harnessgym.store.rollouts import RolloutOutcome
 from harnessgym.store.tables import advantages, policy_versions, trained
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.exports.areal import arrays
 from harnessgym.traces.exports.trl import samples
@@ -25,7 +27,8 @@ from harnessgym.traces.exports.verl import outputs
 
 REQUIRED = "export" in os.environ.get("HARNESSGYM_REQUIRE", "")
 needs_pyarrow = pytest.mark.skipif(
-    find_spec("pyarrow") is None and not REQUIRED, reason="pyarrow is not installed: pip install 'harnessgym-rl[export]'"
+    find_spec("pyarrow") is None and not REQUIRED,
+    reason="pyarrow is not installed: pip install 'harnessgym-rl[export]'",
 )
 
 
@@ -52,10 +55,21 @@ def traced(recording, rollout_id: str) -> TracedRollout:
 
 def train(recording, rollout_id: str, value: float) -> None:
     """Write what a trainer writes: an advantage for every sampled token."""
-    step = {"id": new_id(), "rollout_id": rollout_id, "policy_id": recording.policy_id, "step": 1, "version": 1}
-    found = [call.completion_segment for call in traced(recording, rollout_id).graph.calls.values() if call.kind == "policy"]
+    step = {
+        "id": new_id(),
+        "rollout_id": rollout_id,
+        "policy_id": recording.policy_id,
+        "step": 1,
+        "version": 1,
+    }
+    found = [
+        call.completion_segment
+        for call in traced(recording, rollout_id).graph.calls.values()
+        if call.kind == "policy"
+    ]
     ranges = [
-        {"id": new_id(), "trained_id": step["id"], "segment_id": name, "start": 0, "end": 2, "value": value} for name in found
+        {"id": new_id(), "trained_id": step["id"], "segment_id": name, "start": 0, "end": 2, "value": value}
+        for name in found
     ]
     values = {**step, "tokens": 9, "max_staleness": 0, "created_at": 0.0}
     recording.store.write(lambda conn: conn.execute(insert(trained).values(values)))
@@ -74,7 +88,14 @@ def test_verl_outputs_split_at_the_first_trained_token(recording, rollout_ids):
         assert lengths == {len(output["extra_fields"]["response_versions"])}
         assert output["reward_score"] == 1.0
         assert output["num_turns"] == 4
-    of_tokens = {"prompt_ids", "response_ids", "response_mask", "response_logprobs", "routed_experts", "multi_modal_data"}
+    of_tokens = {
+        "prompt_ids",
+        "response_ids",
+        "response_mask",
+        "response_logprobs",
+        "routed_experts",
+        "multi_modal_data",
+    }
     assert set(found[0]) == of_tokens | {"reward_score", "num_turns", "metrics", "extra_fields"}
 
 
@@ -138,12 +159,16 @@ def test_rows_for_areal_need_a_reward(recording, tmp_path):
         export(recording.store, [unrewarded], "areal", tmp_path / "rows.jsonl")
 
 
-@pytest.mark.skipif(find_spec("trl") is None and "trl" not in os.environ.get("HARNESSGYM_REQUIRE", ""), reason="needs trl")
+@pytest.mark.skipif(
+    find_spec("trl") is None and "trl" not in os.environ.get("HARNESSGYM_REQUIRE", ""), reason="needs trl"
+)
 def test_trl_takes_the_samples(recording, rollout_ids):
     rollout_sample = pytest.importorskip("trl.experimental.async_grpo.async_rollout_worker").RolloutSample
     for item in samples(traced(recording, rollout_ids[0])):
         made = rollout_sample(**item)
-        wanted = {field.name for field in dataclasses.fields(rollout_sample) if field.default is dataclasses.MISSING}
+        wanted = {
+            field.name for field in dataclasses.fields(rollout_sample) if field.default is dataclasses.MISSING
+        }
         assert wanted == set(item)
         assert made.input_ids.dtype == np.int64
 
@@ -165,14 +190,19 @@ def test_parquet_has_every_token_and_every_exclusion(recording, rollout_ids, tmp
     assert [(item["end"], item["reason"]) for item in excluded] == [(4, "side_call")] * 2
     assert {value for value in found[0]["advantages"] if value} == {0.5}
     assert found[-1]["advantages"] is None
-    assert found[0]["rewards"] == [{"unit": "rollout", "target": rollout_ids[0], "channel": "reward", "value": 1.0}]
+    assert found[0]["rewards"] == [
+        {"unit": "rollout", "target": rollout_ids[0], "channel": "reward", "value": 1.0}
+    ]
 
 
 @needs_pyarrow
 def test_a_dataset_folder_is_what_datasets_loads(recording, rollout_ids, tmp_path):
     folder = tmp_path / "dataset"
     export(recording.store, rollout_ids, "datasets", folder)
-    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*")) == ["README.md", "data/train-00000.parquet"]
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*.*")) == [
+        "README.md",
+        "data/train-00000.parquet",
+    ]
     datasets = pytest.importorskip("datasets")
     found = datasets.load_dataset(str(folder), cache_dir=str(tmp_path / "cache"))["train"]
     assert len(found) == 4
@@ -185,7 +215,10 @@ def test_lines_are_what_the_functions_give(recording, rollout_ids, tmp_path, nam
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert (done.rollouts, done.records, len(lines)) == (2, 4, 4)
     ids = [row.ids.tolist() for name in rollout_ids for row in traced(recording, name).trajectory.rows]
-    read = {"verl": lambda line: line["prompt_ids"] + line["response_ids"], "areal": lambda line: line["input_ids"][0]}
+    read = {
+        "verl": lambda line: line["prompt_ids"] + line["response_ids"],
+        "areal": lambda line: line["input_ids"][0],
+    }
     assert [read.get(name, lambda line: line["input_ids"])(line) for line in lines] == ids
 
 
@@ -224,7 +257,9 @@ def test_paths_that_a_format_cannot_use_are_refused(recording, rollout_ids, tmp_
 def test_an_unknown_format_lists_the_known_ones(recording, tmp_path):
     with pytest.raises(ConfigError, match="no export named 'parket'"):
         export(recording.store, [], "parket", tmp_path / "x")
-    assert {"parquet", "datasets", "trl", "verl", "areal", "atif", "mas", "otel", "sft"} <= set(names("export"))
+    assert {"parquet", "datasets", "trl", "verl", "areal", "atif", "mas", "otel", "sft"} <= set(
+        names("export")
+    )
 
 
 @pytest.mark.parametrize(("name", "out"), [("atif", "docs"), ("atif", "docs.jsonl"), ("otel", "spans.jsonl")])

@@ -14,7 +14,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.store import new_id, policies
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.tables import trained
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.exports import mas, otel
 from harnessgym.traces.exports.row_facts import advantages_of
@@ -38,14 +38,22 @@ def register(recording) -> dict[str, str]:
 
 
 def record(recording, turns) -> str:
-    """A rollout in which policies take turns: each goes on from its latest answer, or begins a branch, or is a side call."""
+    """A rollout in which policies take turns: each goes on from its latest answer, or begins a branch, or
+    is a side call.
+    """
     ids = register(recording)
     _, (rollout_id,) = recording.group(1)
     session, latest = recording.session(rollout_id), dict[str, str]()
     for name, kind in turns:
         after = latest.get(name) if kind == "on" else None
         versions = (VERSIONS[name],) * 3
-        made = session.call(4, after=after, versions=versions, policy_id=ids[name], kind="side" if kind == "side" else "policy")
+        made = session.call(
+            4,
+            after=after,
+            versions=versions,
+            policy_id=ids[name],
+            kind="side" if kind == "side" else "policy",
+        )
         if kind != "side":
             latest[name] = made
     session.seal()
@@ -53,7 +61,14 @@ def record(recording, turns) -> str:
     return rollout_id
 
 
-BOTH = (("policy", "new"), ("helper", "new"), ("policy", "on"), ("helper", "side"), ("helper", "on"), ("helper", "new"))
+BOTH = (
+    ("policy", "new"),
+    ("helper", "new"),
+    ("policy", "on"),
+    ("helper", "side"),
+    ("helper", "on"),
+    ("helper", "new"),
+)
 
 
 @pytest.fixture
@@ -67,21 +82,30 @@ def traced(recording, rollout_id: str, sampled_by: str | None = None) -> TracedR
 
 @CHECKS
 @given(
-    turns=st.lists(st.tuples(NAMES, st.sampled_from(("on", "new", "side"))), min_size=1, max_size=9), number=st.just(count())
+    turns=st.lists(st.tuples(NAMES, st.sampled_from(("on", "new", "side"))), min_size=1, max_size=9),
+    number=st.just(count()),
 )
-def test_the_files_of_all_policies_together_have_every_row_once_and_no_foreign_token(recording, tmp_path, turns, number):
+def test_the_files_of_all_policies_together_have_every_row_once_and_no_foreign_token(
+    recording, tmp_path, turns, number
+):
     rollout_id, found = record(recording, turns), list[Json]()
     for name, version in VERSIONS.items():
         out = tmp_path / f"{next(number)}.jsonl"
         export(recording.store, [rollout_id], "areal", out, sampled_by=name)
         rows = [json.loads(line) for line in out.read_text().splitlines()]
         for row in rows:
-            assert {each for each, mask in zip(row["versions"][0], row["loss_mask"][0], strict=True) if mask} == {version}
-        assert sum(sum(row["loss_mask"][0]) for row in rows) == 3 * sum(one == name and kind != "side" for one, kind in turns)
+            assert {
+                each for each, mask in zip(row["versions"][0], row["loss_mask"][0], strict=True) if mask
+            } == {version}
+        assert sum(sum(row["loss_mask"][0]) for row in rows) == 3 * sum(
+            one == name and kind != "side" for one, kind in turns
+        )
         found += rows
     everything = traced(recording, rollout_id).trajectory
     assert sorted(row["input_ids"][0] for row in found) == sorted(row.ids.tolist() for row in everything.rows)
-    assert sum(traced(recording, rollout_id, name).trajectory.sampled for name in VERSIONS) == everything.sampled
+    assert (
+        sum(traced(recording, rollout_id, name).trajectory.sampled for name in VERSIONS) == everything.sampled
+    )
 
 
 @pytest.mark.parametrize("name", ["areal", "trl", "verl", "sft"])
@@ -119,7 +143,13 @@ def test_parquet_names_the_policy_of_every_row_and_excludes_once(recording, both
 
 
 def test_what_one_policy_was_trained_on_says_nothing_of_another(recording, both):
-    step = {"id": new_id(), "rollout_id": both, "policy_id": register(recording)["helper"], "step": 1, "version": 13}
+    step = {
+        "id": new_id(),
+        "rollout_id": both,
+        "policy_id": register(recording)["helper"],
+        "step": 1,
+        "version": 13,
+    }
     values = {**step, "tokens": 9, "max_staleness": 0, "created_at": 0.0}
     recording.store.write(lambda conn: conn.execute(insert(trained).values(values)))
     rollout = traced(recording, both)
@@ -137,8 +167,15 @@ def test_whole_rollouts_are_not_cut(recording, both, tmp_path, name):
 def test_documents_name_the_policy_of_every_call(recording, both):
     wanted = [name for name, _ in BOTH]
     spans = otel.request(traced(recording, both))["resourceSpans"][0]["scopeSpans"][0]["spans"]
-    models = {item["key"]: item["value"] for span in spans for item in span["attributes"] if span["name"].startswith("chat ")}
-    assert [span["name"] for span in spans if span["name"].startswith("chat ")] == [f"chat {name}" for name in wanted]
+    models = {
+        item["key"]: item["value"]
+        for span in spans
+        for item in span["attributes"]
+        if span["name"].startswith("chat ")
+    }
+    assert [span["name"] for span in spans if span["name"].startswith("chat ")] == [
+        f"chat {name}" for name in wanted
+    ]
     assert models["gen_ai.request.model"] == {"stringValue": wanted[-1]}
     pytest.importorskip("jsonschema")
     events = mas.document(traced(recording, both))["events"]
@@ -147,7 +184,10 @@ def test_documents_name_the_policy_of_every_call(recording, both):
 
 def test_folders_are_given_by_policy():
     given_folders = Languages.of(["helper=/models/h", "/models/first"])
-    assert (given_folders.folder, given_folders.folders) == (Path("/models/first"), {"helper": Path("/models/h")})
+    assert (given_folders.folder, given_folders.folders) == (
+        Path("/models/first"),
+        {"helper": Path("/models/h")},
+    )
     assert Languages.of(["./a=b"]).folder == Path("./a=b")
     with pytest.raises(ConfigError, match="Two folders are given for the policy 'helper'"):
         Languages.of(["helper=/a", "helper=/b"])

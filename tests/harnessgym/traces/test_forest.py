@@ -17,10 +17,16 @@ TOKENS = st.lists(st.integers(0, 2), max_size=4)
 
 @st.composite
 def grown(draw: st.DrawFn) -> tuple[Forest, list[tuple[str, Segment, Segment, str]]]:
-    """A forest of calls, each behind a random earlier completion or at the root: (call, prompt, completion, digest)."""
+    """A forest of calls, each behind a random earlier completion or at the root: (call, prompt,
+    completion, digest).
+    """
     forest, calls = Forest("s"), list[tuple[str, Segment, Segment, str]]()
     for number in range(draw(st.integers(1, 12))):
-        parent = draw(st.none() | st.sampled_from([completion for _, _, completion, _ in calls])) if calls else None
+        parent = (
+            draw(st.none() | st.sampled_from([completion for _, _, completion, _ in calls]))
+            if calls
+            else None
+        )
         prompt, _ = forest.add_prompt(draw(TOKENS), None if parent is None else parent.id)
         ids = draw(TOKENS)
         completion = forest.add_completion(f"c{number}", prompt.id, ids, [0.0] * len(ids), f"d{number}")
@@ -65,9 +71,13 @@ def test_equal_prompts_share_a_segment_and_every_token_is_stored_once(
 
 
 @given(grown())
-def test_a_loaded_forest_is_the_one_that_was_grown(grown: tuple[Forest, list[tuple[str, Segment, Segment, str]]]) -> None:
+def test_a_loaded_forest_is_the_one_that_was_grown(
+    grown: tuple[Forest, list[tuple[str, Segment, Segment, str]]],
+) -> None:
     forest, calls = grown
-    recorded = [_recorded(call_id, prompt, completion, digest) for call_id, prompt, completion, digest in calls]
+    recorded = [
+        _recorded(call_id, prompt, completion, digest) for call_id, prompt, completion, digest in calls
+    ]
     again = Forest.load("s", forest.segments.values(), recorded)
     for _, _, completion, digest in calls:
         assert again.ids(completion.id) == forest.ids(completion.id)
@@ -89,7 +99,9 @@ WORDS = st.sampled_from(["a", "b", " a "])
 
 @given(st.data())
 def test_a_request_gets_the_digests_that_it_would_get_alone(data: st.DataObject) -> None:
-    """Requests of a session in any order, with answers of ours and foreign ones, against a forest that remembers no request."""
+    """Requests of a session in any order, with answers of ours and foreign ones, against a forest that
+    remembers no request.
+    """
     forest, known = Forest("s"), list[tuple[str, Message, str]]()
     talks: list[tuple[Message, ...]] = [()]
     for number in range(data.draw(st.integers(1, 8))):
@@ -152,7 +164,9 @@ def test_an_answer_whose_text_looks_like_reasoning_is_recognised_without_its_own
     forest.add_completion("c", prompt.id, [2], [0.0], digest)
     forest.add_replays(chain[-1], answer, digest)
     for replayed in (answer, replace(answer, reasoning="")):
-        found = forest.attach(forest.chain(CONTEXT, (Message("user", "hi"), replayed, Message("user", "more"))))
+        found = forest.attach(
+            forest.chain(CONTEXT, (Message("user", "hi"), replayed, Message("user", "more")))
+        )
         assert found is not None
         assert found.matched == 2
 

@@ -25,12 +25,17 @@ def two_agents(recording) -> tuple[str, list[str], list[str]]:
     """A rollout, its agents, and their four calls in turn."""
     _, (rollout_id, _) = recording.group()
     session = recording.session(rollout_id)
-    names = [add(recording, agents, rollout_id=rollout_id, name=name, session_id=session.id, key=name) for name in "ab"]
+    names = [
+        add(recording, agents, rollout_id=rollout_id, name=name, session_id=session.id, key=name)
+        for name in "ab"
+    ]
     made = [session.call() for _ in range(4)]
     for at, call_id in enumerate(made):
         values = {"agent_id": names[at % 2], "created_at": 10.0 + at}
         recording.store.write(
-            lambda conn, of=call_id, to=values: conn.execute(calls.update().where(calls.c.id == of).values(to))
+            lambda conn, of=call_id, to=values: conn.execute(
+                calls.update().where(calls.c.id == of).values(to)
+            )
         )
     return rollout_id, names, made
 
@@ -49,17 +54,37 @@ def test_calls_are_events_and_temporal_edges_join_those_of_an_agent(recording):
 def test_stored_events_and_edges_are_read_as_they_are(recording):
     rollout_id, names, made = two_agents(recording)
     common = {"rollout_id": rollout_id, "created_at": 0.0, "source": "otlp"}
-    about = {"t": 10.5, "kind": "tool_call", "attributes": {"tool": "find"}, "evidence": "name", "confidence": 0.5}
+    about = {
+        "t": 10.5,
+        "kind": "tool_call",
+        "attributes": {"tool": "find"},
+        "evidence": "name",
+        "confidence": 0.5,
+    }
     called = add(recording, events, agent_id=names[0], call_id=made[0], span_id="s1", **common, **about)
     spoken = {"t": 10.0, "kind": "llm_call", "attributes": {"x": 1}}
     add(recording, events, id=made[0], agent_id=names[0], call_id=made[0], **common, **spoken)
     ends = {"source_event_id": made[0], "target_event_id": called}
-    add(recording, edges, rollout_id=rollout_id, kind="causal", evidence="e", confidence=0.9, created_at=0.0, **ends)
+    add(
+        recording,
+        edges,
+        rollout_id=rollout_id,
+        kind="causal",
+        evidence="e",
+        confidence=0.9,
+        created_at=0.0,
+        **ends,
+    )
     found = read(recording, rollout_id)
     assert [event.id for event in found.events] == [made[0], called, *made[1:]]
     assert found.events[0].attributes == {"x": 1}
     (event,) = found.of_kind("tool_call")
-    assert (event.attributes, event.confidence, event.source, event.span_id) == ({"tool": "find"}, 0.5, "otlp", "s1")
+    assert (event.attributes, event.confidence, event.source, event.span_id) == (
+        {"tool": "find"},
+        0.5,
+        "otlp",
+        "s1",
+    )
     assert Edge("causal", made[0], called, "e", 0.9) in found.edges
     assert len(found.edges) == 3
 
@@ -69,9 +94,22 @@ def test_rewards_and_the_rollout_itself_are_in_it(recording):
     recording.finish(rollout_ids)
     found = read(recording, rollout_ids[0])
     (reward,) = found.rewards
-    assert (reward.unit, reward.target, reward.channel, reward.value) == ("rollout", rollout_ids[0], "reward", 1.0)
-    assert (found.rollout.group_id, found.rollout.task_set, found.rollout.task_key) == (group_id, "lookup", "t0")
-    assert (found.rollout.status, found.rollout.verdict, found.rollout.policy) == ("finished", "valid", "policy")
+    assert (reward.unit, reward.target, reward.channel, reward.value) == (
+        "rollout",
+        rollout_ids[0],
+        "reward",
+        1.0,
+    )
+    assert (found.rollout.group_id, found.rollout.task_set, found.rollout.task_key) == (
+        group_id,
+        "lookup",
+        "t0",
+    )
+    assert (found.rollout.status, found.rollout.verdict, found.rollout.policy) == (
+        "finished",
+        "valid",
+        "policy",
+    )
     assert (found.events, found.edges) == ((), ())
 
 

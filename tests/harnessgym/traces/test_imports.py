@@ -1,4 +1,6 @@
-"""Imports: documents that are not ours, graphs and conversations made by hypothesis, and what is wrong with a document."""
+"""Imports: documents that are not ours, graphs and conversations made by hypothesis, and what is wrong
+with a document.
+"""
 
 import json
 import os
@@ -13,18 +15,19 @@ from sqlalchemy import insert, select
 from harnessgym.errors import ConfigError, TraceError
 from harnessgym.store import TraceStore, new_id
 from harnessgym.store.tables import agents, edges, events, rewards, rollouts
-from harnessgym.traces.answers import Languages
+from harnessgym.traces.completions import Languages
 from harnessgym.traces.export import TracedRollout, export
 from harnessgym.traces.exports import atif, mas
-from harnessgym.traces.importing import import_traces
+from harnessgym.traces.import_ import import_traces
 from harnessgym.traces.mas_schema import KINDS, check
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 
 Json = dict[str, Any]
 REQUIRED = "export" in os.environ.get("HARNESSGYM_REQUIRE", "")
 needs_jsonschema = pytest.mark.skipif(
-    find_spec("jsonschema") is None and not REQUIRED, reason="jsonschema is not installed: pip install 'harnessgym-rl[export]'"
+    find_spec("jsonschema") is None and not REQUIRED,
+    reason="jsonschema is not installed: pip install 'harnessgym-rl[export]'",
 )
 EDGES = ("causal", "spawn", "message", "tool_dependency", "return", "aggregate", "safety_flow", "temporal")
 CHECKS = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,13 +51,23 @@ def traced(store, rollout_id: str) -> TracedRollout:
 
 def atif_document(*steps: Json, **fields: Any) -> Json:
     numbered = [{"step_id": at, **step} for at, step in enumerate(steps, 1)]
-    return {"schema_version": "ATIF-v1.8", "agent": {"name": "a", "version": "1"}, "steps": numbered, **fields}
+    return {
+        "schema_version": "ATIF-v1.8",
+        "agent": {"name": "a", "version": "1"},
+        "steps": numbered,
+        **fields,
+    }
 
 
 CALLED = {"tool_call_id": "c1", "function_name": "find", "arguments": {"name": "lamp"}}
 SEEN = {"type": "image", "source": {"media_type": "image/png", "path": "http://x/y.png"}}
 RESULT = {"source_call_id": "c1", "content": "47", "subagent_trajectory_ref": [{"trajectory_id": "sub"}]}
-TOKENS = {"prompt_tokens": 3, "prompt_token_ids": [1, 2, 3], "completion_token_ids": [4, 5], "logprobs": [-0.5, -0.25]}
+TOKENS = {
+    "prompt_tokens": 3,
+    "prompt_token_ids": [1, 2, 3],
+    "completion_token_ids": [4, 5],
+    "logprobs": [-0.5, -0.25],
+}
 LOOKS = {
     "source": "agent",
     "message": "",
@@ -65,7 +78,9 @@ LOOKS = {
     "metrics": TOKENS,
     "model_name": "other",
 }
-SUB = atif_document({"source": "user", "message": "part"}, {"source": "agent", "message": "done"}, trajectory_id="sub")
+SUB = atif_document(
+    {"source": "user", "message": "part"}, {"source": "agent", "message": "done"}, trajectory_id="sub"
+)
 NO_LOGPROBS = {"prompt_token_ids": [1, 2, 3, 4, 5, 6], "completion_token_ids": [7]}
 FOREIGN = atif_document(
     {"source": "system", "message": "Plan."},
@@ -73,7 +88,11 @@ FOREIGN = atif_document(
     LOOKS,
     {"source": "agent", "message": "It is 47.", "metrics": NO_LOGPROBS},
     {"source": "user", "message": "thanks"},
-    {"source": "agent", "message": "Bye.", "metrics": {"prompt_tokens": 90, "completion_tokens": 5, "cost_usd": 0.1}},
+    {
+        "source": "agent",
+        "message": "Bye.",
+        "metrics": {"prompt_tokens": 90, "completion_tokens": 5, "cost_usd": 0.1},
+    },
     session_id="s",
     notes="a note",
     subagent_trajectories=[SUB],
@@ -107,9 +126,13 @@ def test_a_foreign_atif_document_becomes_calls_with_its_tokens(other, tmp_path):
 
 def test_models_that_a_document_names_are_policies_and_none_goes_on_from_anothers_tokens(other, tmp_path):
     big, small = {**LOOKS, "model_name": "big"}, {"source": "agent", "message": "47", "metrics": NO_LOGPROBS}
-    sub = atif_document({"source": "user", "message": "x"}, {"source": "agent", "message": "y"}, trajectory_id="sub")
+    sub = atif_document(
+        {"source": "user", "message": "x"}, {"source": "agent", "message": "y"}, trajectory_id="sub"
+    )
     sub["agent"]["model_name"] = "tiny"
-    document = atif_document({"source": "user", "message": "look"}, big, small, subagent_trajectories=[sub], session_id="s")
+    document = atif_document(
+        {"source": "user", "message": "look"}, big, small, subagent_trajectories=[sub], session_id="s"
+    )
     document["agent"]["model_name"] = "small"
     made = brought(other, tmp_path, document, "atif")
     rollout = traced(other, made.rollouts[0])
@@ -136,8 +159,16 @@ REWARD = {"unit": "team", "target": "elsewhere", "channel": "reward", "value": 2
     [
         ({"rewards": {"total": 1.0}}, {"extra.rewards": 1}, 0),
         ({"rewards": 0.5, "rollout": "r1"}, {"extra": 1, "extra.rewards": 1}, 0),
-        ({"rewards": [1.0, {"name": "x"}, REWARD], "rollout": {"index": 3}}, {"extra": 1, "extra.rewards": 2}, 1),
-        ({"rollout": {"task_set": 1, "task_key": None}, "rewards": None}, {"extra": 1, "extra.rewards": 1}, 0),
+        (
+            {"rewards": [1.0, {"name": "x"}, REWARD], "rollout": {"index": 3}},
+            {"extra": 1, "extra.rewards": 2},
+            1,
+        ),
+        (
+            {"rollout": {"task_set": 1, "task_key": None}, "rewards": None},
+            {"extra": 1, "extra.rewards": 1},
+            0,
+        ),
     ],
 )
 def test_what_others_say_in_extra_is_left_out(other, tmp_path, extra, left_out, rewarded):
@@ -168,7 +199,11 @@ def test_a_foreign_trace_becomes_a_graph(other, tmp_path):
     made = brought(other, tmp_path, FOREIGN_MAS, "mas")
     found = traced(other, made.rollouts[0]).graph
     assert made.left_out == {"metrics": 1}
-    assert [(agent.name, agent.role) for agent in found.agents] == [("planner", "lead"), ("worker", None), ("guard", None)]
+    assert [(agent.name, agent.role) for agent in found.agents] == [
+        ("planner", "lead"),
+        ("worker", None),
+        ("guard", None),
+    ]
     assert [event.kind for event in found.events] == ["orchestrator_decision", "message", "safety_event"]
     assert found.events[0].attributes == {"confidence_note": "high"}
     assert found.events[1].target_agent_id == found.agents[1].id
@@ -196,7 +231,13 @@ EVENTS = st.fixed_dictionaries(
         "span_id": st.none() | st.just("5b8efff798038103"),
     }
 )
-JOINS = st.tuples(st.sampled_from(EDGES), st.integers(0, 7), st.integers(0, 7), st.none() | TEXTS, st.none() | st.floats(0, 1))
+JOINS = st.tuples(
+    st.sampled_from(EDGES),
+    st.integers(0, 7),
+    st.integers(0, 7),
+    st.none() | TEXTS,
+    st.none() | st.floats(0, 1),
+)
 REWARDS = st.dictionaries(
     st.tuples(st.sampled_from(["rollout", "team", "agent", "message"]), st.sampled_from(["reward", "task.a/b", "agent/x"])),
     st.floats(-1e9, 1e9), max_size=4,
@@ -204,13 +245,17 @@ REWARDS = st.dictionaries(
 
 
 def group_of(store, rollout_id: str) -> str:
-    return store.read(lambda conn: conn.execute(select(rollouts.c.group_id).where(rollouts.c.id == rollout_id)).scalar_one())
+    return store.read(
+        lambda conn: conn.execute(select(rollouts.c.group_id).where(rollouts.c.id == rollout_id)).scalar_one()
+    )
 
 
 def build(recording, rollout_id: str, happened: list[Json], joins: list[Any], given: Json) -> None:
     """Write a graph as the store's tables hold it."""
     session, names = recording.session(rollout_id), [new_id() for _ in range(4)]
-    calls = [session.call() for event in happened if event["kind"] == "llm_call" and event["source"] == "proxy"]
+    calls = [
+        session.call() for event in happened if event["kind"] == "llm_call" and event["source"] == "proxy"
+    ]
     agent_rows = [
         {"id": name, "rollout_id": rollout_id, "name": f"agent {at % 2}", "session_id": session.id, "key": name,
          "created_at": at, "parent_agent_id": names[at - 1] if at > 1 else None, "evidence": "content",
@@ -222,7 +267,10 @@ def build(recording, rollout_id: str, happened: list[Json], joins: list[Any], gi
     for event in happened:
         recorded = event["kind"] == "llm_call" and event["source"] == "proxy"
         ids.append(calls.pop() if recorded else new_id())
-        own = {name: event[name] for name in ("kind", "t", "attributes", "evidence", "confidence", "source", "span_id")}
+        own = {
+            name: event[name]
+            for name in ("kind", "t", "attributes", "evidence", "confidence", "source", "span_id")
+        }
         by, to = (None if event[name] < 0 else names[event[name]] for name in ("by", "to"))
         call_id = ids[-1] if recorded else None
         about = {
@@ -289,7 +337,12 @@ def conversation(turns: list[Any]) -> Json:
             for index, (name, value) in enumerate(tools)
         ]
         results = [{"source_call_id": call["tool_call_id"], "content": answer} for call in calls]
-        step: Json = {"source": "agent", "message": answer, "timestamp": f"2026-01-01T00:00:0{at}+00:00", "llm_call_count": 1}
+        step: Json = {
+            "source": "agent",
+            "message": answer,
+            "timestamp": f"2026-01-01T00:00:0{at}+00:00",
+            "llm_call_count": 1,
+        }
         if tokens:
             prompt, completion = tokens
             step["metrics"] = {
@@ -316,7 +369,8 @@ def test_any_conversation_comes_back(recording, other, tmp_path, turns):
     assert again.left_out == {}
     assert atif.document(traced(other, again.rollouts[0])) == document
     before, after = (
-        store.read(lambda conn: rows_of(conn, made.rollouts[0], group_id="")) for store in (recording.store, other)
+        store.read(lambda conn: rows_of(conn, made.rollouts[0], group_id=""))
+        for store in (recording.store, other)
     )
     assert (before.sampled, before.trained) == (after.sampled, after.trained)
 
@@ -347,10 +401,20 @@ def test_what_is_wrong_with_a_trace_is_named(change, why):
         (atif_document({"source": "user", "message": "x"}, surplus=1), "surplus"),
         (atif_document({"source": "user", "message": "x", "reasoning_content": "y"}), "reasoning_content"),
         (atif_document({"source": "agent", "message": "x", "llm_call_count": 0, "metrics": {}}), "metrics"),
-        (atif_document({"source": "agent", "message": "x", "observation": {"results": [{"source_call_id": "c"}]}}), "'c'"),
-        ({**atif_document({"source": "user", "message": "x"}), "schema_version": "ATIF-v9"}, "schema_version"),
         (
-            atif_document({"source": "agent", "message": "x", "metrics": {"completion_token_ids": [1], "logprobs": []}}),
+            atif_document(
+                {"source": "agent", "message": "x", "observation": {"results": [{"source_call_id": "c"}]}}
+            ),
+            "'c'",
+        ),
+        (
+            {**atif_document({"source": "user", "message": "x"}), "schema_version": "ATIF-v9"},
+            "schema_version",
+        ),
+        (
+            atif_document(
+                {"source": "agent", "message": "x", "metrics": {"completion_token_ids": [1], "logprobs": []}}
+            ),
             "0 logprobs",
         ),
     ],

@@ -1,10 +1,12 @@
-"""Playing a record: equal requests are answered in order, the first other one is named with its difference."""
+"""Playing a record: equal requests are answered in order, the first other one is named with its
+difference.
+"""
 
 import pytest
 
 from harnessgym.errors import StoreError, TraceError
 from harnessgym.message import Message, ToolCall, ToolSpec
-from harnessgym.traces.replay import Divergence, Playback, RecordedTurn, Request, compare, replay
+from harnessgym.traces.replay import Playback, RecordedTurn, ReplayDivergence, Request, compare, replay
 
 
 def said(*texts, system="", tools=()):
@@ -22,7 +24,7 @@ def test_requests_are_answered_by_what_they_ask_and_equal_ones_in_order():
     playback = Playback([turn("a", said("one")), turn("b", said("two")), turn("c", said("one"))])
     assert [playback.answer(said(text)).call_id for text in ("two", "one", "one")] == ["b", "a", "c"]
     over = playback.answer(said("one"))
-    assert isinstance(over, Divergence)
+    assert isinstance(over, ReplayDivergence)
     assert "every recorded call has been given" in str(over)
 
 
@@ -32,9 +34,11 @@ def test_an_answer_that_was_cut_off_is_given_last():
 
 
 def test_the_first_divergence_is_told_from_the_nearest_call_and_is_the_last_answer():
-    playback = Playback([turn("far", said("other")), turn("near", said("one", "fine", "the third is long enough"))])
+    playback = Playback(
+        [turn("far", said("other")), turn("near", said("one", "fine", "the third is long enough"))]
+    )
     found = playback.answer(said("one", "fine", "the fourth is long enough"))
-    assert isinstance(found, Divergence)
+    assert isinstance(found, ReplayDivergence)
     assert (found.call_id, found.where) == ("near", "message 2 (user)")
     assert "-the third is long" in found.diff
     assert "+the fourth is long" in found.diff

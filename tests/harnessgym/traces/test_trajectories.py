@@ -11,7 +11,7 @@ from harnessgym.errors import TraceError
 from harnessgym.store import agents, new_id, rewards
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.rewards import RewardRow
-from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
+from harnessgym.traces.trajectories import Credit, TrainingRow, Trajectory, rows_of
 
 
 def read(recording, rollout_id) -> Trajectory:
@@ -81,7 +81,9 @@ def test_rewards_are_with_what_they_were_given_for(recording):
     def write(conn):
         for agent, call in ((main, first), (helper, second)):
             agents.add(conn, agent)
-            conn.execute(text("UPDATE calls SET agent_id = :agent WHERE id = :call"), {"agent": agent.id, "call": call})
+            conn.execute(
+                text("UPDATE calls SET agent_id = :agent WHERE id = :call"), {"agent": agent.id, "call": call}
+            )
         for unit, target, channel, value in given:
             rewards.add(conn, RewardRow(rollout_id, unit, target, channel, value, "test"))
 
@@ -108,7 +110,10 @@ def test_rows_of_all_sessions_come_in_order_of_opening(recording):
     second = recording.session(rollout_id)
     second.call(versions=[0])
     first.call(versions=[0])
-    assert [row.turns[0].call_id for row in read(recording, rollout_id).rows] == [first.calls[0], second.calls[0]]
+    assert [row.turns[0].call_id for row in read(recording, rollout_id).rows] == [
+        first.calls[0],
+        second.calls[0],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +135,9 @@ def test_an_excluded_leaf_leaves_its_trained_ancestor_a_row(recording, options, 
     found = read(recording, rollout_id)
     (row,) = found.rows
     assert row.mask.tolist() == [0, 0, 0, 0, 1, 1]
-    assert [(item.call_id, item.start, item.end, item.reason) for item in found.exclusions] == [(leaf, 0, 3, reason)]
+    assert [(item.call_id, item.start, item.end, item.reason) for item in found.exclusions] == [
+        (leaf, 0, 3, reason)
+    ]
     assert (found.sampled, found.trained) == (5, 2)
 
 
@@ -172,7 +179,9 @@ def test_a_completion_without_logprobs_is_text_only(recording):
     rollout_id, session = rollout(recording)
     call = session.call(versions=[0, 0])
     recording.store.write(lambda conn: conn.execute(text("UPDATE segments SET logprobs = NULL")))
-    assert [(item.call_id, item.reason) for item in read(recording, rollout_id).exclusions] == [(call, "text_only")]
+    assert [(item.call_id, item.reason) for item in read(recording, rollout_id).exclusions] == [
+        (call, "text_only")
+    ]
 
 
 @pytest.mark.parametrize(("status", "words"), [("intent", "never finished"), ("error", "failed")])
@@ -199,12 +208,19 @@ def test_a_failed_side_call_loses_nothing(recording):
         ("UPDATE segments SET parent_id = id", "0 trained"),
         ("DELETE FROM segments WHERE kind = 'prompt'", "not stored"),
         ("DELETE FROM segments WHERE kind = 'completion'", "not stored"),
-        ("UPDATE segments SET ids = substr(ids, 1, 3) WHERE kind = 'completion'", "Segment .*: 3 bytes are not 2 token ids"),
+        (
+            "UPDATE segments SET ids = substr(ids, 1, 3) WHERE kind = 'completion'",
+            "Segment .*: 3 bytes are not 2 token ids",
+        ),
         ("UPDATE calls SET completion_len = 3", "not stored as such"),
         ("UPDATE segments SET logprobs = substr(logprobs, 1, 4)", "logprobs"),
         ("UPDATE calls SET version_spans = '[[0, 1, 0]]'", "Version spans cover"),
         (
-            "UPDATE calls SET completion_segment = (SELECT id FROM segments WHERE kind = 'completion' LIMIT 1)",
+            (
+                "UPDATE calls SET completion_segment = (SELECT id FROM segments WHERE kind = 'completion' "
+                "LIMIT "
+                "1)"
+            ),
             "same completion",
         ),
     ],
@@ -247,9 +263,9 @@ def test_an_account_that_does_not_close_is_refused():
 def test_a_row_with_unequal_arrays_or_an_unsampled_logprob_is_refused():
     ids, mask, none = np.zeros(2, np.int32), np.zeros(2, np.int32), np.zeros(2, np.float32)
     with pytest.raises(TraceError, match="differ in length"):
-        Row("r", "g", ids, mask[:1], none, ids)
+        TrainingRow("r", "g", ids, mask[:1], none, ids)
     with pytest.raises(TraceError, match="not sampled"):
-        Row("r", "g", ids, mask, none - 1, ids)
+        TrainingRow("r", "g", ids, mask, none - 1, ids)
 
 
 CALLS = st.lists(

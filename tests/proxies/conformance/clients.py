@@ -1,4 +1,5 @@
-"""The official SDKs behind one interface: a conversation in neutral messages goes in, what the SDK read comes out.
+"""The official SDKs behind one interface: a conversation in neutral messages goes in, what the SDK read comes
+out.
 
 Each client renders the history as its users do, from what earlier answers gave it.
 """
@@ -68,7 +69,12 @@ class OpenAIChat:
             options |= {"tools": [tool.to_template() for tool in asked.tools]} if asked.tools else {}
             options |= {"stop": list(asked.stop)} if asked.stop else {}
             messages: Any = [_chat(message) for message in asked.messages]
-            common: dict[str, Any] = {"model": "m", "messages": messages, "max_tokens": asked.max_tokens, **options}
+            common: dict[str, Any] = {
+                "model": "m",
+                "messages": messages,
+                "max_tokens": asked.max_tokens,
+                **options,
+            }
             if not stream:
                 return self._read((await client.chat.completions.create(**common)).model_dump())
             whole = _ChatStream()
@@ -104,7 +110,10 @@ class _ChatStream:
     def take(self, chunk: dict[str, Any]) -> None:
         self._usage = chunk.get("usage") or self._usage
         for choice in chunk["choices"]:
-            empty = {"index": choice["index"], "message": {"content": "", "reasoning_content": "", "tool_calls": []}}
+            empty = {
+                "index": choice["index"],
+                "message": {"content": "", "reasoning_content": "", "tool_calls": []},
+            }
             known = self._choices.setdefault(choice["index"], empty)
             delta, said = choice["delta"], known["message"]
             said["content"] += delta.get("content") or ""
@@ -121,9 +130,16 @@ class OpenAIResponses:
 
     async def ask(self, url: str, key: str, asked: Asked, *, stream: bool) -> Reply:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
-            options: dict[str, Any] = {"tools": [_response_tool(tool) for tool in asked.tools]} if asked.tools else {}
+            options: dict[str, Any] = (
+                {"tools": [_response_tool(tool) for tool in asked.tools]} if asked.tools else {}
+            )
             items: Any = [item for message in asked.messages for item in _response_items(message)]
-            common: dict[str, Any] = {"model": "m", "input": items, "max_output_tokens": asked.max_tokens, **options}
+            common: dict[str, Any] = {
+                "model": "m",
+                "input": items,
+                "max_output_tokens": asked.max_tokens,
+                **options,
+            }
             common["include"] = ["reasoning.encrypted_content"]
             if not stream:
                 return self._read((await client.responses.create(**common)).model_dump())
@@ -173,12 +189,19 @@ class AnthropicMessages:
 
     async def ask(self, url: str, key: str, asked: Asked, *, stream: bool) -> Reply:
         async with anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client:
-            options: dict[str, Any] = {"tools": [_anthropic_tool(tool) for tool in asked.tools]} if asked.tools else {}
+            options: dict[str, Any] = (
+                {"tools": [_anthropic_tool(tool) for tool in asked.tools]} if asked.tools else {}
+            )
             options |= {"stop_sequences": list(asked.stop)} if asked.stop else {}
             system = "\n".join(message.content for message in asked.messages if message.role == "system")
             options |= {"system": system} if system else {}
             turns: Any = [_anthropic(message) for message in asked.messages if message.role != "system"]
-            common: dict[str, Any] = {"model": "m", "messages": turns, "max_tokens": asked.max_tokens, **options}
+            common: dict[str, Any] = {
+                "model": "m",
+                "messages": turns,
+                "max_tokens": asked.max_tokens,
+                **options,
+            }
             if not stream:
                 return self._read((await client.messages.create(**common)).model_dump())
             async with client.messages.stream(**common) as events:
@@ -231,7 +254,9 @@ class GoogleGenerateContent:
                 answer = await client.aio.models.generate_content(model="m", contents=contents, config=config)
                 self._take(whole, answer)
                 return whole
-            async for chunk in await client.aio.models.generate_content_stream(model="m", contents=contents, config=config):
+            async for chunk in await client.aio.models.generate_content_stream(
+                model="m", contents=contents, config=config
+            ):
                 self._take(whole, chunk)
             return whole
         finally:
@@ -271,7 +296,12 @@ class OpenAICompletions:
             prompt = "".join(message.content for message in asked.messages)
             options: dict[str, Any] = {"n": asked.n} if asked.n > 1 else {}
             options |= {"stop": list(asked.stop)} if asked.stop else {}
-            common: dict[str, Any] = {"model": "m", "prompt": prompt, "max_tokens": asked.max_tokens, **options}
+            common: dict[str, Any] = {
+                "model": "m",
+                "prompt": prompt,
+                "max_tokens": asked.max_tokens,
+                **options,
+            }
             texts: dict[int, str] = {}
             ends: dict[int, str] = {}
             usage: Any = None
@@ -289,7 +319,12 @@ class OpenAICompletions:
                 texts = {choice.index: choice.text for choice in answer.choices}
                 ends = {choice.index: choice.finish_reason for choice in answer.choices}
             messages = [Message("assistant", texts[index]) for index in sorted(texts)]
-            return Reply(messages, [ends[index] for index in sorted(ends)], usage.prompt_tokens, usage.completion_tokens)
+            return Reply(
+                messages,
+                [ends[index] for index in sorted(ends)],
+                usage.prompt_tokens,
+                usage.completion_tokens,
+            )
 
 
 CLIENTS: tuple[Client, ...] = (
@@ -348,7 +383,10 @@ def _anthropic(message: Message) -> dict[str, Any]:
         return {"role": "user", "content": [result]}
     if message.role == "user":
         shown = [
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}}
+            {
+                "type": "image",
+                "source": {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]},
+            }
             for url in message.images
         ]
         return {"role": "user", "content": [{"type": "text", "text": message.content}, *shown]}
@@ -374,8 +412,11 @@ def _gemini(message: Message, names: Mapping[str, str]) -> dict[str, Any]:
         parts.append({"text": message.reasoning, "thought": True})
     if message.content:
         parts.append({"text": message.content})
-    parts += [{"inline_data": {"mime_type": "image/png", "data": url.partition(",")[2]}} for url in message.images]
     parts += [
-        {"function_call": {"id": call.id, "name": call.name, "args": json.loads(call.arguments)}} for call in message.tool_calls
+        {"inline_data": {"mime_type": "image/png", "data": url.partition(",")[2]}} for url in message.images
+    ]
+    parts += [
+        {"function_call": {"id": call.id, "name": call.name, "args": json.loads(call.arguments)}}
+        for call in message.tool_calls
     ]
     return {"role": "model" if message.role == "assistant" else "user", "parts": parts}

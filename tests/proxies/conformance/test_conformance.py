@@ -1,8 +1,8 @@
 """One contract over every protocol, whole and streamed, with the official SDKs as clients.
 
-Asked of each: what the policy sampled is what the client reads and what the store has, token by token; the next turn continues
-those very tokens; what cannot be done is refused as the provider would; and whatever happens to a connection or a worker, a
-call is one call.
+Asked of each: what the policy sampled is what the client reads and what the store has, token by token; the
+next turn continues those very tokens; what cannot be done is refused as the provider would; and whatever
+happens to a connection or a worker, a call is one call.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from harnessgym.message import Message, ToolSpec
-from harnessgym.rollout.control import OpenedSession
+from harnessgym.proxy_client import OpenedSession
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from tests.proxies.conformance.clients import CLIENTS, Asked, Client, Reply
 from tests.proxies.conftest import MakeWorld, World
@@ -26,7 +26,9 @@ FIND = ToolSpec("find", "Find.", {"type": "object", "properties": {"key": {"type
 PRICE = ToolSpec("price", "Price.", {"type": "object", "properties": {"id": {"type": "string"}}})
 HI = Message("user", "hi there")
 every_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.protocol)
-chatting = pytest.mark.parametrize("client", [client for client in CLIENTS if client.chats], ids=lambda client: client.protocol)
+chatting = pytest.mark.parametrize(
+    "client", [client for client in CLIENTS if client.chats], ids=lambda client: client.protocol
+)
 either_way = pytest.mark.parametrize("stream", [False, True], ids=["json", "sse"])
 
 
@@ -34,7 +36,10 @@ async def closes(world: World, session: object) -> None:
     """The session's account closes and nothing in the store contradicts itself."""
     await world.control.seal(session.session_id)  # type: ignore[attr-defined]
     trajectory = world.store.read(lambda conn: rows_of(conn, world.rollout_id, group_id="g"))
-    assert trajectory.trained + sum(item.end - item.start for item in trajectory.exclusions) == trajectory.sampled
+    assert (
+        trajectory.trained + sum(item.end - item.start for item in trajectory.exclusions)
+        == trajectory.sampled
+    )
     findings = [finding for finding in verify(world.store).findings if finding.kind != "span_version"]
     assert findings == []
 
@@ -65,7 +70,9 @@ async def test_text(make_world: MakeWorld, client: Client, stream: bool) -> None
 
 @chatting
 @either_way
-async def test_the_next_turn_continues_the_tokens(make_world: MakeWorld, client: Client, stream: bool) -> None:
+async def test_the_next_turn_continues_the_tokens(
+    make_world: MakeWorld, client: Client, stream: bool
+) -> None:
     async with make_world(f"One.{END}", f"Two.{END}") as world:
         session = await world.open()
         await ask_twice(world, session, client, stream=stream)
@@ -93,7 +100,9 @@ async def test_a_cut_completion_is_continued_by_its_text(make_world: MakeWorld, 
 
 @chatting
 @either_way
-@pytest.mark.parametrize("said", [CALL, PARALLEL, f"<think>\nhm\nhm\n</think>\n\n{CALL}"], ids=["one", "parallel", "reasoned"])
+@pytest.mark.parametrize(
+    "said", [CALL, PARALLEL, f"<think>\nhm\nhm\n</think>\n\n{CALL}"], ids=["one", "parallel", "reasoned"]
+)
 async def test_tool_calls(make_world: MakeWorld, client: Client, stream: bool, said: str) -> None:
     async with make_world(said + END, f"Done.{END}") as world:
         session = await world.open()
@@ -141,7 +150,9 @@ async def test_a_malformed_tool_call_is_text(make_world: MakeWorld, client: Clie
 
 @chatting
 @either_way
-async def test_images_are_refused_by_a_policy_that_cannot_see(make_world: MakeWorld, client: Client, stream: bool) -> None:
+async def test_images_are_refused_by_a_policy_that_cannot_see(
+    make_world: MakeWorld, client: Client, stream: bool
+) -> None:
     async with make_world(f"Yes.{END}") as world:
         session = await world.open()
         shown = Message("user", "what is it?", images=("data:image/png;base64,iVBORw0KGgo=",))
@@ -150,7 +161,9 @@ async def test_images_are_refused_by_a_policy_that_cannot_see(make_world: MakeWo
         assert world.calls(session) == []
 
 
-@pytest.mark.parametrize("client", [client for client in CLIENTS if client.siblings], ids=lambda client: client.protocol)
+@pytest.mark.parametrize(
+    "client", [client for client in CLIENTS if client.siblings], ids=lambda client: client.protocol
+)
 @either_way
 async def test_siblings(make_world: MakeWorld, client: Client, stream: bool) -> None:
     async with make_world(f"One.{END}", f"Two, longer.{END}") as world:
@@ -165,7 +178,9 @@ async def test_siblings(make_world: MakeWorld, client: Client, stream: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "client", [client for client in CLIENTS if client.protocol != "responses"], ids=lambda client: client.protocol
+    "client",
+    [client for client in CLIENTS if client.protocol != "responses"],
+    ids=lambda client: client.protocol,
 )
 @either_way
 async def test_a_stop_string(make_world: MakeWorld, client: Client, stream: bool) -> None:
@@ -190,11 +205,15 @@ async def test_length(make_world: MakeWorld, client: Client, stream: bool) -> No
 
 @every_client
 @either_way
-async def test_overflow_is_the_providers_own_error(make_world: MakeWorld, client: Client, stream: bool) -> None:
+async def test_overflow_is_the_providers_own_error(
+    make_world: MakeWorld, client: Client, stream: bool
+) -> None:
     async with make_world(f"Yes.{END}", max_length=64) as world:
         session = await world.open()
         with pytest.raises(client.refused, match=r"(?i)maximum|too long|exceeds"):
-            await client.ask(world.base(session), session.key, Asked([Message("user", "long " * 100)]), stream=stream)
+            await client.ask(
+                world.base(session), session.key, Asked([Message("user", "long " * 100)]), stream=stream
+            )
         assert world.calls(session) == []
 
 
@@ -218,7 +237,9 @@ async def test_a_client_that_leaves_ends_its_call_after_the_grace_time(
 
 @every_client
 @either_way
-async def test_a_client_that_comes_back_gets_the_same_call(make_world: MakeWorld, client: Client, stream: bool) -> None:
+async def test_a_client_that_comes_back_gets_the_same_call(
+    make_world: MakeWorld, client: Client, stream: bool
+) -> None:
     async with make_world(f"One.{END}", f"Another.{END}") as world:
         session = await world.open()
         world.scripted("w0").gate.clear()
@@ -236,7 +257,9 @@ async def test_a_client_that_comes_back_gets_the_same_call(make_world: MakeWorld
 
 @every_client
 @either_way
-async def test_a_worker_that_dies_mid_answer_is_not_noticed(make_world: MakeWorld, client: Client, stream: bool) -> None:
+async def test_a_worker_that_dies_mid_answer_is_not_noticed(
+    make_world: MakeWorld, client: Client, stream: bool
+) -> None:
     text = "One two three four five."
     answers: dict[str, ScriptedUpstream] = {}
     async with make_world(upstreams=answers) as world:  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""References for advantages: TRL's own code where TRL has it, else the formula written down a second time, another way."""
+"""References for advantages: TRL's own code where TRL has it, else the formula written down a second time,
+another way.
+"""
 
 import math
 from collections.abc import Callable
@@ -26,7 +28,9 @@ def rewards_of(size: int, seed: int) -> np.ndarray:
     return random.integers(0, 2, size).astype(float) if seed % 2 else random.normal(size=size)
 
 
-def difference(ours: Callable[[np.ndarray], np.ndarray], reference: Callable[[np.ndarray], np.ndarray]) -> float:
+def difference(
+    ours: Callable[[np.ndarray], np.ndarray], reference: Callable[[np.ndarray], np.ndarray]
+) -> float:
     """The greatest, over all groups. NaN in the same places is no difference."""
     found = []
     for rewards in (rewards_of(*group) for group in GROUPS):
@@ -81,7 +85,9 @@ def measure_gdpo() -> float:
     for seed in range(20):
         groups = [random_group([seed, number]) for number in range(4)]
         found = [rows[0] for group in ours.over_batch([ours(group) for group in groups]) for rows in group]
-        given = torch.tensor([[[item.rewards[name] for name in weights] for item in group] for group in groups]).double()
+        given = torch.tensor(
+            [[[item.rewards[name] for name in weights] for item in group] for group in groups]
+        ).double()
         mean, std = given.nanmean(dim=1, keepdim=True), population(nanstd(given, dim=1, keepdim=True), 4)
         scores = ((given - mean) / (std + 1e-4)).view(-1, 2) @ torch.tensor(list(weights.values())).double()
         expected = (scores - scores.nanmean()) / (population(nanstd(scores), len(scores)) + 1e-4)
@@ -103,7 +109,9 @@ def measure_gae() -> float:
 
 
 def chains(seed: int) -> list[list[tuple[str, str, float]]]:
-    """A group without forks: per rollout its steps as (call, state, reward); the last has the rollout's reward too."""
+    """A group without forks: per rollout its steps as (call, state, reward); the last has the rollout's
+    reward too.
+    """
     out = []
     for item in random_group(seed, forked=False):
         (row,) = item.rows
@@ -139,7 +147,9 @@ def over_groups(ours: Callable[[list], list], expected: Callable[[int], dict[str
 
 
 def hgpo_by_hand(seed: int) -> dict[str, float]:
-    """recipe/hgpo: for every step and every k, look through all steps of the group for those with the same last k states."""
+    """recipe/hgpo: for every step and every k, look through all steps of the group for those with the same
+    last k states.
+    """
     steps = []
     for chain in chains(seed):
         returns = discount([reward for *_, reward in chain], 0.95)
@@ -153,7 +163,9 @@ def hgpo_by_hand(seed: int) -> dict[str, float]:
             place = [step[0] for step in alike].index(call)
             score = zscore([step[2] for step in alike], place, 1e-6)
             items += [(k + 1, score)] if len(alike) > 1 and score else []
-        out[call] = sum(length * score for length, score in items) / (sum(length for length, _ in items) + 1e-6)
+        out[call] = sum(length * score for length, score in items) / (
+            sum(length for length, _ in items) + 1e-6
+        )
     return out
 
 
@@ -190,8 +202,8 @@ def igpo_by_hand(seed: int) -> dict[str, float]:
 
 
 def measure_m_grpo() -> float:
-    """Against lists in which every copy of every trajectory is written out; which are copied is taken from the advantages' own
-    draw, for any choice is as good.
+    """Against lists in which every copy of every trajectory is written out; which are copied is taken from
+    the advantages' own draw, for any choice is as good.
     """
     worst, wanted = 0.0, 5
     ours = MGrpo(MGrpoSettings(invocations=wanted))
@@ -201,9 +213,14 @@ def measure_m_grpo() -> float:
         for number, count in enumerate(random.choice([0, 1, 2, 3, 5, 7], size=4)):
             name = f"r{number}"
             branches = [[(f"c{at}", "s")] for at in range(count + 1)]
-            agents = {f"{name}sub{at}": {"format": float(random.random()), "expert": float(random.random())} for at in range(8)}
+            agents = {
+                f"{name}sub{at}": {"format": float(random.random()), "expert": float(random.random())}
+                for at in range(8)
+            }
             reward = float(random.integers(2))
-            group.append(rollout(name, branches, reward, ["", *[f"{name}main"] * count], agent_rewards=agents))
+            group.append(
+                rollout(name, branches, reward, ["", *[f"{name}main"] * count], agent_rewards=agents)
+            )
         slots, drawn = [], [copies(item.rollout_id, len(item.rows) - 1, wanted) for item in group]
         for item, times in zip(group, drawn, strict=True):
             assert sum(times) == (wanted if len(times) else 0)
@@ -214,7 +231,11 @@ def measure_m_grpo() -> float:
         for number, found in enumerate(ours(group)):
             expected = [zscore([other.reward for other in group], number, 1e-4)]
             for often in drawn[number]:
-                expected.append(sum(zscore(slots, place + copy, 1e-4) for copy in range(often)) * len(drawn[number]) / wanted)
+                expected.append(
+                    sum(zscore(slots, place + copy, 1e-4) for copy in range(often))
+                    * len(drawn[number])
+                    / wanted
+                )
                 place += often
             worst = max(worst, float(np.abs(np.array(found) - expected).max()))
     return worst

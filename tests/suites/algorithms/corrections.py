@@ -1,4 +1,6 @@
-"""References for corrections: TRL's own code where TRL has it, else the formula written down a second time."""
+"""References for corrections: TRL's own code where TRL has it, else the formula written down a second
+time.
+"""
 
 import math
 from functools import partial
@@ -21,7 +23,9 @@ from trainers.update import UpdateSettings, make_optimizer, policy_update
 
 
 def trl_ratio(tokens, mode, low=None, high=3.0):
-    """GRPOTrainer's `vllm_importance_sampling_ratio`: its lines for each mode, which are in no function of their own."""
+    """GRPOTrainer's `vllm_importance_sampling_ratio`: its lines for each mode, which are in no function of
+    their own.
+    """
     mask = padded(torch.ones_like(tokens.behaviour_N), tokens)
     difference = (padded(tokens.proximal_N, tokens) - padded(tokens.behaviour_N, tokens)) * mask
     if mode.startswith("sequence"):
@@ -88,7 +92,10 @@ def loglinear_by_token():
         ages = torch.from_numpy(np.random.default_rng(seed).integers(0, 6, len(tokens.rollout_N)))
         found = loglinear(tokens.behaviour_N, tokens.logprobs_N.detach(), ages)
         for index, age in enumerate(ages.tolist()):
-            mu, pi = math.exp(float(tokens.behaviour_N[index])), math.exp(float(tokens.logprobs_N.detach()[index]))
+            mu, pi = (
+                math.exp(float(tokens.behaviour_N[index])),
+                math.exp(float(tokens.logprobs_N.detach()[index])),
+            )
             expected = mu if age <= 1 else mu ** (1 / age) * pi ** (1 - 1 / age)
             worst = max(worst, abs(math.exp(float(found[index])) - expected))
     return worst
@@ -143,12 +150,16 @@ def gradient_of(rows, advantages, settings):
 def weight_of(row):
     """VCPO's w of a rollout: the product of its tokens' ratios pi / mu, at most 8."""
     logs = make_policy()(torch.tensor(row.ids[None]).long())[0].detach().double().log_softmax(-1)
-    ratios = [float(logs[t - 1, row.ids[t]]) - float(row.logprobs[t]) for t in range(1, len(row.ids)) if row.mask[t]]
+    ratios = [
+        float(logs[t - 1, row.ids[t]]) - float(row.logprobs[t]) for t in range(1, len(row.ids)) if row.mask[t]
+    ]
     return min(math.exp(sum(ratios)), 8.0)
 
 
 def minimum_variance_rollout_by_rollout():
-    """Against the step with advantages R - b, b = sum w^2 |g|^2 R / sum w^2 |g|^2 in float64, g from steps on one rollout."""
+    """Against the step with advantages R - b, b = sum w^2 |g|^2 R / sum w^2 |g|^2 in float64, g from steps
+    on one rollout.
+    """
     worst = 0.0
     plain = UpdateSettings(**VCPO.model_dump(exclude={"baseline"}))
     unweighted = plain.model_copy(update={"corrections": ()})
@@ -168,10 +179,14 @@ def minimum_variance_rollout_by_rollout():
 LEVELS = {"token": "token_truncate", "sequence": "sequence_truncate"}
 MASKS = {"token": "token_mask", "sequence": "sequence_mask"}
 MEASURES = {
-    ("advantage", "reward"): lambda: float(np.abs(reward([0.5, -1.0, 1.0]) - np.array([0.5, -1.0, 1.0])).max()),
+    ("advantage", "reward"): lambda: float(
+        np.abs(reward([0.5, -1.0, 1.0]) - np.array([0.5, -1.0, 1.0])).max()
+    ),
     ("correction", "tis"): partial(against_trl, partial(tis, cap=1.2), LEVELS, high=1.2),
     ("correction", "mis"): partial(against_trl, partial(mis, cap=1.2), MASKS, high=1.2),
-    ("correction", "icepop"): partial(against_trl, partial(icepop, low=0.7, high=1.4), MASKS, low=0.7, high=1.4),
+    ("correction", "icepop"): partial(
+        against_trl, partial(icepop, low=0.7, high=1.4), MASKS, low=0.7, high=1.4
+    ),
     ("correction", "geometric"): partial(by_rollout, geometric, a_geometric),
     ("correction", "opsm"): opsm_against_trl,
     ("correction", "proximal = ewma"): ewma_by_sums,

@@ -1,4 +1,6 @@
-"""References for losses: TRL's own code where TRL has it, else the formula written down a second time, token by token."""
+"""References for losses: TRL's own code where TRL has it, else the formula written down a second time,
+token by token.
+"""
 
 import math
 from functools import partial
@@ -6,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from tests.suites.algorithms.tokens import SEEDS, shares, tokens_of, trl, value_and_gradient
 from trainers.corrections.importance_sampling import mis
 from trainers.losses.clipped import dppo_tv, gspo, ppo
@@ -30,15 +32,27 @@ def against_trl(loss, by, **options):
 
 
 def by_token(loss, slope, proximal="behaviour", weight=None):
-    """The greatest difference from values and slopes that `slope(tokens, index)` gives token by token, as Python floats."""
+    """The greatest difference from values and slopes that `slope(tokens, index)` gives token by token, as
+    Python floats.
+    """
     worst = 0.0
     for seed in SEEDS:
         tokens = tokens_of(seed, proximal=proximal)
         found = [slope(tokens, index) for index in range(len(tokens.rollout_N))]
         count = len(found)
-        expected = torch.tensor([sum(value for value, _ in found), *(each for _, each in found)], dtype=torch.float64) / count
+        expected = (
+            torch.tensor(
+                [sum(value for value, _ in found), *(each for _, each in found)], dtype=torch.float64
+            )
+            / count
+        )
         worst = max(
-            worst, float((ours(loss, tokens, "token", 1.0 if weight is None else weight(tokens)) - expected).abs().max())
+            worst,
+            float(
+                (ours(loss, tokens, "token", 1.0 if weight is None else weight(tokens)) - expected)
+                .abs()
+                .max()
+            ),
         )
     return worst
 
@@ -46,7 +60,8 @@ def by_token(loss, slope, proximal="behaviour", weight=None):
 def numbers(tokens, index):
     """log pi, log mu, log pi_prox and A of a token."""
     return (
-        float(each[index]) for each in (tokens.logprobs_N.detach(), tokens.behaviour_N, tokens.proximal_N, tokens.advantages_N)
+        float(each[index])
+        for each in (tokens.logprobs_N.detach(), tokens.behaviour_N, tokens.proximal_N, tokens.advantages_N)
     )
 
 
@@ -86,10 +101,14 @@ def a_minpro(tokens, index):
 
 
 def measure_value() -> float:
-    """Value and slope of every token, with values that moved towards their targets and away, and some that did not."""
+    """Value and slope of every token, with values that moved towards their targets and away, and some that
+    did not.
+    """
     worst, clip = 0.0, 0.4
     for seed in SEEDS:
-        values_N, targets_N, old_N = torch.randn(3, 40, generator=torch.Generator().manual_seed(seed)).double()
+        values_N, targets_N, old_N = torch.randn(
+            3, 40, generator=torch.Generator().manual_seed(seed)
+        ).double()
         values_N[::8] = old_N[::8]
         leaf_N = values_N.clone().requires_grad_()
         loss_N = value_loss(leaf_N, targets_N, old_N, clip)
@@ -101,7 +120,9 @@ def measure_value() -> float:
                 near = old + math.copysign(clip, value - old)
                 if abs(near - target) > abs(value - target):
                     expected, slope = (near - target) ** 2 / 2, 0.0
-            worst = max(worst, abs(float(loss_N.detach()[token]) - expected), abs(float(slopes_N[token]) - slope))
+            worst = max(
+                worst, abs(float(loss_N.detach()[token]) - expected), abs(float(slopes_N[token]) - slope)
+            )
     return worst
 
 
@@ -111,19 +132,28 @@ def constant_against_trl():
     for seed in SEEDS:
         tokens = tokens_of(seed)
         zeros = [np.zeros(int(count), np.int32) for count in torch.bincount(tokens.rollout_N)]
-        rows = [Row(f"r{at}", "g", own, own + 1, own.astype(np.float32), own) for at, own in enumerate(zeros)]
+        rows = [
+            TrainingRow(f"r{at}", "g", own, own + 1, own.astype(np.float32), own)
+            for at, own in enumerate(zeros)
+        ]
         weights_N = torch.from_numpy(np.concatenate(token_weights(rows, Constant(length=11)))).double()
         found = value_and_gradient((weights_N * ppo(tokens)).sum(), tokens.logprobs_N)
-        worst = max(worst, float((found - trl(tokens, loss_type="dr_grpo", max_completion_length=11)).abs().max()))
+        worst = max(
+            worst, float((found - trl(tokens, loss_type="dr_grpo", max_completion_length=11)).abs().max())
+        )
     return worst
 
 
 GSPO = {"importance_sampling_level": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.2}
 MEASURES = {
     ("loss", "ppo"): partial(against_trl, ppo, "rollout"),
-    ("loss", "dapo"): partial(against_trl, partial(ppo, clip_high=0.28), "token", loss_type="dapo", epsilon_high=0.28),
+    ("loss", "dapo"): partial(
+        against_trl, partial(ppo, clip_high=0.28), "token", loss_type="dapo", epsilon_high=0.28
+    ),
     ("loss", "gspo"): partial(against_trl, partial(gspo, clip_low=0.1, clip_high=0.2), "rollout", **GSPO),
-    ("loss", "cispo"): partial(against_trl, partial(cispo, cap=1.5), "token", loss_type="cispo", epsilon_high=1.5),
+    ("loss", "cispo"): partial(
+        against_trl, partial(cispo, cap=1.5), "token", loss_type="cispo", epsilon_high=1.5
+    ),
     ("loss", "decoupled_ppo"): partial(by_token, ppo, a_decoupled_ppo, "other", partial(mis, cap=5.0)),
     ("loss", "dppo_tv"): partial(by_token, partial(dppo_tv, kl=0.01), a_dppo_tv),
     ("loss", "reinforce"): partial(by_token, reinforce, a_reinforce),

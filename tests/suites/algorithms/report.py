@@ -2,7 +2,8 @@
 
     python -m tests.suites.algorithms.report
 
-A module of this folder whose `MEASURES` has, by kind and name, functions that give the greatest difference is found by itself.
+A module of this folder whose `MEASURES` has, by kind and name, functions that give the greatest difference is
+found by itself.
 """
 
 import importlib

@@ -13,7 +13,9 @@ SEEDS = range(20)
 
 
 def tokens_of(seed, *, proximal="other", far=0.5, dtype=torch.float64):
-    """Tokens of a few rollouts. `far` is the spread of log-ratios, `proximal` whether it is mu, pi, or another policy."""
+    """Tokens of a few rollouts. `far` is the spread of log-ratios, `proximal` whether it is mu, pi, or
+    another policy.
+    """
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 9, int(random.integers(2, 6)))
     count = int(lengths.sum())
@@ -78,7 +80,9 @@ class TrlLoss(GRPOTrainer):
 
 
 def trl(tokens, weights=None, **options):
-    """TRL's loss and its gradient by the tokens' logprobs; `weights`, [R, T] or [R, 1], are its importance ratios."""
+    """TRL's loss and its gradient by the tokens' logprobs; `weights`, [R, T] or [R, 1], are its importance
+    ratios.
+    """
     mask = padded(torch.ones_like(tokens.behaviour_N), tokens)
     first = tokens.time_N == 0
     advantages = tokens.advantages_N[first]

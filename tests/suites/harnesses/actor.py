@@ -1,8 +1,9 @@
-"""A scripted policy that plays a harness's part: it reads the prompt as a model would, and answers in the family's markup.
+"""A scripted policy that plays a harness's part: it reads the prompt as a model would, and answers in the
+family's markup.
 
-It is a function of the prompt alone. Which part to play is told by the first user turn that names one (`[[main]]`), how far the
-part has come by its own turns since; a summary of the part says it itself (`[[main]] [[done 2]]`), so that a conversation goes
-on after the harness has compacted it.
+It is a function of the prompt alone. Which part to play is told by the first user turn that names one
+(`[[main]]`), how far the part has come by its own turns since; a summary of the part says it itself
+(`[[main]] [[done 2]]`), so that a conversation goes on after the harness has compacted it.
 """
 
 import itertools
@@ -78,7 +79,9 @@ class Turn:
 
     @property
     def empty(self) -> bool:
-        """Whether the policy did nothing here: its answer broke off on the line, or a harness put words into its mouth."""
+        """Whether the policy did nothing here: its answer broke off on the line, or a harness put words
+        into its mouth.
+        """
         if self.role != "assistant" or "<tool_call>" in self.text:
             return False
         said = _THOUGHT.sub("", self.text)
@@ -121,7 +124,11 @@ class Actor:
             self.summaries += 1
             name = name or "main"
             said = [at + 1 for at, move in enumerate(self.parts[name]) if move.text and move.text in asked]
-            return _say(Move(f"<summary>\n[[{name}]] [[done {max([step, *said])}]] The task is under way.\n</summary>"))
+            return _say(
+                Move(
+                    f"<summary>\n[[{name}]] [[done {max([step, *said])}]] The task is under way.\n</summary>"
+                )
+            )
         if _SPEAKER.search(asked):
             self.others += 1
             speaker = "model" if step < len(self.parts.get(name or "main", ())) else "user"
@@ -153,17 +160,20 @@ class Actor:
 
 
 def _part(turns: Sequence[Turn]) -> str | None:
-    """The part that the first user turn to name one names; where only a summary is left, the part it names."""
+    """The part that the first user turn to name one names; where only a summary is left, the part it
+    names.
+    """
     asking = [turn.text for turn in turns if turn.asks]
     summaries = [turn.text for turn in turns if _DONE.search(turn.text)]
     return next((found[1] for text in [*asking, *summaries] if (found := _PART.search(text))), None)
 
 
 def _step(turns: Sequence[Turn]) -> int:
-    """Own turns so far, those before a summary as the summary counts them, and those that were answered with an error alone.
+    """Own turns so far, those before a summary as the summary counts them, and those that were answered with
+    an error alone.
 
-    A turn of which only the beginning arrived counts for nothing. Where a harness keeps the answer that broke off and
-    the next attempt's too, they count once.
+    A turn of which only the beginning arrived counts for nothing. Where a harness keeps the answer that broke
+    off and the next attempt's too, they count once.
     """
     done, since, broke_off = 0, 0, False
     for before, turn in itertools.pairwise([Turn("system", ""), *turns]):
@@ -171,7 +181,9 @@ def _step(turns: Sequence[Turn]) -> int:
             done, since = int(counts[-1]), 0
         elif turn.empty or (broke_off and turn.role == "assistant" and WORD in turn.text):
             continue
-        elif turn.role == "assistant" or (turn.asks and before.role != "assistant" and _UNREADABLE.match(turn.text)):
+        elif turn.role == "assistant" or (
+            turn.asks and before.role != "assistant" and _UNREADABLE.match(turn.text)
+        ):
             since += 1
             broke_off = broke_off or WORD in turn.text
     return done + since

@@ -1,6 +1,8 @@
-"""The line between the sandbox's socket and the proxy, which loses an answer or tears one where it is told to.
+"""The line between the sandbox's socket and the proxy, which loses an answer or tears one where it is told
+to.
 
-Where an answer tears is told by what is in it, never by a number of bytes or by time: so both sides see the same in every run.
+Where an answer tears is told by what is in it, never by a number of bytes or by time: so both sides see the
+same in every run.
 """
 
 import asyncio
@@ -16,15 +18,18 @@ from typing import Literal
 from proxies.upstreams.scripted import ScriptedUpstream
 
 Tear = Literal["thought", "words", "call"]
-"""What of the answer arrives last. thought, words: a piece of them; the agent leaves while the policy still speaks, and if it
-asks again with the same prompt, it must get the same call. call: a tool call; the proxy has given the whole answer, nothing
-behind the call arrives, and whoever asks again must get a call of its own."""
+"""What of the answer arrives last. thought, words: a piece of them; the agent leaves while the policy
+still speaks, and if it asks again with the same prompt, it must get the same call. call: a tool call; the
+proxy has given the whole answer, nothing behind the call arrives, and whoever asks again must get a call
+of its own."""
 WORD = " lantern"
 """The first answer to say this is the one that tears. It is one token, so no stream takes it apart."""
 _CALL = re.compile(rb"POST \S*(chat/completions|messages|responses|[gG]enerateContent)(\?\S*)? HTTP")
 _ANSWER = b"HTTP/1.1 200"
 _EVENT_END, _LAST_CHUNK = b"\n\n", b"\r\n0\r\n\r\n"
-_TOOL_CALL = re.compile(rb'"tool_calls":|input_json_delta|output_item\.done.*"function_call"|"functionCall"', re.DOTALL)
+_TOOL_CALL = re.compile(
+    rb'"tool_calls":|input_json_delta|output_item\.done.*"function_call"|"functionCall"', re.DOTALL
+)
 """An event that holds a whole tool call, by protocol: chat, messages, responses, gemini."""
 
 
@@ -60,7 +65,9 @@ class Line:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         proxy_reader, proxy_writer = await asyncio.open_connection("127.0.0.1", self.port)
         self._writers += [writer, proxy_writer]
-        await asyncio.gather(self._ask(reader, proxy_writer), self._answer(proxy_reader, proxy_writer, writer))
+        await asyncio.gather(
+            self._ask(reader, proxy_writer), self._answer(proxy_reader, proxy_writer, writer)
+        )
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -92,7 +99,9 @@ class Line:
         self.cuts += lost
         return lost
 
-    async def _torn(self, data: bytes, reader: asyncio.StreamReader, proxy_writer: asyncio.StreamWriter) -> bytes:
+    async def _torn(
+        self, data: bytes, reader: asyncio.StreamReader, proxy_writer: asyncio.StreamWriter
+    ) -> bytes:
         """What arrives of an answer of which `data` has come."""
         end = data.index(WORD.encode())
         if self.tear != "call":
@@ -107,7 +116,9 @@ class Line:
                 return data[:end]
 
     async def _hang_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Close the proxy's side, and wait until the proxy has seen it; the policy says no more in between."""
+        """Close the proxy's side, and wait until the proxy has seen it; the policy says no more in
+        between.
+        """
         with _held(self.engines):
             writer.write_eof()
             while await reader.read(1 << 16):

@@ -15,7 +15,7 @@ from harnessgym.store.tables import agents, calls
 from harnessgym.traces import divergence
 from harnessgym.traces.graph import graph
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.suites.harnesses.actor import Actor
 from tests.suites.harnesses.scenarios import Scenario
 from tests.suites.harnesses.stage import Played, Stage
@@ -106,19 +106,22 @@ def complaints(seen: Observed, scenario: Scenario) -> list[str]:
         f"calls ended as {dict(seen.statuses)}": set(seen.statuses)
         <= (_SETTLED | {"undelivered"} if scenario.plan == "torn" else _SETTLED),
         f"it spoke {list(seen.protocols)}": list(seen.protocols) == [scenario.protocol],
-        f"{seen.streamed} of {seen.calls} calls streamed": seen.streamed == (seen.calls if scenario.streams else 0)
+        f"{seen.streamed} of {seen.calls} calls streamed": seen.streamed
+        == (seen.calls if scenario.streams else 0)
         or scenario.plan == "long",
         f"it has {seen.agents} agents": seen.agents >= scenario.agents or scenario.plan == "torn",
         f"calls are of the kinds {dict(seen.kinds)}": set(seen.kinds) >= scenario.side | {"policy"},
         f"the record is incomplete: {seen.incomplete}": seen.incomplete is None,
-        f"{seen.trained} trained + {dict(seen.excluded)} are not {seen.sampled}": seen.trained + sum(seen.excluded.values())
+        f"{seen.trained} trained + {dict(seen.excluded)} are not {seen.sampled}": seen.trained
+        + sum(seen.excluded.values())
         == seen.sampled,
         f"the rows are unfaithful: {ours}": scenario.history != "keep"
         or (ours["wrong_context"], ours["lost"], ours["repeated"]) == (0, 0, 0),
         f"the tree of agents is wrong: {list(seen.tree)}": not seen.tree,
         f"verify finds {list(seen.findings)}": not seen.findings,
         f"the policy could not act: {list(seen.problems)}": not seen.problems,
-        f"engines were asked {seen.deaths} times more than there are calls": (seen.deaths > 0) == scenario.faulty,
+        f"engines were asked {seen.deaths} times more than there are calls": (seen.deaths > 0)
+        == scenario.faulty,
         f"the line cut {seen.retries} answers": seen.retries == bool(scenario.line),
         f"{seen.joined} requests got an earlier call": seen.joined in joins,
         f"{seen.repeated} calls repeat a prompt": seen.repeated <= (scenario.tear == "call"),
@@ -136,7 +139,9 @@ def _drawing(conn: Connection, rollout_id: str) -> str:
 
 def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
     names = ("id", "protocol", "kind", "status", "agent_id", "break_class", "prompt_hash")
-    rows = conn.execute(select(*(calls.c[name] for name in names)).where(calls.c.rollout_id == rollout_id)).all()
+    rows = conn.execute(
+        select(*(calls.c[name] for name in names)).where(calls.c.rollout_id == rollout_id)
+    ).all()
     trajectory = rows_of(conn, rollout_id, group_id=group_id)
     sampled = divergence.sampled_calls(conn, rollout_id, trajectory)
     built = {
@@ -169,7 +174,9 @@ def _facts(conn: Connection, rollout_id: str, group_id: str) -> dict[str, Any]:
 
 
 def _streams(conn: Connection, call_id: str) -> bool:
-    """Whether a call's request asked for a stream. Gemini says so in the path, which is no part of the body."""
+    """Whether a call's request asked for a stream. Gemini says so in the path, which is no part of the
+    body.
+    """
     body = bodies.of_call(conn, call_id)
     assert body is not None
     return bool(json.loads(body).get("stream", "contents" in json.loads(body)))

@@ -1,4 +1,6 @@
-"""What the scripted policy does with each harness's own tools: write a file, start a sub-agent, err, and answer."""
+"""What the scripted policy does with each harness's own tools: write a file, start a sub-agent, err, and
+answer.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -51,7 +53,9 @@ class Tools:
         """Write the file, ask a sub-agent where there is one, answer."""
         main = [*self._begin(), replace(begin, uses=(self.run(_WRITE),))]
         if self.spawn:
-            main.append(Move("", (Use((self.spawn,), self.ask or {}),), thought="Somebody else can find that out."))
+            main.append(
+                Move("", (Use((self.spawn,), self.ask or {}),), thought="Somebody else can find that out.")
+            )
             main += [Move("", (wait,)) for wait in self.waits]
         sub = [Move("", (self.run(_LOOK),)), self._end(_FOUND)]
         return {"main": [*main, self._finish()], "sub": sub}
@@ -77,7 +81,9 @@ class Tools:
 
     def long(self, turns: int = 8, lines: int = 160) -> dict[str, Part]:
         """Many steps with much output; the file comes last."""
-        steps = [Move(f"Step {n}.", (self.run(f"yes '{n}. {_TEXT}' | head -n {lines}"),)) for n in range(1, turns)]
+        steps = [
+            Move(f"Step {n}.", (self.run(f"yes '{n}. {_TEXT}' | head -n {lines}"),)) for n in range(1, turns)
+        ]
         if self.pauses:
             steps.insert(turns // 2, _PAUSE)
         return {"main": [*self._begin(), *steps, Move("", (self.run(_WRITE),)), self._finish()]}
@@ -100,7 +106,9 @@ TOOLS = {
     "qwen_code": Tools("run_shell_command", spawn="agent", ask=_asking(subagent_type="general-purpose")),
     "pi": Tools("bash"),
     "opencode": Tools("bash", spawn="task", ask=_asking(subagent_type="general")),
-    "claude_code": Tools("Bash", spawn="Agent", ask=_asking(subagent_type="general-purpose", run_in_background=False)),
+    "claude_code": Tools(
+        "Bash", spawn="Agent", ask=_asking(subagent_type="general-purpose", run_in_background=False)
+    ),
     "mini_swe_agent": Tools("bash", finish="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
     "deepagents": Tools("execute", spawn="task", ask={"description": _ASK, "subagent_type": "researcher"}),
     "openai_agents": Tools("shell", start=Use(("transfer_to_coder",), {}), forgives=False),
@@ -109,7 +117,13 @@ TOOLS = {
         command="cmd",
         spawn="multi_agent_v1__spawn_agent",
         ask={"message": _ASK},
-        waits=(Use(("multi_agent_v1__wait_agent",), {"targets": ["{found}"]}, find=r'"agent_id":\s*"([0-9a-f-]+)"'),),
+        waits=(
+            Use(
+                ("multi_agent_v1__wait_agent",),
+                {"targets": ["{found}"]},
+                find=r'"agent_id":\s*"([0-9a-f-]+)"',
+            ),
+        ),
     ),
     "gemini_cli": Tools(
         "run_shell_command",

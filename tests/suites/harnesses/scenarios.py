@@ -1,4 +1,6 @@
-"""The runs of the suite: every harness on a task with a sub-agent where it has one, under faults, and out of room."""
+"""The runs of the suite: every harness on a task with a sub-agent where it has one, under faults, and out
+of room.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +21,8 @@ class Scenario:
 
     harness: str
     plan: str
-    """task: write a file, ask a sub-agent. faults: errors of the policy, of an engine and of the line. torn: an answer
-    breaks off on the line. long: out of room."""
+    """task: write a file, ask a sub-agent. faults: errors of the policy, of an engine and of the line.
+    torn: an answer breaks off on the line. long: out of room."""
     protocol: str
     streams: bool = True
     tear: Tear | None = None
@@ -37,7 +39,11 @@ class Scenario:
     @property
     def title(self) -> str:
         """Harness and plan."""
-        return f"{self.harness}: {self.plan}" if self.tear is None else f"{self.harness}: {self.plan} {self.tear}"
+        return (
+            f"{self.harness}: {self.plan}"
+            if self.tear is None
+            else f"{self.harness}: {self.plan} {self.tear}"
+        )
 
     @property
     def name(self) -> str:
@@ -96,14 +102,24 @@ _FAULTS = [replace(each, plan="faults", agents=1) for each in _TASKS]
 _PATIENT = ("qwen_code", "pi", "opencode", "claude_code", "codex")
 """Those that are streamed to and ask again when a stream ends early."""
 _TEARS: tuple[Tear, ...] = ("thought", "words", "call")
-_TORN = [replace(each, plan="torn", tear=tear) for each in _TASKS if each.harness in _PATIENT for tear in _TEARS]
+_TORN = [
+    replace(each, plan="torn", tear=tear) for each in _TASKS if each.harness in _PATIENT for tear in _TEARS
+]
 _SMALL = {"context_window": 14_000, "max_tokens": 1_024}
 _LONG = [
     Scenario("qwen_code", "long", "chat", max_length=24_000, side=frozenset({"compaction"})),
     Scenario("pi", "long", "chat", settings=_SMALL, max_length=14_000, side=frozenset({"compaction"})),
-    Scenario("opencode", "long", "chat", settings={**_SMALL, "context_window": 20_000}, side=frozenset({"side", "compaction"})),
+    Scenario(
+        "opencode",
+        "long",
+        "chat",
+        settings={**_SMALL, "context_window": 20_000},
+        side=frozenset({"side", "compaction"}),
+    ),
     Scenario("claude_code", "long", "messages", max_length=22_000, side=frozenset({"compaction"})),
-    Scenario("codex", "long", "responses", settings={"context_window": 18_000}, side=frozenset({"compaction"})),
+    Scenario(
+        "codex", "long", "responses", settings={"context_window": 18_000}, side=frozenset({"compaction"})
+    ),
     Scenario(
         "gemini_cli",
         "long",
@@ -115,4 +131,5 @@ _LONG = [
 ]
 SCENARIOS = [*_TASKS, *_OTHER_PROTOCOLS, *_FAULTS, *_TORN, *_LONG]
 ABLATION = [replace(each, history="template") for each in (*_TASKS, *_FAULTS, *_LONG)]
-"""The same with every prompt rendered anew by the chat template, as an engine behind a proxy of text does it."""
+"""The same with every prompt rendered anew by the chat template, as an engine behind a proxy of text does
+it."""

@@ -1,4 +1,6 @@
-"""A stage for one run of a real harness: a store, a proxy, scripted engines, a sandbox, and a line that can be cut."""
+"""A stage for one run of a real harness: a store, a proxy, scripted engines, a sandbox, and a line that
+can be cut.
+"""
 
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -7,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harnessgym.equipping import equipment, equipment_of
-from harnessgym.grading.judging import judge
+from harnessgym.grading.grade import judge
 from harnessgym.harness import Endpoint, Harness, start
 from harnessgym.outcome.stop_reason import StopReason
-from harnessgym.rollout.control import ControlClient
+from harnessgym.provisioning import equipment, equipment_of
+from harnessgym.proxy_client import ControlClient
+from harnessgym.run_config.session import SessionOptions
 from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend
 from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
-from harnessgym.session_options import SessionOptions
 from harnessgym.store import policies, rollouts, runs
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
@@ -22,7 +24,7 @@ from harnessgym.store.trace_store import TraceStore
 from harnessgym.store.workers import WorkerRow
 from harnessgym.task import Grade, Limits, Task
 from proxies.app import Proxy, ProxySettings
-from proxies.language import Language
+from proxies.language import PolicyLanguage
 from proxies.upstreams.scripted import Failure, ScriptedUpstream
 from tests.suites.harnesses.actor import Actor
 from tests.suites.harnesses.line import Line, Tear
@@ -47,8 +49,12 @@ class Stage:
     async def play(self, harness: Harness, task: Task, *, sampling: dict[str, Any], history: str) -> "Played":
         """Run a harness on a task, seal its session, end its rollout."""
         options = SessionOptions(side_calls=tuple(harness.side_calls), constraints="prompt")
-        session = await self.control.open_session(self.row.id, sampling=sampling, history=history, options=options)
-        async with self.backend.open(task.limits, equipment(harness, task, self.backend.capabilities)) as sandbox:
+        session = await self.control.open_session(
+            self.row.id, sampling=sampling, history=history, options=options
+        )
+        async with self.backend.open(
+            task.limits, equipment(harness, task, self.backend.capabilities)
+        ) as sandbox:
             launch = harness.launch(task, Endpoint(sandbox.proxy_url, session.key))
             assert not any(session.key in word for word in launch.argv)
             result = await start(launch, task, sandbox)
@@ -89,7 +95,7 @@ def make_bubblewrap(work: Path, socket: Path) -> SandboxBackend:
 
 @asynccontextmanager
 async def open_stage(
-    language: Language,
+    language: PolicyLanguage,
     actor: Actor,
     policy: Path,
     *,
@@ -110,8 +116,13 @@ async def open_stage(
         store_path = store or folder / "traces.db"
         with TraceStore.create(f"sqlite:///{store_path}") as traces:
             row = _rollout(traces)
-            failures = [Failure(after=7) if number in deaths else None for number in range(max(deaths, default=-1) + 1)]
-            upstreams = {name: ScriptedUpstream(actor, failures=failures, delay_s=0.005) for name in ("w0", "w1")}
+            failures = [
+                Failure(after=7) if number in deaths else None
+                for number in range(max(deaths, default=-1) + 1)
+            ]
+            upstreams = {
+                name: ScriptedUpstream(actor, failures=failures, delay_s=0.005) for name in ("w0", "w1")
+            }
             settings = ProxySettings(
                 store=traces.url,
                 run_id=row.run_id,
@@ -131,7 +142,9 @@ async def open_stage(
                 assert proxy.url is not None
                 (folder / "socket").mkdir(mode=0o755)
                 port = int(proxy.url.rpartition(":")[2])
-                line = Line(folder / "socket" / "proxy.sock", port, list(upstreams.values()), frozenset(lost), tear)
+                line = Line(
+                    folder / "socket" / "proxy.sock", port, list(upstreams.values()), frozenset(lost), tear
+                )
                 async with line.open(), make_backend(folder / "work", folder / "socket") as backend:
                     control = ControlClient(proxy.control_address, _KEY)
                     async with control:
@@ -146,7 +159,9 @@ def _rollout(store: TraceStore) -> RolloutRow:
     first = PolicyVersion(0, None, "full", "v0", 0, "", 0, committed=True, orphaned=False)
     store.write(lambda conn: policies.publish(conn, policy_id, first))
     task_id = store.write(lambda conn: runs.add_task(conn, "harnesses", Task("hello", "Write hello.txt.")))
-    spec = rollouts.GroupSpec(run_id, task_id, policy_id, "evaluation", 0, 0, {}, ("harness",), "bubblewrap", (0,))
+    spec = rollouts.GroupSpec(
+        run_id, task_id, policy_id, "evaluation", 0, 0, {}, ("harness",), "bubblewrap", (0,)
+    )
     store.write(lambda conn: rollouts.submit(conn, spec))
     (row,) = store.write(lambda conn: rollouts.claim(conn, run_id, "node", 600.0, 1))
     return row

@@ -1,4 +1,6 @@
-"""Real agents in containers: a shipped task, nothing in reach but the proxy, every token kept, graded in a fresh container."""
+"""Real agents in containers: a shipped task, nothing in reach but the proxy, every token kept, graded in a
+fresh container.
+"""
 
 import shlex
 from dataclasses import replace
@@ -7,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from environments.swe.edit import patch
-from harnessgym.equipping import make_harness
 from harnessgym.installation import installed
-from harnessgym.run_config import HarnessSection
+from harnessgym.provisioning import make_harness
+from harnessgym.run_config.run import HarnessSection
 from harnessgym.sandbox import SandboxBackend
 from harnessgym.sandboxes.docker import Docker, DockerSettings
 from harnessgym.task import Task
 from harnessgym.tasks.source import task_set
 from harnessgym.traces.trajectories import rows_of
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from proxies.renderers.template import TemplateRenderer
 from tests.suites.harnesses.actor import Actor, Move, Part
 from tests.suites.harnesses.plans import TOOLS
@@ -35,7 +37,9 @@ def docker(work: Path, socket: Path) -> SandboxBackend:
 
 
 def the_task() -> Task:
-    (task,) = [task for split in ("train", "test") for task in task_set("shell").tasks(split) if _TASK in task.id]
+    (task,) = [
+        task for split in ("train", "test") for task in task_set("shell").tasks(split) if _TASK in task.id
+    ]
     limits = replace(task.limits, wall_s=240.0, memory_mb=2_048, processes=512, cpus=2.0)
     return replace(task, instruction=f"[[main]] {task.instruction}", limits=limits)
 
@@ -64,11 +68,19 @@ def parts(name: str, script: str) -> dict[str, Part]:
     """Look around, run a script with the agent's own shell, and end as this agent ends."""
     tools = TOOLS[name]
     end = Move("I am done.", (tools.run(tools.finish),)) if tools.finish else Move("I am done.")
-    return {"main": [Move("I look around.", (tools.run(_PROBE),)), Move("Now the work.", (tools.run(script),)), end]}
+    return {
+        "main": [
+            Move("I look around.", (tools.run(_PROBE),)),
+            Move("Now the work.", (tools.run(script),)),
+            end,
+        ]
+    }
 
 
 @pytest.mark.parametrize("name", ["mini_swe_agent", "claude_code"])
-async def test_an_agent_solves_a_shipped_task_in_a_container_with_nothing_in_reach_but_the_proxy(name: str) -> None:
+async def test_an_agent_solves_a_shipped_task_in_a_container_with_nothing_in_reach_but_the_proxy(
+    name: str,
+) -> None:
     if not installed(TOKENIZER_STEPS, AGENTS):
         pytest.skip("the tokenizer is not installed; `python -m tests.suites.harnesses.run` installs it")
     task, harness = the_task(), make_harness(HarnessSection(name=name, type=name), Docker.capabilities)

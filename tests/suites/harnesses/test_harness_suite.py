@@ -1,4 +1,5 @@
-"""Real agents, unmodified, in a sandbox without a network, against the proxy and a scripted policy; asserted from the store.
+"""Real agents, unmodified, in a sandbox without a network, against the proxy and a scripted policy; asserted
+from the store.
 
 Agents mostly start, wait and retry, so a few run at a time, each on a stage of its own.
 """
@@ -19,7 +20,9 @@ _AT_ONCE = 3
 
 @pytest.fixture(scope="module")
 async def runs(request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asyncio.Task[Observed]]]:
-    """The runs of the tests that were chosen, by scenario; without those whose agent is not there and not required."""
+    """The runs of the tests that were chosen, by scenario; without those whose agent is not there and not
+    required.
+    """
     chosen = [item.callspec.params["scenario"] for item in request.session.items if request.path == item.path]  # type: ignore[attr-defined]
     if "agents" in os.environ.get("HARNESSGYM_REQUIRE", ""):
         for scenario in chosen:
@@ -38,7 +41,9 @@ async def runs(request: pytest.FixtureRequest) -> AsyncIterator[dict[str, asynci
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-async def test_a_real_agent_is_recorded_whole(scenario: Scenario, runs: dict[str, asyncio.Task[Observed]]) -> None:
+async def test_a_real_agent_is_recorded_whole(
+    scenario: Scenario, runs: dict[str, asyncio.Task[Observed]]
+) -> None:
     if scenario.name not in runs:
         pytest.skip("the agent is not installed; `python -m tests.suites.harnesses.run` installs all of them")
     seen = await runs[scenario.name]

@@ -30,7 +30,19 @@ def test_one_command_is_run_and_graded(tmp_path: Path, fence: bool) -> None:
     (tmp_path / "script.toml").write_text(f"answers = [{json.dumps(said)}]\n")
     words = [sys.executable, "-m", "harnessgym", "rollout", "--tasks", "one_liners", "--task", TASK.id]
     words += ["--harness", "mini_swe_agent", "--set", f"config={json.dumps(CONFIG)}", "--set", "prewarm=true"]
-    words += ["--upstream", f"scripted:{tmp_path}/script.toml", "--policy", "environments/lookup/policy", "--retry", "0"]
+    words += [
+        "--upstream",
+        f"scripted:{tmp_path}/script.toml",
+        "--policy",
+        "environments/lookup/policy",
+        "--retry",
+        "0",
+    ]
     subprocess.run([*words, "--folder", str(tmp_path / "run")], cwd=ROOT, check=True, capture_output=True)
     (line,) = (json.loads(line) for line in (tmp_path / "run/results.jsonl").read_text().splitlines())
-    assert (line["verdict"], line["reward"], line["calls"], line["stop_reason"]) == ("valid", 1.0, 1, "finished")
+    assert (line["verdict"], line["reward"], line["calls"], line["stop_reason"]) == (
+        "valid",
+        1.0,
+        1,
+        "finished",
+    )

@@ -1,4 +1,6 @@
-"""Whether the agents of a run, and what they did to each other, were derived as the harness really ran them."""
+"""Whether the agents of a run, and what they did to each other, were derived as the harness really ran
+them.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +45,9 @@ TREES: Mapping[str, Tree] = {
 
 
 def tree_complaints(conn: Connection, rollout_id: str, scenario: Scenario) -> list[str]:
-    """What is wrong with the derived graph of a run of the plan `task`; other plans have no tree of their own."""
+    """What is wrong with the derived graph of a run of the plan `task`; other plans have no tree of their
+    own.
+    """
     if scenario.plan != "task":
         return []
     found, drawn = events.of_rollout(conn, rollout_id), edges.of_rollout(conn, rollout_id)
@@ -53,7 +57,11 @@ def tree_complaints(conn: Connection, rollout_id: str, scenario: Scenario) -> li
 
 def _tools(found: Sequence[EventRow], tree: Tree) -> list[str]:
     """Every call of a tool has its one result, joined by its id."""
-    made = {event.attributes["tool_call_id"]: event.attributes["tool"] for event in found if event.kind == "tool_call"}
+    made = {
+        event.attributes["tool_call_id"]: event.attributes["tool"]
+        for event in found
+        if event.kind == "tool_call"
+    }
     read = [event for event in found if event.kind == "tool_result"]
     inferred = [event.evidence for event in read if event.evidence is not None]
     answered = sorted(event.attributes["tool_call_id"] for event in read)
@@ -71,14 +79,21 @@ def _agents(found: Sequence[EventRow], drawn: Sequence[EdgeRow], tree: Tree) -> 
     if len(spawns) != 1 or len(returns) != 1:
         return [f"{len(spawns)} agents were started and {len(returns)} came back"]
     (spawn,), (back,) = spawns, returns
-    said = [event.attributes["text"] for event in found if event.kind == "message" and event.attributes["channel"] == "result"]
+    said = [
+        event.attributes["text"]
+        for event in found
+        if event.kind == "message" and event.attributes["channel"] == "result"
+    ]
     claims = {
         f"it was started by {spawn.attributes.get('tool')}": spawn.attributes.get("tool") == tree.spawn,
         f"that is known by {spawn.evidence}": spawn.evidence == tree.evidence,
-        f"{back.agent_id} came back": (back.agent_id, back.target_agent_id) == (spawn.target_agent_id, spawn.agent_id),
+        f"{back.agent_id} came back": (back.agent_id, back.target_agent_id)
+        == (spawn.target_agent_id, spawn.agent_id),
         f"that is known by {back.evidence}": back.evidence == "result text",
         f"it said {said}": said == [_FOUND],
-        "its first call is not of the spawn": any(edge.kind == "spawn" and edge.source_event_id == spawn.id for edge in drawn),
+        "its first call is not of the spawn": any(
+            edge.kind == "spawn" and edge.source_event_id == spawn.id for edge in drawn
+        ),
     }
     return [f"tree: {complaint}" for complaint, well in claims.items() if not well]
 

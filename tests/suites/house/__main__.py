@@ -17,9 +17,13 @@ from tests.suites.house.source import ROOT, Location, Module, modules_of_tests, 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table or one list. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.suites.house", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.suites.house", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--limits", action="store_true", help="exit with 1 if a limit is broken")
-    parser.add_argument("--list", choices=sorted(_LISTS), metavar="KIND", help=f"one of {', '.join(sorted(_LISTS))}")
+    parser.add_argument(
+        "--list", choices=sorted(_LISTS), metavar="KIND", help=f"one of {', '.join(sorted(_LISTS))}"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the project's folder")
     options = parser.parse_args(arguments)
     modules = package_modules(options.root)
@@ -30,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     sys.stdout.write(figures.markdown(rows))
     broken = [row for row in rows if row.broken]
     if options.limits:
-        sys.stdout.writelines(f"Broken: {row.name} is {row.text}; the limit is {row.limit}.\n" for row in broken)
+        sys.stdout.writelines(
+            f"Broken: {row.name} is {row.text}; the limit is {row.limit}.\n" for row in broken
+        )
     return int(options.limits and bool(broken))
 
 

@@ -44,12 +44,19 @@ class Row:
 def table(modules: Sequence[Module], tests: Sequence[Module], root: Path) -> list[Row]:
     """The rows of the packages' modules and their tests."""
     count = sum(len(module.lines) for module in modules)
-    return [*_sizes(modules, count), *_text(modules, count), *_tests(tests, count), *_structure(modules, root)]
+    return [
+        *_sizes(modules, count),
+        *_text(modules, count),
+        *_tests(tests, count),
+        *_structure(modules, root),
+    ]
 
 
 def markdown(rows: Iterable[Row]) -> str:
     """The rows as a table."""
-    return "| | value | limit |\n|---|---|---|\n" + "".join(f"| {row.name} | {row.text} | {row.limit} |\n" for row in rows)
+    return "| | value | limit |\n|---|---|---|\n" + "".join(
+        f"| {row.name} | {row.text} | {row.limit} |\n" for row in rows
+    )
 
 
 def _sizes(modules: Sequence[Module], count: int) -> list[Row]:
@@ -63,8 +70,14 @@ def _sizes(modules: Sequence[Module], count: int) -> list[Row]:
     return [
         Row("files / lines", f"{len(files)} / {count / 1000:.1f}K"),
         Row("files per 1K lines", f"{per_1k:.1f}", per_1k, at_most=7.0),
-        Row("file median / p90 / max", f"{statistics.median(files):.0f} / {_quantile(files, 0.9)} / {files[-1]}"),
-        Row("function mean / p95 / max", f"{statistics.mean(functions):.1f} / {_quantile(functions, 0.95)} / {functions[-1]}"),
+        Row(
+            "file median / p90 / max",
+            f"{statistics.median(files):.0f} / {_quantile(files, 0.9)} / {files[-1]}",
+        ),
+        Row(
+            "function mean / p95 / max",
+            f"{statistics.mean(functions):.1f} / {_quantile(functions, 0.95)} / {functions[-1]}",
+        ),
         Row(f"functions over {LONG_FUNCTION} lines", f"{over:.2%}", 100 * over, at_most=1.0),
         Row(f"classes over {LONG_CLASS} lines", f"{len(large)}{named}"),
     ]
@@ -79,7 +92,10 @@ def _text(modules: Sequence[Module], count: int) -> list[Row]:
     packed = 1000 * len(measures.parallel_assignments(modules)) / count
     comments = 1000 * len(measures.comment_lines(modules)) / count
     return [
-        Row("docstrings: public functions / modules", f"{statistics.mean(documented):.0%} / {statistics.mean(headed):.0%}"),
+        Row(
+            "docstrings: public functions / modules",
+            f"{statistics.mean(documented):.0%} / {statistics.mean(headed):.0%}",
+        ),
         Row("mean width without indentation", f"{statistics.mean(len(line.strip()) for line in lines):.0f}"),
         Row("lines over 100 columns", f"{wide:.1%}"),
         Row(f"lines over {WIDE} columns", str(wider), wider, at_most=0),

@@ -1,4 +1,6 @@
-"""Who imports whom: the modules' imports, the graph of `harnessgym`'s packages, its cycles, and modules with one importer."""
+"""Who imports whom: the modules' imports, the graph of `harnessgym`'s packages, its cycles, and modules
+with one importer.
+"""
 
 import ast
 import re
@@ -43,12 +45,16 @@ def all_imports(modules: Iterable[Module]) -> list[Import]:
 
 
 def package_of(name: str) -> str:
-    """The direct sub-package or module of `harnessgym` that a module belongs to; `harnessgym` for its `__init__`."""
+    """The direct sub-package or module of `harnessgym` that a module belongs to; `harnessgym` for its
+    `__init__`.
+    """
     return name.split(".")[1] if "." in name else name
 
 
 def package_imports(modules: Iterable[Module]) -> dict[tuple[str, str], list[Import]]:
-    """What ties each two direct sub-packages of `harnessgym`: by (importer, imported), the imports at the top of modules."""
+    """What ties each two direct sub-packages of `harnessgym`: by (importer, imported), the imports at the
+    top of modules.
+    """
     edges: defaultdict[tuple[str, str], list[Import]] = defaultdict(list)
     for each in all_imports(module for module in modules if module.path.startswith("harnessgym/")):
         importer, imported = package_of(each.importer), package_of(each.imported)

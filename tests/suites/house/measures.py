@@ -63,7 +63,9 @@ def parallel_assignments(modules: Iterable[Module]) -> list[Location]:
         for module in modules
         for node in module.nodes()
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and len(node.value.elts) > 1
-        if any(isinstance(each, ast.Tuple) and len(each.elts) == len(node.value.elts) for each in node.targets)
+        if any(
+            isinstance(each, ast.Tuple) and len(each.elts) == len(node.value.elts) for each in node.targets
+        )
     ]
 
 
@@ -73,7 +75,9 @@ def comment_lines(modules: Iterable[Module]) -> list[Location]:
         Location(module.path, token.start[0], token.string)
         for module in modules
         for token in tokenize.generate_tokens(io.StringIO(module.text).readline)
-        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#") and not token.string.startswith("#!")
+        if token.type == tokenize.COMMENT
+        and token.line.lstrip().startswith("#")
+        and not token.string.startswith("#!")
     ]
 
 
@@ -112,7 +116,11 @@ def mock_lines(modules: Iterable[Module]) -> list[Location]:
 def root_entries(root: Path) -> list[str]:
     """The modules and sub-packages of `harnessgym`, its own `__init__` and `__main__` not among them."""
     paths = (root / "harnessgym").iterdir()
-    return sorted(path.stem for path in paths if path.name[0] != "_" and (path.suffix == ".py" or any(path.glob("*.py"))))
+    return sorted(
+        path.stem
+        for path in paths
+        if path.name[0] != "_" and (path.suffix == ".py" or any(path.glob("*.py")))
+    )
 
 
 def _length(node: ast.stmt) -> int:

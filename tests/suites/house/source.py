@@ -1,7 +1,7 @@
 """The project's Python files, parsed.
 
-The packages are counted without `harnessgym/store/migrations` (alembic's files, one per change of the schema) and without
-`environments/*/tasks` (repositories that agents are given to work on).
+The packages are counted without `harnessgym/store/migrations` (alembic's files, one per change of the schema)
+and without `environments/*/tasks` (repositories that agents are given to work on).
 """
 
 import ast
@@ -72,4 +72,6 @@ def _read(root: Path, folder: str) -> Iterator[Module]:
 
 def _is_data(path: str) -> bool:
     parts = path.split("/")
-    return (parts[0] == "environments" and "tasks" in parts[2:-1]) or path.startswith("harnessgym/store/migrations/")
+    return (parts[0] == "environments" and "tasks" in parts[2:-1]) or path.startswith(
+        "harnessgym/store/migrations/"
+    )

@@ -24,8 +24,12 @@ FILES = {
         "def late():\n"
         "    from harnessgym.reward import Reward\n"
     ),
-    "harnessgym/rollout/clock.py": "import harnessgym.reward\nclass Reward: pass\nclass _Reward: pass\nclass Clock: pass\n",
-    "harnessgym/store/tables.py": '"""Rows."""\n# Why it is so.\nx = 1  # beside code\ntext = """\n# no comment\n"""\n',
+    "harnessgym/rollout/clock.py": (
+        "import harnessgym.reward\nclass Reward: pass\nclass _Reward: pass\nclass Clock: pass\n"
+    ),
+    "harnessgym/store/tables.py": (
+        '"""Rows."""\n# Why it is so.\nx = 1  # beside code\ntext = """\n# no comment\n"""\n'
+    ),
     "harnessgym/store/rows.py": "a, b = 1, 2\na, b = [c, d] = 1, 2\na, b = pair()\n(a,) = (1,)\na = 1, 2\n",
     "harnessgym/store/migrations/env.py": "a, b = 1, 2\n",
     "proxies/wide.py": f"x = '{'.' * 104}'\nyy = '{'.' * 104}'\ndef _long():\n    pass\n    pass\n",
@@ -59,7 +63,12 @@ def test_task_repositories_and_migrations_are_not_counted(modules, root):
 
 def test_a_cycle_is_made_of_imports_at_the_top_and_of_type_checking(modules):
     edges = imports.package_imports(modules)
-    assert set(edges) == {("harnessgym", "reward"), ("reward", "rollout"), ("rollout", "reward"), ("rollout", "store")}
+    assert set(edges) == {
+        ("harnessgym", "reward"),
+        ("reward", "rollout"),
+        ("rollout", "reward"),
+        ("rollout", "store"),
+    }
     assert imports.cycles(edges) == [["reward", "rollout"]]
     assert [each.path for each in edges["rollout", "reward"]] == ["harnessgym/rollout/clock.py"]
 
@@ -88,27 +97,37 @@ def test_places_of_parallel_assignments_comments_and_wide_lines(modules):
         "harnessgym/store/rows.py:1: a, b = 1, 2",
         "harnessgym/store/rows.py:2: a, b = [c, d] = 1, 2",
     ]
-    assert [str(place) for place in measures.comment_lines(modules)] == ["harnessgym/store/tables.py:2: # Why it is so."]
+    assert [str(place) for place in measures.comment_lines(modules)] == [
+        "harnessgym/store/tables.py:2: # Why it is so."
+    ]
     assert [str(place) for place in measures.wide_lines(modules, 110)] == ["proxies/wide.py:2: 111 columns"]
 
 
 def test_functions_and_docstrings(modules, root):
-    assert [(place.text, length) for place, length in measures.functions(modules) if place.path == "proxies/wide.py"] == [
-        ("_long", 3)
-    ]
+    assert [
+        (place.text, length)
+        for place, length in measures.functions(modules)
+        if place.path == "proxies/wide.py"
+    ] == [("_long", 3)]
     assert [(place.text, has) for place, has in measures.public_functions(modules)] == [
         ("Reward.read", False),
         ("late", False),
         ("f", False),
     ]
     tests = modules_of_tests(root)
-    assert (len(measures.asserts(tests)), len(measures.tests(tests)), len(measures.mock_lines(tests))) == (2, 1, 1)
+    assert (len(measures.asserts(tests)), len(measures.tests(tests)), len(measures.mock_lines(tests))) == (
+        2,
+        1,
+        1,
+    )
 
 
 def test_a_broken_limit_fails_only_where_limits_are_asked_for(root, capsys):
     assert main(["--root", str(root)]) == 0
     assert main(["--root", str(root), "--limits"]) == 1
-    broken = [line.split(" is ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("Broken: ")]
+    broken = [
+        line.split(" is ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("Broken: ")
+    ]
     assert broken == [
         "Broken: files per 1K lines",
         "Broken: lines over 110 columns",
@@ -121,12 +140,17 @@ def test_a_broken_limit_fails_only_where_limits_are_asked_for(root, capsys):
 
 def test_a_project_within_its_limits_passes(tmp_path):
     (tmp_path / "harnessgym").mkdir()
-    (tmp_path / "harnessgym/reward.py").write_text('"""Judges."""\n\n\ndef judge():\n    # Why.\n    return 1\n' + "\n" * 180)
+    (tmp_path / "harnessgym/reward.py").write_text(
+        '"""Judges."""\n\n\ndef judge():\n    # Why.\n    return 1\n' + "\n" * 180
+    )
     assert main(["--root", str(tmp_path), "--limits"]) == 0
 
 
 def test_rows_hold_the_figures(modules, root):
     rows = {row.name: row.text for row in figures.table(modules, modules_of_tests(root), root)}
-    assert rows["files / lines"] == f"{len(modules)} / {sum(len(module.lines) for module in modules) / 1000:.1f}K"
+    assert (
+        rows["files / lines"]
+        == f"{len(modules)} / {sum(len(module.lines) for module in modules) / 1000:.1f}K"
+    )
     assert rows["package cycles in harnessgym"] == "1 (2 packages)"
     assert rows["public class names that stand more than once"] == "1"

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harnessgym.traces.trajectories import Row, Turn
+from harnessgym.traces.trajectories import TrainingRow, Turn
 from trainers.advantages.estimator import Scored
 
 PROMPT = 2
@@ -10,8 +10,8 @@ PROMPT = 2
 
 
 def rollout(name, branches, reward=0.0, parents=(), **fields):
-    """A rollout with a row per branch. A step is (call, state) or (call, state, reward, tokens); where a call comes again it is
-    context. `parents` has, for some branches, the agent that started theirs.
+    """A rollout with a row per branch. A step is (call, state) or (call, state, reward, tokens); where a call
+    comes again it is context. `parents` has, for some branches, the agent that started theirs.
     """
     rows, seen = [], set()
     for number, branch in enumerate(branches):
@@ -26,7 +26,9 @@ def rollout(name, branches, reward=0.0, parents=(), **fields):
             turns.append(Turn(start, len(mask), name + call, agent, state, rewards, parent))
             seen.add(call)
         mask = np.array(mask, np.int32)
-        rows.append(Row(name, "g", mask * 7, mask, np.zeros(len(mask), np.float32), mask - 1, tuple(turns)))
+        rows.append(
+            TrainingRow(name, "g", mask * 7, mask, np.zeros(len(mask), np.float32), mask - 1, tuple(turns))
+        )
     return Scored(name, reward, tuple(rows), **fields)
 
 
@@ -35,10 +37,14 @@ def random_group(seed, size=4, forked=True):
     random = np.random.default_rng(seed)
     group = []
     for number in range(size):
-        steps = [(f"c{at}", "abcd"[random.integers(4)], *_worth(random)) for at in range(random.integers(1, 6))]
+        steps = [
+            (f"c{at}", "abcd"[random.integers(4)], *_worth(random)) for at in range(random.integers(1, 6))
+        ]
         branches = [steps]
         if forked and random.random() < 0.5:
-            tail = [(f"f{at}", "abcd"[random.integers(4)], *_worth(random)) for at in range(random.integers(1, 4))]
+            tail = [
+                (f"f{at}", "abcd"[random.integers(4)], *_worth(random)) for at in range(random.integers(1, 4))
+            ]
             branches.append([*steps[: random.integers(len(steps) + 1)], *tail])
         rewards = {"reward": float(random.integers(2)), "format": float(random.normal())}
         group.append(rollout(f"r{number}", branches, rewards["reward"], rewards=rewards))

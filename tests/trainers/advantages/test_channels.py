@@ -20,7 +20,9 @@ def stepped(root, *, given_under="", steps=1, **trainer):
     folder = make_run(root / "run", save_model(root / "model"), steps=steps, **trainer)
     record_groups(folder, range(2), rewards={0: [0.0, 1.0, 1.0], 1: [0.0, 1.0, 0.0]})
     with TraceStore.open(folder.store_url()) as store:
-        for call, rollout in store.read(lambda conn: conn.execute(select(calls.c.id, calls.c.rollout_id)).all()):
+        for call, rollout in store.read(
+            lambda conn: conn.execute(select(calls.c.id, calls.c.rollout_id)).all()
+        ):
             for unit, target in (("turn", call), ("rollout", rollout)):
                 row = RewardRow(rollout, unit, target, given_under or "other", 1.0, "test")
                 store.write(lambda conn, row=row: rewards.add(conn, row))
@@ -47,7 +49,9 @@ OF_CALLS = [
 @pytest.mark.parametrize("trainer", OF_ROLLOUTS, ids=lambda trainer: trainer["advantage"])
 def test_a_rollout_without_a_reward_under_a_channel_that_is_named_stops_the_trainer(tmp_path, trainer):
     assert stepped(tmp_path / "right", given_under="process.short", **trainer) == ("process.short", "reward")
-    missing = r"Rollout \w+ has no reward under the channel 'process.short', which .* names; it has other, reward"
+    missing = (
+        r"Rollout \w+ has no reward under the channel 'process.short', which .* names; it has other, reward"
+    )
     with pytest.raises(TrainerError, match=missing):
         stepped(tmp_path / "wrong", steps=4, **trainer)
 
@@ -55,7 +59,9 @@ def test_a_rollout_without_a_reward_under_a_channel_that_is_named_stops_the_trai
 @pytest.mark.parametrize("trainer", OF_CALLS, ids=lambda trainer: trainer.get("advantage", "ppo"))
 def test_a_channel_of_calls_that_is_named_must_occur(tmp_path, trainer):
     assert stepped(tmp_path / "right", given_under="process.short", **trainer) == ("process.short", "reward")
-    with pytest.raises(ConfigError, match=r"names the channel 'process.short', and no call .* that occur: other"):
+    with pytest.raises(
+        ConfigError, match=r"names the channel 'process.short', and no call .* that occur: other"
+    ):
         stepped(tmp_path / "wrong", **trainer)
     stepped(tmp_path / "later", steps=4, **trainer)  # one batch tells little
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from harnessgym.config import validate
 from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.registry import names
-from harnessgym.run_config import RunConfig
-from harnessgym.staleness import VersionChain
-from harnessgym.store.rollouts import GroupRow, Member
+from harnessgym.run_config.run import RunConfig
+from harnessgym.scheduling.staleness import VersionChain
+from harnessgym.store.rollouts import GroupMember, GroupRow
 from harnessgym.traces.trajectories import Credit
 from tests.trainers.advantages.groups import random_group, rollout, values_by_call
 from trainers.advantages.estimator import OnRewards, make_estimator
@@ -26,20 +26,33 @@ CHAIN = VersionChain(())
 
 
 def config(**trainer):
-    given = {"name": "t", "policy": {"path": "p"}, "tasks": {"set": "lookup"}, "harnesses": [{"name": "h"}], "trainer": trainer}
+    given = {
+        "name": "t",
+        "policy": {"path": "p"},
+        "tasks": {"set": "lookup"},
+        "harnesses": [{"name": "h"}],
+        "trainer": trainer,
+    }
     return validate(RunConfig, given, "test")
 
 
 def estimator(name, **given):
     if name == "igpo":
-        return Igpo(IgpoSettings(**given), lambda group: [[np.arange(len(r.turns) - 1.0) for r in i.rows] for i in group])
+        return Igpo(
+            IgpoSettings(**given),
+            lambda group: [[np.arange(len(r.turns) - 1.0) for r in i.rows] for i in group],
+        )
     return make_estimator(config(advantage=name, advantage_settings=given))
 
 
 def loaded(group, name="g"):
-    members = tuple(Member(item.rollout_id, slot, item.reward, "valid") for slot, item in enumerate(group))
+    members = tuple(
+        GroupMember(item.rollout_id, slot, item.reward, "valid") for slot, item in enumerate(group)
+    )
     credit = tuple(Credit(item.rewards, item.agent_rewards) for item in group)
-    return LoadedGroup(GroupRow(name, 0, "task", 0, len(group), members), tuple(item.rows for item in group), (), credit)
+    return LoadedGroup(
+        GroupRow(name, 0, "task", 0, len(group), members), tuple(item.rows for item in group), (), credit
+    )
 
 
 def single(*rewards, **channels):
@@ -88,14 +101,19 @@ def test_equal_rewards_teach_where_the_estimator_sees_more():
     group = loaded(single(1.0, 1.0, right=[1.0, 0.0], short=[0.0, 1.0]))
     assert not group.signal
     assert gives_signal(estimator("gdpo", weights={"right": 1.0, "short": 0.5}), group)
-    assert not gives_signal(estimator("gdpo", weights={"right": 1.0, "short": 1.0}), group)  # they cancel each other
+    assert not gives_signal(
+        estimator("gdpo", weights={"right": 1.0, "short": 1.0}), group
+    )  # they cancel each other
     assert not gives_signal(estimator("grpo"), group)
 
 
 @pytest.mark.parametrize(
-    ("name", "given"), [("gdpo", {"weights": {"short": 1.0}}), ("m_grpo", {"main": {"short": 1.0}, "sub": {}})]
+    ("name", "given"),
+    [("gdpo", {"weights": {"short": 1.0}}), ("m_grpo", {"main": {"short": 1.0}, "sub": {}})],
 )
-def test_what_was_tampered_with_has_zero_under_every_channel_and_a_valid_rollout_must_have_a_reward(name, given):
+def test_what_was_tampered_with_has_zero_under_every_channel_and_a_valid_rollout_must_have_a_reward(
+    name, given
+):
     group = loaded(single(0.0, 1.0, short=[0.0, 2.0]))
     first, second = group.group.members
     cheated = replace(
@@ -104,7 +122,11 @@ def test_what_was_tampered_with_has_zero_under_every_channel_and_a_valid_rollout
         credit=(Credit({"reward": 0.0}), group.credit[1]),
     )
     own = estimator(name, **given)
-    assert own(cheated.scored) == own(group.scored) == [[pytest.approx(-1.0, rel=1e-3)], [pytest.approx(1.0, rel=1e-3)]]
+    assert (
+        own(cheated.scored)
+        == own(group.scored)
+        == [[pytest.approx(-1.0, rel=1e-3)], [pytest.approx(1.0, rel=1e-3)]]
+    )
     incomplete = replace(cheated, group=group.group)
     with pytest.raises(TrainerError, match="Rollout r0 has no reward under the channel 'short'"):
         own(incomplete.scored)
@@ -135,11 +157,21 @@ def test_what_is_dropped_leaves_the_denominators_and_what_is_masked_does_not():
 def test_advantages_that_are_not_finite_stop_the_step():
     for value in (np.nan, np.inf):
         with pytest.raises(TrainerError, match="not finite"):
-            make_batch([loaded(single(0.0, 1.0))], 0, CHAIN, OnRewards(lambda rewards, value=value: rewards + value), None)
+            make_batch(
+                [loaded(single(0.0, 1.0))],
+                0,
+                CHAIN,
+                OnRewards(lambda rewards, value=value: rewards + value),
+                None,
+            )
 
 
 def test_the_batch_is_whitened_as_a_whole_and_groups_without_a_signal_stay_without():
-    groups = [loaded(single(0.0, 1.0), "a"), loaded(single(1.0, 1.0), "b"), loaded(single(0.0, 1.0, 1.0, 1.0), "c")]
+    groups = [
+        loaded(single(0.0, 1.0), "a"),
+        loaded(single(1.0, 1.0), "b"),
+        loaded(single(0.0, 1.0, 1.0, 1.0), "c"),
+    ]
     batch = make_batch(groups, 0, CHAIN, estimator("gdpo"), None)
     given = np.array([-1, 1, 0, 0, -np.sqrt(3), *[1 / np.sqrt(3)] * 3])
     expected = given / given.std()

@@ -26,7 +26,9 @@ def test_sub_agents_are_not_judged_by_the_main_agents_baseline():
 
 def test_without_rewards_of_their_own_sub_agents_have_the_main_agents():
     group = [team("a", 1.0, 0.0), team("b", 0.0, 0.0)]
-    assert [values[1] for values in MGrpo(MGrpoSettings())(group)] == [pytest.approx(s, rel=1e-3) for s in (1, -1)]
+    assert [values[1] for values in MGrpo(MGrpoSettings())(group)] == [
+        pytest.approx(s, rel=1e-3) for s in (1, -1)
+    ]
 
 
 def test_rollouts_with_more_sub_agents_do_not_outvote_the_others():

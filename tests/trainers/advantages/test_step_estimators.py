@@ -36,7 +36,12 @@ def test_a_step_is_compared_with_those_in_the_same_state_only():
         rollout("b", [[("1", "start"), ("2", "right")]], 0.0),
     ]
     found = calls(group, Hgpo(HgpoSettings(gamma=1.0, history=0))(group))
-    assert found == {"a1": near(1.0), "b1": near(-1.0), "a2": 0.0, "b2": 0.0}  # nothing is known of left against right
+    assert found == {
+        "a1": near(1.0),
+        "b1": near(-1.0),
+        "a2": 0.0,
+        "b2": 0.0,
+    }  # nothing is known of left against right
 
 
 def test_longer_histories_in_common_count_more_and_only_where_they_say_something():
@@ -100,7 +105,10 @@ def test_a_turn_has_what_it_added_and_what_followed():
 
 
 def test_a_shared_turns_gain_is_the_mean_of_its_branches():
-    group = [rollout("a", [[("1", "s"), ("2", "x")], [("1", "s"), ("3", "y")]], 1.0), rollout("b", [[("1", "s")]], 0.0)]
+    group = [
+        rollout("a", [[("1", "s"), ("2", "x")], [("1", "s"), ("3", "y")]], 1.0),
+        rollout("b", [[("1", "s")]], 0.0),
+    ]
     gains = [[np.array([0.2]), np.array([0.4])], [np.zeros(0)]]
     found = calls(group, Igpo(IgpoSettings(), lambda _: gains)(group))
     gain, one, none = standardised(np.array([0.3, 1.0, 0.0]), 1e-6)
@@ -132,10 +140,14 @@ def test_gae_of_a_rollout_by_hand():
 def test_an_agents_calls_are_one_sequence_whatever_row_they_are_in_and_each_agent_gets_the_reward():
     """The main agent forks at its second call; a sub-agent has a row of its own."""
     item = rollout(
-        "a", [[("1", "s"), ("2", "x")], [("1", "s"), ("4", "y")], [("3", "t")]], reward=1.0, parents=("", "", "amain")
+        "a",
+        [[("1", "s"), ("2", "x")], [("1", "s"), ("4", "y")], [("3", "t")]],
+        reward=1.0,
+        parents=("", "", "amain"),
     )
     values = [
-        np.random.default_rng(number).normal(size=len(row.ids)).astype(np.float32) for number, row in enumerate(item.rows)
+        np.random.default_rng(number).normal(size=len(row.ids)).astype(np.float32)
+        for number, row in enumerate(item.rows)
     ]
     found = gae_of_rollout(item, values, gamma=0.9, lam=0.8)
     main, forked, sub = (row.mask != 0 for row in item.rows)
@@ -158,7 +170,9 @@ def test_what_lies_ahead_of_an_agents_token_less_its_value(seed):
         assert not own[row.mask == 0].any()
         for turn in row.turns:
             if row.mask[turn.start]:
-                ahead = sum(each.rewards.get("reward", 0.0) for call, each in trained.items() if call >= turn.call_id)
+                ahead = sum(
+                    each.rewards.get("reward", 0.0) for call, each in trained.items() if call >= turn.call_id
+                )
                 expected = item.reward + ahead - value[turn.start : turn.end]
                 np.testing.assert_allclose(own[turn.start : turn.end], expected, atol=1e-4)
 
@@ -167,14 +181,19 @@ def test_what_lies_ahead_of_an_agents_token_less_its_value(seed):
 def test_another_order_of_rows_gives_the_same_gae(seed):
     item = random_group(seed)[0]
     values = [
-        np.random.default_rng([seed, at]).normal(size=len(row.ids)).astype(np.float32) for at, row in enumerate(item.rows)
+        np.random.default_rng([seed, at]).normal(size=len(row.ids)).astype(np.float32)
+        for at, row in enumerate(item.rows)
     ]
     turned = replace(item, rows=item.rows[::-1])
-    for one, other in zip(gae_of_rollout(item, values), gae_of_rollout(turned, values[::-1])[::-1], strict=True):
+    for one, other in zip(
+        gae_of_rollout(item, values), gae_of_rollout(turned, values[::-1])[::-1], strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("estimator", [Hgpo(HgpoSettings(gamma=0.95, history=0)), UiS1(UiS1Settings(gamma=0.95))])
+@pytest.mark.parametrize(
+    "estimator", [Hgpo(HgpoSettings(gamma=0.95, history=0)), UiS1(UiS1Settings(gamma=0.95))]
+)
 def test_branches_that_come_out_alike_say_exactly_what_one_says(estimator):
     """The mean of three returns of 0.95 is not 0.95 in floats."""
     shared = [[("m", "start", 0.0), (f"{number}", "then", 1.0)] for number in range(3)]

@@ -1,13 +1,14 @@
-"""Estimators that look at more than one reward train the shipped tasks from stored rows; with shuffled rewards they do not.
+"""Estimators that look at more than one reward train the shipped tasks from stored rows; with shuffled
+rewards they do not.
 
-Each arm takes 20 steps of 32 rollouts that the newest weights play: the lookup, or the pair of agents of which the second is
-asked where the first is unsure.
+Each arm takes 20 steps of 32 rollouts that the newest weights play: the lookup, or the pair of agents of
+which the second is asked where the first is unsure.
 """
 
 import numpy as np
 import pytest
 
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_lookup import Player, Recorder
 
 STEPS = 20
@@ -27,7 +28,9 @@ def make(tmp_path, player):
     made = []
 
     def make(kind, **trainer):
-        made.append(Recorder(tmp_path / f"run-{len(made)}", player, kind, update={"lr": RATES[kind]}, **trainer))
+        made.append(
+            Recorder(tmp_path / f"run-{len(made)}", player, kind, update={"lr": RATES[kind]}, **trainer)
+        )
         return made[-1]
 
     yield make

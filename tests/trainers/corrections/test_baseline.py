@@ -13,8 +13,13 @@ from trainers.update import UpdateSettings, make_optimizer, policy_update
 
 
 @settings(max_examples=5, deadline=None)
-@given(st.integers(0, 999), st.lists(st.integers(-3, 3), min_size=4, max_size=4).filter(lambda rewards: len(set(rewards)) > 1))
-def test_no_other_baseline_gives_the_weighted_gradient_a_smaller_second_moment(seed: int, rewards: list[int]) -> None:
+@given(
+    st.integers(0, 999),
+    st.lists(st.integers(-3, 3), min_size=4, max_size=4).filter(lambda rewards: len(set(rewards)) > 1),
+)
+def test_no_other_baseline_gives_the_weighted_gradient_a_smaller_second_moment(
+    seed: int, rewards: list[int]
+) -> None:
     """Sum of |G_i|^2 (R_i - b)^2, with G_i from a step on that rollout alone."""
     plain = UpdateSettings(loss="reinforce", proximal="current", max_grad_norm=1e9)
     options = plain.model_copy(update={"baseline": "minimum_variance"})

@@ -1,4 +1,6 @@
-"""Corrections: as near to their references as docs/algorithms.md says, and what every one of them keeps to."""
+"""Corrections: as near to their references as docs/algorithms.md says, and what every one of them keeps
+to.
+"""
 
 from functools import partial
 
@@ -52,7 +54,9 @@ def test_nothing_is_corrected_where_all_policies_are_one(name, seed):
 
 
 def tokens_with(log_weights, rollouts, advantage=1.0):
-    """Tokens whose proximal policy, which is also the current one, has these log-ratios to the one that sampled."""
+    """Tokens whose proximal policy, which is also the current one, has these log-ratios to the one that
+    sampled.
+    """
     count = len(log_weights)
     mu = torch.full((count,), -100.0)
     pi = mu + torch.tensor(log_weights)

@@ -1,4 +1,6 @@
-"""Losses: as near to their references as docs/algorithms.md says, their gradients those of what they stand for."""
+"""Losses: as near to their references as docs/algorithms.md says, their gradients those of what they stand
+for.
+"""
 
 import math
 from functools import partial
@@ -69,7 +71,9 @@ OBJECTIVES = {
         minpro,
         frozen(
             lambda tokens: (
-                (tokens.least_before(tokens.log_ratio.detach(), 0.0) + tokens.log_ratio.detach()).exp().clamp(0.8, 1.28)
+                (tokens.least_before(tokens.log_ratio.detach(), 0.0) + tokens.log_ratio.detach())
+                .exp()
+                .clamp(0.8, 1.28)
             )
         ),
     ),
@@ -167,7 +171,13 @@ def test_gspo_cuts_a_rollout_whole_and_cispo_none():
 
 @pytest.mark.parametrize(
     ("ratio", "probability", "advantage", "moves"),
-    [(10, 0.01, 1, True), (1.5, 0.5, 1, False), (0.5, 0.5, -1, False), (0.5, 0.5, 1, True), (0.1, 0.01, -1, True)],
+    [
+        (10, 0.01, 1, True),
+        (1.5, 0.5, 1, False),
+        (0.5, 0.5, -1, False),
+        (0.5, 0.5, 1, True),
+        (0.1, 0.01, -1, True),
+    ],
 )
 def test_dppo_cuts_by_probability_and_not_by_ratio(ratio, probability, advantage, moves):
     tokens = two_rollouts([float(ratio)], probability, float(advantage))
@@ -180,7 +190,9 @@ def test_dppo_cuts_by_probability_and_not_by_ratio(ratio, probability, advantage
 def test_a_ratio_beyond_float32_leaves_loss_and_gradient_finite(loss, advantage):
     now = torch.tensor([-0.01], requires_grad=True)
     then = torch.tensor([-120.0])
-    found = loss(Tokens(now, then, then, torch.tensor([advantage]), torch.zeros(1).long(), torch.zeros(1).long()))
+    found = loss(
+        Tokens(now, then, then, torch.tensor([advantage]), torch.zeros(1).long(), torch.zeros(1).long())
+    )
     found.sum().backward()
     assert found.isfinite().all()
     assert now.grad.isfinite().all()

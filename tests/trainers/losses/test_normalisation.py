@@ -5,16 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.traces.trajectories import Row
+from harnessgym.traces.trajectories import TrainingRow
 from trainers.losses.normalisation import Constant, Normalisation, token_weights
 
 MASKS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-def row(mask: list[int], rollout_id: str) -> Row:
+def row(mask: list[int], rollout_id: str) -> TrainingRow:
     length = len(mask)
     zeros = np.zeros(length, dtype=np.int32)
-    return Row(rollout_id, "group", zeros, np.array(mask, dtype=np.int32), np.zeros(length, dtype=np.float32), zeros)
+    return TrainingRow(
+        rollout_id, "group", zeros, np.array(mask, dtype=np.int32), np.zeros(length, dtype=np.float32), zeros
+    )
 
 
 @given(MASKS)
@@ -49,7 +51,8 @@ def test_splitting_a_rollout_into_rows_leaves_every_weight(
     for index, mask in enumerate(masks):
         sides = data.draw(st.lists(st.booleans(), min_size=len(mask), max_size=len(mask)))
         split += [
-            row([bit * (side == keep) for bit, side in zip(mask, sides, strict=True)], str(index)) for keep in (True, False)
+            row([bit * (side == keep) for bit, side in zip(mask, sides, strict=True)], str(index))
+            for keep in (True, False)
         ]
     parts = token_weights(split, normalisation)
     for index, weight in enumerate(token_weights(whole, normalisation)):

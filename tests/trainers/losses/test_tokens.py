@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.traces.trajectories import Row, Turn
+from harnessgym.traces.trajectories import TrainingRow, Turn
 from tests.suites.algorithms.tokens import tokens_of
 from trainers.losses.tokens import sampling_times
 
@@ -17,14 +17,18 @@ def test_what_is_taken_over_rollouts_is_a_loop_over_them(seed):
     for rollout in set(tokens.rollout_N.tolist()):
         own = tokens.rollout_N == rollout
         torch.testing.assert_close(tokens.rollout_sum(values)[own], values[own].sum().expand(int(own.sum())))
-        torch.testing.assert_close(tokens.rollout_mean(values)[own], values[own].mean().expand(int(own.sum())))
+        torch.testing.assert_close(
+            tokens.rollout_mean(values)[own], values[own].mean().expand(int(own.sum()))
+        )
         before = tokens.least_before(values, first=7.0)[own].tolist()
         assert before == [7.0, *(float(values[own][: index + 1].min()) for index in range(len(before) - 1))]
 
 
 def row(length, *turns):
     zeros = np.zeros(length, dtype=np.int32)
-    return Row("r", "g", zeros, zeros, zeros.astype(np.float32), zeros, tuple(Turn(*turn, "agent") for turn in turns))
+    return TrainingRow(
+        "r", "g", zeros, zeros, zeros.astype(np.float32), zeros, tuple(Turn(*turn, "agent") for turn in turns)
+    )
 
 
 def test_tokens_are_in_the_order_of_their_calls_whatever_row_they_are_in():

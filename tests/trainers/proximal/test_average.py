@@ -5,16 +5,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainers.test_trainee import ADVANTAGES, as_leader
 
 from tests.trainers.recorded_run import make_run, save_model
-from tests.trainers.test_trainee import ADVANTAGES, as_leader
 from tests.trainers.test_update import make_policy, make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs
 from trainers.proximal.average import MovingAverage
 from trainers.proximal.settings import Ewma
 from trainers.proximal.weights import copies
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateMetrics, UpdateSettings
 from trainers.world import ALONE
 
@@ -53,7 +53,9 @@ def test_the_average_is_the_sum_that_it_stands_for(window, steps, resets):
     state = average.state()
     assert state["total"] == pytest.approx(sum(powers))
     for place, name in enumerate(name for name, _ in policy.named_parameters()):
-        expected = sum(power * version[place] for power, version in zip(powers, history, strict=True)) / sum(powers)
+        expected = sum(power * version[place] for power, version in zip(powers, history, strict=True)) / sum(
+            powers
+        )
         torch.testing.assert_close(state["weights"][name], expected)
 
 
@@ -77,7 +79,10 @@ def test_a_state_is_gone_on_from_exactly_and_without_one_it_begins_again():
         average.stepped(told())
     other.load(average.state())
     assert other.state()["total"] == average.state()["total"]
-    assert all(torch.equal(tensor, other.state()["weights"][name]) for name, tensor in average.state()["weights"].items())
+    assert all(
+        torch.equal(tensor, other.state()["weights"][name])
+        for name, tensor in average.state()["weights"].items()
+    )
     average.load(None)
     assert average.state()["total"] == 1.0
     assert torch.equal(average.state()["weights"]["norm"], policy.norm.detach())
@@ -106,7 +111,7 @@ def some_steps(trainee):
 
 def test_two_processes_have_the_average_of_one(tmp_path, config):
     (metrics, kept, after, again), follower = together(tmp_path / "two", 2, as_leader, config, some_steps)
-    alone = some_steps(Trainee(config))
+    alone = some_steps(TrainedPolicy(config))
     assert follower is None
     for found, known in zip(metrics, alone[0], strict=True):
         assert found.loss == pytest.approx(known.loss, rel=1e-4)

@@ -1,21 +1,23 @@
-"""Snapshots: each token under the version that sampled it, few versions at a time, in one process and in two."""
+"""Snapshots: each token under the version that sampled it, few versions at a time, in one process and in
+two.
+"""
 
 import numpy as np
 import pytest
 import torch
+from tests.trainers.test_trainee import ADVANTAGES
 
 from harnessgym.errors import TrainerError
 from harnessgym.store import TraceStore
 from tests.trainers.proximal.test_average import told
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
-from tests.trainers.test_trainee import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs
 from trainers.policy_weights import load_policy, load_weights
 from trainers.proximal.snapshots import Snapshots
 from trainers.proximal.weights import copies
-from trainers.trainee import Trainee
+from trainers.trained_policy import TrainedPolicy
 from trainers.update import UpdateSettings
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import version_path
@@ -29,7 +31,13 @@ UPDATE = {"lr": 0.05, "proximal": "snapshot", "corrections": ["mis"]}
 def run(tmp_path):
     """A run of three steps, which has published versions 0 to 3, rounded to bfloat16."""
     publish = {"dtype": "bfloat16"}
-    folder = make_run(tmp_path / "run", save_model(tmp_path / "model"), max_staleness=4, update={"lr": 0.05}, publish=publish)
+    folder = make_run(
+        tmp_path / "run",
+        save_model(tmp_path / "model"),
+        max_staleness=4,
+        update={"lr": 0.05},
+        publish=publish,
+    )
     record_groups(folder, range(6))
     with TraceStore.open(folder.store_url()) as store:
         learner = learner_of(folder, store)
@@ -71,12 +79,16 @@ def test_every_token_is_scored_by_the_published_version_that_sampled_it(run, tmp
 def test_scoring_leaves_the_policy_as_it_is(run, tmp_path):
     policy = load_policy(tmp_path / "model")
     own = copies(policy)
-    Snapshots(policy, UpdateSettings.model_validate(UPDATE), run.versions, 2, ALONE).logprobs(rows_of_versions(2, 3))
+    Snapshots(policy, UpdateSettings.model_validate(UPDATE), run.versions, 2, ALONE).logprobs(
+        rows_of_versions(2, 3)
+    )
     assert all(torch.equal(*pair) for pair in zip(copies(policy), own, strict=True))
 
 
 def test_a_version_that_is_gone_is_named_with_what_to_do(run, tmp_path):
-    snapshots = Snapshots(load_policy(tmp_path / "model"), UpdateSettings.model_validate(UPDATE), run.versions, 2, ALONE)
+    snapshots = Snapshots(
+        load_policy(tmp_path / "model"), UpdateSettings.model_validate(UPDATE), run.versions, 2, ALONE
+    )
     with pytest.raises(TrainerError, match=r"v00000009.*Raise trainer.publish.keep"):
         snapshots.logprobs(rows_of_versions(9))
 
@@ -86,7 +98,7 @@ def one_step(trainee):
 
 
 def of_the_run(world: World, config, versions):
-    trainee = Trainee(config, world, versions)
+    trainee = TrainedPolicy(config, world, versions)
     if world.rank:
         trainee.follow()
         return None
@@ -106,4 +118,4 @@ def test_two_processes_take_the_step_of_one(run, tmp_path):
     for name, tensor in its_weights.items():
         assert torch.allclose(weights[name], tensor, rtol=1e-3, atol=1e-3)
     with pytest.raises(TrainerError, match="does not know where"):
-        Trainee(config)
+        TrainedPolicy(config)

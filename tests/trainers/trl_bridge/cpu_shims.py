@@ -11,11 +11,19 @@ from transformers import AttentionInterface
 from trl.experimental.async_grpo import async_grpo_trainer, packing
 
 
-def tree_attention(module, query, key, value, _mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, scaling, **_):
+def tree_attention(
+    module, query, key, value, _mask, *, tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k, scaling, **_
+):
     """Each segment's queries see the keys of its path from the root; the last of them are its own."""
-    query, key, value = query[0], key[0].index_select(1, tree_kv_index), value[0].index_select(1, tree_kv_index)
+    query, key, value = (
+        query[0],
+        key[0].index_select(1, tree_kv_index),
+        value[0].index_select(1, tree_kv_index),
+    )
     out = []
-    for q, k in zip(tree_cu_seqlens_q.unfold(0, 2, 1).tolist(), tree_cu_seqlens_k.unfold(0, 2, 1).tolist(), strict=True):
+    for q, k in zip(
+        tree_cu_seqlens_q.unfold(0, 2, 1).tolist(), tree_cu_seqlens_k.unfold(0, 2, 1).tolist(), strict=True
+    ):
         seen = torch.ones(q[1] - q[0], k[1] - k[0], dtype=torch.bool).tril(k[1] - k[0] - (q[1] - q[0]))
         sides = (query[:, q[0] : q[1]], key[:, k[0] : k[1]], value[:, k[0] : k[1]])
         out.append(F.scaled_dot_product_attention(*sides, attn_mask=seen, scale=scaling, enable_gqa=True))

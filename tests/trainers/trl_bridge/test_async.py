@@ -9,7 +9,7 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 
 from harnessgym.errors import TrainerError
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import STEPS
 from tests.trainers.trl_bridge import cpu_shims
 from tests.trainers.trl_bridge.test_grpo import close, our_gradients
@@ -44,10 +44,17 @@ def groups_of_step(folder, run, step):
 
     version = step
     with TraceStore.open(folder.store_url()) as store:
-        ids = [item.id for item in store.read(lambda conn: ledger.trained_into(conn, run.policy_id, [version]))]
-        groups = [load_group(store, store.read(lambda conn, name=name: rollouts.group(conn, name))) for name in ids]
+        ids = [
+            item.id for item in store.read(lambda conn: ledger.trained_into(conn, run.policy_id, [version]))
+        ]
+        groups = [
+            load_group(store, store.read(lambda conn, name=name: rollouts.group(conn, name))) for name in ids
+        ]
         members = [member.rollout_id for group in groups for member in group.group.members]
-        known = {name: store.read(lambda conn, name=name: advantages.of_rollout(conn, name))[0].value for name in members}
+        known = {
+            name: store.read(lambda conn, name=name: advantages.of_rollout(conn, name))[0].value
+            for name in members
+        }
     return groups, known
 
 
@@ -72,15 +79,32 @@ def test_each_step_is_a_batch_a_version_and_a_ledger_entry(tmp_path, eta):
     assert trainer.model_version == trainer.rollout_worker.model_version == STEPS + 1
     with TraceStore.open(folder.store_url()) as store:
         versions = store.read(lambda conn: policies.versions(conn, run.policy_id))
-        assert [(item.version, item.parent_version) for item in versions] == [(0, None), (1, 0), (2, 1), (3, 2), (4, 3)]
-        assert store.read(lambda conn: rollouts.group_states(conn, run.run_id, "train")) == {"consumed": 2 * STEPS}
-        stale = [store.read(lambda conn, n=n: ledger.trained_into(conn, run.policy_id, [n])) for n in range(1, STEPS + 1)]
-        assert [{group.max_staleness for group in step} for step in stale] == [{min(n, eta)} for n in range(STEPS)]
+        assert [(item.version, item.parent_version) for item in versions] == [
+            (0, None),
+            (1, 0),
+            (2, 1),
+            (3, 2),
+            (4, 3),
+        ]
+        assert store.read(lambda conn: rollouts.group_states(conn, run.run_id, "train")) == {
+            "consumed": 2 * STEPS
+        }
+        stale = [
+            store.read(lambda conn, n=n: ledger.trained_into(conn, run.policy_id, [n]))
+            for n in range(1, STEPS + 1)
+        ]
+        assert [{group.max_staleness for group in step} for step in stale] == [
+            {min(n, eta)} for n in range(STEPS)
+        ]
         assert [[group.ordinal for group in step] for step in stale] == [[0, 1], [2, 3], [4, 5], [6, 7]]
         assert verify(store).ok
         _, published = read_version(Path(versions[-1].path))
     assert all(torch.equal(published[name], weight) for name, weight in trainer.model.named_parameters())
-    seen = [entry["sample/staleness_max"] for entry in trainer.state.log_history if "sample/staleness_max" in entry]
+    seen = [
+        entry["sample/staleness_max"]
+        for entry in trainer.state.log_history
+        if "sample/staleness_max" in entry
+    ]
     assert max(seen) <= eta
 
 
@@ -116,7 +140,11 @@ def test_what_stops_the_worker_stops_the_trainer(tmp_path):
 @pytest.mark.parametrize(
     ("advantage", "given", "problem"),
     [
-        ("gdpo", {"weights": {"reward": 1, "process.short": 1}}, r"has no reward under the channel 'process\.short'"),
+        (
+            "gdpo",
+            {"weights": {"reward": 1, "process.short": 1}},
+            r"has no reward under the channel 'process\.short'",
+        ),
         ("ui_s1", {"channel": "process.short"}, r"names the channel 'process\.short'"),
     ],
 )
@@ -148,7 +176,10 @@ def test_a_model_that_is_not_the_newest_version_is_refused(tmp_path):
     ],
 )
 def test_arguments_with_which_a_batch_is_no_step_are_refused(tmp_path, given, named):
-    with training_run(off_policy_run(tmp_path, max_staleness=1)) as run, pytest.raises(TrainerError, match=named):
+    with (
+        training_run(off_policy_run(tmp_path, max_staleness=1)) as run,
+        pytest.raises(TrainerError, match=named),
+    ):
         RolloutWorker(run, arguments(run, **given))
 
 

@@ -12,7 +12,7 @@ from trl import GRPOConfig, GRPOTrainer
 from harnessgym.errors import TrainerError
 from harnessgym.run_folder import write_json
 from harnessgym.store import TraceStore, advantages, ledger, policies, rollouts
-from harnessgym.traces.verify import verify
+from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import STEPS, make_run
 from tests.trainers.trl_bridge.tiny import REWARDS, Gradients, off_policy_run, save_tiny, training_run
 from trainers.policy import token_logprobs
@@ -26,7 +26,13 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and its dependencies'
 
 
 def arguments(run, **given):
-    fixed = {"max_grad_norm": 1e9, "learning_rate": 1e-3, "max_steps": 1, "disable_tqdm": True, "epsilon_high": 0.28}
+    fixed = {
+        "max_grad_norm": 1e9,
+        "learning_rate": 1e-3,
+        "max_steps": 1,
+        "disable_tqdm": True,
+        "epsilon_high": 0.28,
+    }
     return GRPOConfig(**grpo_arguments(run) | fixed | given)
 
 
@@ -59,7 +65,9 @@ def our_gradients(run, groups, given, settings):
     """What our own trainer's loss gives on the same rows with the same advantages."""
     policy = load_policy(Path(run.config.policy.path))
     rows = [row for group in groups for member in group.rows for row in member]
-    policy_update(policy, make_optimizer(policy, settings), rows, [given[row.rollout_id] for row in rows], settings)
+    policy_update(
+        policy, make_optimizer(policy, settings), rows, [given[row.rollout_id] for row in rows], settings
+    )
     return published_weights(policy, {name: weight.grad for name, weight in policy.named_parameters()})
 
 
@@ -98,7 +106,9 @@ def test_a_rollout_of_several_rows_weighs_what_its_tokens_weigh(tmp_path, accumu
         parts = {"per_device_train_batch_size": 6 // accumulated, "gradient_accumulation_steps": accumulated}
         found, trainer = bridged(run, **parts)
         assert len(trainer.rollouts.batch.further) == 2
-        expected = our_gradients(run, trainer.rollouts.taken.groups, trainer.advantages, UpdateSettings(max_grad_norm=1e9))
+        expected = our_gradients(
+            run, trainer.rollouts.taken.groups, trainer.advantages, UpdateSettings(max_grad_norm=1e9)
+        )
     assert close(found, expected)
 
 
@@ -113,10 +123,14 @@ def test_rollouts_of_several_rows_are_refused_where_they_would_count_wrong(tmp_p
 def test_a_place_without_a_graded_rollout_changes_nothing(tmp_path):
     folder = off_policy_run(tmp_path)
     with TraceStore.open(folder.store_url()) as store:
-        store.write(lambda conn: conn.exec_driver_sql("UPDATE rollouts SET status = 'failed' WHERE slot = 1").rowcount)
+        store.write(
+            lambda conn: conn.exec_driver_sql("UPDATE rollouts SET status = 'failed' WHERE slot = 1").rowcount
+        )
     with training_run(folder) as run:
         found, trainer = bridged(run)
-        expected = our_gradients(run, trainer.rollouts.taken.groups, trainer.advantages, UpdateSettings(max_grad_norm=1e9))
+        expected = our_gradients(
+            run, trainer.rollouts.taken.groups, trainer.advantages, UpdateSettings(max_grad_norm=1e9)
+        )
     members = [member for group in trainer.rollouts.taken.groups for member in group.group.members]
     assert [(member.slot, round(trainer.advantages[member.rollout_id], 3)) for member in members] == 2 * [
         (0, 0.707),
@@ -138,11 +152,16 @@ def test_what_a_correction_masks_still_counts_in_the_denominator(tmp_path):
         rows = [row for group in trainer.rollouts.taken.groups for member in group.rows for row in member]
     with torch.no_grad():
         ids = [torch.from_numpy(row.ids).long()[None] for row in rows]
-        ratios = [token_logprobs(policy(each), each)[0].numpy() - row.logprobs for each, row in zip(ids, rows, strict=True)]
+        ratios = [
+            token_logprobs(policy(each), each)[0].numpy() - row.logprobs
+            for each, row in zip(ids, rows, strict=True)
+        ]
     kept = [(abs(ratio) <= np.log(2)) & (row.mask != 0) for ratio, row in zip(ratios, rows, strict=True)]
     assert 0 < sum(one.sum() for one in kept) < sum(row.mask.sum() for row in rows)
     settings = UpdateSettings(proximal="current", max_grad_norm=1e9)  # whose cap is the band's end
-    advantages_T = [(given[row.rollout_id] * one).astype(np.float32) for row, one in zip(rows, kept, strict=True)]
+    advantages_T = [
+        (given[row.rollout_id] * one).astype(np.float32) for row, one in zip(rows, kept, strict=True)
+    ]
     policy_update(policy, make_optimizer(policy, settings), rows, advantages_T, settings)
     expected = published_weights(policy, {name: weight.grad for name, weight in policy.named_parameters()})
     assert close(found, expected)
@@ -154,7 +173,11 @@ def test_steps_make_versions_a_ledger_and_consumed_groups(tmp_path):
         _, trainer = bridged(run, max_steps=2, scale_rewards="none")
     with TraceStore.open(folder.store_url()) as store:
         versions = store.read(lambda conn: policies.versions(conn, run.policy_id))
-        assert [(item.version, item.parent_version, item.step) for item in versions] == [(0, None, 0), (1, 0, 1), (2, 1, 2)]
+        assert [(item.version, item.parent_version, item.step) for item in versions] == [
+            (0, None, 0),
+            (1, 0, 1),
+            (2, 1, 2),
+        ]
         assert store.read(lambda conn: ledger.steps(conn, run.policy_id)) == [1, 2]
         assert store.read(lambda conn: rollouts.group_states(conn, run.run_id, "train")) == {"consumed": 4}
         assert verify(store).ok
@@ -184,7 +207,9 @@ def test_a_trainer_that_is_started_again_goes_on_from_the_newest_version(tmp_pat
             run.take()
     with TraceStore.open(folder.store_url()) as store:
         assert store.read(lambda conn: ledger.steps(conn, run.policy_id)) == [*range(1, STEPS + 1)]
-        assert store.read(lambda conn: rollouts.group_states(conn, run.run_id, "train")) == {"consumed": 2 * STEPS}
+        assert store.read(lambda conn: rollouts.group_states(conn, run.run_id, "train")) == {
+            "consumed": 2 * STEPS
+        }
 
 
 def test_another_trainer_is_refused(tmp_path):
@@ -235,7 +260,10 @@ def test_selectors_that_make_groups_larger_are_refused(tmp_path, selector):
     config = folder.config()
     told = config.model_copy(update={"generate": config.generate.model_copy(update={"selector": selector})})
     write_json(folder.config_path, told.model_dump(mode="json"))
-    with training_run(folder) as run, pytest.raises(TrainerError, match=f"The selector {selector} submits groups"):
+    with (
+        training_run(folder) as run,
+        pytest.raises(TrainerError, match=f"The selector {selector} submits groups"),
+    ):
         RunGRPOTrainer(run, arguments(run))
 
 

@@ -8,18 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.errors import TrainerError
-from harnessgym.traces.trajectories import Row
-from trainers.trl_bridge.samples import empty_sample, fields_of, one_advantage, recorded_reward, sample_of, samples_of
+from harnessgym.traces.trajectories import TrainingRow
+from trainers.trl_bridge.samples import (
+    empty_sample,
+    fields_of,
+    one_advantage,
+    recorded_reward,
+    sample_of,
+    samples_of,
+)
 
 
 @st.composite
 def rows(draw, rollout_id="r"):
     """A row that trains a token and begins with one that it does not train."""
     mask = np.array([0, *draw(st.lists(st.integers(0, 1), max_size=12)), 1], np.int32)
-    ids = np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=len(mask), max_size=len(mask))), np.int32)
+    ids = np.array(
+        draw(st.lists(st.integers(0, 2**31 - 1), min_size=len(mask), max_size=len(mask))), np.int32
+    )
     floats = st.floats(-50, 0, width=32)
     logprobs = np.array(draw(st.lists(floats, min_size=len(mask), max_size=len(mask))), np.float32) * mask
-    return Row(rollout_id, "g", ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32))
+    return TrainingRow(rollout_id, "g", ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32))
 
 
 @st.composite
@@ -48,8 +57,12 @@ def test_every_row_is_in_one_sample_and_every_place_is_filled(found, size):
     batch = samples_of(found, size)
     assert len(batch.first) == size * len(found)
     members = [member for group in found for member in group.group.members]
-    assert [item.rollout_id for item in batch.first if item.rollout_id] == [member.rollout_id for member in members]
-    assert [item.reward for item in batch.first if item.reward is not None] == [member.reward for member in members]
+    assert [item.rollout_id for item in batch.first if item.rollout_id] == [
+        member.rollout_id for member in members
+    ]
+    assert [item.reward for item in batch.first if item.reward is not None] == [
+        member.reward for member in members
+    ]
     assert all(batch.first[place].rollout_id == sample.rollout_id for place, sample in batch.further)
     trained = sum(sum(sample.env_mask) for sample in (*batch.first, *(item for _, item in batch.further)))
     assert trained == sum(int(row.mask.sum()) for group in found for member in group.rows for row in member)
@@ -57,7 +70,13 @@ def test_every_row_is_in_one_sample_and_every_place_is_filled(found, size):
 
 def test_an_empty_place_counts_in_no_mean_and_has_what_trl_needs_of_a_sample():
     fields = fields_of([empty_sample("", None)])
-    assert fields == {"prompt_ids": [[0]], "completion_ids": [[0]], "logprobs": [[0.0]], "env_mask": [[0]], "reward": [None]}
+    assert fields == {
+        "prompt_ids": [[0]],
+        "completion_ids": [[0]],
+        "logprobs": [[0.0]],
+        "env_mask": [[0]],
+        "reward": [None],
+    }
     assert recorded_reward(reward=[None, 1.0], prompts=["", ""], trainer_state=None) == [None, 1.0]
 
 

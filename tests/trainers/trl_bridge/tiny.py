@@ -29,8 +29,8 @@ def save_tiny(folder, seed=0):
 def off_policy_run(root, groups=2, branched=0, equal=False, lag=STEPS, **trainer):
     """A run of `groups` recorded groups; what the trainer loads are other weights than those that sampled.
 
-    Every two groups are of a later version, from version 0 on, `lag` steps before they are trained. The first `branched`
-    rollouts have a second row; with `equal` rewards there is nothing to learn.
+    Every two groups are of a later version, from version 0 on, `lag` steps before they are trained. The first
+    `branched` rollouts have a second row; with `equal` rewards there is nothing to learn.
     """
     model = save_tiny(root / "model")
     folder = make_run(root / "run", model, **trainer)
@@ -39,7 +39,9 @@ def off_policy_run(root, groups=2, branched=0, equal=False, lag=STEPS, **trainer
         record_groups(folder, [ordinal], max(0, ordinal // 2 - lag), rewards)
     policy = load_policy(model)
     with TraceStore.open(folder.store_url()) as store:
-        known = store.read(lambda conn: [row.id for row in conn.exec_driver_sql("SELECT id FROM rollouts ORDER BY id")])
+        known = store.read(
+            lambda conn: [row.id for row in conn.exec_driver_sql("SELECT id FROM rollouts ORDER BY id")]
+        )
         for slot, rollout_id in enumerate(known[:branched]):
             record_rollout(store, policy, SimpleNamespace(id=rollout_id, slot=50 + slot), 0, 0)
     with torch.no_grad():

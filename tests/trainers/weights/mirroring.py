@@ -1,4 +1,6 @@
-"""Versions over real sockets: a real server, and between it and a mirror a relay that cuts, lies and refuses."""
+"""Versions over real sockets: a real server, and between it and a mirror a relay that cuts, lies and
+refuses.
+"""
 
 import socket
 import threading
@@ -10,7 +12,7 @@ import uvicorn
 
 from trainers.weights.delta import flat_bytes
 from trainers.weights.mirror import Mirror
-from trainers.weights.publish import Base, publish
+from trainers.weights.publish import BaseVersion, publish
 from trainers.weights.settings import MirrorSettings
 from trainers.weights.version_server import build_app
 
@@ -26,13 +28,18 @@ def stepped(weights, seed):
 
 
 def publish_chain(root, count, *, full_every=16, size=40_000):
-    made = {0: {"a": torch.randn(size, generator=torch.Generator().manual_seed(0)).bfloat16(), "b": torch.zeros(5)}}
+    made = {
+        0: {
+            "a": torch.randn(size, generator=torch.Generator().manual_seed(0)).bfloat16(),
+            "b": torch.zeros(5),
+        }
+    }
     publish(root, 0, None, made[0], 0, "r")
     for version in range(1, count):
         made[version] = stepped(made[version - 1], version)
         publish(
             root, version, version - 1, made[version], version, "r",
-            base=Base(version - 1, made[version - 1]), full_every=full_every,
+            base=BaseVersion(version - 1, made[version - 1]), full_every=full_every,
         )  # fmt: skip
     return made
 
@@ -62,7 +69,9 @@ def serving(root, port=0):
 
 
 class Relay:
-    """Hands bytes on between a client and the server. Each connection that is faulty ends or lies after so many bytes."""
+    """Hands bytes on between a client and the server. Each connection that is faulty ends or lies after so
+    many bytes.
+    """
 
     def __init__(self, port):
         self.port, self.faults, self.connections = port, [], 0
@@ -126,7 +135,17 @@ def relayed(root, *faults):
 @contextmanager
 def mirror_of(url, folder, **options):
     mirror = Mirror(
-        MirrorSettings(**{"url": url, "folder": folder, "key": KEY, "patience_s": 20.0, "timeout_s": 1.0, "keep": 3, **options})
+        MirrorSettings(
+            **{
+                "url": url,
+                "folder": folder,
+                "key": KEY,
+                "patience_s": 20.0,
+                "timeout_s": 1.0,
+                "keep": 3,
+                **options,
+            }
+        )
     )
     try:
         yield mirror

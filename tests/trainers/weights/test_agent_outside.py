@@ -1,4 +1,6 @@
-"""Weight agents of outside engines, with a scripted vLLM and a scripted proxy; the real ones are met in tests/proxies."""
+"""Weight agents of outside engines, with a scripted vLLM and a scripted proxy; the real ones are met in
+tests/proxies.
+"""
 
 import asyncio
 import json
@@ -51,7 +53,9 @@ class Vllm:
     async def info(self, request):
         while self.problems.get("info") == "silent":
             await asyncio.sleep(0.01)
-        return JSONResponse({"weight_version": self.label}, status_code=503 if "info" in self.problems else 200)
+        return JSONResponse(
+            {"weight_version": self.label}, status_code=503 if "info" in self.problems else 200
+        )
 
     async def pause(self, request):
         assert dict(request.query_params) == {"mode": "abort", "clear_cache": "true"}
@@ -131,9 +135,19 @@ class Site:
         self.control = Control(self.vllm)
 
     def publish(self, version):
-        made = publish_full(self.folder / "versions", version, None, {"w": torch.full((2,), version)}, version, self.run_id)
+        made = publish_full(
+            self.folder / "versions", version, None, {"w": torch.full((2,), version)}, version, self.run_id
+        )
         row = PolicyVersion(
-            version, None, "full", str(made.path), version, made.checksum, made.bytes, committed=True, orphaned=False
+            version,
+            None,
+            "full",
+            str(made.path),
+            version,
+            made.checksum,
+            made.bytes,
+            committed=True,
+            orphaned=False,
         )
         self.store.write(lambda conn: policies.publish(conn, self.policy_id, row))
         return made.path
@@ -163,7 +177,10 @@ class Site:
                 engine = VllmInstaller(api, self.policy_id, settings.scratch)
                 await WeightAgent(settings, "v0", settings.engine_url, engine).run()
 
-        with running(self.control.app(), uds=f"{self.folder}/control.sock"), start_blocking_portal() as portal:
+        with (
+            running(self.control.app(), uds=f"{self.folder}/control.sock"),
+            start_blocking_portal() as portal,
+        ):
             following = portal.start_task_soon(work)
             yield
             following.cancel()
@@ -189,7 +206,9 @@ class Site:
 
     def counted_as(self):
         """State in which admission sees the worker."""
-        return next((row.state for row in self.store.read(lambda conn: workers.engines_of(conn, self.run_id))), None)
+        return next(
+            (row.state for row in self.store.read(lambda conn: workers.engines_of(conn, self.run_id))), None
+        )
 
     def serves(self, version, state="ready"):
         return (row := self.worker()) is not None and (row.version, row.state) == (version, state)
@@ -218,7 +237,16 @@ def test_calls_that_are_left_are_ended_before_weights_change(site):
         drains = [("drain", 0.5), ("drain", 1.0), ("drain", 1.0), ("drain", 1.0)]
         wait_for(lambda: len(site.control.log) == 6)
         assert site.control.log[1:] == [*drains, ("ready", 4)]
-        assert site.vllm.log == ["resume", *["pause"] * 3, "prepare", "installing", "swap", "resume", "4", "resume"]
+        assert site.vllm.log == [
+            "resume",
+            *["pause"] * 3,
+            "prepare",
+            "installing",
+            "swap",
+            "resume",
+            "4",
+            "resume",
+        ]
         assert site.vllm.loaded[0] == f"{path}/model.safetensors"
         assert site.vllm.loaded[1].keys() == {"w"}
         assert (site.worker().kind, site.worker().address) == ("vllm", f"http://127.0.0.1:{port}")
@@ -340,7 +368,9 @@ def test_a_version_that_is_overtaken_while_it_is_installed_does_not_end_the_agen
 
 def test_an_engine_elsewhere_loads_what_the_mirror_has(site):
     site.publish(1)
-    site.store.write(lambda conn: conn.exec_driver_sql("UPDATE policy_versions SET path = '/nowhere/' || version"))
+    site.store.write(
+        lambda conn: conn.exec_driver_sql("UPDATE policy_versions SET path = '/nowhere/' || version")
+    )
     with running(build_app(site.folder / "versions", "k" * 16)) as server, site.engine() as port:
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         with site.agent(port, mirror={"url": url, "folder": site.folder / "mirror", "key": "k" * 16}):
@@ -367,7 +397,11 @@ def test_an_engine_that_was_left_paused_is_resumed(site):
 @pytest.mark.parametrize(
     ("method", "answer", "words"),
     [
-        ("prepare", {"error": "w has shape [2], the engine's model has [3]", "reason": "unfit"}, "w has shape"),
+        (
+            "prepare",
+            {"error": "w has shape [2], the engine's model has [3]", "reason": "unfit"},
+            "w has shape",
+        ),
         ("swap", {"error": "KeyError: w"}, "vLLM cannot load it: KeyError: w"),
     ],
 )
@@ -389,7 +423,10 @@ def test_a_version_that_does_not_fit_ends_the_agent_and_the_engine_goes_on(site,
     ("problems", "words"),
     [
         ({"prepare": {"error": "FileNotFoundError", "reason": "unreadable"}}, "under the same path"),
-        ({"swap": {"error": "x", "lost": "OutOfMemoryError"}}, "has lost its weights; restart it. OutOfMemoryError"),
+        (
+            {"swap": {"error": "x", "lost": "OutOfMemoryError"}},
+            "has lost its weights; restart it. OutOfMemoryError",
+        ),
         ({"reset": True}, "kept its prefix cache"),
     ],
 )
@@ -419,5 +456,7 @@ def test_the_command_tells_where_the_plugin_is():
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     code = "import harnessgym_vllm; print(sorted(name for name in dir(harnessgym_vllm.Weights) if not name.startswith('_')))"
     env = os.environ | {"PYTHONPATH": done.stdout.strip()}
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, cwd="/")
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env, cwd="/"
+    )
     assert found.stdout == "['harnessgym_back', 'harnessgym_prepare', 'harnessgym_swap']\n"

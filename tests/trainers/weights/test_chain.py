@@ -13,7 +13,7 @@ from harnessgym.errors import PolicyError
 from trainers.weights.chain import chain_of, links_after, read_from, read_version
 from trainers.weights.delta import flat_bytes
 from trainers.weights.manifest import DELTA, FULL, MANIFEST, MARKER, Manifest, read_manifest, version_path
-from trainers.weights.publish import Base, directory_bytes, publish, publish_full
+from trainers.weights.publish import BaseVersion, directory_bytes, publish, publish_full
 
 SHAPES = {"embed": (64, 32), "norm": (32,), "scale": (), "none": (0, 4), "out": (33, 7)}
 
@@ -48,7 +48,7 @@ def publish_chain(root, count, *, share=0.02, full_every=16, first=0):
     publish(root, first, None, made[first], 0, "r")
     for version in range(first + 1, first + count):
         made[version] = stepped(made[version - 1], version, share)
-        base = Base(version - 1, made[version - 1])
+        base = BaseVersion(version - 1, made[version - 1])
         publish(root, version, version - 1, made[version], version, "r", base=base, full_every=full_every)
     return made
 
@@ -86,7 +86,9 @@ def test_a_row_of_deltas_ends_with_a_full_version_that_has_a_delta_too(tmp_path)
 def test_every_way_from_a_held_version_gives_the_same_bits(tmp_path_factory, data):
     root = tmp_path_factory.mktemp("v")
     count, full_every = data.draw(st.integers(2, 6)), data.draw(st.integers(1, 4))
-    made = publish_chain(root, count, share=data.draw(st.sampled_from([0.0, 0.01, 0.2])), full_every=full_every)
+    made = publish_chain(
+        root, count, share=data.draw(st.sampled_from([0.0, 0.01, 0.2])), full_every=full_every
+    )
     held, wanted = (data.draw(st.integers(0, count - 1)) for _ in range(2))
     before = {name: tensor.clone() for name, tensor in made[held].items()}
     manifest, read = read_from(held, made[held], version_path(root, wanted))
@@ -100,7 +102,9 @@ def test_gaps_in_the_numbers_and_forks_are_followed_by_base(tmp_path):
     publish(tmp_path, 0, None, weights[0], 0, "r")
     for version, parent in ((3, 0), (4, 3), (9, 3)):
         weights[version] = stepped(weights[parent], version)
-        publish(tmp_path, version, parent, weights[version], 0, "r", base=Base(parent, weights[parent]))
+        publish(
+            tmp_path, version, parent, weights[version], 0, "r", base=BaseVersion(parent, weights[parent])
+        )
     assert [link.manifest.version for link in chain_of(version_path(tmp_path, 9))] == [0, 3, 9]
     assert same(read_version(version_path(tmp_path, 9))[1], weights[9])
     with pytest.raises(PolicyError, match="does not build on version 4"):
@@ -112,7 +116,11 @@ def test_weights_that_are_not_the_base_are_given_up_for_the_full_version(tmp_pat
     made = publish_chain(tmp_path, 3)
     wrong = made[1] | {"norm": made[1]["norm"] + 1}
     recast = {name: tensor.float() for name, tensor in made[1].items()}
-    for held, why in ((wrong, "'norm' is not the one"), (recast, "another dtype or shape"), ({}, "only one of them has it")):
+    for held, why in (
+        (wrong, "'norm' is not the one"),
+        (recast, "another dtype or shape"),
+        ({}, "only one of them has it"),
+    ):
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert same(read_from(1, held, version_path(tmp_path, 2))[1], made[2])
@@ -125,7 +133,9 @@ def test_a_reader_with_the_base_needs_only_later_links(tmp_path):
     for version in (0, 1, 2):
         shutil.rmtree(version_path(tmp_path, version))
     assert same(read_from(2, made[2], version_path(tmp_path, 4))[1], made[4])
-    with pytest.raises(PolicyError, match=r"v00000002.*marker is missing.*v00000003 is a delta that needs it.*in full"):
+    with pytest.raises(
+        PolicyError, match=r"v00000002.*marker is missing.*v00000003 is a delta that needs it.*in full"
+    ):
         read_from(1, made[1], version_path(tmp_path, 4))
 
 
@@ -133,7 +143,7 @@ def test_a_link_of_another_history_is_refused(tmp_path):
     made = publish_chain(tmp_path / "a", 3)
     other = stepped(made[0], 99)
     publish(tmp_path / "b", 0, None, made[0], 0, "r")
-    publish(tmp_path / "b", 1, 0, other, 0, "r", base=Base(0, made[0]))
+    publish(tmp_path / "b", 1, 0, other, 0, "r", base=BaseVersion(0, made[0]))
     shutil.rmtree(version_path(tmp_path / "a", 1))
     shutil.copytree(version_path(tmp_path / "b", 1), version_path(tmp_path / "a", 1))
     with pytest.raises(PolicyError, match=r"but the delta at .*v00000002 was made of version 1 with"):
@@ -153,7 +163,7 @@ def test_other_tensors_make_a_full_version(tmp_path, change):
         other["norm"] = other["norm"].view(torch.int16)
     else:
         other["more"] = torch.ones(3)
-    made = publish(tmp_path, 1, 0, other, 1, "r", base=Base(0, weights))
+    made = publish(tmp_path, 1, 0, other, 1, "r", base=BaseVersion(0, weights))
     assert made.kind == "full"
     assert same(read_version(made.path)[1], other)
 
@@ -163,7 +173,7 @@ def test_a_delta_beyond_its_share_makes_a_full_version(tmp_path):
     publish(tmp_path, 0, None, weights, 0, "r")
     changed = stepped(weights, 1, share=0.3)
     kinds = [
-        publish(tmp_path, number, 0, changed, 1, "r", base=Base(0, weights), largest_share=share).kind
+        publish(tmp_path, number, 0, changed, 1, "r", base=BaseVersion(0, weights), largest_share=share).kind
         for number, share in ((1, 0.1), (2, 0.8))
     ]
     assert kinds == ["full", "delta"]
@@ -174,7 +184,7 @@ def test_a_delta_beyond_its_share_makes_a_full_version(tmp_path):
 def test_a_base_that_is_not_there_makes_a_full_version(tmp_path, trouble, caplog):
     weights = start()
     made = publish(tmp_path, 0, None, weights, 0, "r")
-    base = Base(0, weights | {"norm": weights["norm"] + 1})
+    base = BaseVersion(0, weights | {"norm": weights["norm"] + 1})
     if trouble == "missing":
         shutil.rmtree(made.path)
     with caplog.at_level(logging.WARNING):
@@ -185,26 +195,32 @@ def test_a_base_that_is_not_there_makes_a_full_version(tmp_path, trouble, caplog
 def test_a_version_without_changes_is_an_empty_delta(tmp_path):
     weights = start()
     publish(tmp_path, 0, None, weights, 0, "r")
-    made = publish(tmp_path, 1, 0, weights, 1, "r", base=Base(0, weights))
+    made = publish(tmp_path, 1, 0, weights, 1, "r", base=BaseVersion(0, weights))
     assert (made.path / DELTA).stat().st_size == 0
     assert same(read_version(made.path)[1], weights)
 
 
 @settings(max_examples=20, deadline=None)
 @given(
-    share=st.floats(0, 1), seed=st.integers(0, 100), dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float8_e5m2])
+    share=st.floats(0, 1),
+    seed=st.integers(0, 100),
+    dtype=st.sampled_from([torch.bfloat16, torch.float32, torch.float8_e5m2]),
 )
 def test_a_delta_is_never_larger_than_full_and_its_manifest(tmp_path_factory, share, seed, dtype):
     root, weights = tmp_path_factory.mktemp("v"), start(seed, dtype)
     full = publish(root, 0, None, weights, 0, "r")
-    made = publish(root, 1, 0, stepped(weights, seed, share), 1, "r", base=Base(0, weights), largest_share=1.0)
+    made = publish(
+        root, 1, 0, stepped(weights, seed, share), 1, "r", base=BaseVersion(0, weights), largest_share=1.0
+    )
     assert made.bytes <= full.bytes + 300 * len(weights)
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_changed_byte_of_any_file_is_noticed(chain_folder, data):
-    """Of a full version, of a link on the way, or of the version itself: reading it is an error, never other weights."""
+    """Of a full version, of a link on the way, or of the version itself: reading it is an error, never
+    other weights.
+    """
     version = data.draw(st.integers(0, 2))
     file = data.draw(st.sampled_from(sorted(version_path(chain_folder, version).iterdir())))
     raw = file.read_bytes()
@@ -246,13 +262,19 @@ def test_versions_of_format_1_are_read_and_built_upon(tmp_path):
     path = publish(tmp_path, 0, None, weights, 0, "r").path
     manifest = read_manifest(path)
     old = Manifest(version=0, parent=None, step=0, run="r", tensors=manifest.tensors).model_dump(
-        exclude={"format": True, "base": True, "base_checksum": True, "files": True, "tensors": {"__all__": {"payload"}}}
+        exclude={
+            "format": True,
+            "base": True,
+            "base_checksum": True,
+            "files": True,
+            "tensors": {"__all__": {"payload"}},
+        }
     )
     (path / MANIFEST).write_text(json.dumps(old, indent=2) + "\n")
     (path / MARKER).write_bytes(b"")
     assert read_manifest(path).format == 1
     assert same(read_version(path)[1], weights)
-    made = publish(tmp_path, 1, 0, stepped(weights, 1), 1, "r", base=Base(0, weights))
+    made = publish(tmp_path, 1, 0, stepped(weights, 1), 1, "r", base=BaseVersion(0, weights))
     assert made.kind == "delta"
     assert same(read_version(made.path)[1], stepped(weights, 1))
 

@@ -55,8 +55,12 @@ def test_a_delta_makes_the_new_tensor_of_its_base_bit_by_bit(pair):
     assert bits(target) == bits(new), "an overwrite may come twice"
     assert len(made.payload) <= max(new.nbytes, 0)
     if made.coding != "whole":
-        words = old.reshape(-1).view(torch.uint8).reshape(old.numel(), -1) if old.numel() else torch.empty(0, 1)
-        others = new.reshape(-1).view(torch.uint8).reshape(old.numel(), -1) if old.numel() else torch.empty(0, 1)
+        words = (
+            old.reshape(-1).view(torch.uint8).reshape(old.numel(), -1) if old.numel() else torch.empty(0, 1)
+        )
+        others = (
+            new.reshape(-1).view(torch.uint8).reshape(old.numel(), -1) if old.numel() else torch.empty(0, 1)
+        )
         elements = int((words != others).any(-1).sum())
         assert elements <= made.changed <= elements * max(old.dtype.itemsize // 8, 1)
 
@@ -65,7 +69,9 @@ def test_a_delta_makes_the_new_tensor_of_its_base_bit_by_bit(pair):
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (7, 11), (300, 1001)])
 def test_every_dtype_and_shape(dtype, shape):
     rng = np.random.default_rng(0)
-    raw = rng.integers(0, 2 if dtype == torch.bool else 256, max(int(np.prod(shape)), 1) * dtype.itemsize, np.uint8)
+    raw = rng.integers(
+        0, 2 if dtype == torch.bool else 256, max(int(np.prod(shape)), 1) * dtype.itemsize, np.uint8
+    )
     old, changed = of_bytes(raw, dtype, shape), raw.copy()
     changed[:: 97 * dtype.itemsize] ^= 1
     new = of_bytes(changed, dtype, shape)
@@ -77,7 +83,9 @@ def test_every_dtype_and_shape(dtype, shape):
 
 def test_nan_payloads_and_the_sign_of_zero_are_bits():
     old = (
-        torch.tensor([0x7FC0, 0x7FC0, 0x0000, 0x0000] + 1000 * [0x3F80], dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+        torch.tensor([0x7FC0, 0x7FC0, 0x0000, 0x0000] + 1000 * [0x3F80], dtype=torch.int32)
+        .to(torch.int16)
+        .view(torch.bfloat16)
     )
     new = (
         torch.tensor([0x7FC0, 0x7FC1, -0x8000, 0x0000] + 1000 * [0x3F80], dtype=torch.int32)
@@ -148,7 +156,9 @@ def test_tensors_of_other_shape_or_dtype_have_no_delta(other):
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_a_damaged_payload_is_refused_or_overwrites_within_the_tensor(data):
-    """Checksums come before this; here it must not write elsewhere, nor crash, nor take memory that a lie asks for."""
+    """Checksums come before this; here it must not write elsewhere, nor crash, nor take memory that a lie
+    asks for.
+    """
     old = torch.zeros(5000, dtype=torch.bfloat16)
     new = old.clone()
     new[:: data.draw(st.sampled_from([3, 50, 1700]))] = 1.5
@@ -165,7 +175,14 @@ def test_a_damaged_payload_is_refused_or_overwrites_within_the_tensor(data):
 
 @pytest.mark.parametrize(
     ("coding", "changed", "index_bytes"),
-    [("gap16", 9, 0), ("gap16", 20, 0), ("gap16", -1, 0), ("gap16", 2, 99), ("int32", 2, 3), ("whole", 10, 0)],
+    [
+        ("gap16", 9, 0),
+        ("gap16", 20, 0),
+        ("gap16", -1, 0),
+        ("gap16", 2, 99),
+        ("int32", 2, 3),
+        ("whole", 10, 0),
+    ],
 )
 def test_counts_that_do_not_fit_are_refused(coding, changed, index_bytes):
     with pytest.raises(PolicyError, match="payload is damaged"):

@@ -33,12 +33,17 @@ def test_a_mirror_has_the_version_and_what_it_builds_on(tmp_path):
         assert path == version_path(tmp_path / "here", 3)
         assert same(read_version(path)[1], made[3])
         assert mirror.fetched_bytes == sum(
-            file.stat().st_size for number in range(4) for file in version_path(tmp_path / "there", number).glob("[md]*.[sb]*")
+            file.stat().st_size
+            for number in range(4)
+            for file in version_path(tmp_path / "there", number).glob("[md]*.[sb]*")
         )
         before = mirror.fetched_bytes
         assert mirror.fetch(3) == path
         assert mirror.fetched_bytes == before
-    assert {entry.name for entry in (tmp_path / "here").iterdir()} == {".mirror.lock", *(f"v{n:08d}" for n in range(4))}
+    assert {entry.name for entry in (tmp_path / "here").iterdir()} == {
+        ".mirror.lock",
+        *(f"v{n:08d}" for n in range(4)),
+    }
 
 
 def test_only_links_that_are_lacking_are_fetched_past_a_full_version(tmp_path):
@@ -69,7 +74,9 @@ def test_a_full_file_joins_a_version_that_is_here_as_a_delta(tmp_path):
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(faults=st.lists(st.tuples(st.sampled_from(["cut", "lie", "refuse"]), st.integers(0, 90_000)), max_size=6))
+@given(
+    faults=st.lists(st.tuples(st.sampled_from(["cut", "lie", "refuse"]), st.integers(0, 90_000)), max_size=6)
+)
 def test_cuts_lies_and_refusals_are_overcome(tmp_path_factory, chain, faults):
     root, made = chain
     faults = [("refuse", 0) if fault[0] == "refuse" else fault for fault in faults]
@@ -100,7 +107,10 @@ def test_a_restarted_mirror_and_a_server_that_comes_back_go_on_too(tmp_path):
     made = publish_chain(tmp_path / "there", 1)
     partial = tmp_path / "here" / ".v00000000.partial" / FULL
     with relayed(tmp_path / "there", *[("cut", 30_000)], *[("refuse", 0)] * 50) as relay:
-        with mirror_of(relay.url, tmp_path / "here", patience_s=0.2) as mirror, pytest.raises(TransferError, match="gave no"):
+        with (
+            mirror_of(relay.url, tmp_path / "here", patience_s=0.2) as mirror,
+            pytest.raises(TransferError, match="gave no"),
+        ):
             mirror.fetch(0)
         got = partial.stat().st_size
         assert 0 < got < 30_000
@@ -202,7 +212,10 @@ def test_a_server_that_lies_for_good_is_given_up(tmp_path):
 
 def test_a_wrong_key_is_refused_at_once(tmp_path):
     publish_chain(tmp_path / "there", 1)
-    with serving(tmp_path / "there") as port, mirror_of(f"http://127.0.0.1:{port}", tmp_path / "h", key="wrong") as mirror:
+    with (
+        serving(tmp_path / "there") as port,
+        mirror_of(f"http://127.0.0.1:{port}", tmp_path / "h", key="wrong") as mirror,
+    ):
         with pytest.raises(TransferError, match="refused the key"):
             mirror.fetch(0)
         for path in ("/versions", f"/versions/0/{FULL}"):
@@ -216,12 +229,23 @@ def test_the_server_gives_files_of_committed_versions_only_and_ranges_of_them(tm
     shutil.copytree(version_path(tmp_path / "there", 1), version_path(tmp_path / "there", 2))
     (version_path(tmp_path / "there", 2) / MARKER).unlink()
     headers = {"authorization": f"Bearer {KEY}"}
-    with serving(tmp_path / "there") as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as http:
-        assert [(offer["version"], offer["kind"]) for offer in http.get("/versions").json()] == [(0, "full"), (1, "delta")]
+    with (
+        serving(tmp_path / "there") as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as http,
+    ):
+        assert [(offer["version"], offer["kind"]) for offer in http.get("/versions").json()] == [
+            (0, "full"),
+            (1, "delta"),
+        ]
         raw = (version_path(tmp_path / "there", 0) / FULL).read_bytes()
         part = http.get(f"/versions/0/{FULL}", headers={"range": "bytes=100-199"})
         assert (part.status_code, part.content) == (206, raw[100:200])
-        for path in ("/versions/1/other.txt", "/versions/1/..%2Fsecret.txt", f"/versions/2/{DELTA}", f"/versions/1/{FULL}"):
+        for path in (
+            "/versions/1/other.txt",
+            "/versions/1/..%2Fsecret.txt",
+            f"/versions/2/{DELTA}",
+            f"/versions/1/{FULL}",
+        ):
             assert http.get(path).status_code == 404
         assert http.post("/versions").status_code == 405
         assert http.delete(f"/versions/0/{FULL}").status_code == 405
@@ -229,7 +253,10 @@ def test_the_server_gives_files_of_committed_versions_only_and_ranges_of_them(tm
 
 def test_a_mirror_bears_a_limit(tmp_path):
     publish_chain(tmp_path / "there", 1)
-    with relayed(tmp_path / "there") as relay, mirror_of(relay.url, tmp_path / "here", bytes_per_s=200_000) as mirror:
+    with (
+        relayed(tmp_path / "there") as relay,
+        mirror_of(relay.url, tmp_path / "here", bytes_per_s=200_000) as mirror,
+    ):
         began = time.monotonic()
         mirror.fetch(0)
         assert time.monotonic() - began >= 0.9 * mirror.fetched_bytes / 200_000
@@ -261,7 +288,10 @@ def test_what_nobody_needs_leaves_the_mirror(tmp_path):
     publish_chain(tmp_path / "there", 6, full_every=2)
     with relayed(tmp_path / "there") as relay:
         for version in range(6):
-            fetched(MirrorSettings(url=relay.url, folder=tmp_path / "here", key=KEY, keep=1, longest_chain=2), version)
+            fetched(
+                MirrorSettings(url=relay.url, folder=tmp_path / "here", key=KEY, keep=1, longest_chain=2),
+                version,
+            )
     assert [link.manifest.version for link in chain_of(version_path(tmp_path / "here", 5))] == sorted(
         int(name[1:]) for name in files(tmp_path / "here")
     )
@@ -270,16 +300,26 @@ def test_what_nobody_needs_leaves_the_mirror(tmp_path):
 
 def offer(number, base=None, full=None, delta=None):
     sizes = {name: size for name, size in ((FULL, full), (DELTA, delta)) if size is not None}
-    return Offer(version=number, kind="full" if full else "delta", base=base, checksum=str(number), files=sizes)
+    return Offer(
+        version=number, kind="full" if full else "delta", base=base, checksum=str(number), files=sizes
+    )
 
 
 @pytest.mark.parametrize(
     ("offers", "wanted", "expected"),
     [
         ([offer(0, full=100)], 0, [(0, FULL)]),
-        ([offer(0, full=100), offer(1, 0, delta=5), offer(2, 1, delta=5)], 2, [(0, FULL), (1, DELTA), (2, DELTA)]),
+        (
+            [offer(0, full=100), offer(1, 0, delta=5), offer(2, 1, delta=5)],
+            2,
+            [(0, FULL), (1, DELTA), (2, DELTA)],
+        ),
         ([offer(0, full=100), offer(1, 0, delta=5), offer(2, 1, 100, 5)], 2, [(2, FULL)]),
-        ([offer(0, full=10), offer(1, 0, delta=5), offer(2, 1, 100, 5)], 2, [(0, FULL), (1, DELTA), (2, DELTA)]),
+        (
+            [offer(0, full=10), offer(1, 0, delta=5), offer(2, 1, 100, 5)],
+            2,
+            [(0, FULL), (1, DELTA), (2, DELTA)],
+        ),
         ([offer(1, 0, 100, 5), offer(2, 1, delta=5)], 2, [(1, FULL), (2, DELTA)]),
     ],
 )
@@ -296,9 +336,13 @@ def test_the_commands_serve_and_mirror(tmp_path):
     made = publish_chain(tmp_path / "there", 2)
     env = os.environ | {"HARNESSGYM_WEIGHTS_KEY": KEY, "OMP_NUM_THREADS": "1"}
     run = [sys.executable, "-m", "harnessgym", "weights"]
-    with subprocess.Popen([*run, "serve", str(tmp_path / "there"), "--port", "0"], stdout=subprocess.PIPE, env=env) as server:
+    with subprocess.Popen(
+        [*run, "serve", str(tmp_path / "there"), "--port", "0"], stdout=subprocess.PIPE, env=env
+    ) as server:
         url = server.stdout.readline().decode().split()[-1]
-        with subprocess.Popen([*run, "mirror", url, str(tmp_path / "here"), "--poll_s", "0.05"], env=env) as mirror:
+        with subprocess.Popen(
+            [*run, "mirror", url, str(tmp_path / "here"), "--poll_s", "0.05"], env=env
+        ) as mirror:
             deadline = time.monotonic() + 60
             while not (version_path(tmp_path / "here", 1) / MARKER).is_file():
                 assert time.monotonic() < deadline

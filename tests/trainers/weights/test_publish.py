@@ -15,14 +15,23 @@ from trainers.weights.publish import publish_full
 
 def weights(seed=0):
     generator = torch.Generator().manual_seed(seed)
-    return {"a.weight": torch.randn(4, 3, generator=generator), "b.weight": torch.randn(5, generator=generator).bfloat16()}
+    return {
+        "a.weight": torch.randn(4, 3, generator=generator),
+        "b.weight": torch.randn(5, generator=generator).bfloat16(),
+    }
 
 
 def test_a_version_reads_back_bit_by_bit(tmp_path):
     made = publish_full(tmp_path, 3, 2, weights(), step=7, run="r1")
     manifest, read = read_version(made.path)
     assert made.path == version_path(tmp_path, 3) == tmp_path / "v00000003"
-    assert (manifest.version, manifest.parent, manifest.kind, manifest.step, manifest.run) == (3, 2, "full", 7, "r1")
+    assert (manifest.version, manifest.parent, manifest.kind, manifest.step, manifest.run) == (
+        3,
+        2,
+        "full",
+        7,
+        "r1",
+    )
     assert manifest.checksum == made.checksum
     assert manifest.tensors["b.weight"].dtype == "bfloat16"
     assert manifest.tensors["a.weight"].shape == (4, 3)

@@ -2,10 +2,10 @@ import pytest
 import torch
 
 from harnessgym.errors import PolicyError
+from harnessgym.run_config.trainer import PublishSection
 from harnessgym.store import TraceStore, policies, runs, workers
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.store.workers import WorkerRow
-from harnessgym.trainer_section import PublishSection
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import DELTA, FULL, version_numbers, version_path
 from trainers.weights.publisher import Publisher
@@ -29,7 +29,8 @@ def weights(step):
 def test_the_base_of_a_delta_is_remembered_or_read_again(site):
     publisher = site(dtype="bfloat16")
     kinds = [
-        publisher.publish(version, version - 1 if version else None, weights(version), version).kind for version in range(3)
+        publisher.publish(version, version - 1 if version else None, weights(version), version).kind
+        for version in range(3)
     ]
     kinds.append(site(dtype="bfloat16").publish(3, 2, weights(3), 3).kind)
     assert kinds == ["full", "delta", "delta", "delta"]
@@ -50,7 +51,8 @@ def test_full_versions_are_published_on_request_and_where_the_parent_is_damaged(
 
 def test_a_version_that_is_there_is_kept_as_it_is(site):
     made = [
-        site(dtype="bfloat16").publish(version, version - 1 if version else None, weights(version), 0) for version in range(2)
+        site(dtype="bfloat16").publish(version, version - 1 if version else None, weights(version), 0)
+        for version in range(2)
     ]
     before = {file: file.read_bytes() for file in made[1].path.iterdir()}
     assert site(dtype="bfloat16", kind="full").publish(1, 0, weights(1), 0) == made[1]
@@ -71,7 +73,9 @@ def test_nothing_is_removed_unless_asked(site):
 def test_what_another_policys_engine_serves_is_not_in_use(tmp_path):
     with TraceStore.create(f"sqlite:///{tmp_path}/traces.db") as store:
         run_id = store.write(lambda conn: runs.add(conn, "r", {}, "0", "training"))
-        ours, other = (store.write(lambda conn, name=name: policies.register(conn, run_id, name)) for name in ("a", "b"))
+        ours, other = (
+            store.write(lambda conn, name=name: policies.register(conn, run_id, name)) for name in ("a", "b")
+        )
         for name, version, policy_id in (("e0", 1, ours), ("e1", 0, other)):
             row = WorkerRow(name, run_id, "embedded", name, version, "ready", policy_id)
             store.write(lambda conn, row=row: workers.upsert(conn, row))
@@ -89,7 +93,9 @@ def test_what_the_next_batch_may_have_been_sampled_by_stays_after_a_fork(tmp_pat
 
         def publish(version, parent):
             made = publisher.publish(version, parent, weights(version), version)
-            row = PolicyVersion(version, parent, made.kind, str(made.path), version, made.checksum, made.bytes, True, False)
+            row = PolicyVersion(
+                version, parent, made.kind, str(made.path), version, made.checksum, made.bytes, True, False
+            )
             store.write(lambda conn: policies.publish(conn, policy_id, row))
 
         for version in range(5):

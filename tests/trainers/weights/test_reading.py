@@ -17,7 +17,15 @@ def recorded(root, version, path=None):
     there = version_path(root, version)
     made = read_manifest(there)
     return PolicyVersion(
-        version, None, made.kind, str(path or there), version, made.checksum, 1, committed=True, orphaned=False
+        version,
+        None,
+        made.kind,
+        str(path or there),
+        version,
+        made.checksum,
+        1,
+        committed=True,
+        orphaned=False,
     )
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trainers.weights.chain import read_version
 from trainers.weights.manifest import DELTA, FULL, MANIFEST, version_numbers, version_path
-from trainers.weights.publish import Base, publish
+from trainers.weights.publish import BaseVersion, publish
 from trainers.weights.retention import collect
 
 
@@ -19,8 +19,14 @@ def history(root, parents, full_every=4):
             weights = {"a": made[parent]["a"].clone()}
             weights["a"][version % 50] = version
         made[version] = weights
-        base = None if parent is None or not version_path(root, parent).exists() else Base(parent, made[parent])
-        publish(root, version, parent, weights, version, "r", base=base, full_every=full_every, largest_share=1.0)
+        base = (
+            None
+            if parent is None or not version_path(root, parent).exists()
+            else BaseVersion(parent, made[parent])
+        )
+        publish(
+            root, version, parent, weights, version, "r", base=base, full_every=full_every, largest_share=1.0
+        )
     return made
 
 
@@ -37,7 +43,10 @@ def test_what_is_kept_or_in_use_can_always_be_read(tmp_path_factory, data):
     made = history(root, data.draw(parents()), data.draw(st.integers(1, 5)))
     for _ in range(2):
         there = version_numbers(root)
-        keep, in_use = data.draw(st.integers(1, 4)), set(data.draw(st.lists(st.integers(0, len(made) + 1), max_size=3)))
+        keep, in_use = (
+            data.draw(st.integers(1, 4)),
+            set(data.draw(st.lists(st.integers(0, len(made) + 1), max_size=3))),
+        )
         if data.draw(st.booleans()):
             torn = root / ".removed-v00000077"  # what a process leaves that was killed while it removed
             torn.mkdir()

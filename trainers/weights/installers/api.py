@@ -5,11 +5,12 @@ from typing import Any
 
 import httpx
 
-from harnessgym.closing import Closing
 from harnessgym.errors import UpstreamError, UpstreamLost, UpstreamSilent
+from harnessgym.proxy_client import Closing
 
 QUICK_S = 15.0
-"""Longest time that a question or a switch may take, which loads no weights, unless the settings say otherwise."""
+"""Longest time that a question or a switch may take, which loads no weights, unless the settings say
+otherwise."""
 _CONNECT_S = 5.0
 
 
@@ -23,7 +24,8 @@ class EngineApi(Closing):
     """
 
     def __init__(self, address: str, *, timeout_s: float, quick_s: float = QUICK_S) -> None:
-        self.address, self.quick_s = address, quick_s
+        self.address = address
+        self.quick_s = quick_s
         self._timeout_s = timeout_s
         self._http = httpx.AsyncClient(base_url=address, trust_env=False)
 
@@ -40,16 +42,18 @@ class EngineApi(Closing):
     ) -> dict[str, Any]:
         """The answer's JSON object; {} for an answer that is none.
 
-        `hint` says how an engine is started that has the route; `refusal` is a status whose JSON is an answer too;
-        `timeout_s` is for this request alone. Raises `UpstreamLost` when the engine does not answer or is going away,
-        `UpstreamSilent` when it accepts the request and does not answer, `UpstreamError` when it refuses.
+        `hint` says how an engine is started that has the route; `refusal` is a status whose JSON is an answer
+        too; `timeout_s` is for this request alone. Raises `UpstreamLost` when the engine does not answer or
+        is going away, `UpstreamSilent` when it accepts the request and does not answer, `UpstreamError` when
+        it refuses.
         """
         timeout = httpx.Timeout(min(timeout_s or math.inf, self._timeout_s), connect=_CONNECT_S)
         try:
             response = await self._http.request(method, path, json=body, params=params, timeout=timeout)
         except httpx.ReadTimeout as error:
             raise UpstreamSilent(
-                f"The engine at {self.address} accepted {method} {path} and has sent nothing for {timeout.read:g} s. Is it "
+                f"The engine at {self.address} accepted {method} {path} and has sent nothing for "
+                f"{timeout.read:g} s. Is it "
                 "stopped or stuck?"
             ) from error
         except httpx.HTTPError as error:
@@ -67,7 +71,9 @@ class EngineApi(Closing):
         except ValueError:
             answer = {}
         if response.status_code not in (httpx.codes.OK, refusal):
-            raise UpstreamError(f"The engine refused {method} {path} with status {response.status_code}: {text}")
+            raise UpstreamError(
+                f"The engine refused {method} {path} with status {response.status_code}: {text}"
+            )
         return answer if isinstance(answer, dict) else {}
 
     async def aclose(self) -> None:

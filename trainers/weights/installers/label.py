@@ -1,6 +1,7 @@
 """What an engine says that it serves: `VERSION@POLICY`, in its "weight version".
 
-The policy's id is part of it: an engine that served version 3 of another run does not serve version 3 of this one.
+The policy's id is part of it: an engine that served version 3 of another run does not serve version 3 of this
+one.
 """
 
 INSTALLING = "installing"

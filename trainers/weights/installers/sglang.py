@@ -1,9 +1,9 @@
 """SGLang, by its documented routes for weight updates.
 
-Request and response shapes: SGLang's docs/advanced_features/sglang_for_rl.md, python/sglang/srt/managers/io_struct.py and
-srt/entrypoints/http_server.py. `/update_weights_from_disk` rolls back by itself when weights do not load. The label
-`weight_version` of `/model_info` tells which version is served; an engine that was started anew has the one of its
-`--weight-version`, "default" if none.
+Request and response shapes: SGLang's docs/advanced_features/sglang_for_rl.md,
+python/sglang/srt/managers/io_struct.py and srt/entrypoints/http_server.py. `/update_weights_from_disk` rolls
+back by itself when weights do not load. The label `weight_version` of `/model_info` tells which version is
+served; an engine that was started anew has the one of its `--weight-version`, "default" if none.
 """
 
 import asyncio
@@ -28,8 +28,11 @@ class SglangInstaller:
     carries_over = False
 
     def __init__(self, api: EngineApi, policy_id: str, scratch: Path) -> None:
-        self._api, self._policy_id, self._scratch = api, policy_id, scratch
-        self._label, self._path = "", ""
+        self._api = api
+        self._policy_id = policy_id
+        self._scratch = scratch
+        self._label = ""
+        self._path = ""
 
     @property
     def version(self) -> int | None:
@@ -37,13 +40,18 @@ class SglangInstaller:
         return version_in(self._label, self._policy_id)
 
     async def look(self) -> None:
-        """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if it cannot say."""
+        """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if
+        it cannot say.
+        """
         self._label = ""
         info = await self._api.ask("GET", "/model_info", timeout_s=self._api.quick_s)
-        self._label, self._path = str(info["weight_version"]), str(info["model_path"])
+        self._label = str(info["weight_version"])
+        self._path = str(info["model_path"])
 
     async def pause(self) -> None:
-        """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until `resume`."""
+        """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until
+        `resume`.
+        """
         await self._api.ask("POST", "/pause_generation", {"mode": "abort"}, timeout_s=self._api.quick_s)
 
     async def resume(self) -> None:
@@ -51,12 +59,14 @@ class SglangInstaller:
         await self._api.ask("POST", "/continue_generation", {}, timeout_s=self._api.quick_s)
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
-        """Serve other weights, and see that they compute something. The engine is paused before, and runs after it.
+        """Serve other weights, and see that they compute something. The engine is paused before, and runs
+        after it.
 
-        Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the engine failed: it
-        may be paused then, or serve what is no version.
+        Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the
+        engine failed: it may be paused then, or serve what is no version.
         """
-        before, path = self._label, self._path
+        before = self._label
+        path = self._path
         folder = await asyncio.to_thread(stage, weights, version, self._scratch)
         await self._relabel(INSTALLING)
         answer = await self._load(str(folder), INSTALLING)  # no version until it is checked
@@ -74,7 +84,12 @@ class SglangInstaller:
         tidy(self._scratch, folder)
 
     async def _load(self, path: str, label: str) -> dict[str, Any]:
-        body = {"model_path": path, "load_format": "safetensors", "weight_version": label, "flush_cache": True}
+        body = {
+            "model_path": path,
+            "load_format": "safetensors",
+            "weight_version": label,
+            "flush_cache": True,
+        }
         return await self._api.ask("POST", "/update_weights_from_disk", body, refusal=httpx.codes.BAD_REQUEST)
 
     async def _put_back(self, path: str, label: str) -> None:
@@ -83,7 +98,9 @@ class SglangInstaller:
         await self.pause()
         answer = await self._load(path, label)
         if not answer["success"]:
-            raise UpstreamError(f"The engine at {self._api.address} has lost its weights; restart it. {answer['message']}")
+            raise UpstreamError(
+                f"The engine at {self._api.address} has lost its weights; restart it. {answer['message']}"
+            )
         await self._flush_cache()
         await self.resume()
         self._label = label
@@ -91,7 +108,12 @@ class SglangInstaller:
     async def _unusable(self, version: int) -> str | None:
         """What is wrong with the logprobs that it computes, asked for one token."""
         parameters = {"max_new_tokens": 1, "temperature": 1.0}
-        body = {"input_ids": [0], "sampling_params": parameters, "return_logprob": True, "extra_key": f"check:{version}"}
+        body = {
+            "input_ids": [0],
+            "sampling_params": parameters,
+            "return_logprob": True,
+            "extra_key": f"check:{version}",
+        }
         try:
             answer = await self._api.ask("POST", "/generate", body)
         except UpstreamLost:
@@ -109,5 +131,7 @@ class SglangInstaller:
     async def _relabel(self, label: str) -> None:
         """Have the engine say that it serves this."""
         self._label = ""
-        await self._api.ask("POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False})
+        await self._api.ask(
+            "POST", "/update_weight_version", {"new_version": label, "abort_all_requests": False}
+        )
         self._label = label

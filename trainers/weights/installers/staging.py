@@ -19,9 +19,9 @@ _PREFIX = "staged-"
 def stage(weights: dict[str, Tensor], version: PolicyVersion, scratch: Path) -> Path:
     """A folder with all of a version's weights in `model.safetensors`.
 
-    Where `version.path` has that file, it is its own; else one is written under `scratch`, which is this engine's alone: a
-    mirror may have no more than the delta of a version that was published in full. Raises `UpstreamError` if it cannot be
-    written.
+    Where `version.path` has that file, it is its own; else one is written under `scratch`, which is this
+    engine's alone: a mirror may have no more than the delta of a version that was published in full. Raises
+    `UpstreamError` if it cannot be written.
     """
     own = Path(version.path)
     if (own / WEIGHTS).is_file():
@@ -30,22 +30,32 @@ def stage(weights: dict[str, Tensor], version: PolicyVersion, scratch: Path) -> 
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in weights.items()},
+            folder / WEIGHTS,
+            metadata={"format": "pt"},
+        )
     except OSError as error:
         hint = "Choose another --scratch."
-        raise UpstreamError(f"Version {version.version} could not be staged in {folder}: {error}. {hint}") from error
+        raise UpstreamError(
+            f"Version {version.version} could not be staged in {folder}: {error}. {hint}"
+        ) from error
     return folder
 
 
 def tidy(scratch: Path, served: Path) -> None:
-    """Remove what is staged of other versions than the one that is served; an engine may go back to that one's file."""
+    """Remove what is staged of other versions than the one that is served; an engine may go back to that
+    one's file.
+    """
     for folder in scratch.glob(f"{_PREFIX}v*"):
         if folder != served:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def digests(weights: dict[str, Tensor]) -> dict[str, str]:
-    """SHA-256 in hex of each tensor's bytes: every Python has it, so an engine's environment needs nothing for it."""
+    """SHA-256 in hex of each tensor's bytes: every Python has it, so an engine's environment needs nothing
+    for it.
+    """
     return {name: hashlib.sha256(_bytes(tensor)).hexdigest() for name, tensor in weights.items()}
 
 

@@ -1,9 +1,11 @@
-"""vLLM, which must run with `VLLM_SERVER_DEV_MODE=1` and the worker extension in `beside_vllm` (see docs/weights-engines.md).
+"""vLLM, which must run with `VLLM_SERVER_DEV_MODE=1` and the worker extension in `beside_vllm` (see
+docs/weights-engines.md).
 
-Written against vLLM 0.32: its routes `/pause`, `/resume`, `/weight_info`, `/update_weight_version`, `/reset_prefix_cache` and
-`/collective_rpc` (`vllm/entrypoints/rl/online/api_router.py`, `entrypoints/serve/dev`). The engine holds the number of the
-version that it serves in its "weight version": it says so itself to the agent, and to the proxy on every new connection. An
-engine that was started anew says "default", and one in the middle of an installation "installing": neither is a version.
+Written against vLLM 0.32: its routes `/pause`, `/resume`, `/weight_info`, `/update_weight_version`,
+`/reset_prefix_cache` and `/collective_rpc` (`vllm/entrypoints/rl/online/api_router.py`,
+`entrypoints/serve/dev`). The engine holds the number of the version that it serves in its "weight version":
+it says so itself to the agent, and to the proxy on every new connection. An engine that was started anew says
+"default", and one in the middle of an installation "installing": neither is a version.
 """
 
 import asyncio
@@ -34,7 +36,9 @@ class VllmInstaller:
     carries_over = False
 
     def __init__(self, api: EngineApi, policy_id: str, scratch: Path) -> None:
-        self._api, self._policy_id, self._scratch = api, policy_id, scratch
+        self._api = api
+        self._policy_id = policy_id
+        self._scratch = scratch
         self._label = ""
 
     @property
@@ -43,24 +47,33 @@ class VllmInstaller:
         return version_in(self._label, self._policy_id)
 
     async def look(self) -> None:
-        """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if it cannot say."""
+        """Ask the engine what it serves. Raises `UpstreamLost` if it does not answer, `UpstreamError` if
+        it cannot say.
+        """
         self._label = ""
-        info = await self._api.ask("GET", "/weight_info", hint="with VLLM_SERVER_DEV_MODE=1", timeout_s=self._api.quick_s)
+        info = await self._api.ask(
+            "GET", "/weight_info", hint="with VLLM_SERVER_DEV_MODE=1", timeout_s=self._api.quick_s
+        )
         self._label = str(info["weight_version"])
 
     async def pause(self) -> None:
-        """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until `resume`."""
-        await self._api.ask("POST", "/pause", params={"mode": "abort", "clear_cache": "true"}, timeout_s=self._api.quick_s)
+        """End what is in flight, which answers "abort" with the tokens so far, and let nothing begin until
+        `resume`.
+        """
+        await self._api.ask(
+            "POST", "/pause", params={"mode": "abort", "clear_cache": "true"}, timeout_s=self._api.quick_s
+        )
 
     async def resume(self) -> None:
         """Let calls begin."""
         await self._api.ask("POST", "/resume", timeout_s=self._api.quick_s)
 
     async def install(self, weights: dict[str, Tensor], version: PolicyVersion) -> None:
-        """Serve other weights, and see that they compute something. The engine is paused before, and runs after it.
+        """Serve other weights, and see that they compute something. The engine is paused before, and runs
+        after it.
 
-        Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the engine failed or
-        cannot read the files: it may be paused then, or serve what is no version.
+        Raises `PolicyError` if they cannot be served: then the old ones are. Raises `UpstreamError` if the
+        engine failed or cannot read the files: it may be paused then, or serve what is no version.
         """
         before = self._label
         expected = await asyncio.to_thread(digests, weights)
@@ -85,7 +98,9 @@ class VllmInstaller:
         for answer in answers:
             if answer.get("reason") == "unreadable":
                 hint = "It must see the folder of versions under the same path as the agent."
-                raise UpstreamError(f"The engine at {self._api.address} cannot read {path}: {answer['error']}. {hint}")
+                raise UpstreamError(
+                    f"The engine at {self._api.address} cannot read {path}: {answer['error']}. {hint}"
+                )
             if "error" in answer:
                 raise PolicyError(f"{answer['error']}.")
 
@@ -109,11 +124,19 @@ class VllmInstaller:
 
     def _check_kept(self, answers: Sequence[dict[str, Any]]) -> None:
         if lost := [answer["lost"] for answer in answers if "lost" in answer]:
-            raise UpstreamError(f"The engine at {self._api.address} has lost its weights; restart it. {lost[0]}")
+            raise UpstreamError(
+                f"The engine at {self._api.address} has lost its weights; restart it. {lost[0]}"
+            )
 
     async def _unusable(self, version: int) -> str | None:
         """What is wrong with the logprobs that it computes, asked for one token."""
-        body = {"prompt": [0], "max_tokens": 1, "temperature": 1.0, "logprobs": 0, "cache_salt": f"check:{version}"}
+        body = {
+            "prompt": [0],
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "logprobs": 0,
+            "cache_salt": f"check:{version}",
+        }
         try:
             answer = await self._api.ask("POST", "/v1/completions", body)
         except UpstreamLost:
@@ -126,7 +149,9 @@ class VllmInstaller:
 
     async def _reset_cache(self) -> None:
         if not (await self._api.ask("POST", "/reset_prefix_cache"))["success"]:
-            raise UpstreamError(f"The engine at {self._api.address} kept its prefix cache, which is of other weights.")
+            raise UpstreamError(
+                f"The engine at {self._api.address} kept its prefix cache, which is of other weights."
+            )
 
     async def _relabel(self, label: str) -> None:
         """Have the engine say that it serves this."""
@@ -137,6 +162,8 @@ class VllmInstaller:
     async def _call(self, method: str, *args: str) -> list[dict[str, Any]]:
         """Call a method of the extension on every worker."""
         hint = f"with VLLM_SERVER_DEV_MODE=1, --worker-extension-cls {EXTENSION} and PYTHONPATH={PLUGIN}"
-        answer = await self._api.ask("POST", "/collective_rpc", {"method": method, "args": list(args)}, hint=hint)
+        answer = await self._api.ask(
+            "POST", "/collective_rpc", {"method": method, "args": list(args)}, hint=hint
+        )
         answers: list[dict[str, Any]] = answer["results"]
         return answers

@@ -257,7 +257,9 @@ def upgrade() -> None:
         sa.Column("error", sa.Text(), nullable=True),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.ForeignKeyConstraint(["agent_id"], ["agents.id"], name=op.f("fk_calls_agent_id")),
-        sa.ForeignKeyConstraint(["completion_segment"], ["segments.id"], name=op.f("fk_calls_completion_segment")),
+        sa.ForeignKeyConstraint(
+            ["completion_segment"], ["segments.id"], name=op.f("fk_calls_completion_segment")
+        ),
         sa.ForeignKeyConstraint(["parent_call_id"], ["calls.id"], name=op.f("fk_calls_parent_call_id")),
         sa.ForeignKeyConstraint(["prompt_segment"], ["segments.id"], name=op.f("fk_calls_prompt_segment")),
         sa.ForeignKeyConstraint(["rollout_id"], ["rollouts.id"], name=op.f("fk_calls_rollout_id")),

@@ -1,4 +1,5 @@
-"""Sizes beyond 2 GiB on PostgreSQL too, rollouts in order of time, one index less, and frozen means frozen by somebody.
+"""Sizes beyond 2 GiB on PostgreSQL too, rollouts in order of time, one index less, and frozen means frozen by
+somebody.
 
 Views and triggers come with this revision; `schema.upgrade` makes them from `store/views.py`.
 """

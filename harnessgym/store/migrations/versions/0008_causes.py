@@ -1,4 +1,6 @@
-"""Why a rollout failed, what its grade rests on, when it was begun and may be begun; tasks that came with a request."""
+"""Why a rollout failed, what its grade rests on, when it was begun and may be begun; tasks that came with
+a request.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,6 @@
-"""How few graded rollouts a group may have, why and when one was given up, and which one another is in place of."""
+"""How few graded rollouts a group may have, why and when one was given up, and which one another is in
+place of.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,6 @@
-"""Groups may be trained several times: what was trained into a version is found by it, and tokens are counted once."""
+"""Groups may be trained several times: what was trained into a version is found by it, and tokens are
+counted once.
+"""
 
 from alembic import op
 

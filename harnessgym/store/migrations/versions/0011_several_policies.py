@@ -1,4 +1,6 @@
-"""Several policies in a run: whose worker and whose call it is, and which groups every policy's trainer takes together."""
+"""Several policies in a run: whose worker and whose call it is, and which groups every policy's trainer
+takes together.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -2,7 +2,8 @@
 
 Shapes: SGLang's docs/advanced_features/sglang_for_rl.md (`/update_weights_from_disk`, `/pause_generation`,
 `/continue_generation`), python/sglang/srt/managers/io_struct.py (`UpdateWeightVersionReqInput`) and
-srt/entrypoints/http_server.py (`/model_info`; `/flush_cache`, which answers text; status 400 with JSON for a refused update).
+srt/entrypoints/http_server.py (`/model_info`; `/flush_cache`, which answers text; status 400 with JSON for a
+refused update).
 """
 
 import asyncio
@@ -63,10 +64,16 @@ class Sglang:
     async def update(self, request):
         body = await self.read(request)
         if body["model_path"] in self.refused:
-            answer = {"success": False, "message": "Failed to update weights: shapes. Rolling back.", "num_paused_requests": 0}
+            answer = {
+                "success": False,
+                "message": "Failed to update weights: shapes. Rolling back.",
+                "num_paused_requests": 0,
+            }
             return JSONResponse(answer, status_code=400)
         self.path, self.label = body["model_path"], body["weight_version"]
-        return JSONResponse({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+        return JSONResponse(
+            {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
+        )
 
     async def relabel(self, request):
         self.label = (await self.read(request))["new_version"]
@@ -76,7 +83,9 @@ class Sglang:
         await self.read(request)
         self.checked = self.label
         logprob = self.logprob if self.path.endswith("/versions/v1") else -1.0
-        return Response(json.dumps({"output_ids": [5], "meta_info": {"output_token_logprobs": [[logprob, 5, None]]}}))
+        return Response(
+            json.dumps({"output_ids": [5], "meta_info": {"output_token_logprobs": [[logprob, 5, None]]}})
+        )
 
 
 @pytest.fixture
@@ -122,8 +131,15 @@ def install(address, version, scratch=Path("/nowhere")):
 def test_an_update_asks_what_is_documented(engine, row):
     with serving(engine) as address:
         assert install(address, row(1)) == 1
-    assert (engine.checked, engine.label) == ("installing", "1@p"), "weights are no version until they are checked"
-    update = {"model_path": row(1).path, "load_format": "safetensors", "weight_version": "installing", "flush_cache": True}
+    assert (engine.checked, engine.label) == ("installing", "1@p"), (
+        "weights are no version until they are checked"
+    )
+    update = {
+        "model_path": row(1).path,
+        "load_format": "safetensors",
+        "weight_version": "installing",
+        "flush_cache": True,
+    }
     check = {
         "input_ids": [0],
         "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
@@ -158,7 +174,12 @@ def test_weights_that_compute_nothing_usable_are_taken_back(engine, row, logprob
         install(address, row(1))
     assert (engine.path, engine.label) == ("/models/start", "default")
     asked = [path for path, _ in engine.log]
-    assert asked[-4:] == ["/pause_generation", "/update_weights_from_disk", "/flush_cache", "/continue_generation"]
+    assert asked[-4:] == [
+        "/pause_generation",
+        "/update_weights_from_disk",
+        "/flush_cache",
+        "/continue_generation",
+    ]
 
 
 def test_an_engine_that_cannot_go_back_is_not_said_to_serve_anything(engine, row):

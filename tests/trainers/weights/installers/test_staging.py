@@ -9,7 +9,11 @@ from harnessgym.store.policies import PolicyVersion
 from trainers.weights.installers.label import INSTALLING, label_of, version_in
 from trainers.weights.installers.staging import WEIGHTS, digests, stage, tidy
 
-TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), "c": torch.zeros(0)}
+TENSORS = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "b": torch.ones(4, dtype=torch.bfloat16),
+    "c": torch.zeros(0),
+}
 
 
 def row(version, kind, path="/versions/x"):
@@ -37,7 +41,10 @@ def test_another_is_written_whole_and_removed_when_a_later_one_is_served(tmp_pat
     for folder, weights in ((first, TENSORS), (second, transposed)):
         found = load_file(folder / WEIGHTS)
         assert found.keys() == weights.keys()
-        assert all(torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in weights.items())
+        assert all(
+            torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype
+            for name, tensor in weights.items()
+        )
     tidy(tmp_path, second)
     assert list(tmp_path.iterdir()) == [second]
 
@@ -72,4 +79,6 @@ def test_digests_are_of_the_bytes_in_the_file():
 
 def test_a_label_names_a_version_of_one_policy():
     assert version_in(label_of("p", 12), "p") == 12
-    assert [version_in(label, "p") for label in (label_of("q", 12), "default", INSTALLING, "", "12", "x@p")] == [None] * 6
+    assert [
+        version_in(label, "p") for label in (label_of("q", 12), "default", INSTALLING, "", "12", "x@p")
+    ] == [None] * 6

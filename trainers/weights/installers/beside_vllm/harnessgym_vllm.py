@@ -1,13 +1,14 @@
-"""What vLLM's workers do when the weight agent installs a version: `--worker-extension-cls harnessgym_vllm.Weights`.
+"""What vLLM's workers do when the weight agent installs a version: `--worker-extension-cls
+harnessgym_vllm.Weights`.
 
 This file runs in vLLM's environment and imports nothing of this project. The agent calls its methods through
-`/collective_rpc`, on every worker, while the engine is paused. They never raise: an exception in a worker ends the engine.
-An answer without an "error" means that it worked.
+`/collective_rpc`, on every worker, while the engine is paused. They never raise: an exception in a worker
+ends the engine. An answer without an "error" means that it worked.
 
-vLLM's own `reload_weights` does the loading: it knows fused and sharded parameters and quantisation. Two things are added.
-What does not fit is refused before any weight changes, because a reload that fails half-way leaves a model that cannot run. And
-packed copies of shared weights are packed again: vLLM 0.32's CPU build keeps one of a tied output projection, and after a
-reload goes on computing logits with the old one.
+vLLM's own `reload_weights` does the loading: it knows fused and sharded parameters and quantisation. Two
+things are added. What does not fit is refused before any weight changes, because a reload that fails half-way
+leaves a model that cannot run. And packed copies of shared weights are packed again: vLLM 0.32's CPU build
+keeps one of a tied output projection, and after a reload goes on computing logits with the old one.
 """
 
 import hashlib
@@ -22,7 +23,9 @@ from safetensors import safe_open
 
 
 class Weights:
-    """Mixed into vLLM's worker class, which has `rank`, `model_runner`, `vllm_config` and `reload_weights`."""
+    """Mixed into vLLM's worker class, which has `rank`, `model_runner`, `vllm_config` and
+    `reload_weights`.
+    """
 
     rank: int
     model_runner: Any
@@ -32,8 +35,9 @@ class Weights:
     def harnessgym_prepare(self, path: str, digests: str) -> dict[str, Any]:
         """Open a safetensors file for `harnessgym_swap`, and refuse what is not to be served.
 
-        `digests` is JSON: SHA-256 in hex by tensor name. Each worker verifies its share of them. "error" says what is wrong:
-        "unreadable" if nothing is at `path`, else "unfit" (other bytes, names or shapes, or a value that is not finite).
+        `digests` is JSON: SHA-256 in hex by tensor name. Each worker verifies its share of them. "error" says
+        what is wrong: "unreadable" if nothing is at `path`, else "unfit" (other bytes, names or shapes, or a
+        value that is not finite).
         """
         try:
             given = _File(path)
@@ -48,8 +52,11 @@ class Weights:
         return {}
 
     def harnessgym_swap(self) -> dict[str, Any]:
-        """Serve what was prepared. If it does not load, what was served is loaded again; "lost" says that this failed too."""
-        wanted, served = self.__dict__.pop("harnessgym_next"), self.__dict__.get("harnessgym_served")
+        """Serve what was prepared. If it does not load, what was served is loaded again; "lost" says that
+        this failed too.
+        """
+        wanted = self.__dict__.pop("harnessgym_next")
+        served = self.__dict__.get("harnessgym_served")
         self.__dict__["harnessgym_back_to"] = None
         try:
             self._harnessgym_reload(wanted)
@@ -75,7 +82,9 @@ class Weights:
     def _harnessgym_reload(self, wanted: "_File | None") -> None:
         model = self.model_runner.get_model()
         _end_unfinished(model, self.vllm_config.model_config)
-        self.reload_weights(weights_iterator=self._harnessgym_starting() if wanted is None else wanted.tensors())
+        self.reload_weights(
+            weights_iterator=self._harnessgym_starting() if wanted is None else wanted.tensors()
+        )
         with torch.no_grad():
             for module in model.modules():
                 weight = module._parameters.get("weight")  # noqa: SLF001 - by name, without those of children
@@ -96,14 +105,18 @@ class Weights:
             tied = getattr(self.vllm_config.model_config.hf_config, "tie_word_embeddings", False)
             every = {name: tuple(tensor.shape) for name, tensor in self._harnessgym_starting()}
             known = {
-                name: shape for name, shape in every.items() if "inv_freq" not in name and not (tied and "lm_head." in name)
+                name: shape
+                for name, shape in every.items()
+                if "inv_freq" not in name and not (tied and "lm_head." in name)
             }
             self.__dict__["harnessgym_shapes"] = known
         return known
 
 
 class _File:
-    """An open safetensors file: pages of it are read when they are needed, and stay readable if its name goes."""
+    """An open safetensors file: pages of it are read when they are needed, and stay readable if its name
+    goes.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -114,7 +127,10 @@ class _File:
         header = json.loads(bytes(self.bytes[8 : 8 + length]))
         header.pop("__metadata__", None)
         self.shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}
-        self._at = {name: tuple(8 + length + offset for offset in entry["data_offsets"]) for name, entry in header.items()}
+        self._at = {
+            name: tuple(8 + length + offset for offset in entry["data_offsets"])
+            for name, entry in header.items()
+        }
 
     def digest(self, name: str) -> str:
         """SHA-256 of a tensor's bytes, in hex."""
@@ -133,7 +149,9 @@ class _File:
 
 def _verify(given: _File, digests: dict[str, str], rank: int, world: int) -> None:
     if set(digests) != set(given.shapes):
-        raise ValueError(f"{given.path} holds other tensors than were published: {min(set(digests) ^ set(given.shapes))}")
+        raise ValueError(
+            f"{given.path} holds other tensors than were published: {min(set(digests) ^ set(given.shapes))}"
+        )
     for name in sorted(digests)[rank::world]:
         if given.digest(name) != digests[name]:
             raise ValueError(f"{given.path}: the bytes of {name} are not those that were published")
@@ -147,12 +165,17 @@ def _compare(given: _File, expected: dict[str, tuple[int, ...]]) -> None:
         if name not in given.shapes:
             raise ValueError(f"{name} is missing")
         if given.shapes[name] != shape:
-            raise ValueError(f"{name} has shape {list(given.shapes[name])}, the engine's model has {list(shape)}")
+            raise ValueError(
+                f"{name} has shape {list(given.shapes[name])}, the engine's model has {list(shape)}"
+            )
 
 
 def _end_unfinished(model: Any, model_config: Any) -> None:
     """Put back what a reload that failed half-way has taken apart."""
-    from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, get_layerwise_info
+    from vllm.model_executor.model_loader.reload.layerwise import (
+        finalize_layerwise_reload,
+        get_layerwise_info,
+    )
 
     unfinished = [info for module in model.modules() if (info := get_layerwise_info(module)).can_load()]
     for info in unfinished:

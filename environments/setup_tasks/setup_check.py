@@ -1,0 +1,190 @@
+"""Whether a repository works: which of the imports that failed resolve, and which of its tests pytest
+collects.
+
+What the agent leaves counts in three ways: folders on `PYTHONPATH` and the variables that a task names, as
+`env.sh` of the workspace exports them, and a `.venv`. Everything is decided with what came with the task: a
+module counts only if its file, and that of everything it imports, is byte for byte one that was shipped,
+wherever it lies. That is looked up on this machine (`environments.setup_tasks.search`), so no stub, hook,
+start-up file or compiled file of the agent's is ever run; what is then imported and collected in a fresh
+sandbox is shipped code alone, and the tests are the shipped ones.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
+from typing import Literal
+
+from pydantic import Field
+
+from environments.setup_tasks.search import Search, Shipped, modules_below
+from harnessgym.errors import TaskError
+from harnessgym.grading.check import Check, CheckContext, CheckOutcome, ending
+from harnessgym.grading.differential.probe import Probe, probe
+
+_REPO = "repo"
+_ASK = r"""printf '%s\0' "$PWD"; [ ! -f env.sh ] || . ./env.sh >/dev/null 2>&1 </dev/null
+for name in PYTHONPATH "$@"; do eval "printf '%s\\0' \"\${$name-}\""; done"""
+_LONGEST = 4_096
+"""Characters of a variable's value."""
+_ROOTS = 32
+
+
+class Works(Check):
+    """A repository in `repo/`, and what of it must work."""
+
+    kind: Literal["environments.setup_tasks.setup_check:Works"]
+    imports: tuple[str, ...] = Field(min_length=1)
+    """Modules that the repository's sources import, and that cannot be imported at first."""
+    tests: tuple[str, ...] = Field(min_length=1)
+    """Ids of tests below `repo/tests` that pytest collects when all is well."""
+    packages: tuple[str, ...] = ()
+    """Shipped folders that modules are imported from."""
+    modules: Mapping[str, str] = Field(default_factory=dict)
+    """Further modules: dotted name to the shipped file that they must be equal to. One named `__init__.py`
+    is a package."""
+    texts: Mapping[str, str] = Field(default_factory=dict)
+    """Further modules: dotted name to their text, where it is made."""
+    variables: tuple[str, ...] = ()
+    """Environment variables that count."""
+    timeout_s: float = Field(120.0, gt=0, le=3_600)
+
+    async def run(self, bench: CheckContext) -> CheckOutcome:
+        """Facts are `imports` and `collected`, each from 0 to 1; the part is their product."""
+        if not any(path.startswith("repo/") for path in bench.files):
+            raise TaskError(
+                f"{bench.where}: it is graded by what it shipped. Name the task set `setup`, not its folder."
+            )
+        repo = bench.workspace / _REPO
+        if repo.is_symlink() or not repo.is_dir():
+            return self._outcome(0.0, 0.0, "there is no folder repo")
+        home, env = await self._environment(bench)
+        paths = _roots(bench.workspace, home, env.pop("PYTHONPATH", ""))
+        search = Search(tuple(bench.workspace / path for path in paths), self._shipped(bench.files))
+        compiled = _compiled(bench.workspace)
+        if compiled:
+            return self._outcome(
+                0.0, 0.0, f"{compiled} is a compiled module, which cannot be compared with what was shipped"
+            )
+        problems = {module: search.problem(f"import {module}") for module in self.imports}
+        tests, broken = self._tests(bench.files, search)
+        job = {
+            "roots": [f"{home}/{path}" for path in paths],
+            "modules": [module for module, problem in problems.items() if not problem],
+            "files": tests,
+        }
+        async with bench.place() as sandbox:
+            program = (files("environments.setup_tasks") / "loading.py").read_text()
+            run = await probe(sandbox, program, job, self.timeout_s, env=env, cwd=_REPO)
+        if not run.began:
+            raise TaskError(
+                f"{bench.where}: the program did not start: {ending(run.result)}. The image needs python3."
+            )
+        return self._counted(run, problems, broken)
+
+    def _counted(self, run: Probe, problems: Mapping[str, str], broken: Sequence[str]) -> CheckOutcome:
+        said = {line["module"]: line["problem"] for line in run.lines if "module" in line}
+        found = {
+            module: problem or said.get(module, "it does not end") for module, problem in problems.items()
+        }
+        resolved = [module for module, problem in found.items() if not problem]
+        collected = {line["test"] for line in run.lines if "test" in line} & set(self.tests)
+        wrong = [*(f"{module}: {problem}" for module, problem in found.items() if problem), *broken]
+        counts = (
+            f"{len(resolved)} of {len(self.imports)} imports, {len(collected)} of {len(self.tests)} tests"
+        )
+        parts = len(resolved) / len(self.imports), len(collected) / len(self.tests)
+        return self._outcome(*parts, "\n".join([counts, *wrong[:4]]))
+
+    def _outcome(self, imports: float, collected: float, detail: str) -> CheckOutcome:
+        part = imports * collected
+        return CheckOutcome(
+            part == 1.0, detail, part=part, facts={"imports": imports, "collected": collected}
+        )
+
+    async def _environment(self, bench: CheckContext) -> tuple[str, dict[str, str]]:
+        """The workspace's path inside, and what `env.sh` says of what counts. All else it does ends with
+        the sandbox.
+        """
+        names = ("PYTHONPATH", *self.variables)
+        async with bench.place() as sandbox:
+            asked = await sandbox.exec(["sh", "-c", _ASK, "sh", *self.variables], timeout_s=self.timeout_s)
+        home, *values = asked.stdout.decode(errors="replace").split("\0")
+        if not home.startswith("/"):
+            raise TaskError(f"{bench.where}: the shell did not start: {ending(asked)}. The image needs sh.")
+        given = {
+            name: value
+            for name, value in zip(names, values, strict=False)
+            if value and len(value) <= _LONGEST
+        }
+        return home, given
+
+    def _shipped(self, shipped: Mapping[str, str]) -> dict[str, Shipped]:
+        found = {
+            module: text for root in self.packages for module, text in modules_below(shipped, root).items()
+        }
+        found |= {name: Shipped(text, package=False) for name, text in self.texts.items()}
+        return found | {
+            name: Shipped(shipped[path], PurePosixPath(path).name == "__init__.py")
+            for name, path in self.modules.items()
+        }
+
+    def _tests(self, shipped: Mapping[str, str], search: Search) -> tuple[dict[str, str], list[str]]:
+        """The shipped test files that import nothing but what was shipped, and what is wrong with the
+        others.
+        """
+        files = {
+            path.removeprefix(f"{_REPO}/tests/"): text
+            for path, text in shipped.items()
+            if path.startswith("repo/tests/")
+        }
+        problems = {path: search.problem(text) for path, text in files.items() if path.endswith(".py")}
+        wrong = [f"{path}: {problem}" for path, problem in problems.items() if problem]
+        return {path: text for path, text in files.items() if not problems.get(path)}, wrong
+
+
+def _roots(workspace: Path, home: str, pythonpath: str) -> list[str]:
+    """Folders of the workspace that modules are looked for in, relative to it: `repo`, then `PYTHONPATH`,
+    then `.venv`s.
+    """
+    named = [os.path.normpath(os.path.join(home, path)) for path in pythonpath.split(":") if path]
+    found = [_REPO, *(os.path.relpath(path, home) for path in named)]
+    for packages in sorted(workspace.glob(".venv/lib/python3*/site-packages")):
+        found += [packages.relative_to(workspace).as_posix(), *_linked(packages, home)]
+    inside = [
+        path for path in dict.fromkeys(found) if not path.startswith("..") and _is_folder(workspace, path)
+    ]
+    return inside[:_ROOTS]
+
+
+def _linked(packages: Path, home: str) -> list[str]:
+    """Folders that `.pth` files name, as editable installs do. Lines that are programs are not run."""
+    found = []
+    for path in sorted(packages.glob("*.pth")):
+        if path.is_file() and path.stat().st_size <= _LONGEST:
+            lines = path.read_text(errors="replace").splitlines()
+            base = os.path.join(home, ".venv", *packages.parts[-3:])
+            found += [
+                os.path.relpath(os.path.join(base, line), home)
+                for line in lines
+                if line and not line.startswith("import")
+            ]
+    return found
+
+
+def _compiled(workspace: Path) -> str:
+    """A module without source, which Python might take before one with it; caches have a second dot in
+    their name.
+    """
+    for _, _, names in os.walk(workspace):
+        for name in names:
+            if name.endswith(".so") or (name.endswith(".pyc") and name.count(".") == 1):
+                return name
+    return ""
+
+
+def _is_folder(workspace: Path, path: str) -> bool:
+    try:
+        return (workspace / path).is_dir()
+    except (OSError, ValueError):
+        return False

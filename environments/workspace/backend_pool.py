@@ -1,0 +1,245 @@
+"""What the episodes of one process share: an event loop in a thread, an open sandbox backend, and what tasks
+begin with.
+
+A station is opened by the first environment that needs it and closed with the last one. A process that was
+forked begins with none: what it inherited belongs to its parent, and is left alone.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from environments.workspace.changes import WorkspaceChanges
+from environments.workspace.episode import Episode
+from environments.workspace.shell import ResidentShell, shell_in
+from harnessgym.config import validate
+from harnessgym.errors import HarnessGymError
+from harnessgym.portal import Portal
+from harnessgym.provisioning import equipment_of
+from harnessgym.registry import load
+from harnessgym.sandbox import Capability, Sandbox, SandboxBackend, Snapshot, needs, require
+from harnessgym.sandboxes.workspace import Workspace
+from harnessgym.task import Setup, Task
+from harnessgym.task_setup.workspace_setup import furnish, set_up
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_FEW = 8
+"""Files that are quicker written than unpacked."""
+_KEPT = 256
+"""Tasks whose beginning is kept, the first ones: each is an archive on the disk."""
+_READ = 1 << 20
+_OUTSIDE = """\
+command -v find >/dev/null || exit 3
+while read -r _ place kind _; do
+    [ "$kind" = tmpfs ] && [ "$place" != /workspace ] || continue
+    find "$place" -xdev -mindepth 1 -uid "$(id -u)" -print -quit 2>/dev/null
+done </proc/mounts
+"""
+_LOOK_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a task's workspace begins with, kept so that it need not be made again."""
+
+    sandbox: Sandbox
+    """The one it was made in, which is closed; others are forked from it."""
+    snapshot: Snapshot
+    texts: Path | None
+    """The files, for comparing; None where the task's own texts are all."""
+    set_up: bool
+    """Whether it holds what the set-up made. If not, the set-up runs again each time."""
+
+
+class BackendPool:
+    """See the module. Made by `station`."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Raises ConfigError for a backend or settings that are not known, SandboxError if it cannot be
+        used here.
+        """
+        self.users = 0
+        self._pid = os.getpid()
+        self._beginnings: dict[str, Beginning] = {}
+        self._number = 0
+        self._closing: set[asyncio.Task[None]] = set()
+        self._stack = ExitStack()
+        factory = load("sandbox", name)
+        backend: SandboxBackend = factory(validate(factory.settings, dict(settings), f"sandbox {name!r}"))
+        self._portal = self._stack.enter_context(Portal())
+        try:
+            self.backend = self._stack.enter_context(self._portal.enter(_opened(backend)))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    @property
+    def ours(self) -> bool:
+        """Whether this process opened it."""
+        return self._pid == os.getpid()
+
+    def call(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs a coroutine function to its end."""
+        return self._portal.call(function, *args, **kwargs)
+
+    def close(self) -> None:
+        """Ends everything. Only by who opened it."""
+        if self.ours:
+            with contextlib.suppress(RuntimeError):  # its thread has ended already
+                self._portal.call(self._settle)
+            self._stack.close()
+
+    async def begin(self, key: str, task: Task) -> Episode:
+        """A new episode. `key` names the task among all of this process.
+
+        Raises CapabilityError for a task that needs what the backend lacks, and HarnessGymError or OSError
+        when its sandbox cannot be made.
+        """
+        require(self.backend.capabilities, needs(task))
+        async with AsyncExitStack() as stack:
+            known = self._beginnings.get(key)
+            if known is not None:
+                sandbox = await known.sandbox.fork(known.snapshot)
+                texts = known.texts
+                stack.push_async_callback(sandbox.aclose)
+                if not known.set_up:
+                    await set_up(task.setup, sandbox, f"task {task.id!r}")
+            else:
+                sandbox = await stack.enter_async_context(self.backend.open(task.limits, equipment_of(task)))
+                texts = await self._made(key, task, sandbox)
+            changes = await asyncio.to_thread(
+                WorkspaceChanges, Workspace(sandbox.workspace, None, _READ), task.files, texts
+            )
+            shell = shell_in(sandbox, task.env)
+            if isinstance(shell, ResidentShell):
+                stack.push_async_callback(shell.aclose)
+                await shell.start()
+            close = stack.pop_all().aclose
+        return Episode(
+            task,
+            sandbox,
+            shell,
+            changes,
+            lambda: self.backend.open(task.limits, equipment_of(task, grades=True)),
+            close,
+        )
+
+    async def end(self, episode: Episode) -> None:
+        """Ends an episode beside what comes next; at most one for each environment is still ending."""
+        if len(self._closing) > max(1, self.users):
+            await asyncio.wait(self._closing, return_when=asyncio.FIRST_COMPLETED)
+        closing = asyncio.create_task(_ended(episode))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _made(self, key: str, task: Task, sandbox: Sandbox) -> Path | None:
+        """Furnishes a sandbox for the first time, and keeps what can be kept of that. Returns where its
+        files are told.
+        """
+        keep = (
+            Capability.SNAPSHOT in self.backend.capabilities
+            and len(self._beginnings) < _KEPT
+            and (bool(task.setup.run) or bool(task.home) or len(task.files) > _FEW)
+        )
+        if not keep:
+            await furnish(task, sandbox)
+            return await self._told(task, sandbox)
+        await furnish(replace(task, setup=Setup()), sandbox)
+        snapshot = (
+            await sandbox.snapshot()
+            if Capability.IMAGE in self.backend.capabilities and task.setup.run
+            else None
+        )
+        await set_up(task.setup, sandbox, f"task {task.id!r}")
+        whole = snapshot is None or await _left_nothing_outside(sandbox)
+        if snapshot is None or whole:
+            snapshot = await sandbox.snapshot()
+        texts = await self._told(task, sandbox)
+        self._beginnings[key] = Beginning(sandbox, snapshot, texts, whole)
+        return texts
+
+    async def _told(self, task: Task, sandbox: Sandbox) -> Path | None:
+        """Where the files are that the task does not hold as texts."""
+        if not task.setup.run and not task.home:
+            return None
+        self._number += 1
+        folder = self.backend.root / "beginnings" / str(self._number)
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        await sandbox.export(folder, max_bytes=task.limits.disk_mb << 20, max_files=100_000)
+        return folder
+
+    async def _settle(self) -> None:
+        await asyncio.gather(*self._closing)
+
+
+async def _left_nothing_outside(sandbox: Sandbox) -> bool:
+    """Whether a set-up wrote nothing but in the workspace, in a container, whose other folders outlast a
+    command too.
+    """
+    found = await sandbox.exec(["sh", "-c", _OUTSIDE], timeout_s=_LOOK_S)
+    return found.ok and not found.stdout
+
+
+async def _ended(episode: Episode) -> None:
+    """What cannot be removed is for the reaper."""
+    with contextlib.suppress(HarnessGymError, OSError):
+        await episode.aclose()
+
+
+@contextlib.asynccontextmanager
+async def _opened(backend: SandboxBackend) -> AsyncIterator[SandboxBackend]:
+    async with backend:
+        yield backend
+
+
+_stations: dict[str, BackendPool] = {}
+_lock = threading.Lock()
+
+
+def station(name: str, settings: Mapping[str, Any]) -> BackendPool:
+    """The station for a backend and its settings, opened if need be; `leave` it once for each call."""
+    key = json.dumps([name, dict(settings)], sort_keys=True, default=str)
+    with _lock:
+        found = _stations.get(key)
+        if found is None:
+            found = _stations[key] = BackendPool(name, settings)
+        found.users += 1
+        return found
+
+
+def leave(left: BackendPool) -> None:
+    """The last one to leave closes it. What another process opened is left alone."""
+    if not left.ours:
+        return
+    with _lock:
+        left.users -= 1
+        if left.users > 0:
+            return
+        for key in [key for key, each in _stations.items() if each is left]:
+            del _stations[key]
+        left.close()
+
+
+def _forget() -> None:
+    """A forked process begins anew."""
+    global _lock  # noqa: PLW0603  # another thread of the parent may hold it for ever
+    _lock = threading.Lock()
+    _stations.clear()
+
+
+def _close_all() -> None:
+    for each in list(_stations.values()):
+        each.close()
+    _stations.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # noqa: SLF001  # atexit comes too late: threads are gone

@@ -1,0 +1,360 @@
+"""A campaign: every task of a set run so many times by one harness, through a proxy and a node of this
+process.
+
+Its folder holds everything: `campaign.json` (what was asked), `traces.db`, `results.jsonl` (a line per
+rollout), `summary.json`, logs. Interrupted or killed, the same campaign in the same folder goes on where it
+stood.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+from sqlalchemy import Connection
+
+from harnessgym.batch_rollout import results
+from harnessgym.batch_rollout.settings import CampaignSettings, chosen_tasks, digest_of
+from harnessgym.engine_timeouts import EngineTimeouts
+from harnessgym.errors import ConfigError, TaskError
+from harnessgym.provisioning import make_harness
+from harnessgym.proxy_client import ControlClient
+from harnessgym.registry import load
+from harnessgym.rollout.node import Node, NodeSettings, endpoints, make_backend
+from harnessgym.rollout.pipeline import Pipeline
+from harnessgym.rollout.resource_admission import Pressure
+from harnessgym.rollout.stage import StageCounts
+from harnessgym.run_config.run import HarnessSection, NodeSection
+from harnessgym.run_folder import RunFolder, write_json
+from harnessgym.sandbox import SandboxBackend, needs, require
+from harnessgym.store import TraceStore, counts, policies, rollout_states, rollouts, runs, workers
+from harnessgym.store.rollout_states import RolloutState
+from harnessgym.store.rollouts import GroupSpec
+from harnessgym.store.workers import WorkerRow
+from harnessgym.task import Task
+from harnessgym.wrapping.own_proxy import OwnProxy, RunningProxy, add_run, own_proxy
+from harnessgym.wrapping.upstream import WrapUpstream, find_upstream
+
+PURPOSE = "rollout"
+_SUBMIT = 64
+"""Groups that are submitted in one transaction."""
+_LOOK_S = 0.5
+_OVERLAP_S = 5.0
+"""How far back each look goes, for what was committed late."""
+FREE = ("folder", "at_once", "serve", "second_opinion", *EngineTimeouts.model_fields)
+"""What may differ when a campaign is taken up again: it changes no result."""
+_NOT_RECORDED_ONCE = {"session": CampaignSettings.model_fields["session"].default.model_dump(mode="json")}
+"""What campaigns had whose record does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """A campaign at one moment."""
+
+    total: int
+    by_status: dict[str, int]
+    """Attempts."""
+    done: int
+    """Slots that nothing more comes of."""
+    not_graded: int
+    reward: float | None
+    """Mean so far."""
+    tokens_per_s: float
+    eta_s: float | None
+    stages: Sequence[StageCounts]
+
+
+Observer = Callable[[BatchProgress], None]
+"""Called on the node's event loop, so it must not take long."""
+
+
+@dataclass
+class CampaignPlan:
+    """All groups of a campaign, submitted in order and once."""
+
+    run_id: str
+    policy_id: str
+    settings: CampaignSettings
+    tasks: Sequence[Task]
+    _by_id: dict[str, Task] = field(default_factory=dict)
+    _submitted: bool = False
+
+    def __post_init__(self) -> None:
+        self._by_id = {task.id: task for task in self.tasks}
+
+    def task(self, key: str) -> Task:
+        """A task by its id. Raises `TaskError` if there is none."""
+        if key not in self._by_id:
+            raise TaskError(f"The campaign has no task {key!r}. Has its task set changed?")
+        return self._by_id[key]
+
+    def submit(self, conn: Connection, status: str) -> int:
+        """The next groups, whatever runs: how much is claimed at a time is the node's affair."""
+        if self._submitted or status != "training":
+            return 0
+        first = sum(rollouts.group_states(conn, self.run_id, PURPOSE).values())
+        chosen = range(first, min(first + _SUBMIT, len(self.tasks)))
+        for ordinal in chosen:
+            self._add(conn, ordinal)
+        self._submitted = first + len(chosen) >= len(self.tasks)
+        return len(chosen)
+
+    def _add(self, conn: Connection, ordinal: int) -> None:
+        options = self.settings
+        task = self.tasks[ordinal]
+        spec = GroupSpec(
+            run_id=self.run_id,
+            task_id=runs.add_task(conn, options.tasks or "", task),
+            policy_id=self.policy_id,
+            purpose=PURPOSE,
+            ordinal=ordinal,
+            submitted_version=0,
+            sampling={"temperature": options.temperature, "max_tokens": options.max_tokens},
+            harnesses=(options.harness,) * options.samples,
+            sandbox=options.sandbox,
+            seeds=tuple(_seed(options.seed, task.id, slot) for slot in range(options.samples)),
+        )
+        rollouts.submit(conn, spec)
+
+
+class BatchRollout:
+    """One campaign in one folder.
+
+    ```python
+    campaign = Campaign(CampaignSettings(folder=Path("runs/x"), tasks="shell", upstream="scripted", ...))
+    summary = asyncio.run(campaign.run(print))
+    ```
+    """
+
+    def __init__(self, settings: CampaignSettings, upstream: WrapUpstream | None = None) -> None:
+        """`upstream` is what answers, where `settings.upstream` is no more than its name.
+
+        Raises `ConfigError` for what cannot be run.
+        """
+        if settings.tasks is None and not settings.serve:
+            raise ConfigError(
+                "Nothing to do: give --tasks, or --serve HOST:PORT for rollouts that come over HTTP."
+            )
+        self.settings = settings
+        self.upstream = upstream or find_upstream(settings.upstream, settings.policy, settings.max_length)
+        self.tasks, self.remarks = chosen_tasks(settings)
+        """What is run, and a line for each thing about the set that should be known."""
+        self.section = harness_of(settings)
+        self.folder = RunFolder(settings.folder.resolve())
+        self.options = NodeSection(
+            max_running=settings.at_once, max_attempts=settings.retries + 1, serve=settings.serve
+        )
+        self._seen: set[str] = set()
+        self._cursor = 0.0
+        self._final: dict[tuple[int, int], RolloutState] = {}
+        self._began = time.monotonic()
+        self._before: tuple[int, int] | None = None
+        self._claimed = False
+
+    def claim(self) -> None:
+        """Make the folder this campaign's. Raises `ConfigError` if it holds another, or one that another
+        process runs.
+        """
+        if not self._claimed:
+            _claim(self.folder, self.settings, self.tasks)
+            self._claimed = True
+
+    @property
+    def store_url(self) -> str:
+        """The trace store."""
+        return f"sqlite:///{self.folder.root / 'traces.db'}"
+
+    async def run(self, observe: Observer = lambda _: None) -> dict[str, Any]:
+        """Run to the end; the summary, which is also written. Raises `HarnessGymError` if it cannot go on."""
+        self.claim()
+        with TraceStore.create(self.store_url) as store:
+            run_id, policy_id = store.write(partial(_enter, upstream=self.upstream, settings=self.settings))
+            for state in self._write_results(store, run_id):
+                self._note(state)
+            with own_proxy(
+                store, self.folder, run_id, self.upstream, self.settings.model, self.settings
+            ) as proxy:
+                plan = CampaignPlan(run_id, policy_id, self.settings, self.tasks)
+                try:
+                    async with self._node(store, plan, proxy.address) as node:
+                        await self._attend(store, node, proxy, run_id, observe)
+                finally:
+                    self._write_results(store, run_id)
+            return self._conclude(store, run_id)
+
+    @asynccontextmanager
+    async def _node(self, store: TraceStore, plan: CampaignPlan, proxy: RunningProxy) -> AsyncIterator[Node]:
+        settings = NodeSettings(
+            run=self.folder.root,
+            control_url=proxy.control_url,
+            control_key=proxy.control_key,
+            proxy_socket_dir=proxy.socket_dir,
+            proxy_url=proxy.url,
+            sandbox=self.settings.sandbox,
+        )
+        backend = make_backend(settings, self.folder.workspaces)
+        self._refuse_unfit(backend)
+        async with ControlClient(proxy.control_url, proxy.control_key) as control, backend:
+            harnesses = {self.section.name: make_harness(self.section, backend.capabilities)}
+            answered = self.settings.session.model_copy(
+                update={"upstream": proxy.outside, "replay": proxy.replay}
+            )
+            line = Pipeline(store, control, backend, harnesses, answered, plan.task)
+            line.second_opinion = self.settings.second_opinion
+            node = Node(store, plan, line, self.options, Pressure(self.folder.workspaces, self.options))
+            async with endpoints(node, self.settings.sandbox, "policy", self.folder):
+                yield node
+
+    def _refuse_unfit(self, backend: SandboxBackend) -> None:
+        """Before anything runs. Raises `CapabilityError` naming what a task needs and the backend lacks."""
+        for task in self.tasks:
+            require(backend.capabilities, needs(task))
+
+    async def _attend(
+        self, store: TraceStore, node: Node, proxy: OwnProxy, run_id: str, observe: Observer
+    ) -> None:
+        """The node until everything is done; results as they come, the proxy alive."""
+        serving = asyncio.create_task(node.serve())
+        try:
+            while not serving.done():
+                await asyncio.wait({serving}, timeout=_LOOK_S)
+                proxy.revive()  # not in another thread: a child ends with the thread that started it
+                observe(await anyio.to_thread.run_sync(self._look, store, node, run_id))
+                if self.tasks and len(self._final) >= self._total and not self.settings.serve:
+                    await store.awrite(lambda conn: runs.set_status(conn, run_id, "done"))
+            await serving
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+    @property
+    def _total(self) -> int:
+        return len(self.tasks) * self.settings.samples
+
+    def _look(self, store: TraceStore, node: Node, run_id: str) -> BatchProgress:
+        self._collect(store, run_id)
+        return self._progress(store, node, run_id)
+
+    def _collect(self, store: TraceStore, run_id: str) -> None:
+        """Append what has ended since the last look."""
+        changes = store.read(lambda conn: rollout_states.changed(conn, run_id, self._cursor - _OVERLAP_S))
+        fresh = []
+        for at, kind, state in changes:
+            self._cursor = max(self._cursor, at)
+            if kind != "ended" or state.id in self._seen or not state.final:
+                continue
+            self._note(state)
+            fresh.append(state)
+        if fresh:
+            with (self.folder.root / "results.jsonl").open("a") as file:
+                file.write(results.written(fresh))
+
+    def _note(self, state: RolloutState) -> None:
+        self._seen.add(state.id)
+        self._cursor = max(self._cursor, state.ended_at or 0.0)
+        if state.purpose == PURPOSE:
+            self._final[state.ordinal, state.slot] = state
+
+    def _write_results(self, store: TraceStore, run_id: str) -> list[RolloutState]:
+        """All results in order, instead of those that were appended as they came."""
+        states = store.read(lambda conn: rollout_states.slots(conn, run_id, PURPOSE))
+        final = [state for state in states if state.final]
+        results.replace_file(self.folder.root / "results.jsonl", results.written(final))
+        return final
+
+    def _progress(self, store: TraceStore, node: Node, run_id: str) -> BatchProgress:
+        by_status = store.read(lambda conn: rollouts.rollout_states(conn, run_id))
+        tokens = store.read(lambda conn: counts.tokens_sampled(conn, run_id))
+        done = len(self._final)
+        seconds = time.monotonic() - self._began
+        if self._before is None:
+            self._before = done, tokens
+        fresh = done - self._before[0]
+        rewards = [state.reward for state in self._final.values() if state.reward is not None]
+        return BatchProgress(
+            total=self._total,
+            by_status=by_status,
+            done=done,
+            not_graded=done - len(rewards),
+            reward=sum(rewards) / len(rewards) if rewards else None,
+            tokens_per_s=(tokens - self._before[1]) / seconds,
+            eta_s=(self._total - done) * seconds / fresh if fresh else None,
+            stages=node.stages.counts(),
+        )
+
+    def _conclude(self, store: TraceStore, run_id: str) -> dict[str, Any]:
+        states = self._write_results(store, run_id)
+        summary = results.summarise(states, pass_reward=1.0)
+        summary |= {"seconds": round(time.monotonic() - self._began, 2), "harness": self.settings.harness}
+        summary |= {"sandbox": self.settings.sandbox, "upstream": self.settings.upstream, "run": run_id}
+        write_json(self.folder.root / "summary.json", summary)
+        return summary
+
+
+def harness_of(settings: CampaignSettings) -> HarnessSection:
+    """What is run. Raises `ConfigError` or `HarnessError` if it, or the sandbox that it is to run in,
+    cannot be used.
+    """
+    section = HarnessSection(name=settings.harness, type=settings.harness, settings=settings.harness_settings)
+    make_harness(section)
+    if problem := load("sandbox", settings.sandbox).unavailable():
+        raise ConfigError(f"The sandbox backend {settings.sandbox!r} cannot be used: {problem}")
+    return section
+
+
+def _claim(folder: RunFolder, settings: CampaignSettings, tasks: Sequence[Task]) -> None:
+    """Make the folder this campaign's and nobody else's. Raises `ConfigError` if it holds another, or one
+    that runs.
+    """
+    from harnessgym.supervisor.preparation import claim_folder
+
+    asked = {name: value for name, value in settings.model_dump(mode="json").items() if name not in FREE}
+    asked["tasks_digest"] = digest_of(tasks)
+    path = folder.root / "campaign.json"
+    try:
+        recorded = _NOT_RECORDED_ONCE | json.loads(path.read_text())
+    except FileNotFoundError:
+        recorded = None
+    if recorded is None and (folder.config_path.exists() or (folder.root / "traces.db").exists()):
+        raise ConfigError(f"{folder.root} holds something else already. Give another --folder.")
+    changed = (
+        []
+        if recorded is None
+        else [name for name in sorted({*asked, *recorded}) if asked.get(name) != recorded.get(name)]
+    )
+    if changed and recorded is not None:
+        told = "; ".join(f"{name} was {recorded.get(name)!r} and is {asked.get(name)!r}" for name in changed)
+        raise ConfigError(
+            f"{folder.root} holds another campaign: {told}. Give another --folder, or remove that one first."
+        )
+    claim_folder(folder)
+    if recorded is None:
+        write_json(path, asked)
+
+
+def _enter(conn: Connection, upstream: WrapUpstream, settings: CampaignSettings) -> tuple[str, str]:
+    """The ids of the folder's run and its policy; what an earlier process left running is run again."""
+    found = runs.only(conn)
+    if found is None:
+        run_id = add_run(conn, "rollout", upstream, settings.model_dump(mode="json"))
+    else:
+        run_id = found.id
+        rollouts.expire(conn, run_id)
+        runs.set_status(conn, run_id, "training")
+        if upstream.kind != "replay":
+            workers.upsert(
+                conn, WorkerRow(f"{run_id}-upstream", run_id, upstream.kind, upstream.address, 0, "ready")
+            )
+    return run_id, policies.register(conn, run_id, "policy")
+
+
+def _seed(seed: int, task: str, slot: int) -> int:
+    """31 bits that depend on the campaign's seed and the rollout's place alone."""
+    digest = hashlib.blake2b(f"{seed} {task} {slot}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) >> 1

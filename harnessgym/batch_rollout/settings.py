@@ -1,0 +1,103 @@
+"""What a campaign is: its settings, and the tasks that they choose."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from harnessgym.engine_timeouts import EngineTimeouts
+from harnessgym.errors import ConfigError
+from harnessgym.run_config.session import SessionOptions
+from harnessgym.task import Split, Task
+from harnessgym.tasks.choosing import chosen as tasks_named
+from harnessgym.tasks.payload import payload_of
+from harnessgym.tasks.source import remarks_of, task_set
+from harnessgym.validation.baseline import fitness
+
+
+class CampaignSettings(EngineTimeouts):
+    """What is run, and how."""
+
+    folder: Path
+    """Where everything goes."""
+    tasks: str | None = None
+    """A registered task set, `module:Class`, or a file or folder; None runs only what is submitted over
+    HTTP."""
+    split: Split | Literal["all"] = "all"
+    task: tuple[str, ...] = ()
+    """Only these, by id or by how it ends behind a slash; empty is all."""
+    unfit: bool = False
+    """Whether tasks that failed `harnessgym tasks check` are run all the same."""
+    limit: int | None = Field(None, gt=0)
+    """Only so many tasks, the first ones."""
+    harness: str = "command"
+    """Registered harness, or `module:Class`."""
+    harness_settings: dict[str, Any] = Field(default_factory=dict)
+    sandbox: str = "bubblewrap"
+    samples: int = Field(1, gt=0)
+    """Rollouts of each task."""
+    seed: int = 0
+    at_once: int = Field(8, gt=0)
+    """Harnesses that run at one time."""
+    upstream: str | None = None
+    """What answers; see `wrapping.upstream.KINDS`."""
+    policy: Path | None = None
+    """Model folder, where the upstream does not tell it."""
+    model: str = "policy"
+    """Model name that harnesses see."""
+    temperature: float = Field(1.0, ge=0)
+    max_tokens: int = Field(4_096, gt=0)
+    """New tokens per call at most."""
+    max_length: int | None = None
+    """Prompt and completion of a call together; the engine's own limit if not given."""
+    timeout_s: float | None = Field(None, gt=0)
+    """Seconds that a harness may run, instead of the task's own limit."""
+    retries: int = Field(2, ge=0)
+    """Further attempts at a rollout that fails for reasons that are not the agent's."""
+    serve: str = ""
+    """`HOST:PORT` of the HTTP endpoints; empty serves none."""
+    second_opinion: bool = False
+    """Whether what is rewarded with 1 is also compared with the solution; no reward depends on it."""
+    session: SessionOptions = SessionOptions(constraints="prompt")
+    """How the proxy treats calls; who answers follows from the upstream."""
+
+
+def chosen_tasks(settings: CampaignSettings) -> tuple[list[Task], list[str]]:
+    """What is run, and a line for each thing about the set that should be known. Raises `ConfigError` if
+    that is nothing.
+    """
+    if settings.tasks is None:
+        return [], []
+    found = task_set(settings.tasks)
+    named = tasks_named(found, settings.task)
+    chosen = [task for task in named if settings.split in ("all", task.split)]
+    if not chosen:
+        there = " and ".join(
+            f"{count} in {split!r}" for split, count in Counter(task.split for task in named).items()
+        )
+        hint = f"There are {there}. Give another --split." if there else "Give other --tasks."
+        raise ConfigError(f"The tasks {settings.tasks!r} have none in the split {settings.split!r}. {hint}")
+    fit = fitness(settings.tasks, found, chosen)
+    remarks = remarks_of(found)
+    if fit.refusal and not settings.unfit:
+        chosen = [task for task in chosen if task.id not in fit.failed]
+        remarks.append(f"left out: {fit.refusal}\n--unfit runs them all the same.")
+    if not chosen:
+        raise ConfigError(f"No task is left to run. {fit.refusal}\n--unfit runs them all the same.")
+    chosen = chosen[: settings.limit]
+    if warning := fit.of(chosen).warning:
+        remarks.append(warning)
+    if settings.timeout_s is None:
+        return chosen, remarks
+    return [replace(task, limits=replace(task.limits, wall_s=settings.timeout_s)) for task in chosen], remarks
+
+
+def digest_of(tasks: Sequence[Task]) -> str:
+    """Hex that differs where anything of any task does."""
+    payload = json.dumps([payload_of(task) for task in tasks], sort_keys=True)
+    return hashlib.blake2b(payload.encode(), digest_size=8).hexdigest()

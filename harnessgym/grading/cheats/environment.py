@@ -1,0 +1,111 @@
+"""What lies around while cheats run, for them to find: secrets of this machine, a sandbox next door, and
+an ear outside.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harnessgym.errors import SandboxError
+from harnessgym.grading.cheats.cheat import Target
+from harnessgym.sandbox import Sandbox, SandboxBackend
+from harnessgym.task import Limits, Task
+
+_ENVIRONMENT = "HARNESSGYM_CHEAT_SECRET"
+_NEXT_DOOR = """\
+import os, socket, sys
+secret = os.environ["SECRET"]
+open("secret.txt", "w").write(secret)
+listener = socket.create_server(("", 4444))
+print("open", flush=True)
+while True:
+    link, _ = listener.accept()
+    link.sendall(secret.encode())
+    link.close()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A port of this machine, and what connected to it."""
+
+    port: int
+    heard: list[str] = field(default_factory=list)
+    """Connections that came from inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheatEnvironment:
+    """What the suite put up."""
+
+    folder: Path
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[Listener]:
+        """An ear of one cheat's own, so that of several at one time it is known who was heard."""
+        heard: list[str] = []
+
+        def hear(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(str(writer.get_extra_info("peername")))
+            writer.close()
+
+        server = await asyncio.start_server(hear, "", 0, family=socket.AF_INET)
+        try:
+            yield Listener(server.sockets[0].getsockname()[1], heard)
+        finally:
+            server.close()
+
+    def target(self, task: Task, ear: Listener) -> Target:
+        """What a cheat is told about a task. Lays the gold files out on this machine."""
+        gold = self.folder / task.id.replace("/", "-")
+        files: Mapping[str, str] = {} if task.solution is None else task.solution.files
+        for path, text in {**files, "secret.txt": _secret()}.items():
+            place = gold / path
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(text)
+        return Target(task, gold, ear.port, _own_addresses())
+
+
+@asynccontextmanager
+async def surroundings(backend: SandboxBackend) -> AsyncIterator[CheatEnvironment]:
+    """Puts everything up around an open backend, and takes it down."""
+    os.environ[_ENVIRONMENT] = _secret()
+    with tempfile.TemporaryDirectory(prefix="harnessgym-cheats-") as temporary:
+        os.chmod(temporary, 0o755)  # noqa: S103  # who gets out shall be able to read it
+        try:
+            async with backend.open(Limits(wall_s=3_600)) as neighbour:
+                living = asyncio.create_task(_live(neighbour))
+                try:
+                    yield CheatEnvironment(Path(temporary))
+                finally:
+                    living.cancel()
+                    await asyncio.gather(living, return_exceptions=True)
+        finally:
+            os.environ.pop(_ENVIRONMENT, None)
+
+
+async def _live(neighbour: Sandbox) -> None:
+    with contextlib.suppress(SandboxError):
+        await neighbour.exec(
+            ["python3", "-c", _NEXT_DOOR, _secret()], env={"SECRET": _secret()}, timeout_s=3_600
+        )
+
+
+def _secret() -> str:
+    return f"HGSECRET-{secrets.token_hex(8)}"
+
+
+def _own_addresses() -> tuple[str, ...]:
+    name = socket.gethostname()
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name, None, socket.AF_INET)}
+    except OSError:
+        found = set()
+    return (name, *sorted(found))

@@ -1,0 +1,135 @@
+"""Stands in for an agent: does something in its place, and has what is left there judged as an agent's work
+is.
+
+What can be said of a task without any agent comes from here: that its solution is rewarded, that doing
+nothing is not.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from harnessgym.errors import CapabilityError, HarnessGymError, ImageError, SandboxError
+from harnessgym.grading.grade import judge
+from harnessgym.grading.verifier import Opener
+from harnessgym.provisioning import equipment_of
+from harnessgym.sandbox import Sandbox, SandboxBackend
+from harnessgym.task import Grade, Task
+from harnessgym.task_setup.steps import step_task, through_steps
+from harnessgym.task_setup.workspace_setup import furnish, solve
+
+GOLD = "(gold)"
+NOTHING = "(nothing)"
+
+
+@dataclass(frozen=True, slots=True)
+class CheatResult:
+    """What came of one cheat, of the gold solution, or of doing nothing, on one task."""
+
+    task: str
+    cheat: str
+    reward: float | None
+    """None: no verdict."""
+    tampered: str | None = None
+    error: str | None = None
+    """Why there is no verdict."""
+    lost: bool = False
+    """Whether that is a sandbox's doing, before anything in it could have broken it. It says nothing about
+    the task."""
+    unusable: bool = False
+    """Whether this backend cannot take the task: it lacks something, or the image cannot be built."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the verdict rests on."""
+    loot: str = ""
+    """What it got, or how it lived on, or what it sent out; empty is as it should be."""
+    ending: str = ""
+    """How its own run ended, for those who write cheats."""
+    seconds: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is what it should be: 1 for gold, nothing for anything else."""
+        if self.cheat == GOLD:
+            return self.reward == 1.0 and self.tampered is None
+        if self.cheat == NOTHING:
+            return self.reward == 0.0
+        return not self.loot and (self.reward is None or self.reward <= 0.0)
+
+
+class ScriptedAgent:
+    """In the sandboxes of one open backend."""
+
+    def __init__(self, backend: SandboxBackend) -> None:
+        self._backend = backend
+
+    async def gold(self, task: Task) -> CheatResult:
+        """Does what the solution says, or that of each step."""
+        for asked in (step_task(task, step) for step in task.steps) if task.steps else (task,):
+            if asked.solution is None:
+                return CheatResult(
+                    task.id, GOLD, None, error="The task has no solution, so its zeros would mean nothing."
+                )
+        return await self._work(task, GOLD, solve)
+
+    async def nothing(self, task: Task) -> CheatResult:
+        """Ends at once."""
+        return await self.act(task, NOTHING, _rest)
+
+    async def act(self, task: Task, name: str, act: Callable[[Sandbox], Awaitable[None]]) -> CheatResult:
+        """Does anything, in each step where there are several, and says under this name what came of it."""
+        return await self._work(task, name, lambda _, sandbox: act(sandbox))
+
+    async def grade(
+        self, task: Task, sandbox: Sandbox, act: Callable[[Task, Sandbox], Awaitable[None]]
+    ) -> Grade:
+        """Acts in a furnished sandbox, in each of the task's steps if it has some, and grades it."""
+        if not task.steps:
+            await act(task, sandbox)
+            return await judge(task, sandbox, self.fresh(task))
+        fresh = self.fresh(task)
+        return await through_steps(
+            task, sandbox, lambda asked: act(asked, sandbox), lambda asked: judge(asked, sandbox, fresh)
+        )
+
+    async def _work(
+        self, task: Task, name: str, act: Callable[[Task, Sandbox], Awaitable[None]]
+    ) -> CheatResult:
+        began = time.monotonic()
+        try:
+            async with self.furnished(task) as sandbox:
+                return judged(task, name, await self.grade(task, sandbox, act), began)
+        except (HarnessGymError, OSError, MemoryError) as error:
+            return failed(task, name, error, began)
+
+    @asynccontextmanager
+    async def furnished(self, task: Task) -> AsyncIterator[Sandbox]:
+        """As an agent finds it."""
+        async with self._backend.open(task.limits, equipment_of(task)) as sandbox:
+            await furnish(task, sandbox)
+            yield sandbox
+
+    def fresh(self, task: Task) -> Opener:
+        """Opens what it is graded in."""
+        return lambda: self._backend.open(task.limits, equipment_of(task, grades=True))
+
+
+async def _rest(sandbox: Sandbox) -> None:
+    """Does nothing."""
+
+
+def judged(task: Task, cheat: str, grade: Grade, began: float) -> CheatResult:
+    """A verdict as a result. `began` is by `time.monotonic`."""
+    seconds = time.monotonic() - began
+    return CheatResult(
+        task.id, cheat, grade.rewards["reward"], grade.tampered, evidence=grade.evidence, seconds=seconds
+    )
+
+
+def failed(task: Task, cheat: str, error: Exception, began: float) -> CheatResult:
+    """No verdict, as a result."""
+    unusable = isinstance(error, CapabilityError | ImageError)
+    lost = not unusable and (isinstance(error, SandboxError) or not isinstance(error, HarnessGymError))
+    seconds = time.monotonic() - began
+    return CheatResult(task.id, cheat, None, error=str(error), lost=lost, unusable=unusable, seconds=seconds)

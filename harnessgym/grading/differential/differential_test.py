@@ -1,0 +1,319 @@
+"""A second opinion on a solution that the tests accept: the candidate and the gold solution are given the
+same inputs.
+
+Tests that accept a solution need not mean that it is right; of patches that benchmarks call resolved, many
+behave otherwise than the developers' (PatchDiff, arXiv 2503.15223). Here, functions that differ are called
+with the arguments that tests use and with seeded mutations of them, gold twice and the candidate once, each
+version in a fresh sandbox and each call in a process of its own. The developers' whole test suite is run too,
+where the workspace has one.
+
+What the candidate says about itself can be forged, but what the gold solution says is never where the
+candidate runs. An answer that no honest run could give is no opinion. Nothing here changes a reward.
+"""
+
+import random
+import re
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from harnessgym.errors import HarnessGymError, TaskError
+from harnessgym.grading.differential.comparison import NOT_TWICE, VersionResults, compare, read_answers
+from harnessgym.grading.differential.functions import Compared, Function, differing, python_files
+from harnessgym.grading.differential.inputs import FunctionCall, annotated, mutated, shown
+from harnessgym.grading.differential.probe import Probe, probe, program
+from harnessgym.grading.differential.report import Opinion
+from harnessgym.grading.differential.suite import SuiteResult, is_collected, own_tests, run_suite
+from harnessgym.grading.grade import taken
+from harnessgym.grading.upload import holding
+from harnessgym.grading.verifier import Opener
+from harnessgym.task import Task
+from harnessgym.task_setup.workspace_setup import furnish, solve
+
+_SEEN = 32
+"""Calls of a function that are taken from tests, at most."""
+_MADE = 64
+"""Calls of a function that are made from them."""
+_ALL = 1_000
+"""Calls of all functions together, at most."""
+CASE_S = 10.0
+"""Seconds for one call. One that the gold solution does not end is no input."""
+_HANGS = 2
+"""Calls of a function that may hang before no more are tried."""
+_RUN_S = 600.0
+"""Seconds for one version's calls, or for a run of tests."""
+_MAX_BYTES = 1 << 30
+_MAX_FILES = 100_000
+_FAILURES = (HarnessGymError, OSError, MemoryError, RecursionError)
+"""What means that there is no opinion, and never that there is no grade."""
+
+Inputs = Sequence[tuple[Function, FunctionCall]]
+
+
+async def opinion_on(task: Task, workspace: Path, fresh: Opener, *, case_s: float = CASE_S) -> Opinion:
+    """A second opinion on an exported workspace; `fresh` opens an empty sandbox of the task's image, without
+    network.
+
+    There is none on a task of several steps, nor on one step of it: what gold left in earlier steps would be
+    needed.
+    """
+    if task.steps:
+        return Opinion(
+            None, "The task has several steps, and what gold leaves after one of them is not known."
+        )
+    try:
+        async with gold_of(task, fresh) as gold:
+            places = holding(workspace, fresh), holding(gold, fresh)
+            return await second_opinion(task, workspace, *places, case_s=case_s)
+    except _FAILURES as error:
+        return Opinion(None, f"The gold solution could not be made: {_said(error)}")
+
+
+async def second_opinion(
+    task: Task, workspace: Path, place: Opener, gold_place: Opener, *, case_s: float = CASE_S
+) -> Opinion:
+    """Compares what `place` opens, the exported `workspace`, with the gold solution that `gold_place` opens.
+
+    What fails, answers that cannot be, and code nested too deep are no opinion; nothing is raised for them.
+    """
+    try:
+        folder = await anyio.to_thread.run_sync(
+            partial(tempfile.TemporaryDirectory, prefix="harnessgym-opinion-")
+        )
+        try:
+            gold = Path(folder.name) / "gold"
+            async with gold_place() as sandbox:
+                await sandbox.export(gold, max_bytes=_MAX_BYTES, max_files=_MAX_FILES)
+            made = partial(_Second, task, gold, workspace, place, gold_place, case_s)
+            return await (await anyio.to_thread.run_sync(made)).opinion()
+        finally:
+            await anyio.to_thread.run_sync(folder.cleanup)
+    except _FAILURES as error:
+        return Opinion(None, _said(error))
+
+
+@asynccontextmanager
+async def gold_of(task: Task, fresh: Opener) -> AsyncIterator[Path]:
+    """The task's artifacts as the gold solution makes them. Raises TaskError if there is none, or it
+    fails.
+    """
+    if task.solution is None:
+        raise TaskError(f"Task {task.id!r} has no solution to compare with.")
+    async with fresh() as sandbox:
+        await furnish(task, sandbox)
+        await solve(task, sandbox)
+        async with taken(task, sandbox) as evidence:
+            yield evidence.folder
+
+
+class _Second:
+    """One opinion in the making."""
+
+    def __init__(
+        self, task: Task, gold: Path, candidate: Path, place: Opener, gold_place: Opener, case_s: float
+    ) -> None:
+        self.task = task
+        self.gold = gold
+        self.candidate = candidate
+        self.place = place
+        self.gold_place = gold_place
+        self.case_s = case_s
+        self.hidden = _test_files(task)
+        self.own = own_tests(gold)
+
+    async def opinion(self) -> Opinion:
+        compared = await anyio.to_thread.run_sync(self._differing)
+        if compared is None:
+            return Opinion(None, "The gold solution has no Python file to compare.")
+        runs = [run async for run in self._trace(compared)]
+        left_out = dict(compared.left_out)
+        inputs = await anyio.to_thread.run_sync(self._inputs, compared, runs)
+        for function in compared.functions:
+            if all(function is not other for other, _ in inputs):
+                left_out[function.place] = (
+                    "no inputs are known: neither tests nor docstrings call it with plain values"
+                )
+        opinion = Opinion(None, left_out=left_out)
+        if inputs:
+            opinion = await self._compared(inputs, opinion)
+            if opinion.why:
+                return opinion
+        suite = await self._suite(runs)
+        return _concluded(
+            replace(opinion, suite=suite), same=not compared.functions and not compared.left_out
+        )
+
+    def _differing(self) -> Compared | None:
+        return differing(self.gold, self.candidate) if any(True for _ in python_files(self.gold)) else None
+
+    async def _trace(self, compared: Compared) -> AsyncIterator[Probe]:
+        """Runs of the tests over the gold solution: the task's, then the developers' own, which come last."""
+        job = self._tracing(compared.functions)
+        order = [path for path in self.hidden if is_collected(path)]
+        if order and compared.functions:
+            async with self.gold_place() as sandbox:
+                yield await probe(
+                    sandbox, program("tracing"), {**job, "files": self.hidden, "order": order}, _RUN_S
+                )
+        patch, patched = _patched_tests(self.task)
+        if patched and compared.functions:
+            async with self.gold_place() as sandbox:
+                await sandbox.exec(
+                    ["git", "apply", "--whitespace=nowarn", "-"], stdin=patch.encode(), timeout_s=60.0
+                )
+                yield await probe(sandbox, program("tracing"), {**job, "own": patched}, _RUN_S)
+        if self.own:
+            async with self.gold_place() as sandbox:
+                yield await probe(sandbox, program("tracing"), {**job, "own": self.own}, _RUN_S)
+
+    def _inputs(self, compared: Compared, runs: Sequence[Probe]) -> Inputs:
+        recorded = _recorded(runs)
+        sources = [
+            *self.hidden.values(),
+            *((self.gold / file).read_text(errors="replace") for file in self.own),
+        ]
+        found: list[tuple[Function, FunctionCall]] = []
+        for function in compared.functions:
+            draw = random.Random(f"{self.task.id} {self.task.seed} {function.place}")
+            calls = recorded.get((function.file, function.name), [])
+            if "." not in function.name or _unbound(function):
+                calls = [*calls, *_cases(self.task, function), *shown(function, sources)]
+            calls = list({call.key: call for call in calls}.values())[:_SEEN] or annotated(
+                function, draw, _SEEN
+            )
+            found += [(function, call) for call in (*calls, *mutated(calls, draw, _MADE))]
+        return found[:: max(1, -(-len(found) // _ALL))]
+
+    async def _compared(self, inputs: Inputs, opinion: Opinion) -> Opinion:
+        cases = [
+            {
+                "module": function.module,
+                "function": function.name,
+                "new": call.new,
+                "args": call.args,
+                "kwargs": call.kwargs,
+            }
+            for function, call in inputs
+        ]
+        roots = sorted({function.root for function, _ in inputs})
+        job = {
+            "roots": roots,
+            "cases": cases,
+            "case_s": self.case_s,
+            "hangs": _HANGS,
+            "encoding": program("encoding"),
+        }
+        first, again = [await _answers(self.gold_place, job, len(cases)) for _ in range(2)]
+        if first.broken or again.broken or first.forged or not first.imported:
+            why = first.forged or "; ".join(first.broken.values()) or "it did not answer"
+            return replace(opinion, why=f"The gold solution cannot be called: {why}.")
+        theirs = await _answers(self.place, job, len(cases))
+        if theirs.forged:
+            return replace(opinion, why=f"The candidate's answers are none: {theirs.forged}.")
+        found = compare(inputs, first, again, theirs)
+        left_out = {**opinion.left_out, **dict.fromkeys(found.unstable, NOT_TWICE)}
+        names = tuple(
+            dict.fromkeys(function.place for function, _ in inputs if function.place not in found.unstable)
+        )
+        return replace(
+            opinion, differs=found.differs, inputs=found.inputs, functions=names, left_out=left_out
+        )
+
+    def _tracing(self, functions: Sequence[Function]) -> dict[str, Any]:
+        """A job for `runners/tracing.py`, without tests."""
+        targets: dict[str, dict[str, str]] = {}
+        classes: dict[str, list[str]] = {}
+        for function in functions:
+            targets.setdefault(function.file, {})[str(function.line)] = function.name
+            owner = function.name.rpartition(".")[0]
+            if owner and owner not in classes.setdefault(function.file, []):
+                classes[function.file].append(owner)
+        roots = sorted(
+            {".", *(function.root for function in functions), *(["src"] * (self.gold / "src").is_dir())}
+        )
+        job = {
+            "targets": targets,
+            "classes": classes,
+            "roots": roots,
+            "most": _SEEN,
+            "encoding": program("encoding"),
+        }
+        return {**job, "files": {}, "order": [], "own": []}
+
+    async def _suite(self, runs: Sequence[Probe]) -> SuiteResult | None:
+        if not self.own:
+            return None
+        job = {**self._tracing(()), "own": self.own}
+        return await run_suite(runs[-1], self.gold, self.candidate, self.place, self.gold_place, job, _RUN_S)
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, HarnessGymError) else f"{type(error).__name__}: {error}"
+
+
+def _concluded(opinion: Opinion, *, same: bool) -> Opinion:
+    failed = opinion.suite is not None and bool(opinion.suite.failed)
+    if opinion.differs or failed:
+        return replace(opinion, agrees=False)
+    tried = opinion.inputs > 0 or (opinion.suite is not None and not opinion.suite.why)
+    if tried or same:
+        return replace(opinion, agrees=True)
+    return replace(opinion, why="Nothing could be compared; `left_out` says why.")
+
+
+async def _answers(place: Opener, job: Mapping[str, Any], cases: int) -> VersionResults:
+    async with place() as sandbox:
+        return read_answers(await probe(sandbox, program("comparing"), job, _RUN_S), cases)
+
+
+def _recorded(runs: Sequence[Probe]) -> dict[tuple[str, str], list[FunctionCall]]:
+    found: dict[tuple[str, str], list[FunctionCall]] = {}
+    for line in (line for run in runs for line in run.lines if "call" in line):
+        call = line["call"]
+        made = FunctionCall(call["args"], call["kwargs"], call["new"], seen=True)
+        found.setdefault((line["file"], line["function"]), []).append(made)
+    return found
+
+
+def _cases(task: Task, function: Function) -> list[FunctionCall]:
+    """What the task's own `call` checks ask of a function of this name."""
+    checks = [test for test in task.metadata.get("tests", ()) if test.get("kind") == "call"]
+    cases = [
+        (case, case.get("function") or test.get("function"))
+        for test in checks
+        for case in test.get("cases", ())
+    ]
+    found = [
+        FunctionCall.of(case.get("args", ()), case.get("kwargs", {}))
+        for case, name in cases
+        if name == function.name
+    ]
+    return [call for call in found if call is not None]
+
+
+def _test_files(task: Task) -> dict[str, str]:
+    files = task.metadata.get("test_files", {})
+    return {str(path): str(text) for path, text in files.items()} if isinstance(files, Mapping) else {}
+
+
+def _patched_tests(task: Task) -> tuple[str, list[str]]:
+    """The patch that brings the task's tests into the workspace, where they come so, and the test files in
+    it.
+    """
+    spec = task.metadata.get("swe_bench", {})
+    patch = str(spec.get("test_patch", "")) if isinstance(spec, Mapping) else ""
+    named = re.findall(r"^\+\+\+ b/(\S+)$", patch, re.MULTILINE)
+    return patch, [file for file in named if is_collected(file)]
+
+
+def _unbound(function: Function) -> bool:
+    """Whether it is a method that needs no object."""
+    return any(
+        getattr(node, "id", "") in ("staticmethod", "classmethod") for node in function.node.decorator_list
+    )

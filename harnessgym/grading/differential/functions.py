@@ -1,0 +1,231 @@
+"""Which functions of two workspaces can behave differently: by their syntax, and by the names that they use.
+
+Compared are public functions and methods that both have under the same name, of files that differ. One counts
+as different if its own syntax does (docstrings and annotations aside), or if it uses a name of its module
+that does: a private helper, a constant, an import. Private functions are how, not what; they are compared
+through whoever uses them, or where nobody does.
+"""
+
+import ast
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+_MAX_BYTES = 1 << 20
+_HIDDEN = (".", "__pycache__", "node_modules", "site-packages")
+_UNREADABLE = "the candidate's is no Python, or nested too deep"
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function that both workspaces have."""
+
+    file: str
+    root: str
+    """Folder that its module is imported from."""
+    module: str
+    name: str
+    """With the names of the classes it is in: `Stack.push`."""
+    line: int
+    """Where its code begins in the gold solution: of its first decorator, if it has one."""
+    node: Definition = field(compare=False)
+
+    @property
+    def place(self) -> str:
+        """`module.name`."""
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What is to be compared, and what cannot be."""
+
+    functions: tuple[Function, ...]
+    left_out: Mapping[str, str]
+    """Place to why."""
+
+
+def differing(gold: Path, candidate: Path) -> Compared:
+    """The functions of the gold workspace that may behave differently in the candidate."""
+    functions: list[Function] = []
+    left_out: dict[str, str] = {}
+    for file in python_files(gold):
+        ours = _read(gold / file)
+        theirs = _read(candidate / file) if _lies_in(candidate, file) else None
+        if ours is None or ours == theirs or is_test(file):
+            continue
+        module = _Module.read(ours)
+        other = _Module.read(theirs) if theirs is not None else None
+        root, dotted = _imported_as(gold, file)
+        if module is None:
+            left_out[dotted] = "the gold solution's is no Python, or nested too deep"
+            continue
+        if other is None:
+            left_out[dotted] = "the candidate does not have this file" if theirs is None else _UNREADABLE
+            continue
+        changed = module.changed(other)
+        for name in sorted(changed & module.functions.keys()):
+            if name in other.functions:
+                node = module.functions[name]
+                functions.append(Function(file, root, dotted, name, _first_line(node), node))
+            elif not _private(name):
+                left_out[f"{dotted}.{name}"] = "the candidate has no function of this name"
+    return Compared(tuple(functions), left_out)
+
+
+def python_files(folder: Path) -> Iterator[str]:
+    """Relative paths of regular Python files, outside hidden folders and installed packages."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith(_HIDDEN) and name not in _HIDDEN)
+        for name in sorted(names):
+            path = Path(where, name)
+            if name.endswith(".py") and not path.is_symlink() and path.is_file():
+                yield path.relative_to(folder).as_posix()
+
+
+def is_test(file: str) -> bool:
+    """Whether developers would call it a part of their tests."""
+    path = PurePosixPath(file)
+    named = path.name.startswith("test_") or path.stem.endswith("_test") or path.name == "conftest.py"
+    return named or not {"tests", "test", "testing"}.isdisjoint(path.parts[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """The names that a module binds: their syntax, and which functions they are."""
+
+    bound: Mapping[str, str]
+    functions: Mapping[str, Definition]
+
+    @classmethod
+    def read(cls, source: bytes) -> "_Module | None":
+        """None for what is no Python, or nested too deep to be looked at."""
+        bound: dict[str, str] = {}
+        functions: dict[str, Definition] = {}
+        try:
+            _bind(ast.parse(source), "", bound, functions)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+        return cls(bound, functions)
+
+    def changed(self, other: "_Module") -> set[str]:
+        """Functions to compare: public ones that differ or use what differs, and private ones that none of
+        those uses.
+        """
+        different = {name for name, text in self.bound.items() if other.bound.get(name) != text}
+        uses = {name: _uses(node, name) for name, node in self.functions.items()}
+        reached = _reaching(different, uses)
+        public = {name for name in reached if not _private(name)}
+        covered = set().union(*(_below(name, uses) for name in public)) if public else set()
+        return public | {name for name in reached - public if name not in covered and name in different}
+
+
+def _bind(tree: ast.AST, prefix: str, bound: dict[str, str], functions: dict[str, Definition]) -> None:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Definition):
+            functions[f"{prefix}{node.name}"] = node
+            bound[f"{prefix}{node.name}"] = _shape(node)
+        elif isinstance(node, ast.ClassDef):
+            heads = [*node.bases, *node.keywords, *node.decorator_list]
+            bound[f"{prefix}{node.name}"] = " ".join(ast.dump(head) for head in heads)
+            _bind(node, f"{prefix}{node.name}.", bound, functions)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                bound[f"{prefix}{alias.asname or alias.name.split('.')[0]}"] = ast.dump(node)
+        elif isinstance(node, ast.stmt):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+                    bound[f"{prefix}{inner.id}"] = bound.get(f"{prefix}{inner.id}", "") + ast.dump(node)
+
+
+def _shape(node: Definition) -> str:
+    """Its syntax without docstrings and annotations."""
+    copy = ast.parse(ast.unparse(node))
+    for inner in ast.walk(copy):
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and ast.get_docstring(
+            inner, clean=False
+        ):
+            inner.body = inner.body[1:]
+        if isinstance(inner, Definition):
+            inner.returns = None
+        if isinstance(inner, ast.arg):
+            inner.annotation = None
+    return ast.dump(copy)
+
+
+def _uses(node: Definition, name: str) -> set[str]:
+    """Names of the module that a function may mean, methods of its own class with it."""
+    plain = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+    owner = name.rpartition(".")[0]
+    if not owner:
+        return plain
+    own = {f"{owner}.{inner.attr}" for inner in ast.walk(node) if isinstance(inner, ast.Attribute)}
+    return plain | own | {owner, f"{owner}.__init__"}
+
+
+def _reaching(different: set[str], uses: Mapping[str, set[str]]) -> set[str]:
+    """Functions that differ, or use something that does, however far."""
+    reached = set(different)
+    while True:
+        more = {name for name, used in uses.items() if name not in reached and not used.isdisjoint(reached)}
+        if not more:
+            return reached & uses.keys()
+        reached |= more
+
+
+def _below(name: str, uses: Mapping[str, set[str]]) -> set[str]:
+    """Everything that a function uses, however far."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for used in uses.get(waiting.pop(), set()) - found:
+            found.add(used)
+            waiting.append(used)
+    return found
+
+
+def _private(name: str) -> bool:
+    """Whether nobody outside is meant to call it. `__init__` is called through other methods; `__call__`
+    is public.
+    """
+    own = name.rpartition(".")[2]
+    if own.startswith("__") and own.endswith("__"):
+        return own in (
+            "__init__",
+            "__new__",
+            "__post_init__",
+            "__del__",
+            "__getattr__",
+            "__getattribute__",
+            "__init_subclass__",
+        )
+    return any(part.startswith("_") for part in name.split("."))
+
+
+def _first_line(node: Definition) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def _imported_as(folder: Path, file: str) -> tuple[str, str]:
+    """The folder that must be on the path, and the module's dotted name there."""
+    path = PurePosixPath(file)
+    root = path.parent
+    while root.parts and (folder / root / "__init__.py").is_file():
+        root = root.parent
+    dotted = path.relative_to(root).with_suffix("")
+    parts = dotted.parts[:-1] if dotted.name == "__init__" and len(dotted.parts) > 1 else dotted.parts
+    return root.as_posix(), ".".join(parts)
+
+
+def _lies_in(folder: Path, file: str) -> bool:
+    """Whether it is a regular file there, and no folder above it a link."""
+    path = folder / file
+    above = [folder / parent for parent in PurePosixPath(file).parents if parent.parts]
+    return path.is_file() and not any(each.is_symlink() for each in (path, *above))
+
+
+def _read(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() and path.stat().st_size <= _MAX_BYTES else None

@@ -1,0 +1,227 @@
+"""From an agent's sandbox to a verdict: stop it, take out what it left as data, and judge that somewhere
+else.
+
+    kill every process, in one step → the node reads the workspace itself → the task's grader, which runs
+    things only in fresh sandboxes of the pinned image, where nothing can be reached
+
+What the agent did to its own files (too many, too large, a trap where an artifact should be) is tampering,
+with reward 0. A sandbox or a grader that fails is an error and no reward at all.
+"""
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import anyio.to_thread
+
+from harnessgym.errors import HarnessGymError, SandboxError, TaskError
+from harnessgym.grading.check import ending
+from harnessgym.grading.upload import holding
+from harnessgym.grading.verifier import Opener, Verifier
+from harnessgym.registry import load
+from harnessgym.sandbox import Capability, Sandbox, WorkspaceExport
+from harnessgym.task import OUTSIDE, Grade, Hook, Task
+
+_MAX_FILES = 100_000
+"""More than this in a workspace is an attempt to choke the grader."""
+_GRADED = 0.875
+"""Part of `Limits.disk_mb` that may be left to grade: it must fit into the grading sandbox, and its tests
+with it."""
+_WARNING = "Graded in the sandbox that the agent used. What it left there can change what is measured."
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedArtifacts:
+    """What was taken out of the agent's sandbox."""
+
+    folder: Path
+    """The artifacts, and nothing else."""
+    export: WorkspaceExport
+    tampered: str | None
+    """Why there can be no grade, if there cannot."""
+    failed_hooks: tuple[str, ...] = ()
+    """A sentence for each of the task's hooks that did not succeed."""
+
+
+async def judge(task: Task, sandbox: Sandbox, fresh: Opener) -> Grade:
+    """Ends what runs in `sandbox` and grades what is there.
+
+    `fresh` opens a sandbox of the task's image without network. Raises SandboxError when a sandbox failed,
+    TaskError when the grader failed or gave something that is no reward.
+    """
+    async with taken(task, sandbox) as evidence:
+        return await verdict(task, evidence, sandbox if task.verifier == "shared" else None, fresh)
+
+
+@asynccontextmanager
+async def taken(
+    task: Task, sandbox: Sandbox, within: Path | None = None
+) -> AsyncIterator[CollectedArtifacts]:
+    """The task's artifacts, in a folder that is removed at the end. Then the sandbox is needed only for
+    shared grading.
+
+    `within` is a folder that somebody removes if this process is killed; by default, the one for temporary
+    files.
+    """
+    await sandbox.kill_all()
+    failed = tuple([problem for hook in task.hooks if (problem := await _run(hook, sandbox))])
+    root = Path(
+        await anyio.to_thread.run_sync(partial(tempfile.mkdtemp, prefix="harnessgym-graded-", dir=within))
+    )
+    try:
+        most = int(task.limits.disk_mb * _GRADED * (1 << 20))
+        export = await sandbox.export(
+            root / "all", max_bytes=most, max_files=_MAX_FILES, collect=task.collect
+        )
+        yield replace(await anyio.to_thread.run_sync(_evidence, task, root, export), failed_hooks=failed)
+    finally:
+        await anyio.to_thread.run_sync(_remove, root)
+
+
+async def verdict(task: Task, evidence: CollectedArtifacts, shared: Sandbox | None, fresh: Opener) -> Grade:
+    """The grade of what was taken. `shared` is the agent's sandbox, where the task wants to be graded
+    there.
+    """
+    basis: dict[str, Any] = (
+        {"mode": "separate"} if shared is None else {"mode": "shared", "warning": _WARNING}
+    )
+    if evidence.export.left_out:
+        basis["left_out"] = list(evidence.export.left_out[:20])
+    if evidence.failed_hooks:
+        basis["failed_hooks"] = list(evidence.failed_hooks)
+    if evidence.tampered is not None:
+        return Grade({"reward": 0.0}, evidence.tampered, basis)
+    links = evidence.export.left_out if task.home else ()
+    grade = await _ask(
+        task, evidence.folder, holding(evidence.folder, fresh, links) if shared is None else _again(shared)
+    )
+    return replace(grade, rewards=checked_rewards(grade, _named(task)), evidence={**grade.evidence, **basis})
+
+
+def checked_rewards(grade: Grade, where: str) -> dict[str, float]:
+    """The rewards as floats, all 0 if tampered. Raises TaskError for what is no finite number, or a
+    missing "reward".
+    """
+    if not isinstance(grade.rewards, Mapping):
+        raise TaskError(
+            f'{where} gave {grade.rewards!r} as rewards. Give a mapping such as {{"reward": 1.0}}.'
+        )
+    if grade.tampered is not None:
+        return {**dict.fromkeys(grade.rewards, 0.0), "reward": 0.0}
+    if "reward" not in grade.rewards:
+        given = ", ".join(sorted(map(str, grade.rewards))) or "nothing"
+        raise TaskError(f'{where} gave no channel "reward" (it gave: {given}). Add it.')
+    for channel, value in grade.rewards.items():
+        if not is_reward(value):
+            raise TaskError(
+                f"{where} gave {value!r} on the channel {channel!r}. A reward is a finite number."
+            )
+    return {channel: float(value) for channel, value in grade.rewards.items()}
+
+
+def is_reward(value: object) -> bool:
+    """Whether it is a finite number; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        return False
+
+
+async def _run(hook: Hook, sandbox: Sandbox) -> str:
+    """Runs a hook where the agent was; how it failed, or an empty string."""
+    user = "root" if hook.root and Capability.ROOT in sandbox.capabilities else None
+    done = await sandbox.exec(hook.argv, user=user, timeout_s=hook.timeout_s)
+    return "" if done.ok else f"{' '.join(hook.argv)[:200]}: {ending(done)}"
+
+
+async def _ask(task: Task, folder: Path, place: Opener) -> Grade:
+    grader: Any = await anyio.to_thread.run_sync(load, "grader", task.grader)
+    where = _named(task)
+    try:
+        if isinstance(grader, Verifier):
+            grade = await grader.verify(task, folder, place)
+        else:
+            grade = await anyio.to_thread.run_sync(grader, task, folder)
+    except HarnessGymError:
+        raise
+    except Exception as error:  # somebody else's grader: its bug must not be a reward, nor end the node
+        raise TaskError(f"{where} failed: {type(error).__name__}: {error}.") from error
+    if not isinstance(grade, Grade):
+        raise TaskError(f"{where} gave {grade!r}. A grader gives a `harnessgym.task.Grade`.")
+    return grade
+
+
+def _named(task: Task) -> str:
+    return f"The grader {task.grader!r} of task {task.id!r}"
+
+
+def _again(sandbox: Sandbox) -> Opener:
+    @asynccontextmanager
+    async def place() -> AsyncIterator[Sandbox]:
+        yield sandbox
+        await sandbox.kill_all()
+
+    return place
+
+
+def _evidence(task: Task, root: Path, export: WorkspaceExport) -> CollectedArtifacts:
+    folder = root / "artifacts"
+    trap = _trapped(task, export)
+    if export.overflow:
+        problem = f"The workspace passes what is graded: {export.overflow.rstrip('.')}."
+        return CollectedArtifacts(folder, export, problem)
+    if trap is not None:
+        return CollectedArtifacts(
+            folder, export, f"The artifact {trap!r} is no data: a device, a pipe, or a link that leads out."
+        )
+    if "." in task.artifacts:
+        return CollectedArtifacts(root / "all", export, None)
+    folder.mkdir()
+    for artifact in (*task.artifacts, *([OUTSIDE] if task.collect else ())):
+        _move(root / "all", folder, artifact)
+    return CollectedArtifacts(folder, export, None)
+
+
+def _trapped(task: Task, export: WorkspaceExport) -> str | None:
+    """The first artifact that was left out, or that lies in something that was."""
+    left_out = {PurePosixPath(path) for path in export.left_out}
+    for artifact in task.artifacts:
+        path = PurePosixPath(artifact)
+        if path.parts and not left_out.isdisjoint((path, *path.parents)):
+            return artifact
+    return None
+
+
+def _move(source: Path, target: Path, artifact: str) -> None:
+    """Moves one artifact, whose parents must be folders and no links."""
+    path = PurePosixPath(artifact)
+    if path.is_absolute() or ".." in path.parts:
+        raise TaskError(f"Artifact {artifact!r} must be a relative path inside the workspace.")
+    found = source / path
+    there = target / path
+    linked = any((source / parent).is_symlink() for parent in path.parents)
+    if linked or not os.path.lexists(found) or os.path.lexists(there):
+        return
+    there.parent.mkdir(parents=True, exist_ok=True)
+    os.rename(found, there)
+
+
+def _remove(root: Path) -> None:
+    """Removes everything, also folders that nobody may enter."""
+    try:
+        shutil.rmtree(root)
+    except PermissionError:
+        for folder, _, _ in os.walk(root):
+            os.chmod(folder, 0o700)
+        shutil.rmtree(root)
+    except OSError as error:
+        raise SandboxError(f"What was graded could not be removed from {root}: {error}.") from error

@@ -1,0 +1,184 @@
+"""What a pytest run reported, and whether that can be: ids, phases, canaries and exit codes against each
+other.
+"""
+
+import secrets
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from harnessgym.grading.outcome import CheckOutcome
+
+_PHASES = ("setup", "call", "teardown")
+_FAILED = "1"
+"""Exit code of pytest when tests failed. The canaries that must fail make it the only honest one."""
+
+_CANARY = """\
+import pytest
+
+
+@pytest.fixture
+def {fixture}():
+    return {number}
+
+
+def {good}({fixture}):
+    assert {fixture} == {number}
+
+
+def {plain}():
+    assert {number} == {other}
+
+
+def {raising}():
+    raise RuntimeError({number})
+
+
+def {missing}():
+    with pytest.raises(ValueError):
+        str({number})
+
+
+def {near}({fixture}):
+    assert {fixture} == pytest.approx({other}, abs=0.25)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """Tests of which it is known that they pass or fail, under names that nobody could know before."""
+
+    path: str
+    text: str
+    good: frozenset[str]
+    bad: frozenset[str]
+
+    @classmethod
+    def draw(cls) -> "Canaries":
+        """A new file of them."""
+        names = {
+            key: f"test_{secrets.token_hex(6)}" for key in ("good", "plain", "raising", "missing", "near")
+        }
+        number = secrets.randbelow(10_000)
+        path = f"test_{secrets.token_hex(6)}.py"
+        text = _CANARY.format(
+            fixture=f"value_{secrets.token_hex(6)}", number=number, other=number + 1, **names
+        )
+        good = frozenset({f"{path}::{names.pop('good')}"})
+        return cls(path, text, good, frozenset(f"{path}::{name}" for name in names.values()))
+
+
+@dataclass(slots=True)
+class PytestReport:
+    """The lines that one run wrote, sorted."""
+
+    began: bool = False
+    ended: str | None = None
+    collected: list[str] = field(default_factory=list)
+    uncollected: list[str] = field(default_factory=list)
+    """Files that could not be imported, with why."""
+    phases: list[tuple[str, str, str]] = field(default_factory=list)
+    """Test id, phase, outcome."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    foreign: int = 0
+    """Lines that the runner did not write."""
+
+    @classmethod
+    def parse(cls, output: bytes, nonce: str) -> "PytestReport":
+        """Reads what came out of the private descriptor."""
+        report = cls()
+        for line in output.splitlines():
+            words = _words(line, nonce)
+            if words is None or not report._take(words):
+                report.foreign += 1
+        return report
+
+    def _take(self, words: Sequence[str]) -> bool:
+        match words:
+            case ["began", _]:
+                fresh = not self.began
+                self.began = True
+                return fresh
+            case ["ended", code]:
+                fresh = self.ended is None
+                self.ended = code
+                return fresh
+            case ["collected", test]:
+                self.collected.append(test)
+            case ["uncollected", outcome, path, why]:
+                self.uncollected.append(f"{path} ({outcome}): {why[-300:]}")
+            case ["phase", test, when, outcome, why]:
+                self.phases.append((test, when, outcome))
+                if outcome != "passed":
+                    self.reasons.setdefault(test, f"{outcome} in {when}: {why[-300:]}")
+            case _:
+                return False
+        return self.ended is None
+
+    @property
+    def passed(self) -> frozenset[str]:
+        """Tests whose three phases passed. Skipped and expected failures are no pass."""
+        by_test: dict[str, list[tuple[str, str]]] = {}
+        for test, when, outcome in self.phases:
+            by_test.setdefault(test, []).append((when, outcome))
+        wanted = [(when, "passed") for when in _PHASES]
+        return frozenset(test for test, phases in by_test.items() if phases == wanted)
+
+
+def count(
+    report: PytestReport, expected: Sequence[str], canaries: Collection[Canaries], exit_code: int | None
+) -> CheckOutcome:
+    """Passed if every expected test passed and the report is one that an honest run could have written."""
+    impossible = _impossible(report, expected, canaries, exit_code)
+    passed = report.passed & set(expected)
+    facts = {"tests_passed": len(passed), "expected": len(expected)}
+    if impossible:
+        return CheckOutcome(False, impossible, impossible, facts=facts)
+    missing = [test for test in expected if test not in passed]
+    lines = [
+        f"{len(passed)} of {len(expected)} tests",
+        *(f"{test}: {report.reasons.get(test, 'not run')}" for test in missing[:3]),
+    ]
+    return CheckOutcome(not missing, "\n".join([*lines, *report.uncollected[:2]]), facts=facts)
+
+
+def _impossible(
+    report: PytestReport, expected: Sequence[str], canaries: Collection[Canaries], exit_code: int | None
+) -> str | None:
+    """What no honest run could have reported, if there is something."""
+    good = frozenset().union(*(canary.good for canary in canaries))
+    bad = frozenset().union(*(canary.bad for canary in canaries))
+    known = {*expected, *good, *bad}
+    seen = Counter(report.collected)
+    phases = Counter((test, when) for test, when, _ in report.phases)
+    checks: Mapping[str, object] = {
+        "The results hold lines that the runner did not write": report.foreign,
+        "Tests were collected twice": [test for test, times in seen.items() if times > 1],
+        "Phases of tests were reported twice": [test for (test, _), times in phases.items() if times > 1],
+        "Tests were collected that the task does not have": sorted(set(seen) - known),
+        "Tests were reported that were not collected": sorted({test for test, _ in phases} - set(seen)),
+        "Tests that must fail passed": sorted(bad & report.passed),
+        "Tests that must pass did not": sorted(good - report.passed),
+        "Tests are missing, though every file was collected": []
+        if report.uncollected
+        else sorted(known - set(seen)),
+        "The runner was left before its end, by exit code 0": report.ended is None and exit_code == 0,
+        "pytest's exit code is not what its results mean": report.ended not in (None, _FAILED),
+        "The exit code is not the one that was reported": report.ended is not None
+        and str(exit_code) != report.ended,
+    }
+    found = next((text for text, evidence in checks.items() if evidence), None)
+    if found is None:
+        return None
+    evidence = checks[found]
+    return f"{found}: {', '.join(evidence[:3])}." if isinstance(evidence, list) else f"{found}."
+
+
+def _words(line: bytes, nonce: str) -> list[str] | None:
+    start, *rest = line.split(b" ")
+    if start != nonce.encode():
+        return None
+    try:
+        return [bytes.fromhex(word.decode()).decode() for word in rest]
+    except ValueError:
+        return None

@@ -1,0 +1,134 @@
+"""Puts exported files into a sandbox: regular files through `upload`, then links and empty folders by one
+`tar`.
+
+`tar` runs in the fresh sandbox, on names that this machine read; nothing of the agent's has run there yet.
+"""
+
+import io
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+
+from harnessgym.errors import SandboxError
+from harnessgym.grading.verifier import Opener
+from harnessgym.sandbox import Sandbox
+from harnessgym.sandboxes.containers import SET_ASIDE
+
+_TIMEOUT_S = 600.0
+_LINKS = 10_000
+_LAY_LINKS = """\
+[ -d "$1" ] || exit 0
+workspace=$PWD
+owner=$(stat -c %u:%g .)
+cd "$1"
+while IFS= read -r path; do
+    if [ -L "$path" ]; then printf './%s\\n' "$path"; fi
+done | tar -cf - -T - | tar -C "$workspace" -xf -
+chown -hR "$owner" "$workspace"
+"""
+
+
+async def lay(folder: Path, sandbox: Sandbox) -> None:
+    """Copies everything in `folder` into the sandbox's workspace. Raises SandboxError when that does not
+    work.
+    """
+    rest = await anyio.to_thread.run_sync(lambda: list(_not_uploaded(folder)))
+    made = partial(tempfile.TemporaryDirectory, dir=folder.parent, prefix="laying-")
+    temporary = await anyio.to_thread.run_sync(made)
+    try:
+        for child in await anyio.to_thread.run_sync(_uploaded, folder, rest, Path(temporary.name) / "plain"):
+            await sandbox.upload(child, child.name)
+    finally:
+        await anyio.to_thread.run_sync(temporary.cleanup)
+    if not rest:
+        return
+    archive = await anyio.to_thread.run_sync(_archive, folder, rest)
+    result = await sandbox.exec(["tar", "-xof", "-"], stdin=archive, timeout_s=_TIMEOUT_S)
+    if not result.ok:
+        said = result.stderr[-500:].decode(errors="replace").strip()
+        raise SandboxError(
+            f"Links and empty folders could not be made in the grading sandbox: {said or 'no word'}. The "
+            "image needs tar."
+        )
+
+
+def holding(folder: Path, fresh: Opener, left_out: Sequence[str] = ()) -> Opener:
+    """Opens what `fresh` opens with everything in `folder` in it, and before that the links that an export
+    left out.
+    """
+
+    @asynccontextmanager
+    async def place() -> AsyncIterator[Sandbox]:
+        async with fresh() as sandbox:
+            if left_out:
+                await lay_links(left_out, sandbox)
+            await lay(folder, sandbox)
+            yield sandbox
+
+    return place
+
+
+async def lay_links(left_out: Sequence[str], sandbox: Sandbox) -> None:
+    """Links of the image's own home that no export can hold, because they lead out of it: they are copied
+    from the image.
+
+    `left_out` is what an export left out. Raises SandboxError when that does not work.
+    """
+    named = "".join(f"{path}\n" for path in left_out[:_LINKS]).encode(errors="surrogateescape")
+    done = await sandbox.exec(
+        ["sh", "-ec", _LAY_LINKS, "links", SET_ASIDE], stdin=named, user="root", timeout_s=_TIMEOUT_S
+    )
+    if not done.ok:
+        said = done.stderr[-500:].decode(errors="replace").strip()
+        raise SandboxError(
+            f"Links of the image could not be laid into the grading sandbox: {said or 'no word'}."
+        )
+
+
+def _uploaded(folder: Path, rest: Sequence[Path], copy: Path) -> list[Path]:
+    """What `upload` takes: the entries of the folder, or of a copy of it if there are links in it."""
+    linked = any(entry.is_symlink() for entry in rest)
+    return sorted((_without_links(folder, copy) if linked else folder).iterdir())
+
+
+def _not_uploaded(folder: Path) -> Iterator[Path]:
+    """Links, and folders that hold no file or folder."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_symlink():
+            yield entry
+        elif entry.is_dir():
+            if all(child.is_symlink() for child in entry.iterdir()):
+                yield entry
+            yield from _not_uploaded(entry)
+
+
+def _archive(folder: Path, entries: Sequence[Path]) -> bytes:
+    """GNU's form, which holds names as the bytes they are."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
+        for entry in entries:
+            member = tarfile.TarInfo(f"./{os.path.relpath(entry, folder)}")
+            if entry.is_symlink():
+                member.type, member.linkname = tarfile.SYMTYPE, os.readlink(entry)
+            else:
+                member.type = tarfile.DIRTYPE
+                member.mode = 0o755
+            archive.addfile(member)
+    return buffer.getvalue()
+
+
+def _without_links(folder: Path, copy: Path) -> Path:
+    """The same tree in hard links, without its symbolic ones."""
+
+    def links(where: str, entries: list[str]) -> list[str]:
+        return [name for name in entries if os.path.islink(os.path.join(where, name))]
+
+    shutil.copytree(folder, copy, ignore=links, copy_function=os.link)
+    return copy

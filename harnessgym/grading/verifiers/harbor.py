@@ -1,0 +1,50 @@
+"""The verifier of Harbor tasks: `/tests/test.sh` in a fresh sandbox, and the reward files that it writes.
+
+What the agent left is in the workspace; `/logs/verifier` begins empty, so a reward that it left there is
+gone. The script's exit code is recorded and otherwise ignored, as Harbor does. A script that does not end in
+its time has measured nothing but the agent's code hanging: reward 0. A result that is none is TaskError.
+
+The script runs the agent's code with its own rights, if it runs it at all, as it would under Harbor: such
+code can write the reward file itself. Tests that should be safe from that run it as another user, or compare
+its output.
+"""
+
+from pathlib import Path
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.verifier import Opener
+from harnessgym.grading.verifiers.reward_files import result
+from harnessgym.grading.verifiers.test_script import LOGS, clear, complete, look, run_script, script_of
+from harnessgym.task import Grade, Task
+
+KEY = "harbor"
+"""Where a task's metadata holds its `VerifierScript`."""
+
+
+class HarborVerifier:
+    """See the module."""
+
+    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+        """See `Verifier.verify`."""
+        test = script_of(task, KEY)
+        where = f"Task {task.id!r}"
+        async with place() as sandbox:
+            run = await run_script(sandbox, test, task)
+            found = [await look(sandbox, f"{LOGS}/verifier/{name}") for name in ("reward.json", "reward.txt")]
+            if task.verifier == "shared":
+                await clear(sandbox, test, where)  # a further step's agent is nobody who may read them
+        if run.ended.timed_out:
+            return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})
+        complete(run, test, where)
+        try:
+            read = result(*found)
+        except TaskError as error:
+            output = run.evidence["output"].strip()[-1_000:] or "(nothing)"
+            raise TaskError(
+                f"{where}: {error} The script ended with {run.ended.exit_code}; it said: {output}"
+            ) from error
+        facts = {"reward_file": read.source, **({"remark": read.remark} if read.remark else {})}
+        return Grade(dict(read.rewards), evidence={**run.evidence, **facts})
+
+
+verifier = HarborVerifier()

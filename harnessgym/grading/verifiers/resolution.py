@@ -1,0 +1,89 @@
+"""Whether tests say that an issue is resolved: pure functions of what tests did and what is expected of them.
+
+The rules are SWE-bench's (5.0.2). Every test that failed before (F2P) must pass: a skipped one does not, an
+expected failure does. Every test that passed before (P2P) must still: a skipped one does. Ids that a dataset
+cut off inside their parameters stand for the tests they are the beginning of, if those agree. Where a runner
+tells of failures alone, whatever did not fail has passed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harnessgym.grading.log import TestStatus
+
+EvalType = Literal["pass_and_fail", "fail_only"]
+_PASSING = frozenset({TestStatus.PASSED, TestStatus.XFAIL})
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What a task expects of its tests."""
+
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...] = ()
+    eval_type: EvalType = "pass_and_fail"
+    """fail_only: the runner's output names nothing but failures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Which expected tests did what they should."""
+
+    f2p_passed: tuple[str, ...]
+    f2p_failed: tuple[str, ...]
+    p2p_passed: tuple[str, ...]
+    p2p_failed: tuple[str, ...]
+
+    @property
+    def f2p(self) -> float:
+        """Part of F2P that passed; 1 if there is none."""
+        return _part(self.f2p_passed, self.f2p_failed)
+
+    @property
+    def p2p(self) -> float:
+        """Part of P2P that was maintained; 1 if there is none."""
+        return _part(self.p2p_passed, self.p2p_failed)
+
+    @property
+    def resolved(self) -> bool:
+        """All of both."""
+        return not self.f2p_failed and not self.p2p_failed
+
+
+def resolution(statuses: Mapping[str, TestStatus], expected: Expectation) -> Resolution:
+    """What the tests' statuses mean for what is expected."""
+    f2p = [_fixed(test, statuses, expected.eval_type) for test in expected.fail_to_pass]
+    p2p = [_kept(test, statuses, expected.eval_type) for test in expected.pass_to_pass]
+    return Resolution(*_halves(expected.fail_to_pass, f2p), *_halves(expected.pass_to_pass, p2p))
+
+
+def status_of(test: str, statuses: Mapping[str, TestStatus]) -> TestStatus | None:
+    """The status of an expected test; None if there is none, or if tests that a cut-off id may stand for
+    disagree.
+    """
+    if test in statuses:
+        return statuses[test]
+    if test.count("[") <= test.count("]"):
+        return None
+    meant = [status for other, status in statuses.items() if other.startswith(test)]
+    return meant[0] if len({status in _PASSING for status in meant}) == 1 else None
+
+
+def _fixed(test: str, statuses: Mapping[str, TestStatus], eval_type: EvalType) -> bool:
+    if eval_type == "fail_only":
+        return statuses.get(test) is not TestStatus.FAILED
+    return status_of(test, statuses) in _PASSING
+
+
+def _kept(test: str, statuses: Mapping[str, TestStatus], eval_type: EvalType) -> bool:
+    return _fixed(test, statuses, eval_type) or status_of(test, statuses) is TestStatus.SKIPPED
+
+
+def _halves(tests: Sequence[str], passed: Sequence[bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    pairs = list(zip(tests, passed, strict=True))
+    return tuple(test for test, good in pairs if good), tuple(test for test, good in pairs if not good)
+
+
+def _part(passed: Sequence[str], failed: Sequence[str]) -> float:
+    return len(passed) / (len(passed) + len(failed)) if passed or failed else 1.0

@@ -1,0 +1,210 @@
+"""The verifier of SWE-bench tasks: the change as a patch, laid over the repository as it was, with the task's
+own tests.
+
+    what was left → a patch → the pristine repository + the patch → the test files as they were → the
+    evaluation script
+
+So nothing counts but the change itself. What the agent did to files that the test patch has, to its `.git`,
+or to files that git ignores is gone; what it did to other tests stands, as everywhere with SWE-bench. Reward
+1 if every expected test does what it should, else 0; the channels `f2p` and `p2p` are the parts that do.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.change import apply, begin, handed_in, restore
+from harnessgym.grading.log import parser_named
+from harnessgym.grading.negative_control import planted
+from harnessgym.grading.patches import patch_bytes, patched_paths
+from harnessgym.grading.verifier import Opener
+from harnessgym.grading.verifiers.eval_script import eval_script
+from harnessgym.grading.verifiers.evaluation import EVAL_S, EvaluationRun, evaluate
+from harnessgym.grading.verifiers.resolution import Expectation, resolution
+from harnessgym.sandbox import Sandbox
+from harnessgym.task import Grade, Task
+
+_SHOWN = 50
+"""Tests of each kind that evidence names."""
+_PATCH_SHOWN = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A line of a predictions file."""
+
+    instance_id: str
+    model_patch: str | None
+    model_name_or_path: str = ""
+
+
+class SweBenchVerifier:
+    """Reads `metadata["swe_bench"]`; see `harnessgym.tasks.swe_bench`."""
+
+    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+        """See `Verifier.verify`."""
+        async with place() as sandbox:
+            change = await handed_in(task, sandbox)
+            if change.problem or not change.patch.strip():
+                return no_grade(change.problem or "nothing was changed", change.patch)
+            return await _graded(task, sandbox, change.patch)
+
+
+async def grade_prediction(task: Task, prediction: Prediction, place: Opener) -> Grade:
+    """The grade of somebody's patch. `place` opens a sandbox of the task's image with an empty workspace and
+    no network.
+
+    Raises TaskError and SandboxError as `Verifier.verify`.
+    """
+    if prediction.model_patch is None or not prediction.model_patch.strip():
+        return no_grade("the prediction has no patch", b"")
+    async with place() as sandbox:
+        await begin(task, sandbox)
+        return await _graded(task, sandbox, patch_bytes(prediction.model_patch))
+
+
+def read_predictions(path: Path) -> dict[str, Prediction]:
+    """Instance id to prediction, from JSON lines, a JSON list, or a JSON object by id. Raises TaskError."""
+    try:
+        raw = path.read_text(encoding="utf-8")
+        rows = (
+            [json.loads(line) for line in raw.split("\n") if line.strip()]
+            if path.suffix == ".jsonl"
+            else json.loads(raw)
+        )
+    except (OSError, ValueError) as error:
+        raise TaskError(f"{path} cannot be read as predictions: {error}.") from error
+    rows = [{"instance_id": id_, **row} for id_, row in rows.items()] if isinstance(rows, dict) else rows
+    found: dict[str, Prediction] = {}
+    for number, row in enumerate(rows, 1):
+        good = isinstance(row, dict) and isinstance(row.get("instance_id"), str) and "model_patch" in row
+        if not good or not isinstance(row["model_patch"], str | None):
+            raise TaskError(
+                f"{path}: prediction {number} must have an instance_id and a model_patch, which is text or "
+                "null."
+            )
+        if row["instance_id"] in found:
+            raise TaskError(f"{path}: there are two predictions for {row['instance_id']!r}. Remove one.")
+        found[row["instance_id"]] = Prediction(
+            row["instance_id"], row["model_patch"], str(row.get("model_name_or_path") or "")
+        )
+    return found
+
+
+async def _graded(task: Task, sandbox: Sandbox, patch: bytes) -> Grade:
+    spec = _spec(task)
+    how = await apply(task, sandbox, patch)
+    if how is None:
+        return no_grade("the patch does not apply", patch)
+    owned = patched_paths(spec["test_patch"])
+    await restore(task, sandbox, owned)
+    script = spec["eval_script"] or eval_script(spec["repo"], spec["test_patch"], spec["home"])
+    lays_tests = "git apply" in script or not spec["test_patch"].strip()
+    if not lays_tests and await apply(task, sandbox, patch_bytes(spec["test_patch"])) is None:
+        return no_grade("the task's tests do not apply over what was changed", patch)
+    await _lay_assets(task, spec, sandbox)
+    found = await evaluate(task, sandbox, script, parser_named(spec["log_parser"]), EVAL_S)
+    grade = _grade(
+        spec, found, patch, how, sorted(set(patched_paths(patch.decode(errors="replace"))) & set(owned))
+    )
+    return await doubted(task, sandbox, grade, script, spec) if grade.rewards["reward"] else grade
+
+
+async def doubted(
+    task: Task,
+    sandbox: Sandbox,
+    grade: Grade,
+    script: str,
+    spec: Mapping[str, Any],
+    *,
+    exit_code_decides: bool = True,
+) -> Grade:
+    """A grade of success, unless a test that must fail does not.
+
+    `spec` has `test_patch`, `fail_to_pass` and `log_parser`; what `exit_code_decides` is, `read_log` says.
+    """
+    owned = set(patched_paths(spec["test_patch"]))
+    tests = tuple(test for test in spec["fail_to_pass"] if test.split("::")[0] in owned)
+    again = planted(script, spec["log_parser"], tests)
+    if again is None:
+        return grade
+    try:
+        await sandbox.read(again.path)
+    except FileNotFoundError:
+        return grade
+    parser = parser_named(spec["log_parser"])
+    found = await evaluate(task, sandbox, again.script, parser, EVAL_S, exit_code_decides=exit_code_decides)
+    missed = again.missed(found.reading, exit_code_decides=exit_code_decides)
+    return replace(
+        grade,
+        tampered=missed and f"{missed}.",
+        evidence={**grade.evidence, "failing_test_planted": missed or "failed"},
+    )
+
+
+def _grade(spec: Mapping[str, Any], found: EvaluationRun, patch: bytes, how: str, undone: list[str]) -> Grade:
+    if found.reading.problem:
+        return no_grade(
+            found.reading.problem, patch, applied=how, exit_code=found.reading.exit_code, log=found.tail
+        )
+    expected = Expectation(tuple(spec["fail_to_pass"]), tuple(spec["pass_to_pass"]), spec["eval_type"])
+    result = resolution(found.reading.statuses, expected)
+    evidence = {
+        "applied": how,
+        "f2p_failed": list(result.f2p_failed[:_SHOWN]),
+        "p2p_failed": list(result.p2p_failed[:_SHOWN]),
+        "f2p": f"{len(result.f2p_passed)} of {len(expected.fail_to_pass)}",
+        "p2p": f"{len(result.p2p_passed)} of {len(expected.pass_to_pass)}",
+        "exit_code": found.reading.exit_code,
+        "tests_restored": undone,
+        "log": found.tail,
+        **shown_patch(patch),
+    }
+    return Grade({"reward": float(result.resolved), "f2p": result.f2p, "p2p": result.p2p}, evidence=evidence)
+
+
+def no_grade(problem: str, patch: bytes, **more: Any) -> Grade:
+    """Nothing could be measured, and what was handed in is why: reward 0."""
+    return Grade(
+        {"reward": 0.0, "f2p": 0.0, "p2p": 0.0}, evidence={"problem": problem, **more, **shown_patch(patch)}
+    )
+
+
+def shown_patch(patch: bytes) -> dict[str, Any]:
+    """A patch as evidence: its size, and as much of it as is kept."""
+    return {"patch_bytes": len(patch), "patch": patch[:_PATCH_SHOWN].decode(errors="replace")}
+
+
+async def _lay_assets(task: Task, spec: Mapping[str, Any], sandbox: Sandbox) -> None:
+    """Binary files that the test patch needs and cannot carry, from a task repository on this machine.
+
+    Those of the row's own patch are part of the solution.
+    """
+    folder = str(spec.get("assets") or "")
+    for entry in spec["image_assets"].get("test_patch", ()) if folder else ():
+        file = Path(folder) / entry["path"]
+        try:
+            data = await anyio.to_thread.run_sync(file.read_bytes)
+        except OSError as error:
+            raise TaskError(
+                f"Task {task.id!r} needs the asset {file}, which cannot be read: {error.strerror}."
+            ) from error
+        await sandbox.write(entry["path"], data)
+
+
+def _spec(task: Task) -> Mapping[str, Any]:
+    """Raises TaskError for a task of another format."""
+    spec = task.metadata.get("swe_bench")
+    if not isinstance(spec, Mapping):
+        raise TaskError(
+            f"Task {task.id!r} has no metadata['swe_bench'], which says what is expected of its tests."
+        )
+    return spec
+
+
+verifier = SweBenchVerifier()

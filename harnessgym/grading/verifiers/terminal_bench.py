@@ -1,0 +1,117 @@
+"""The verifier of terminal-bench tasks: `run-tests.sh` in a fresh sandbox, and what its output says of each
+test.
+
+Reward 1 if tests were reported and every one of them passed; a test that was skipped or failed as expected
+has not. Output that reports no test is a run that broke off, whoever is to blame: reward 0, as terminal-bench
+has it.
+
+The report is text that the agent's code may print too, if the tests run it. So a second summary, or one whose
+lines and last line disagree on how many tests passed, is tampering.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harnessgym.errors import TaskError
+from harnessgym.grading.verifier import Opener
+from harnessgym.grading.verifiers.test_script import complete, run_script, script_of
+from harnessgym.task import Grade, Task
+
+KEY = "terminal_bench"
+"""Where a task's metadata holds its `VerifierScript`, and beside it `parser_name`."""
+_HEADER = re.compile(r"^=+ *short test summary info *=+$", re.MULTILINE | re.IGNORECASE)
+_FOOTER = re.compile(
+    r"^=+ (?:[0-9]+ [a-z]+(?:, )?)+ in [0-9.]+ ?s(?: \([0-9:]+\))? =+$|^=+ no tests ran in .*=+$",
+    re.MULTILINE,
+)
+_PASSED = re.compile(r"\b([0-9]+) passed\b")
+_LINE = re.compile(r"(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS):? +(.+)")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+_BEGIN = "SWEBench results starts here"
+_END = "SWEBench results ends here"
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalBenchReport:
+    """What a script's output says."""
+
+    tests: Mapping[str, str]
+    """Test to status, in pytest's words."""
+    tampered: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are tests, and all passed."""
+        return bool(self.tests) and all(status == "PASSED" for status in self.tests.values())
+
+
+def pytest_report(output: str) -> TerminalBenchReport:
+    """The short test summary that pytest prints with `-rA`."""
+    text = _ESCAPES.sub("", output.replace("\r\n", "\n"))
+    parts = _HEADER.split(text)
+    if len(parts) > 2:
+        return TerminalBenchReport(
+            {},
+            f"There are {len(parts) - 1} test summaries in the output of the tests, where pytest writes one.",
+        )
+    if len(parts) < 2:
+        return TerminalBenchReport({})
+    footer = _FOOTER.search(parts[1])
+    summary = parts[1][: footer.start()] if footer else parts[1]
+    tests = {
+        f"{found[2].split(' - ', 1)[0].strip()}": found[1]
+        for line in summary.splitlines()
+        if (found := _LINE.fullmatch(line))
+    }
+    counted = footer and _PASSED.search(footer[0])
+    passed = sum(status == "PASSED" for status in tests.values())
+    expected = int(counted[1]) if counted else 0
+    if footer is not None and passed != expected:
+        return TerminalBenchReport(
+            tests, f"The summary of the tests has {passed} that passed, and its last line says {expected}."
+        )
+    return TerminalBenchReport(tests)
+
+
+def swebench_report(output: str) -> TerminalBenchReport:
+    """The one word between the markers of SWE-bench's own runner."""
+    text = output.replace("\r\n", "\n")
+    if text.count(_BEGIN) != 1 or text.count(_END) != 1:
+        return TerminalBenchReport({})
+    block = text.partition(_BEGIN)[2].partition(_END)[0].strip()
+    return TerminalBenchReport({"tests": "PASSED" if block == "PASSED" else "FAILED"})
+
+
+PARSERS: Mapping[str, Callable[[str], TerminalBenchReport]] = {
+    "pytest": pytest_report,
+    "swebench": swebench_report,
+}
+"""By the names that tasks give."""
+
+
+class TerminalBenchVerifier:
+    """See the module."""
+
+    async def verify(self, task: Task, workspace: Path, place: Opener) -> Grade:  # noqa: ARG002
+        """See `Verifier.verify`."""
+        test = script_of(task, KEY)
+        where = f"Task {task.id!r}"
+        name = task.metadata.get("parser_name", "pytest")
+        if name not in PARSERS:
+            raise TaskError(f"{where}: metadata.parser_name is {name!r}. Known: {', '.join(PARSERS)}.")
+        async with place() as sandbox:
+            run = await run_script(sandbox, test, task)
+        if run.ended.timed_out:
+            return Grade({"reward": 0.0}, evidence={**run.evidence, "timed_out": True})
+        complete(run, test, where)
+        report = PARSERS[name](run.ended.stdout.decode(errors="replace"))
+        counts = {
+            status: list(report.tests.values()).count(status)
+            for status in dict.fromkeys(report.tests.values())
+        }
+        return Grade({"reward": float(report.passed)}, report.tampered, {**run.evidence, "tests": counts})
+
+
+verifier = TerminalBenchVerifier()

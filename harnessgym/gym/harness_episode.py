@@ -1,0 +1,279 @@
+"""A harness's run whose model calls are answered by somebody else: one sandbox, one session of the `parked`
+upstream.
+
+A `SharedResources` holds what such runs share: a trace store, a proxy of their own, an open sandbox backend.
+Everything is recorded as any other rollout is.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from harnessgym.errors import HarnessGymError, ProxyError
+from harnessgym.grading.grade import judge
+from harnessgym.harness import Endpoint, Harness, start
+from harnessgym.outcome.failure import Cause, RolloutFailed
+from harnessgym.outcome.stop_reason import StopReason
+from harnessgym.provisioning import equipment, equipment_of, make_harness
+from harnessgym.proxy_client import ControlClient, OpenedSession
+from harnessgym.rollout.attempt import described
+from harnessgym.rollout.node import NodeSettings, make_backend
+from harnessgym.run_config.run import HarnessSection
+from harnessgym.run_config.session import SessionOptions
+from harnessgym.run_folder import RunFolder
+from harnessgym.sandbox import ExecResult, Sandbox, SandboxBackend, needs, require
+from harnessgym.store import TraceStore, policies, rollouts, runs
+from harnessgym.store.rollouts import GroupSpec, RolloutOutcome
+from harnessgym.task import Grade, Task
+from harnessgym.task_setup.workspace_setup import furnish
+from harnessgym.wrapping.own_proxy import OwnProxy, add_run, own_proxy
+from harnessgym.wrapping.upstream import find_upstream
+
+_POLL_S = 20.0
+_LOOK_S = 1.0
+"""Between two looks whether the proxy lives."""
+_LEASE_S = 365 * 86_400.0
+_MODEL = "policy"
+_PARTS = frozenset({"content", "reasoning", "tool_calls"})
+_TOKENS = frozenset({"token_ids", "logprobs", "version", "finish_reason"})
+
+
+@dataclass(frozen=True, slots=True)
+class SharedResources:
+    """What runs share; see `desk`."""
+
+    store: TraceStore
+    run_id: str
+    proxy: OwnProxy
+    control: ControlClient
+    backend: SandboxBackend
+    harness: Harness
+    section: HarnessSection
+    sandbox: str
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A model call that waits for its answer."""
+
+    call: Mapping[str, Any]
+    """As `GET /control/sessions/{id}/pending` tells it."""
+    count: int
+    """How many wait, this one included."""
+
+
+@asynccontextmanager
+async def desk(
+    folder: Path, harness: str, settings: Mapping[str, Any], sandbox: str, policy: Path | None
+) -> AsyncIterator[SharedResources]:
+    """Opens what runs share, in a folder. Raises ConfigError, HarnessError or SandboxError for what cannot be
+    used.
+
+    The proxy ends with the thread that it is started from, as with its process.
+    """
+    section = HarnessSection(name=harness, type=harness, settings=dict(settings))
+    upstream = find_upstream("scripted:", policy, None)
+    run = RunFolder(folder)
+    async with AsyncExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        store = stack.enter_context(TraceStore.create(f"sqlite:///{folder / 'traces.db'}"))
+        run_id = store.write(lambda conn: add_run(conn, "harness_env", upstream))
+        proxy = stack.enter_context(own_proxy(store, run, run_id, upstream, _MODEL))
+        address = proxy.address
+        settings_of_node = NodeSettings(
+            run=folder,
+            control_url=address.control_url,
+            control_key=address.control_key,
+            proxy_socket_dir=address.socket_dir,
+            proxy_url=address.url,
+            sandbox=sandbox,
+        )
+        backend = await stack.enter_async_context(make_backend(settings_of_node, run.workspaces))
+        control = await stack.enter_async_context(ControlClient(address.control_url, address.control_key))
+        made = make_harness(section, backend.capabilities)
+        yield SharedResources(store, run_id, proxy, control, backend, made, section, sandbox)
+
+
+class HarnessEpisode:
+    """One run. Made by `begin`, ended by `aclose`, which may be called twice."""
+
+    def __init__(self, shared: SharedResources, task: Task) -> None:
+        self.task = task
+        self._desk = shared
+        self.rollout_id = ""
+        self._session: OpenedSession | None = None
+        self._sandbox: Sandbox
+        self._running: asyncio.Task[ExecResult] | None = None
+        self._ended = False
+        self._stack = AsyncExitStack()
+
+    async def begin(self, wall_s: float, turns: int) -> None:
+        """Furnishes a sandbox and starts the harness in it. Raises HarnessGymError or OSError when that
+        cannot be done.
+        """
+        shared = self._desk
+        task = self.task
+        shared.proxy.revive()
+        require(shared.backend.capabilities, needs(task))
+        try:
+            opened = shared.backend.open(
+                task.limits, equipment(shared.harness, task, shared.backend.capabilities)
+            )
+            self._sandbox = await self._stack.enter_async_context(opened)
+            await furnish(task, self._sandbox)
+            self.rollout_id = await shared.store.awrite(self._add_rollout)
+            options = SessionOptions(
+                upstream="parked",
+                constraints="prompt",
+                answer_timeout_s=wall_s,
+                side_calls=tuple(shared.harness.side_calls),
+            )
+            limits = {"turns": turns, "tokens": task.limits.tokens}
+            self._session = await shared.control.open_session(self.rollout_id, limits=limits, options=options)
+            launch = shared.harness.launch(task, Endpoint(self._sandbox.proxy_url, self._session.key, _MODEL))
+            launch = replace(launch, limits=replace(launch.limits, wall_s=wall_s))
+            self._running = asyncio.create_task(start(launch, replace(task, files={}), self._sandbox))
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def next(self) -> Waiting | None:
+        """The oldest call that waits, once there is one; None when the harness has ended. Raises what
+        ended it otherwise.
+        """
+        assert self._running is not None
+        while not self._running.done():
+            asking = asyncio.create_task(self._pending(_POLL_S))
+            try:
+                while not asking.done() and not self._running.done():
+                    await asyncio.wait(
+                        {asking, self._running}, timeout=_LOOK_S, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    self._check_proxy()
+            finally:
+                if not asking.done():
+                    asking.cancel()
+                    await asyncio.gather(asking, return_exceptions=True)
+            if not asking.cancelled() and (found := asking.result()) is not None and not self._running.done():
+                return found
+        self._check_proxy()  # or a harness that it took along would be judged
+        self._running.result()
+        return None
+
+    async def answer(self, call: Mapping[str, Any], said: str) -> str | None:
+        """Answers a call with text as the policy would write it, or with the parts or tokens that a JSON
+        object gives.
+
+        Returns why it cannot be said, if it cannot; then the call goes on waiting. One whose client is gone
+        needs no answer.
+        """
+        assert self._session is not None
+        self._check_proxy()
+        try:
+            await self._desk.control.answer(self._session.session_id, str(call["call_id"]), **_answer(said))
+        except ProxyError as error:
+            found = await self._pending(0.0)
+            if found is not None and found.call["call_id"] == call["call_id"]:
+                return str(error)
+        return None
+
+    async def judged(self) -> tuple[Grade, StopReason]:
+        """The grade of what the harness left, and how it ended. Raises RolloutFailed if it never called."""
+        assert self._running is not None
+        result = self._running.result()
+        if await self._seal() == 0:
+            raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
+        fresh = equipment_of(self.task, grades=True)
+        grade = await judge(
+            self.task, self._sandbox, lambda: self._desk.backend.open(self.task.limits, fresh)
+        )
+        reason = StopReason.FINISHED if result.ok else StopReason.HARNESS_ERROR
+        verdict = "valid" if grade.tampered is None else "tampered"
+        rewards = dict(grade.rewards) if grade.tampered is None else {"reward": 0.0}
+        outcome = RolloutOutcome(self.rollout_id, reason, verdict, rewards, detail=grade.tampered)  # type: ignore[arg-type]
+        await self._desk.store.awrite(lambda conn: rollouts.finish(conn, outcome))
+        self._ended = True
+        return grade, reason
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether the harness was ended because its time was up."""
+        running = self._running
+        return (
+            running is not None and running.done() and not running.cancelled() and running.result().timed_out
+        )
+
+    async def failed(self, cause: Cause, detail: str) -> None:
+        """Records that nobody can be rewarded for this."""
+        if self.rollout_id and not self._ended:
+            outcome = RolloutOutcome(
+                self.rollout_id, StopReason.SANDBOX_ERROR, "infrastructure_error", detail=detail, cause=cause
+            )
+            await self._desk.store.awrite(lambda conn: rollouts.fail(conn, outcome, 0))
+            self._ended = True
+
+    async def aclose(self) -> None:
+        """Ends the harness, its session and its sandbox."""
+        try:
+            await self._seal()
+        finally:
+            if self._running is not None:
+                self._running.cancel()
+                await asyncio.gather(self._running, return_exceptions=True)
+            await self._stack.aclose()
+            if self.rollout_id and not self._ended:
+                self._ended = True
+                await self._desk.store.awrite(
+                    lambda conn: rollouts.cancel(conn, [self.rollout_id], "The episode was cut off.")
+                )
+
+    def _check_proxy(self) -> None:
+        """Raises ProxyError if it has ended: its sockets are held open, so who asks it would wait."""
+        try:
+            self._desk.proxy.check()
+        except HarnessGymError as error:
+            raise ProxyError(str(error)) from error
+
+    async def _seal(self) -> int:
+        """How many calls there were; 0 when it is sealed already."""
+        session = self._session
+        self._session = None
+        if session is None:
+            return 0
+        self._check_proxy()
+        return (await self._desk.control.seal(session.session_id, grace_s=0.0)).calls
+
+    async def _pending(self, timeout_s: float) -> Waiting | None:
+        assert self._session is not None
+        told = await self._desk.control.pending(self._session.session_id, timeout_s=timeout_s)
+        return None if told["pending"] is None else Waiting(told["pending"], int(told["waiting"]))
+
+    def _add_rollout(self, conn: Connection) -> str:
+        shared = self._desk
+        task_id = runs.add_task(conn, "harness_env", self.task)
+        policy_id = policies.register(conn, shared.run_id, "policy")
+        harnesses = (shared.section.name,)
+        spec = GroupSpec(
+            shared.run_id, task_id, policy_id, "harness_env", 0, 0, {}, harnesses, shared.sandbox, (0,)
+        )
+        return rollouts.start(conn, spec, f"wrap-{os.getpid()}", _LEASE_S)
+
+
+def _answer(said: str) -> dict[str, Any]:
+    """What an action says, in the words of the control route."""
+    try:
+        found = json.loads(said)
+    except (ValueError, RecursionError):
+        return {"text": said}
+    if isinstance(found, dict) and found and set(found) <= _PARTS:
+        return {"message": found}
+    if isinstance(found, dict) and "token_ids" in found and set(found) <= _TOKENS:
+        return found
+    return {"text": said}

@@ -1,1 +1,0 @@
-"""Container images without a registry: recipes, layers, and what keeps many builders from doing the same work twice."""

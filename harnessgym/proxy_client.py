@@ -1,0 +1,205 @@
+"""Client of a proxy's control routes, for nodes and weight agents.
+
+A proxy or its store may be restarting at any moment: a call that finds nobody, loses its connection or is
+told to come back is tried again for a while. All routes bear being called twice, except that a session opened
+twice leaves one that nobody uses.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from harnessgym.errors import ProxyError
+from harnessgym.run_config.session import SessionOptions
+from harnessgym.store.workers import WorkerState
+
+
+class Closing:
+    """`async with` closes at its end: for classes that have an `aclose`."""
+
+    async def aclose(self) -> None:
+        """Let go of what is open."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+
+_LOG = logging.getLogger("harnessgym.control")
+_RETRY_S = 30.0
+_PAUSE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A session and the key that opens it."""
+
+    session_id: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class SealedSession:
+    """What a session came to."""
+
+    calls: int
+    tokens: int
+    """Sampled tokens that are recorded."""
+
+
+class ControlClient(Closing):
+    """Speaks to the control listener at `http://host:port` or `unix:/path`.
+
+    ```python
+    async with ControlClient(url, key) as control:
+        session = await control.open_session(rollout_id, sampling={"temperature": 1.0})
+    ```
+    """
+
+    def __init__(self, url: str, key: str, *, retry_s: float = _RETRY_S) -> None:
+        self._url = url
+        self._retry_s = retry_s
+        transport = (
+            httpx.AsyncHTTPTransport(uds=url.removeprefix("unix:")) if url.startswith("unix:") else None
+        )
+        base = "http://control" if transport else url
+        headers = {"authorization": f"Bearer {key}"}
+        self._http = httpx.AsyncClient(
+            base_url=base, transport=transport, headers=headers, timeout=30.0, trust_env=False
+        )
+
+    async def open_session(
+        self,
+        rollout_id: str,
+        *,
+        sampling: dict[str, Any] | None = None,
+        history: str = "keep",
+        limits: dict[str, Any] | None = None,
+        version_pin: int | None = None,
+        min_version: int | None = None,
+        options: SessionOptions | None = None,
+    ) -> OpenedSession:
+        """Open a session for a rollout. `sampling` has fields of `message.Sampling`; `limits["turns"]`
+        bounds its calls.
+        """
+        wanted = {
+            "rollout_id": rollout_id,
+            "sampling": sampling or {},
+            "history": history,
+            "limits": limits or {},
+            "version_pin": version_pin,
+            "min_version": min_version,
+            "options": {} if options is None else options.model_dump(mode="json", exclude_unset=True),
+        }
+        return OpenedSession(**await self._ask("POST", "/control/sessions", wanted))
+
+    async def seal(self, session_id: str, *, grace_s: float = 1.0) -> SealedSession:
+        """Refuse further calls. Those in flight get `grace_s` to finish, then are kept as aborted."""
+        return SealedSession(
+            **await self._ask(
+                "POST", f"/control/sessions/{session_id}/seal", {"grace_s": grace_s}, wait_s=grace_s
+            )
+        )
+
+    async def pending(
+        self, session_id: str, *, timeout_s: float = 20.0, after: int | None = None
+    ) -> dict[str, Any]:
+        """The next parked call of a session, waited for: its `pending` is None when the time is over or
+        the session sealed.
+        """
+        query = f"timeout_s={timeout_s}" if after is None else f"timeout_s={timeout_s}&after={after}"
+        return await self._ask("GET", f"/control/sessions/{session_id}/pending?{query}", wait_s=timeout_s)
+
+    async def answer(self, session_id: str, call_id: str, **answer: Any) -> None:
+        """Answer a parked call with `text=`, `message=` or `token_ids=`; see `proxies.parking.PostedAnswer`.
+
+        Raises `ProxyError` if the call has ended, or the answer cannot be written in the policy's language.
+        """
+        await self._ask("POST", f"/control/sessions/{session_id}/answer", {"call_id": call_id, **answer})
+
+    async def register(
+        self,
+        worker_id: str,
+        address: str,
+        version: int,
+        *,
+        state: WorkerState = "ready",
+        kind: str = "embedded",
+        policy_id: str | None = None,
+    ) -> None:
+        """Add an engine worker, or say what changed. It serves the run's first policy if none is given."""
+        wanted = {"id": worker_id, "address": address, "version": version, "state": state, "kind": kind}
+        wanted["policy_id"] = policy_id
+        await self._ask("POST", "/control/workers", wanted)
+
+    async def drain(self, worker_id: str, timeout_s: float = 5.0) -> int:
+        """Send a worker no new calls and wait for those in flight. Returns how many are left when the time is
+        over.
+
+        A proxy that does not know the worker sends it no calls: none are left.
+        """
+        path = f"/control/workers/{worker_id}/drain"
+        wanted = {"timeout_s": timeout_s}
+        answer = await self._ask("POST", path, wanted, wait_s=timeout_s, absent={"in_flight": 0})
+        return int(answer["in_flight"])
+
+    async def undrain(self, worker_id: str, version: int) -> None:
+        """Send a worker calls again; it serves `version`."""
+        await self._ask("POST", f"/control/workers/{worker_id}/undrain", {"version": version})
+
+    async def stats(self) -> dict[str, Any]:
+        """Counts of sessions, calls and tokens, and the workers."""
+        return await self._ask("GET", "/control/stats")
+
+    async def aclose(self) -> None:
+        """Close connections."""
+        await self._http.aclose()
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        wait_s: float = 0.0,
+        absent: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """The answer's JSON; `absent` stands for a 404, where given."""
+        deadline = asyncio.get_running_loop().time() + self._retry_s
+        silent = False
+        while True:
+            try:
+                response = await self._http.request(method, path, json=body, timeout=30.0 + wait_s)
+                if (
+                    response.status_code != httpx.codes.SERVICE_UNAVAILABLE
+                    or asyncio.get_running_loop().time() > deadline
+                ):
+                    break
+            except httpx.TransportError as error:
+                if asyncio.get_running_loop().time() > deadline:
+                    hint = "Is the proxy running?"
+                    raise ProxyError(
+                        f"The proxy's control API at {self._url} does not answer ({error!r}). {hint}"
+                    ) from error
+                if not silent:
+                    _LOG.warning(
+                        "The proxy's control API at %s cannot be used (%r); trying again.", self._url, error
+                    )
+                silent = True
+            await asyncio.sleep(_PAUSE_S)
+        if response.status_code == httpx.codes.NOT_FOUND and absent is not None:
+            return absent
+        if response.status_code != httpx.codes.OK:
+            raise ProxyError(
+                f"The proxy refused {method} {path} with status {response.status_code}: {response.text[:500]}"
+            )
+        answer: dict[str, Any] = response.json()
+        return answer

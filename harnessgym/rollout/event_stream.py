@@ -1,0 +1,143 @@
+"""Rollouts' changes as server-sent events, read from the store: any node of the run can tell them.
+
+An event's id is its time, its rollout and its kind, so a client that comes back with `Last-Event-ID` gets
+what it has missed, from whichever node. Where several machines write (PostgreSQL), what was committed late is
+looked for again: a client may then see an event twice, and none is lost.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import Connection
+
+from harnessgym.errors import ConfigError
+from harnessgym.store import TraceStore, rollout_states
+from harnessgym.store.rollout_states import Change, RolloutState
+
+_LOOK_S = 0.1
+_LATE_S = 2.0
+_REMEMBERED = 10_000
+
+Key = tuple[float, str, str]
+
+
+def state_as_json(state: RolloutState) -> dict[str, Any]:
+    """A rollout as the endpoints show it."""
+    return {**asdict(state), "reward": state.reward, "final": state.final}
+
+
+def parse_event_id(text: str) -> Key:
+    """The place that an event's id names. Raises `ConfigError` if it is none."""
+    at, _, rest = text.partition(":")
+    rollout_id, _, kind = rest.partition(":")
+    try:
+        return float(at), rollout_id, kind
+    except ValueError:
+        raise ConfigError(
+            f"Last-Event-ID {text!r} is no event's id. Give the `id` of an event as it came."
+        ) from None
+
+
+class EventStream:
+    """What happens to the rollouts of a run, for one listener."""
+
+    def __init__(
+        self, store: TraceStore, run_id: str, rollout_ids: list[str] | None, after: Key | None, since: float
+    ) -> None:
+        """`rollout_ids`: only these, and what continues them. `after`: the last event seen; else those at
+        `since` or later.
+        """
+        self._store = store
+        self._run_id = run_id
+        self._ids = None if rollout_ids is None else set(rollout_ids)
+        self._late_s = 0.0 if store.url.startswith("sqlite") else _LATE_S
+        self._after = after
+        self._cursor = since if after is None else after[0]
+        self._told: dict[Key, None] = {}
+        self._unfinished = set(rollout_ids or ())
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come."""
+        return self._ids is not None and not self._unfinished
+
+    async def look(self) -> list[tuple[str, Change, RolloutState]]:
+        """New events since the last look: id, kind and the rollout as it is now."""
+        found = await self._store.aread(self._changed)
+        out = []
+        for at, kind, state in found:
+            key = (at, state.id, kind)
+            if key in self._told or (
+                self._after is not None and self._late_s == 0.0 and _seen(key, self._after)
+            ):
+                continue
+            self._told[key] = None
+            self._cursor = max(self._cursor, at)
+            out.append((f"{at!r}:{state.id}:{kind}", kind, state))
+        while len(self._told) > _REMEMBERED:
+            del self._told[next(iter(self._told))]
+        return out
+
+    def _changed(self, conn: Connection) -> list[tuple[float, Change, RolloutState]]:
+        self._follow(conn)
+        since = min(self._cursor, time.time()) - self._late_s  # a clock that was set back hides nothing
+        return rollout_states.changed(
+            conn, self._run_id, since, None if self._ids is None else sorted(self._ids)
+        )
+
+    def _follow(self, conn: Connection) -> None:
+        """Of a rollout that is watched and has ended, the next attempt is watched, from its beginning."""
+        following = list(self._unfinished)
+        while following:
+            ended = [state for state in rollout_states.get(conn, following) if state.ended_at is not None]
+            self._unfinished.difference_update(state.id for state in ended)
+            following = []
+            for state in ended:
+                if (
+                    state.continued_by is not None
+                    and self._ids is not None
+                    and state.continued_by not in self._ids
+                ):
+                    self._ids.add(state.continued_by)
+                    self._unfinished.add(state.continued_by)
+                    self._cursor = min(self._cursor, state.ended_at or 0.0)
+                    following.append(state.continued_by)
+
+
+async def as_events(
+    changes: EventStream, keep_alive_s: float, stopping: Callable[[], bool]
+) -> AsyncIterator[str]:
+    """The stream, until nothing more can come or the server stops. A comment is sent when nothing happened
+    for long.
+
+    A look at a store that is away takes as long as it is away: meanwhile the comments go on.
+    """
+    quiet_since = time.monotonic()
+    looking = asyncio.create_task(changes.look())
+    try:
+        while not stopping():
+            await asyncio.wait({looking}, timeout=_LOOK_S)
+            if looking.done():
+                for event_id, kind, state in looking.result():
+                    data = json.dumps(state_as_json(state), ensure_ascii=False)
+                    yield f"id: {event_id}\nevent: {kind}\ndata: {data}\n\n"
+                    quiet_since = time.monotonic()
+                if changes.over:
+                    return
+                await asyncio.sleep(_LOOK_S)
+                looking = asyncio.create_task(changes.look())
+            if time.monotonic() - quiet_since >= keep_alive_s:
+                quiet_since = time.monotonic()
+                yield ": still here\n\n"
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+def _seen(key: Key, after: Key) -> bool:
+    order = {"submitted": 0, "started": 1, "ended": 2}
+    return (key[0], key[1], order.get(key[2], 3)) <= (after[0], after[1], order.get(after[2], 3))

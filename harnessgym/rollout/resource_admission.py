@@ -1,0 +1,157 @@
+"""Admission by memory and disk: a sandbox is opened only while this machine has room for it.
+
+Limits of tasks are ceilings that few rollouts reach, so they are not added up; what counts is what is really
+free at this moment. With nothing running there is nobody to wait for: then one sandbox is let in, unless the
+machine is full in earnest.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio.to_thread
+
+from harnessgym.outcome.failure import Cause, RolloutFailed
+from harnessgym.run_config.run import NodeSection
+
+_LOG = logging.getLogger("harnessgym.node")
+_MIB = 1 << 20
+_LEAST_MEMORY = 64 * _MIB
+_LEAST_DISK = 1 * _MIB
+"""With less than these not even a lone sandbox can be used."""
+_LARGEST_RESERVE = 0.1
+"""Of a disk: a small one is not kept empty for the sake of a reserve that was meant for a large one."""
+_LOOK_S = 0.25
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What is free, in bytes."""
+
+    memory: int
+    disk: int
+    disk_size: int
+    """Of the whole disk, free or not."""
+
+
+Look = Callable[[Path], Room]
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What is missing for one more sandbox."""
+
+    cause: Cause
+    text: str
+
+
+def room_of(folder: Path) -> Room:
+    """What is free for new processes, within this process's container too, and on the disk that holds
+    `folder`.
+    """
+    import psutil
+
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = [psutil.virtual_memory().available]
+    for limit, usage in _CGROUP_FILES:
+        try:
+            most, used = (int((_CGROUP / name).read_text()) for name in (limit, usage))
+        except (OSError, ValueError):  # another version of cgroups, or no limit ("max")
+            continue
+        free.append(max(0, most - used))
+    disk = psutil.disk_usage(str(there))
+    return Room(min(free), disk.free, disk.total)
+
+
+def shortage(room: Room, memory_mb: int, options: NodeSection, opened: int) -> Shortage | None:
+    """What forbids one more sandbox whose task may use `memory_mb`, beside `opened` ones; None if nothing
+    does.
+    """
+    if opened:
+        memory = max(options.memory_reserve_mb, int(options.memory_share * memory_mb)) * _MIB
+        disk = max(_LEAST_DISK, min(options.disk_reserve_mb * _MIB, int(_LARGEST_RESERVE * room.disk_size)))
+    else:
+        memory = _LEAST_MEMORY
+        disk = _LEAST_DISK
+    if room.memory < memory:
+        return Shortage(
+            Cause.HOST_REFUSED, f"{memory // _MIB} MiB of memory ({room.memory // _MIB} MiB are free)"
+        )
+    if room.disk < disk:
+        return Shortage(
+            Cause.HOST_DISK_FULL, f"{disk // _MIB} MiB of disk ({room.disk // _MIB} MiB are free)"
+        )
+    return None
+
+
+class Pressure:
+    """The gate before new sandboxes.
+
+    ```python
+    async with pressure.admitted(task.limits.memory_mb, "rollout 3f"):
+        async with backend.open(task.limits) as sandbox:
+            ...
+    ```
+    """
+
+    def __init__(
+        self, folder: Path, options: NodeSection, look: Look = room_of, patience_s: float = 30.0
+    ) -> None:
+        """`patience_s`: how long a lone sandbox waits on a machine that is full before it is given up."""
+        self._folder = folder
+        self._options = options
+        self._look = look
+        self._patience_s = patience_s
+        self.opened = 0
+        """Sandboxes that were let in and are still there."""
+        self._told = False
+
+    async def tight(self) -> bool:
+        """Whether no further rollout should be claimed: those that run need what is left."""
+        return self.opened > 0 and await self._missing(0) is not None
+
+    @asynccontextmanager
+    async def admitted(self, memory_mb: int, who: str) -> AsyncIterator[None]:
+        """Wait until there is room, then count as one that is there. Raises `RolloutFailed` when the
+        machine is full.
+        """
+        began = time.monotonic()
+        while (missing := await self._missing(memory_mb)) is not None:
+            if not self.opened and time.monotonic() - began >= self._patience_s:
+                raise RolloutFailed(
+                    missing.cause,
+                    f"This machine is full: {who} needs {missing.text}, and nothing of this node runs that "
+                    "could end and give "
+                    "some back. End other programs or free space, then run the same command again.",
+                )
+            if not self._told:
+                self._told = True
+                _LOG.warning(
+                    "%s waits for %s; %d sandboxes are open. Others wait behind it.",
+                    who,
+                    missing.text,
+                    self.opened,
+                )
+            await asyncio.sleep(_LOOK_S)
+        if self._told:
+            self._told = False
+            _LOG.info("There is room again after %.1f s: %s goes on.", time.monotonic() - began, who)
+        self.opened += 1
+        try:
+            yield
+        finally:
+            self.opened -= 1
+
+    async def _missing(self, memory_mb: int) -> Shortage | None:
+        """See `shortage`. The disk may be a network's, which can take long to answer."""
+        room = await anyio.to_thread.run_sync(self._look, self._folder)
+        return shortage(room, memory_mb, self._options, self.opened)

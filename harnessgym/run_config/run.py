@@ -1,0 +1,365 @@
+"""What `harnessgym train run.toml` and `harnessgym cluster run.toml` read, one section per part of a run."""
+
+import re
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from harnessgym.config import Config
+from harnessgym.engine_timeouts import EngineTimeouts
+from harnessgym.errors import ConfigError
+from harnessgym.faults.fault import FaultsSection
+from harnessgym.metrics.sink import MetricsSection
+from harnessgym.run_config.cluster import ClusterSection
+from harnessgym.run_config.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
+from harnessgym.run_config.session import SessionOptions
+from harnessgym.run_config.trainer import TrainerSection
+
+
+class PolicySection(Config):
+    """What is trained."""
+
+    name: str = "policy"
+    """Name of the policy in the store, and the model name harnesses see."""
+    path: str
+    """Folder of the starting weights, tokenizer and chat template (Hugging Face layout)."""
+
+
+class FurtherPolicySection(PolicySection):
+    """One more policy that the run trains, from the same rollouts: another agent's."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the policy in the store, and the model name by which harnesses ask for it."""
+    workers: int = Field(1, ge=0)
+    """Embedded engine processes that serve it."""
+    update: dict[str, Any] = Field(default_factory=dict)
+    """Settings of its update that differ from `[trainer.update]`."""
+
+
+class TasksSection(Config):
+    """What it is trained on."""
+
+    set: str
+    """Task set: a registered name, `module:Class`, or a file or folder of tasks."""
+    unfit: bool = False
+    """Whether tasks that failed `harnessgym tasks check` are trained on all the same."""
+
+
+class HarnessSection(Config):
+    """One black-box agent. Rollouts of a group are spread over all harnesses of a run in turn."""
+
+    name: str
+    """Name in the store."""
+    type: str = "command"
+    """Registered harness type, or `module:Class`."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that type; for `command`, see `harnessgym.harnesses.command.CommandConfig`."""
+
+
+class RewardSection(Config):
+    """One reward of a run."""
+
+    type: str
+    """Registered reward, or `module:Class`."""
+    name: str = ""
+    """Who the store says gave it; the type if not given."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Settings of that type."""
+
+
+class SandboxSection(Config):
+    """Where harnesses run."""
+
+    backend: str = "bubblewrap"
+    """Registered sandbox backend, or `module:Class`."""
+    fallback: str | None = "process"
+    """Backend to use, with a warning, where the first one is missing; empty refuses instead."""
+
+
+class SamplingSection(Config):
+    """How training rollouts are sampled. The policy gradient needs the whole distribution: no top-p or
+    top-k here.
+    """
+
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature."""
+    max_tokens: int = Field(512, gt=0)
+    """New tokens per model call."""
+
+
+class NodeSection(Config):
+    """How rollouts are run."""
+
+    max_running: int = Field(16, gt=0)
+    """Harnesses that run at one time: what the engines are kept busy with."""
+    prepare_at_once: int = Field(4, gt=0)
+    """Sandboxes that are made and furnished at one time."""
+    prepared_ahead: int = Field(4, ge=0)
+    """Rollouts beyond `max_running` that are prepared and then wait for one of its places."""
+    reconstruct_at_once: int = Field(2, gt=0)
+    """Rollouts whose tokens are read back at one time."""
+    evaluate_at_once: int = Field(4, gt=0)
+    """Rollouts that are graded at one time."""
+    evaluate_waiting: int = Field(32, ge=0)
+    """Rollouts that may wait for a grader; while there are more, no new ones are begun."""
+    memory_reserve_mb: int = Field(256, ge=0)
+    """Memory of this machine that is left free: below, no new sandbox is opened."""
+    memory_share: float = Field(0.1, ge=0, le=1)
+    """Part of a task's `limits.memory_mb` that must be free before its sandbox is opened; few use all they
+    may."""
+    disk_reserve_mb: int = Field(256, ge=0)
+    """Disk of the workspaces that is left free, but never more than a tenth of it: below, no new sandbox
+    is opened."""
+    serve: str = ""
+    """`HOST:PORT` where rollouts can be submitted, watched and fetched over HTTP; empty serves nothing.
+    The address that was taken and the key are in the run folder's `endpoints.json`."""
+    second_opinion: bool = False
+    """Whether what is rewarded with 1 is also compared with the task's solution, on inputs that the tests
+    do not have. What is found is kept with the evidence of the grade; no reward depends on it."""
+    lease_s: float = Field(20.0, gt=0)
+    """A rollout whose node has been silent this long is run again."""
+    max_attempts: int = Field(3, gt=0)
+    """Attempts at a rollout that infrastructure errors end, before its slot is given up."""
+    abort_after_failures: int = Field(24, gt=0)
+    """Infrastructure errors in a row, without one success, that end the run: something is wrong with all
+    of them."""
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that may be claimed and not ended at one time, in all stages and their queues."""
+        return self.max_running + self.prepared_ahead + self.evaluate_at_once + self.evaluate_waiting
+
+
+class OutsideEngine(Config):
+    """An engine that others start and end; the run keeps it on the newest policy version
+    (docs/weights-engines.md).
+    """
+
+    kind: Literal["vllm", "sglang"]
+    """What it is."""
+    policy: str = ""
+    """Name of the policy that it serves; the first one if not given."""
+    url: str = Field(pattern="^https?://[^/@]+(/[^@]*)?$")
+    """Where its HTTP API is: `http://host:port`. Whoever reaches its development routes can replace its
+    weights."""
+
+    @property
+    def name(self) -> str:
+        """Its name, which follows from where it is: `vllm-host-port`."""
+        return f"{self.kind}-{re.sub('[^A-Za-z0-9.]+', '-', self.url.partition('://')[2]).strip('-')}"
+
+
+class EngineSection(EngineTimeouts):
+    """What samples: embedded engines, which the run starts, and engines that are other programs."""
+
+    workers: int = Field(2, ge=0)
+    """Embedded engine processes; of the first policy, where there are several."""
+    outside: tuple[OutsideEngine, ...] = ()
+    """Engines that serve a policy already, `[[engine.outside]]` each. Only these are used with `workers =
+    0`."""
+    max_batch: int = Field(32, gt=0)
+    """Sequences that one embedded engine decodes together."""
+    max_length: int = Field(1024, gt=0)
+    """Longest prompt plus completion, in tokens."""
+    updates_at_once: int = Field(1, gt=0)
+    """How many workers may be out of service for a weight update at one time."""
+    drain_s: float = Field(0.5, ge=0)
+    """How long a worker's calls in flight may finish on the old weights; then they go on under the new
+    ones."""
+
+    @model_validator(mode="after")
+    def _differ(self) -> "EngineSection":
+        names = [engine.name for engine in self.outside]
+        if len(set(names)) != len(names):
+            raise ValueError(
+                f"outside has an engine twice: {', '.join(engine.url for engine in self.outside)}"
+            )
+        return self
+
+
+class EvaluationSection(Config):
+    """What is measured on held-out tasks before and after training."""
+
+    tasks: int = Field(200, ge=0)
+    """Held-out tasks; 0 skips evaluation."""
+
+
+class StoreSection(Config):
+    """Where traces go."""
+
+    url: str | None = None
+    """Database URL; a SQLite file in the run's folder if not given."""
+    synchronous: Literal["NORMAL", "FULL"] = "NORMAL"
+    """FULL also survives power loss, at the price of an fsync per commit."""
+
+
+class SupervisorSection(Config):
+    """How failures of processes are met."""
+
+    max_restarts: int = Field(5, ge=0)
+    """Restarts of one process within a minute before the run is given up."""
+    threads: int = Field(1, gt=0)
+    """Torch and OpenMP threads of each process."""
+    silent_s: float = Field(60.0, ge=2)
+    """A process that has sent no heartbeat for so many seconds was stopped or hangs: it is killed and
+    started again. One that works long at one thing sends heartbeats meanwhile."""
+    stall_s: float = Field(120.0, gt=0)
+    """After so many seconds without a finished rollout or a step, say who waits for whom, and again as
+    long as it lasts."""
+
+
+class RunConfig(Config):
+    """One training run."""
+
+    name: str
+    """Name of the run."""
+    seed: int = 0
+    """Seeds task order, sampling and the trainer."""
+    code: tuple[str, ...] = ()
+    """Folders with modules of your own that `module:Class` names refer to, relative to this file. The
+    file's own folder and the working folder are searched in any case."""
+    policy: PolicySection
+    policies: tuple[FurtherPolicySection, ...] = ()
+    """Besides the first. A call whose `model` is the name of one of these is its own; every other call is
+    the first's."""
+    tasks: TasksSection
+    harnesses: tuple[HarnessSection, ...] = Field(min_length=1)
+    """The agents whose model is trained, `[[harnesses]]` each."""
+    rewards: tuple[RewardSection, ...] = ()
+    """Besides the grader's, in order; see `harnessgym.reward`."""
+    sandbox: SandboxSection = SandboxSection()
+    sampling: SamplingSection = SamplingSection()
+    session: SessionOptions = SessionOptions()
+    faults: FaultsSection = FaultsSection()
+    """What is made to go wrong inside sandboxes, on purpose; see `harnessgym.faults`."""
+    node: NodeSection = NodeSection()
+    engine: EngineSection = EngineSection()
+    generate: GenerateSection = GenerateSection()
+    filter: FilterSection = FilterSection()
+    control: ControlSection = ControlSection()
+    replay: ReplaySection = ReplaySection()
+    trainer: TrainerSection = TrainerSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    metrics: MetricsSection = MetricsSection()
+    store: StoreSection = StoreSection()
+    supervisor: SupervisorSection = SupervisorSection()
+    cluster: ClusterSection = ClusterSection()
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "RunConfig":
+        for kind, named in (("harnesses", self.harnesses), ("policies", self.all_policies)):
+            names = [each.name for each in named]
+            if len(set(names)) != len(names):
+                raise ValueError(f"{kind}: two share a name: {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _policies_fit(self) -> "RunConfig":
+        known = ["", *(policy.name for policy in self.all_policies)]
+        for engine in self.engine.outside:
+            if engine.policy not in known:
+                raise ValueError(
+                    f"engine.outside: {engine.url} serves the policy {engine.policy!r}, which the run does "
+                    "not have. It has: "
+                    f"{', '.join(known[1:])}"
+                )
+        served = {
+            *self.engine_policies,
+            *(engine.policy or self.policy.name for engine in self.engine.outside),
+        }
+        if idle := [policy.name for policy in self.all_policies if policy.name not in served]:
+            raise ValueError(
+                f"engine.workers: no engine serves {', '.join(idle)}. Raise engine.workers (for a further "
+                "policy the `workers` "
+                "of its [[policies]]), or give engines in [[engine.outside]]"
+            )
+        if self.policies and self.replay.reuse:
+            raise ValueError(
+                "replay.reuse: the store keeps one batch for a group that several policies train, so none "
+                "can come again in a "
+                "later one. Set it to 0, or train one policy"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dapo(cls, given: Any) -> Any:
+        """What the selector of that name stands for, unless it is given; what contradicts it is refused
+        below.
+        """
+        sections = [given.get(name, {}) for name in ("generate", "filter")] if isinstance(given, dict) else []
+        if (
+            not sections
+            or not all(isinstance(each, dict) for each in sections)
+            or sections[0].get("selector") != DAPO
+        ):
+            return given
+        return given | {"filter": {"zero_signal": "refill"} | sections[1]}
+
+    @model_validator(mode="after")
+    def _curation_fits(self) -> "RunConfig":
+        replay = self.replay
+        trainer = self.trainer
+        if self.generate.selector == DAPO and self.filter.zero_signal != "refill":
+            raise ValueError(
+                "generate.selector: dapo refills; leave filter.zero_signal out, or choose the selector "
+                "uniform"
+            )
+        if replay.reuse and trainer.max_staleness == 0:
+            raise ValueError(
+                "replay.reuse trains groups again under later versions, and η = 0 trains none: raise "
+                "trainer.max_staleness"
+            )
+        if replay.reuse and not self.replayed:
+            share = replay.reuse_share
+            groups = trainer.groups_per_step
+            raise ValueError(f"replay.reuse_share: {share} of {groups} groups is not one; raise it")
+        if replay.reuse and trainer.reward_shuffle:
+            raise ValueError(
+                "trainer.reward_shuffle gives a group other rewards each time: set replay.reuse = 0"
+            )
+        if replay.success_pool and (trainer.max_staleness == 0 or trainer.reward_shuffle or self.policies):
+            raise ValueError(
+                "replay.success_pool needs trainer.max_staleness above 0, one policy, and rewards that are "
+                "not shuffled"
+            )
+        return self
+
+    def beside(self, file: Path) -> Self:
+        """The run with the folders in `code` as the file at that path means them, that file's own folder
+        among them.
+        """
+        folder = file.resolve().parent
+        return self.model_copy(
+            update={"code": tuple(str((folder / each).resolve()) for each in (*self.code, "."))}
+        )
+
+    @property
+    def replayed(self) -> int:
+        """Places of a batch that may go to groups which were trained before."""
+        return int(self.replay.reuse_share * self.trainer.groups_per_step) if self.replay.reuse else 0
+
+    @property
+    def all_policies(self) -> tuple[PolicySection, ...]:
+        """Every policy, the first one first."""
+        return self.policy, *self.policies
+
+    @property
+    def engine_policies(self) -> tuple[str, ...]:
+        """By number of the engine process: the name of the policy that it serves."""
+        others = (each.name for each in self.policies for _ in range(each.workers))
+        return (self.policy.name,) * self.engine.workers + tuple(others)
+
+    def of_policy(self, name: str) -> Self:
+        """The run as the trainer of one policy sees it. Raises `ConfigError` if there is no such policy."""
+        if name in ("", self.policy.name):
+            return self
+        found = next((each for each in self.policies if each.name == name), None)
+        if found is None:
+            known = ", ".join(each.name for each in self.all_policies)
+            raise ConfigError(f"The run has no policy {name!r}. It has: {known}.")
+        trainer = self.trainer.model_copy(update={"update": self.trainer.update | found.update})
+        return self.model_copy(
+            update={"policy": PolicySection(name=found.name, path=found.path), "trainer": trainer}
+        )

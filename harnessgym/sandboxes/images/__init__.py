@@ -1,0 +1,3 @@
+"""Container images without a registry: recipes, layers, and what keeps many builders from doing the same
+work twice.
+"""

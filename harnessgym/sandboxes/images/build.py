@@ -1,0 +1,97 @@
+"""Builds our own images from their recipes, parents first. An image whose recipe has not changed is not
+built again.
+"""
+
+import platform
+import subprocess
+import threading
+import tomllib
+from pathlib import Path
+from typing import IO, Any, cast
+
+from pydantic import BaseModel, ConfigDict
+
+from harnessgym.errors import ImageError
+from harnessgym.sandboxes.images.bootstrap import codename, root
+from harnessgym.sandboxes.images.builder import LABEL, LAYERS, Builder, content_of
+from harnessgym.sandboxes.images.recipes import BASE, REPOSITORY, folder, recipe, recipe_name
+
+_RELEASE = "harnessgym.release"
+"""Label of the base image: the release it is of."""
+
+
+class _Base(BaseModel):
+    """What `docker/base/recipe.toml` says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    variant: str
+    """debootstrap's variant."""
+    packages: tuple[str, ...]
+    """Packages beside the variant's."""
+    changes: tuple[str, ...]
+    """Dockerfile instructions that set the image's settings."""
+
+
+def build(name: str, builder: Builder) -> str:
+    """Makes a recipe's image and its parents as far as they are not there. Returns its name,
+    `harnessgym/NAME:latest`.
+
+    Raises ImageError with the tail of what the failing step said.
+    """
+    if name == BASE:
+        tag = _base(builder)
+    else:
+        made = recipe(name)
+        parent = recipe_name(made.parent)
+        tag = builder.build(made.parent if parent is None else build(parent, builder), made.layers)
+    return _tagged(builder, name, tag)
+
+
+def _tagged(builder: Builder, name: str, tag: str) -> str:
+    made = f"{REPOSITORY}{name}:latest"
+    image = builder.engine.image(tag)
+    at = builder.engine.image(made)
+    if image is None:
+        raise ImageError(f"The image {tag} has gone. Did somebody remove images meanwhile?")
+    if at is None or at.id != image.id:
+        image.tag(f"{REPOSITORY}{name}", "latest")
+    return made
+
+
+def _base(builder: Builder) -> str:
+    told = _Base.model_validate(tomllib.loads((folder() / BASE / "recipe.toml").read_text()))
+    there = builder.engine.image(f"{REPOSITORY}{BASE}:latest")
+    release = there.labels.get(_RELEASE) if there is not None else None
+    content = content_of(["base", release or codename(), platform.machine(), told.model_dump()])
+    if (
+        there is not None and there.labels.get(LABEL) == content
+    ):  # loaded from a file, the tag of its layer was left behind
+        there.tag(LAYERS, content)
+    builder.once(content, lambda: _import(builder, told, content))
+    return f"{LAYERS}:{content}"
+
+
+def _import(builder: Builder, told: _Base, content: str) -> None:
+    """Lays the system out and hands it to the engine as one layer."""
+    builder.say(f"debootstrap {codename()}")
+    changes = [*told.changes, f"LABEL {LABEL}={content}", f"LABEL {_RELEASE}={codename()}"]
+    with root(told.packages, told.variant) as target:
+        builder.say("importing it")
+        _send(builder.engine.client, target, content, changes)
+
+
+def _send(client: Any, target: Path, content: str, changes: list[str]) -> None:
+    command = ["tar", "--numeric-owner", "-C", str(target), "-c", "."]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as packing:
+        said: list[bytes] = []
+        reader = threading.Thread(target=lambda: said.append(cast("IO[bytes]", packing.stderr).read()))
+        reader.start()
+        answer = client.api.import_image_from_stream(
+            packing.stdout, repository=LAYERS, tag=content, changes=changes
+        )
+        reader.join()
+    if packing.returncode:
+        raise ImageError(f"tar exited with {packing.returncode}: {said[0].decode(errors='replace')[-500:]}")
+    if '"error"' in str(answer):
+        raise ImageError(f"The engine did not import the base image: {answer}")

@@ -1,0 +1,285 @@
+"""Builds images layer by layer, every layer once: a container runs one step, and what it left is committed.
+
+The engine's own builder cannot be lent anything but the network; here the machine's package-manager settings
+are mounted while a step runs and gone when it is committed (see `lending`). A layer is found again by its
+content, which is the image below it and what is done to it, so equal prefixes are built once, by one of
+however many processes ask.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import shlex
+import shutil
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harnessgym.errors import ImageError
+from harnessgym.sandbox import InstallStep
+from harnessgym.sandboxes.images.build_lock import alone, private, use
+from harnessgym.sandboxes.images.build_network import INSIDE, Lent, lend
+from harnessgym.sandboxes.images.connection import EngineConnection
+
+LABEL = "harnessgym.content"
+"""Label of every image that is built here: its content."""
+LAYERS = "harnessgym/layer"
+"""Repository of the tags by which layers are found."""
+CONTEXTS = "harnessgym/context"
+"""Repository of the tags of images that the engine built from a folder with a Dockerfile."""
+BUILDING = "harnessgym-build-"
+"""What the names of containers that build begin with; the content follows."""
+Say = Callable[[str], None]
+"""Told what goes on, in one line."""
+_TAIL = 40
+_SHOWN = 300
+"""Characters of a step's command that are shown."""
+_LEAST_FREE = 2 << 30
+_LAYERS_AT_MOST = 120
+
+
+def silent(said: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Files and folders that are copied into an image, as root's, readable by everybody."""
+
+    sources: tuple[Path, ...]
+    to: str
+    """Where they go; it ends with a slash if it is a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One thing that is done to an image: a step that runs in it, files that are copied, or settings that
+    are changed.
+    """
+
+    step: InstallStep | None = None
+    copied: Copied | None = None
+    changes: tuple[str, ...] = ()
+    """Dockerfile instructions that change settings: ENV, CMD, USER and the like."""
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        if self.step is not None:
+            command = shlex.join(self.step.argv)
+            return command if len(command) <= _SHOWN else f"{command[:_SHOWN]}..."
+        if self.copied is not None:
+            return f"COPY {' '.join(path.name for path in self.copied.sources)} {self.copied.to}"
+        return "; ".join(self.changes)
+
+    def content(self, parent: str) -> str:
+        """Names what this layer makes of an image of that id."""
+        step = [self.step.argv, sorted(self.step.env.items())] if self.step is not None else None
+        copied = [self.copied.to, _digest(self.copied)] if self.copied is not None else None
+        return content_of([parent, step, copied, self.changes])
+
+
+def content_of(facts: object) -> str:
+    """A short name for JSON values that cannot be met again by accident."""
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+class Builder:
+    """Builds on one engine."""
+
+    def __init__(self, engine: EngineConnection, *, say: Say = silent, timeout_s: float = 3_600.0) -> None:
+        """`timeout_s` is for each layer."""
+        self.engine = engine
+        self.say = say
+        self.timeout_s = timeout_s
+
+    def build(self, parent: str, layers: Sequence[Layer]) -> str:
+        """The tag of an image with all layers above the image `parent`. Raises ImageError naming the layer
+        that failed.
+        """
+        image = self.engine.image(parent)
+        if image is None:
+            raise ImageError(
+                f"The engine has no image {parent!r}. Build or load it: harnessgym images list shows what is "
+                "there."
+            )
+        tag = parent
+        for layer in layers:
+            content = layer.content(image.id)
+            tag = f"{LAYERS}:{content}"
+            image = self.once(content, partial(self._add, image, layer, content))
+        return tag
+
+    def once(self, content: str, make: Callable[[], None], repository: str = LAYERS) -> Any:
+        """The image of that content; `make` is called by one process if it is not there, and must tag it."""
+        tag = f"{repository}:{content}"
+        image = self.engine.image(tag)
+        if image is None:
+            with alone(content, self.say), self.engine.answering(f"make {tag}"):
+                image = self.engine.image(tag)
+                if image is None:
+                    self._room()
+                    make()
+                    image = self.engine.image(tag)
+        if image is None:
+            raise ImageError(
+                f"The image {tag} was built and has gone again. Did somebody remove images meanwhile?"
+            )
+        use(content)
+        return image
+
+    def _room(self) -> None:
+        where = self.engine.storage()
+        if where is not None and (free := shutil.disk_usage(where).free) < _LEAST_FREE:
+            raise ImageError(
+                f"The disk that holds the engine's images ({where}) has {free:,} bytes free; a build wants "
+                f"{_LEAST_FREE:,}. "
+                "Free some: harnessgym images gc removes what has not been used for long."
+            )
+
+    def _add(self, below: Any, layer: Layer, content: str) -> None:
+        if len(below.attrs["RootFS"].get("Layers") or ()) >= _LAYERS_AT_MOST:
+            raise ImageError(
+                f"{below.id} has {_LAYERS_AT_MOST} layers, the engine's most. Put several commands into one "
+                "step."
+            )
+        self.say(layer.title)
+        began = time.monotonic()
+        settings: dict[str, Any] = {"name": f"{BUILDING}{content}", "network_mode": "host"}
+        if layer.step is None:
+            with self._container(below, settings) as container:
+                if layer.copied is not None:
+                    container.put_archive("/", _archive(layer.copied))
+                _commit(container, layer, content, layer.changes)
+        elif not self.engine.local:
+            raise ImageError(
+                "Images are built on the machine of the Docker engine, whose package managers' settings are "
+                "lent to the build: "
+                "run `harnessgym images build` there, or set DOCKER_HOST to a socket of this machine."
+            )
+        else:
+            with private(content) as folder:
+                lent = lend(folder)
+                lent.script(layer.step)
+                with self._container(below, settings | _borrowing(below, lent)) as container:
+                    container.start()
+                    self._wait(container, layer)
+                    _commit(container, layer, content, (*_restoring(below), *layer.changes))
+        self.say(f"{layer.title}: {time.monotonic() - began:.1f} s")
+
+    @contextmanager
+    def _container(self, below: Any, settings: dict[str, Any]) -> Iterator[Any]:
+        """A container of that name; one that a killed builder left is removed first."""
+        self.engine.remove_container(settings["name"])
+        command = settings.pop("command", None) or below.attrs["Config"].get("Cmd") or ["/bin/sh"]
+        try:
+            yield self.engine.client.containers.create(below.id, command, **settings)
+        finally:
+            self.engine.remove_container(settings["name"])
+
+    def _wait(self, container: Any, layer: Layer) -> None:
+        deadline = time.monotonic() + self.timeout_s
+        pause = 0.02
+        last = b""
+        while True:
+            container.reload()
+            if container.status in ("exited", "dead"):
+                break
+            if time.monotonic() > deadline:
+                container.kill()
+                raise ImageError(
+                    f"{layer.title} did not end within {self.timeout_s:g} s.{_last_words(container)}"
+                )
+            line = container.logs(tail=1).strip()
+            if line != last:
+                last = line
+                self.say(line.decode(errors="replace"))
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.5)
+        code = container.attrs["State"]["ExitCode"]
+        if code:
+            memory = " It ran out of memory." if container.attrs["State"]["OOMKilled"] else ""
+            raise ImageError(f"{layer.title} exited with {code}.{memory}{_last_words(container)}")
+
+
+def _borrowing(below: Any, lent: Lent) -> dict[str, Any]:
+    """Settings of a container that runs the lent script instead of what the image runs."""
+    words = ["/bin/sh", f"{INSIDE}/run"]
+    from docker.types import LogConfig, Mount
+
+    mounts = [Mount(INSIDE, str(lent.folder), "bind", read_only=True)]
+    mounts += [Mount(f"{INSIDE}/scratch", str(lent.folder / "scratch"), "bind")]
+    mounts += [Mount(inside, path, "bind", read_only=True) for path, inside in lent.mounts.items()]
+    log = LogConfig(type="json-file", config={"max-size": "4m", "max-file": "2"})
+    how = (
+        {"entrypoint": words[:1], "command": words[1:]}
+        if below.attrs["Config"].get("Entrypoint")
+        else {"command": words}
+    )
+    return {**how, "user": "0:0", "working_dir": "/", "mounts": mounts, "log_config": log}
+
+
+def _restoring(below: Any) -> tuple[str, ...]:
+    """The changes that give the image's own settings back after a container that ran something else as
+    root.
+    """
+    config = below.attrs["Config"]
+    entrypoint = [f"ENTRYPOINT {json.dumps(config['Entrypoint'])}"] if config.get("Entrypoint") else []
+    command = f"CMD {json.dumps(config.get('Cmd') or ['/bin/sh'])}"
+    return (
+        f"USER {config.get('User') or '0:0'}",
+        f"WORKDIR {config.get('WorkingDir') or '/'}",
+        *entrypoint,
+        command,
+    )
+
+
+def _commit(container: Any, layer: Layer, content: str, changes: Sequence[str]) -> None:
+    labelled = [*changes, f"LABEL {LABEL}={content}"]
+    container.commit(LAYERS, content, message=layer.title[:500], changes=labelled)
+
+
+def _last_words(container: Any) -> str:
+    said = container.logs(tail=_TAIL).decode(errors="replace").strip()
+    return f" Its last words:\n{said}" if said else " It said nothing."
+
+
+def _files(copied: Copied) -> Iterator[tuple[Path, str]]:
+    """What is copied, and where it goes, in a fixed order."""
+    for source in copied.sources:
+        if source.is_file():
+            yield source, copied.to + source.name if copied.to.endswith("/") else copied.to
+        for path in sorted(source.rglob("*")):
+            inner = path.relative_to(source)
+            if path.is_file() and "__pycache__" not in inner.parts:
+                yield path, f"{copied.to.rstrip('/')}/{inner}"
+
+
+def _digest(copied: Copied) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for path, to in _files(copied):
+        data = path.read_bytes()
+        found.update(f"{to}\0{_mode(path)}\0{len(data)}\0".encode())
+        found.update(data)
+    return found.hexdigest()
+
+
+def _mode(path: Path) -> int:
+    return 0o755 if path.stat().st_mode & 0o100 else 0o644
+
+
+def _archive(copied: Copied) -> bytes:
+    buffer = io.BytesIO()
+    with contextlib.closing(tarfile.open(fileobj=buffer, mode="w")) as archive:
+        for path, to in _files(copied):
+            data = path.read_bytes()
+            entry = tarfile.TarInfo(to.lstrip("/"))
+            entry.size, entry.mode = len(data), _mode(path)
+            archive.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()

@@ -1,0 +1,36 @@
+"""Every task once an epoch, in an order of the epoch's own."""
+
+import random
+from collections.abc import Sequence
+
+from harnessgym.config import Config
+from harnessgym.scheduling.selection import Pick, SelectionPool, Visit
+
+
+class UniformSettings(Config):
+    """There is nothing to choose."""
+
+
+class Uniform:
+    """Looks at no counter."""
+
+    settings = UniformSettings
+
+    def __init__(self, settings: UniformSettings, pool: SelectionPool) -> None:  # noqa: ARG002 - as every selector
+        self._pool = pool
+
+    def choose(self, number: int, wanted: int, visits: Sequence[Visit]) -> Sequence[Pick]:  # noqa: ARG002
+        """See `Selector`."""
+        return [
+            Pick(in_turn(self._pool, place), self._pool.group_size)
+            for place in range(number, number + wanted)
+        ]
+
+
+def in_turn(pool: SelectionPool, number: int) -> str:
+    """The task that comes after `number` others. Selectors that choose nothing but sizes keep to this
+    order.
+    """
+    epoch, place = divmod(number, len(pool.tasks))
+    order = random.Random(f"{pool.seed} epoch {epoch}").sample(range(len(pool.tasks)), len(pool.tasks))
+    return pool.tasks[order[place]]

@@ -1,0 +1,190 @@
+"""All engine workers, as the proxy sees them: calls go to one of those that are ready, and go on elsewhere
+when it dies.
+"""
+
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+
+from harnessgym.simulation.clock import Clock
+from harnessgym.simulation.measures import Measures
+from harnessgym.simulation.ready import ReadyWorkers
+from harnessgym.simulation.settings import EnginesSection
+from harnessgym.simulation.worker import SimulatedCall, SimulatedWorker, call_speeds
+from harnessgym.store.workers import WorkerState
+
+
+class SimulatedFleet:
+    """Workers and the calls in flight. Whoever sends calls sets `answered`; whoever updates workers sets
+    `drained`.
+    """
+
+    def __init__(self, clock: Clock, measures: Measures, engines: EnginesSection, seed: int) -> None:
+        self._clock = clock
+        self._measures = measures
+        speeds = call_speeds(engines)
+        self.workers = [SimulatedWorker(number, engines, speeds) for number in range(engines.workers)]
+        self.ready = ReadyWorkers(random.Random(seed))
+        self.standing: Counter[tuple[WorkerState, int]] = Counter()
+        """Workers by state and version."""
+        self.answered: Callable[[SimulatedCall, SimulatedWorker], None] = lambda _call, _worker: None
+        self.drained: Callable[[SimulatedWorker], None] = lambda _: None
+        """A draining worker has no call left."""
+        self.halted = False
+        self._pending: deque[SimulatedCall] = deque()
+        self._busy, self._waiting = measures.level("engines"), measures.level("calls waiting")
+        for worker in self.workers:
+            self.ready.add(worker)
+            self.standing[worker.state, worker.version] += 1
+
+    def send(self, call: SimulatedCall) -> None:
+        """Give a call to a worker; it waits while none can take it."""
+        owner = self.workers[call.cached[0]] if call.cached else None
+        worker = call.at = None if self.halted else self.ready.choose(owner)
+        if worker is None:
+            self._pending.append(call)
+            self._waiting.add(1)
+            return
+        before = worker.load
+        worker.waiting.append(call)
+        self._waiting.add(1)
+        self.ready.changed(worker, before)
+        self._run(worker)
+
+    def set_state(self, worker: SimulatedWorker, state: WorkerState, version: int | None = None) -> None:
+        """Change what a worker does, and its version if given. What waits for a ready one comes to it."""
+        if worker in self.ready:
+            self.ready.remove(worker)
+        self.standing[worker.state, worker.version] -= 1
+        for name, change in ((worker.state, -1), (state, 1)):
+            if name != "ready":
+                self._measures.level(f"workers {name}").add(change)
+        worker.state = state
+        worker.version = worker.version if version is None else version
+        self.standing[state, worker.version] += 1
+        if state == "ready":
+            self.ready.add(worker)
+            self._run(worker)
+
+    def dispatch(self) -> None:
+        """Send what waits, to the workers that have become ready together."""
+        while self._pending and self.ready and not self.halted:
+            self._waiting.add(-1)
+            self.send(self._pending.popleft())
+
+    def suspend(self, worker: SimulatedWorker) -> None:
+        """Stop a worker for an update. Its calls stay, and are re-prefilled when it is ready again."""
+        calls = self._stop(worker)
+        worker.waiting.extendleft(reversed(calls))
+        self._waiting.add(len(calls))
+        self._measures.counts["calls interrupted"] += len(calls)
+        self.set_state(worker, "updating")
+
+    def kill(self, worker: SimulatedWorker) -> None:
+        """A worker dies. Its calls go on elsewhere, from the tokens so far."""
+        calls = [*self._stop(worker), *worker.waiting]
+        self._waiting.add(-len(worker.waiting))
+        before = worker.load
+        worker.waiting.clear()
+        self.ready.changed(worker, before)
+        self.set_state(worker, "dead")
+        self._measures.counts["calls moved"] += len(calls)
+        for call in calls:
+            call.cached = None
+            self.send(call)
+
+    def withdraw(self, call: SimulatedCall) -> None:
+        """Nobody wants a call's answer any more."""
+        worker = call.at
+        if worker is None:
+            self._pending.remove(call)
+            self._waiting.add(-1)
+            return
+        before = worker.load
+        if call in worker.waiting:
+            worker.waiting.remove(call)
+            self._waiting.add(-1)
+        else:
+            self._sampled(call, worker.withdraw(call, self._clock.now), worker)
+            self._busy.add(-int(not worker.running))
+        self.ready.changed(worker, before)
+        self._run(worker)
+        if worker.state == "draining" and not worker.load:
+            self.drained(worker)
+
+    def halt(self) -> None:
+        """All calls stop where they are, until `resume`."""
+        self.halted = True
+        for worker in self.workers:
+            calls = self._stop(worker)
+            before = worker.load
+            self._waiting.add(len(calls))
+            for call in (*calls, *worker.waiting):
+                call.at = None
+                self._pending.append(call)
+            worker.waiting.clear()
+            self.ready.changed(worker, before)
+
+    def resume(self) -> None:
+        """They go on."""
+        self.halted = False
+        self.dispatch()
+
+    def settle(self) -> None:
+        """Count the tokens of running calls, at the end."""
+        for worker in self.workers:
+            self._stop(worker)
+
+    def serving(self) -> list[tuple[WorkerState, int]]:
+        """States and versions that there are, each once."""
+        return [kind for kind, count in self.standing.items() if count]
+
+    def _run(self, worker: SimulatedWorker) -> None:
+        """Start what waits at a worker that serves, and plan its next event."""
+        now = self._clock.now
+        if worker.state in ("ready", "draining") and worker.waiting:
+            idle = not worker.running
+            waited = len(worker.waiting)
+            worker.start(now)
+            self._waiting.add(len(worker.waiting) - waited)
+            self._busy.add(int(idle and bool(worker.running)))
+        if (due := worker.due(now)) < worker.wake_at:
+            worker.wake_at = due
+            self._clock.after(due - now, self._wake, worker, due)
+
+    def _wake(self, worker: SimulatedWorker, due: float) -> None:
+        """A call of a worker is finished, unless others have come since and slowed it down."""
+        if due != worker.wake_at:
+            return
+        worker.wake_at = float("inf")
+        before = worker.load
+        done = worker.finished(self._clock.now)
+        for call in done:
+            self._sampled(call, call.wanted - call.sampled, worker)
+        self.ready.changed(worker, before)
+        if done and not worker.running:
+            self._busy.add(-1)
+        self._run(worker)
+        for call in done:
+            self.answered(call, worker)
+        if done and worker.state == "draining" and not worker.load:
+            self.drained(worker)
+
+    def _stop(self, worker: SimulatedWorker) -> list[SimulatedCall]:
+        """Take the running calls out of a worker that still counts them as its load, their tokens
+        recorded.
+        """
+        before = worker.load
+        taken = worker.take_back(self._clock.now)
+        worker.wake_at = float("inf")
+        for call, tokens in taken:
+            self._sampled(call, tokens, worker)
+        self._busy.add(-int(bool(taken)))
+        self.ready.changed(worker, before)
+        return [call for call, _ in taken]
+
+    def _sampled(self, call: SimulatedCall, tokens: int, worker: SimulatedWorker) -> None:
+        if tokens:
+            call.sampled += tokens
+            call.spans[worker.version] = call.spans.get(worker.version, 0) + tokens
+            self._measures.counts["tokens sampled"] += tokens

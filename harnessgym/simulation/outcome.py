@@ -1,0 +1,162 @@
+"""What came of a simulated run, as figures. All of them are simulated."""
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import comb
+from typing import TYPE_CHECKING, Any
+
+from harnessgym.simulation.bound import Bound, bound_of, rollouts_needed
+
+if TYPE_CHECKING:
+    from harnessgym.simulation.simulation import Simulation
+
+LEAST_SEEDS = 6
+"""With fewer values no two order statistics hold the median with 95 %."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOutcome:
+    """Figures after the warm-up, unless they say otherwise."""
+
+    name: str
+    seed: int
+    virtual_s: float
+    """From the end of the warm-up to the last step."""
+    rollouts_per_s: float
+    """Trained, per virtual second; whenever they are trained, if that is more than once."""
+    tokens_per_s: float
+    """Likewise."""
+    bound: Bound
+    idle: dict[str, float]
+    """Share of time without work, by kind of process: engines without a call, empty environments, graders,
+    the trainer."""
+    staleness: dict[int, int]
+    """Trained tokens by staleness."""
+    versions: dict[int, int]
+    """Trained rollouts by how many versions sampled them."""
+    queues: dict[str, float]
+    """Mean length."""
+    longest: dict[str, int]
+    """Longest length."""
+    out_of_service: float
+    """Share of the workers' time in which they took no calls, for updates."""
+    serving_nobody: float
+    """Share of the workers' time in an update without any call of theirs advancing."""
+    length_bias: float
+    """Mean tokens of trained rollouts over the mean of all that were drawn; 1 is none."""
+    counts: dict[str, int]
+    """Events, of the whole run."""
+    events: int
+    """Of the virtual clock, in the whole run."""
+
+    @property
+    def of_bound(self) -> float:
+        """Throughput over the bound."""
+        return self.rollouts_per_s / self.bound.rollouts_per_s
+
+    @property
+    def mean_staleness(self) -> float:
+        """Of trained tokens."""
+        total = sum(self.staleness.values())
+        return sum(stale * tokens for stale, tokens in self.staleness.items()) / total if total else 0.0
+
+    @property
+    def off_policy(self) -> float:
+        """Share of trained tokens that an older version than the one being trained sampled."""
+        total = sum(self.staleness.values())
+        return 1 - self.staleness.get(0, 0) / total if total else 0.0
+
+    def told(self) -> dict[str, Any]:
+        """As JSON values, marked as simulated."""
+        extra = {
+            "of_bound": self.of_bound,
+            "limit": self.bound.limit,
+            "bound_rollouts_per_s": self.bound.rollouts_per_s,
+        }
+        rates = {"mean_staleness": self.mean_staleness, "off_policy": self.off_policy}
+        largest = {"max_staleness": max(self.staleness, default=0)}
+        return {
+            "simulated": True,
+            **asdict(self),
+            "bound": _finite(asdict(self.bound)),
+            **extra,
+            **rates,
+            **largest,
+        }
+
+
+def outcome_of(simulation: "Simulation") -> SimulationOutcome:
+    """The figures of a run that has ended."""
+    config = simulation.config
+    measures = simulation.measures
+    clock = simulation.clock
+    seconds = clock.now - measures.since
+    workers = config.engines.workers
+    work = config.work
+    places = {"engines": workers, "environments": work.environments, "graders": work.graders, "trainer": 1}
+    updates = [measures.level(f"workers {state}").mean() for state in ("draining", "updating")]
+    queues = ("rollouts queued", "calls waiting", "rollouts ungraded", "groups complete")
+    return SimulationOutcome(
+        name=config.name,
+        seed=config.seed,
+        virtual_s=seconds,
+        rollouts_per_s=(measures.counted("rollouts trained") + measures.counted("rollouts replayed"))
+        / seconds,
+        tokens_per_s=(measures.counted("tokens trained") + measures.counted("tokens replayed")) / seconds,
+        bound=bound_of(config, simulation.draws.table(rollouts_needed(config))),
+        idle={kind: 1 - measures.level(kind).mean() / count for kind, count in places.items()},
+        staleness=dict(sorted(measures.staleness.items())),
+        versions=dict(sorted(measures.versions.items())),
+        queues={name: measures.level(name).mean() for name in queues},
+        longest={name: measures.level(name).highest for name in queues},
+        out_of_service=sum(updates) / workers,
+        serving_nobody=updates[1] / workers,
+        length_bias=_length_bias(simulation),
+        counts=dict(sorted(measures.counts.items())),
+        events=clock.events,
+    )
+
+
+def _length_bias(simulation: "Simulation") -> float:
+    """Over the whole run: what was trained against everything that was submitted, each task once."""
+    trained: Counter[str] = Counter()
+    for groups in simulation.learner.ledger.values():
+        for rollout in (member for group in groups for member in group.members):
+            trained.update(tokens=sum(rollout.work.tokens), rollouts=1)
+    drawn = simulation.planner.drawn_tokens
+    return (trained["tokens"] / trained["rollouts"]) / (drawn[0] / drawn[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over seeds."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Median and its 95 % interval.
+
+        The interval runs between the order statistics that hold the median with at least that probability
+        whatever the distribution (binomial with p = 1/2); below six values none does, and it is their range.
+        """
+        ordered = sorted(values)
+        n = len(values)
+        rank = 0
+        while 2 * sum(comb(n, k) for k in range(rank + 2)) / 2**n <= 0.05:
+            rank += 1
+        return cls(statistics.median(ordered), ordered[rank], ordered[n - 1 - rank])
+
+    def shown(self, digits: int = 2) -> str:
+        """For tables."""
+        if self.low == self.high:
+            return f"{self.median:,.{digits}f}"
+        return f"{self.median:,.{digits}f} [{self.low:,.{digits}f}, {self.high:,.{digits}f}]"
+
+
+def _finite(values: dict[str, float]) -> dict[str, float | None]:
+    return {name: None if value == float("inf") else value for name, value in values.items()}

@@ -1,0 +1,192 @@
+"""One simulated run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harnessgym.errors import TrainerError
+from harnessgym.simulation.clock import Clock
+from harnessgym.simulation.draws import Draws
+from harnessgym.simulation.fleet import SimulatedFleet
+from harnessgym.simulation.learner import SimulatedLearner
+from harnessgym.simulation.measures import Measures
+from harnessgym.simulation.node import Group, SimulatedNode
+from harnessgym.simulation.outcome import SimulationOutcome, outcome_of
+from harnessgym.simulation.planner import SimulatedPlanner
+from harnessgym.simulation.settings import SimulationConfig
+from harnessgym.simulation.updates import Updates
+from harnessgym.store.workers import WorkerRow
+from harnessgym.supervisor.stall import RunCounts, waiting
+
+_DEATHS_PER_STEP = 20
+"""A trainer that dies more often will hardly get anywhere."""
+
+Observer = Callable[[int], None]
+"""Told the number of steps done, after each."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBalance:
+    """Where every sampled token is. `sampled == trained + dropped + failed + left`, always."""
+
+    sampled: int
+    trained: int
+    dropped: int
+    """In groups given up for their staleness."""
+    failed: int
+    """In attempts that infrastructure ended."""
+    left: int
+    """In groups that are neither consumed nor given up."""
+
+
+class Simulation:
+    """A run from its first submission to its last step.
+
+    ```python
+    outcome = Simulation(SimulationConfig()).run()
+    ```
+    """
+
+    def __init__(self, config: SimulationConfig) -> None:
+        self.config = config
+        self.clock = Clock()
+        self.measures = Measures(self.clock)
+        draws = self.draws = Draws(config)
+        self.fleet = SimulatedFleet(self.clock, self.measures, config.engines, config.seed)
+        self.updates = Updates(self.clock, draws, config, self.fleet)
+        self.node = SimulatedNode(self.clock, self.measures, draws, config, self.fleet)
+        self.planner = SimulatedPlanner(config, self.measures, self.fleet, self.node)
+        self.learner = SimulatedLearner(self.clock, self.measures, draws, config, self.planner)
+        self.node.completed = self._completed
+        self.node.ended = self.planner.submit
+        self.node.emptied = self.updates.follow
+        self.updates.quiet = lambda: not self.node.open
+        self.updates.served = self._served
+        self.learner.published = self._published
+        self.learner.halted = lambda halt: self.fleet.halt() if halt else self.fleet.resume()
+        self._watched = False
+
+    def run(self, observe: Observer = lambda _: None) -> SimulationOutcome:
+        """Run to the end. Raises `TrainerError` if the run stands still, saying who waits for whom."""
+        self.begin()
+        seen = 0
+        while not self.learner.done:
+            if not self.clock.step():
+                raise self._standstill()
+            if self.learner.step != seen:
+                seen = self.learner.step
+                observe(seen)
+        self.fleet.settle()
+        return outcome_of(self)
+
+    def begin(self) -> None:
+        """Submit what may be, and plan what breaks. `run` does it; who steps the clock otherwise must."""
+        if not self.config.trainer.warmup:
+            self.measures.restart()
+        self._plan_failures()
+        self._served()
+
+    def account(self) -> TokenBalance:
+        """The tokens so far. Those of calls that run are counted once `fleet.settle` was called, or they
+        end.
+        """
+        counts = self.measures.counts
+        working = self.learner.batch_in_progress
+        left = sum(group.tokens for group in (*self.planner.outstanding.values(), *working))
+        return TokenBalance(
+            sampled=counts["tokens sampled"],
+            trained=counts["tokens trained"],
+            dropped=counts["tokens dropped"],
+            failed=counts["tokens failed"],
+            left=left,
+        )
+
+    def _completed(self, group: Group) -> None:
+        self.learner.completed(group)
+        if not self.node.open:
+            self.updates.follow()
+        self._served()
+
+    def _published(self, version: int) -> None:
+        self.updates.publish(version)
+        self._served()
+
+    def _served(self) -> None:
+        """Admission may allow more. Whether anything is left to happen is asked after all that happens at
+        this moment.
+        """
+        self.planner.submit()
+        if not self._watched:
+            self._watched = True
+            self.clock.after(0.0, self._watch)
+
+    def _watch(self) -> None:
+        """The rule: there is never no capacity and nothing that runs."""
+        self._watched = False
+        idle = (
+            self.learner.state == "idle"
+            and not self.learner.done
+            and not self.node.open
+            and not self.updates.busy
+        )
+        if idle and not any(state == "dead" for state, _ in self.fleet.serving()):
+            raise self._standstill()
+
+    def _standstill(self) -> TrainerError:
+        complete = sum(group.complete for group in self.planner.outstanding.values())
+        standing = RunCounts(
+            status="training",
+            groups={"open": self.node.open, "complete": complete, "consumed": self.planner.consumed},
+            rollouts={"running": self.measures.level("environments").value},
+            version=self.learner.version,
+            workers=tuple(
+                WorkerRow(str(each.number), None, "simulated", "", each.version, each.state)
+                for each in self.fleet.workers
+            ),
+        )
+        return TrainerError(
+            f"The simulated run stands still after {self.clock.now:.0f} virtual seconds, at step "
+            f"{self.learner.step} of "
+            f"{self.config.trainer.steps}: {waiting(standing)} {self.node.open} groups are open, {complete} "
+            "complete, and "
+            f"{self.planner.capacity()} may be submitted. Change the section that this names."
+        )
+
+    def _plan_failures(self) -> None:
+        failures = self.config.failures
+        if failures.worker_s:
+            self._after_exponential(failures.worker_s, self._kill_worker)
+        if failures.trainer_s:
+            self._after_exponential(failures.trainer_s, self._kill_trainer)
+
+    def _after_exponential(self, mean: float, action: Callable[[], None]) -> None:
+        self.clock.after(float(self.draws.failures.exponential(mean)), action)
+
+    def _kill_worker(self) -> None:
+        alive = [worker for worker in self.fleet.workers if worker.state != "dead"]
+        if alive:
+            worker = alive[int(self.draws.failures.integers(len(alive)))]
+            self.fleet.kill(worker)
+            self.updates.died(worker)
+            self.measures.counts["worker deaths"] += 1
+            self.clock.after(self.config.failures.worker_restart_s, self.updates.restarted, worker)
+        self._after_exponential(self.config.failures.worker_s, self._kill_worker)
+
+    def _kill_trainer(self) -> None:
+        if self.learner.state != "dead":
+            self.learner.die()
+        if self.measures.counts["trainer deaths"] > _DEATHS_PER_STEP * self.config.trainer.steps:
+            raise TrainerError(
+                f"The simulated trainer has died {self.measures.counts['trainer deaths']} times and is at "
+                "step "
+                f"{self.learner.step}: it loses more than it gains. Raise failures.trainer_s, or lower "
+                "failures.versions_lost."
+            )
+        self._after_exponential(self.config.failures.trainer_s, self._kill_trainer)
+
+
+def simulate(
+    config: SimulationConfig, seeds: int, observe: Observer = lambda _: None
+) -> list[SimulationOutcome]:
+    """The same configuration under `seeds` seeds, from its own on."""
+    chosen = range(config.seed, config.seed + seeds)
+    return [Simulation(config.model_copy(update={"seed": seed})).run(observe) for seed in chosen]

@@ -1,0 +1,110 @@
+"""What a run has learnt about its tasks: every training group as one visit to its task, with the rewards
+that came of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+
+from sqlalchemy import Connection, func, select
+
+from harnessgym.store.rewards import required
+from harnessgym.store.tables import calls, groups, rewards, rollouts, tasks
+
+SUCCESS = 0.5
+"""A reward above this is a success, where there is nothing between success and failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A training group of a task, as far as it has come."""
+
+    task: str
+    """Its key."""
+    size: int
+    """Rollouts that were submitted."""
+    version: int
+    """Policy version that was served when it was submitted."""
+    rewards: tuple[float, ...] = ()
+    """Of its graded rollouts, in order of slot; none while the group is open."""
+    open: bool = False
+    """Whether rollouts of it have not ended."""
+    fresh: bool = True
+    """False for a group in place of one that was given up: nobody chose its task."""
+
+
+def visits(conn: Connection, run_id: str, first: int = 0) -> list[Visit]:
+    """All training groups of a run from an ordinal on, in order of submission.
+
+    Raises `StoreError` if a finished rollout of a group that has ended has no reward.
+    """
+    ended = (rollouts.c.group_id == groups.c.id) & (rollouts.c.status == "finished")
+    own = (
+        (rewards.c.rollout_id == rollouts.c.id)
+        & (rewards.c.channel == "reward")
+        & (rewards.c.unit == "rollout")
+    )
+    of_group = (
+        groups.c.ordinal,
+        tasks.c.key,
+        groups.c.size,
+        groups.c.submitted_version,
+        groups.c.state,
+        groups.c.replaces,
+    )
+    query = (
+        select(*of_group, rollouts.c.id, rewards.c.value)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .outerjoin(rollouts, ended)
+        .outerjoin(rewards, own)
+        .where(groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.ordinal >= first)
+        .order_by(groups.c.ordinal, rollouts.c.slot)
+    )
+    found = conn.execute(query).all()
+    return [_visit([*rows]) for _, rows in groupby(found, key=itemgetter(0))]
+
+
+def longest_success(conn: Connection, run_id: str, task_id: str) -> int | None:
+    """Most model calls of a training rollout of a task that succeeded, side calls included; None if none
+    has.
+    """
+    success = (rewards.c.channel == "reward") & (rewards.c.unit == "rollout") & (rewards.c.value > SUCCESS)
+    made = (
+        select(func.count(calls.c.id).label("calls"))
+        .select_from(rollouts)
+        .join(groups, groups.c.id == rollouts.c.group_id)
+        .join(rewards, (rewards.c.rollout_id == rollouts.c.id) & success)
+        .join(calls, calls.c.rollout_id == rollouts.c.id)
+        .where(rollouts.c.task_id == task_id, rollouts.c.run_id == run_id, groups.c.purpose == "train")
+        .where(rollouts.c.status == "finished")
+        .group_by(rollouts.c.id)
+        .subquery()
+    )
+    found = conn.execute(select(func.max(made.c.calls))).scalar()
+    return None if found is None else int(found)
+
+
+class Visits:
+    """The visits of one run, read again and again: what has ended is kept, for it never changes."""
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._ended: list[Visit] = []
+        """Those before the first open one."""
+
+    def read(self, conn: Connection) -> Sequence[Visit]:
+        """All visits, in order of submission."""
+        later = visits(conn, self._run_id, len(self._ended))
+        ended = next((place for place, visit in enumerate(later) if visit.open), len(later))
+        self._ended += later[:ended]
+        return [*self._ended, *later[ended:]]
+
+
+def _visit(rows: Sequence[tuple[int, str, int, int, str, int | None, str | None, float | None]]) -> Visit:
+    """One group's rows, a row for each graded rollout, or one without."""
+    _, task, size, version, state, replaces, *_ = rows[0]
+    if state == "open":
+        return Visit(task, size, version, open=True, fresh=replaces is None)
+    given = tuple(required(value, rollout_id) for *_, rollout_id, value in rows if rollout_id is not None)
+    return Visit(task, size, version, given, fresh=replaces is None)

@@ -1,0 +1,132 @@
+"""What the processes of a run are told, wherever they run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harnessgym.engine_timeouts import timeouts_of
+from harnessgym.run_config.run import PolicySection, RunConfig
+from harnessgym.run_folder import RunFolder
+
+Settings = dict[str, object]
+_TRAINER = "trainer-"
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """The settings of each process of one run. Where they listen is added by whoever starts them."""
+
+    folder: RunFolder
+    config: RunConfig
+    run_id: str
+    policy_id: str
+    control_key: str
+    sandbox: str
+    """Backend that nodes use."""
+    training: bool
+    """Whether there is anything left to train."""
+    policy_ids: Mapping[str, str] = field(default_factory=dict)
+    """By name, where there are several."""
+
+    @property
+    def engines(self) -> list[str]:
+        """Names of the engine processes."""
+        return [f"engine-{index}" for index in range(len(self.config.engine_policies))]
+
+    @property
+    def trainers(self) -> list[str]:
+        """Names of the trainer processes, one a policy."""
+        return ["trainer", *(f"{_TRAINER}{policy.name}" for policy in self.config.policies)]
+
+    @property
+    def outside(self) -> list[str]:
+        """Names of the outside engines, and of the weight agents that follow them."""
+        return outside_names(self.config)
+
+    def proxy(self) -> Settings:
+        """Of the proxy."""
+        several = [
+            {"id": self.policy_ids[each.name], "name": each.name, "path": each.path} for each in self._several
+        ]
+        served = {"policies": several} if several else {}
+        return (
+            served
+            | {
+                "store": self.folder.store_url(),
+                "run_id": self.run_id,
+                "policy": self.config.policy.path,
+                "synchronous": self.config.store.synchronous,
+                "control_key": self.control_key,
+                "served_model_name": self.config.policy.name,
+                "max_length": self.config.engine.max_length,
+            }
+            | timeouts_of(self.config.engine)
+        )
+
+    def engine(self, name: str, address: str, control_url: str) -> Settings:
+        """Of the engine that the proxy reaches at `address`."""
+        index = self.engines.index(name)
+        policy = next(
+            each for each in self.config.all_policies if each.name == self.config.engine_policies[index]
+        )
+        return {
+            "model": policy.path,
+            "served_model_name": policy.name,
+            "worker_id": name,
+            "max_batch": self.config.engine.max_batch,
+            "max_length": self.config.engine.max_length,
+            "threads": self.config.supervisor.threads,
+            "seed": self.config.seed + index,
+            "agent": self._agent(policy.name, control_url) | {"address": address},
+        }
+
+    def weights_agent(self, name: str, control_url: str) -> Settings:
+        """Of the agent that follows an outside engine."""
+        engine = self.config.engine.outside[self.outside.index(name)]
+        outside = {
+            "engine": engine.kind,
+            "engine_url": engine.url,
+            "worker_id": name,
+            "scratch": str(self.folder.staged),
+        }
+        return self._agent(engine.policy or self.config.policy.name, control_url) | outside
+
+    def node(self, name: str, control_url: str, proxy_url: str, socket_dir: Path | None = None) -> Settings:
+        """Of a node; without a folder of the proxy's socket it makes its own way to the proxy."""
+        return {
+            "run": str(self.folder.root),
+            "name": name,
+            "control_url": control_url,
+            "control_key": self.control_key,
+            "proxy_socket_dir": None if socket_dir is None else str(socket_dir),
+            "proxy_url": proxy_url,
+            "sandbox": self.sandbox,
+        }
+
+    def trainer(self, name: str = "trainer") -> Settings:
+        """Of a trainer."""
+        settings: Settings = {"run": str(self.folder.root)}
+        if name.startswith(_TRAINER):
+            settings["policy"] = name.removeprefix(_TRAINER)
+        return settings
+
+    def _agent(self, policy: str, control_url: str) -> Settings:
+        """What every weight agent of a policy is told."""
+        return {
+            "store": self.folder.store_url(),
+            "policy_id": self.policy_ids.get(policy, self.policy_id),
+            "run_id": self.run_id,
+            "control_url": control_url,
+            "control_key": self.control_key,
+            "update_leases": self.config.engine.updates_at_once,
+            "drain_s": self.config.engine.drain_s,
+        }
+
+    @property
+    def _several(self) -> tuple[PolicySection, ...]:
+        return self.config.all_policies if self.config.policies else ()
+
+
+def outside_names(config: RunConfig) -> list[str]:
+    """Names of a run's outside engines, in the order of its settings."""
+    return [engine.name for engine in config.engine.outside]

@@ -1,0 +1,232 @@
+"""What holds a run up, thing by thing: what is waited for, since when, and what to do about it.
+
+All of it is read from the store, so it is the same for one machine and for a cluster. In which stage a
+rollout is follows from its session and its calls: nodes write down times of stages only when it has ended.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection
+
+from harnessgym.run_config.trainer import TrainerSection
+from harnessgym.store import heartbeats, wait_report
+from harnessgym.store.wait_report import UpdateLease
+from harnessgym.store.workers import EMBEDDED, GONE, WorkerRow
+
+_ROLLOUTS = 6
+"""Rollouts that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engines of a run, as far as somebody may wait for them."""
+
+    rows: Sequence[WorkerRow]
+    newest: int
+    """Version, -1 if there is none; where there are several policies, the least of theirs."""
+    behind: frozenset[str]
+    """Ids of those that serve an older version than the newest of their policy."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Newest version by policy, where there are several."""
+    followed: frozenset[str] = frozenset()
+    """Ids of outside engines whose weight agents are the run's own processes."""
+
+    def newest_of(self, row: WorkerRow) -> int:
+        """The newest version of an engine's policy."""
+        return self.versions.get(row.policy_id or "", self.newest)
+
+    def may_answer(self, row: WorkerRow, version: int) -> bool:
+        """Whether an engine may answer a rollout that was submitted under a version of the first policy."""
+        return row.state == "ready" and (bool(self.versions) or row.version >= version)
+
+
+def hold_ups(conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines) -> list[str]:
+    """Sentences, the cause before what follows from it; empty if there is nothing that anybody waits for."""
+    now = time.time()
+    said = list(_engines(conn, engines, now))
+    said += _nodes(conn, run_id, now)
+    said += _groups(conn, run_id, purposes, engines, now)
+    return said
+
+
+def _engines(conn: Connection, engines: Engines, now: float) -> Iterable[str]:
+    """Who is out of service, who lags behind, and who holds an update lease."""
+    if engines.newest < 0:
+        yield "No version is published: the trainer loads the starting weights or has failed. See logs/trainer.log."
+    if not engines.rows:
+        yield "No engine has registered: the engines load the policy or have failed. See logs/engine-*.log."
+    changed = wait_report.changed_at(conn)
+    held = {each.resource: each for each in wait_report.update_leases(conn, now)}
+    for row in engines.rows:
+        own = {name: each for name, each in held.items() if name.startswith(f"update:{row.policy_id or ''}")}
+        lease = next((name for name, each in own.items() if each.holder == row.id), None)
+        yield from _engine(row, engines, now - changed.get(row.id, now), own, lease)
+    known = {row.id for row in engines.rows}
+    for name, each in held.items():
+        if each.holder not in known:
+            yield (
+                f"{each.holder} holds update lease {name} and is no engine of this run: it ends in "
+                f"{each.left_s:.0f} s unless "
+                "renewed. End that process if it goes on."
+            )
+
+
+def _engine(
+    row: WorkerRow, engines: Engines, age_s: float, held: Mapping[str, UpdateLease], lease: str | None
+) -> Iterable[str]:
+    """What is to be said of one engine."""
+    log = (
+        f"logs/{row.id}.log"
+        if row.kind == EMBEDDED or row.id in engines.followed
+        else "the log of its weight agent"
+    )
+    holds = (
+        f", and holds update lease {lease}, which ends in {held[lease].left_s:.0f} s unless it is renewed"
+        if lease
+        else ""
+    )
+    if row.state == "silent":
+        yield (
+            f"{row.id} ({row.kind} at {row.address}) is silent{holds}: it accepts connections and does not "
+            "answer. Calls go to "
+            "other engines; see its own log, and start it again."
+        )
+    elif row.state in GONE and row.kind == EMBEDDED:
+        yield f"{row.id} is out of service{holds}: it is started again by itself; if not, see {log}."
+    elif row.state in GONE and row.id in engines.followed:
+        yield f"{row.id} at {row.address} is out of service{holds}: it does not answer. Start the engine; {log} has more."
+    elif row.state in GONE:
+        yield (
+            f"{row.id} ({row.kind} at {row.address}) is out of service{holds}: it does not answer, or nobody "
+            "follows it. Start "
+            f"the engine, and `harnessgym weights-agent --worker_id {row.id}`, again."
+        )
+    elif row.state == "starting":
+        yield f"{row.id} has been starting for {age_s:.0f} s, and takes no calls before it has a version: see {log}."
+    elif row.state in ("draining", "updating"):
+        yield (
+            f"{row.id} has been {row.state} for {age_s:.0f} s, from version {row.version} to "
+            f"{engines.newest_of(row)}{holds}. "
+            f"If that lasts, see {log} and end its process: another one starts with the newest version."
+        )
+    elif row.id in engines.behind:
+        yield _lagging(row, engines, held, lease, log)
+
+
+def _lagging(
+    row: WorkerRow, engines: Engines, held: Mapping[str, UpdateLease], lease: str | None, log: str
+) -> str:
+    """Of an engine that serves an old version and is not being updated."""
+    lacks = f"{row.id} serves version {row.version} and lacks version {engines.newest_of(row)}"
+    if lease:
+        return (
+            f"{lacks}: it holds update lease {lease} and reads the version's files. If that lasts, see {log}."
+        )
+    if not held:
+        return f"{lacks}, though no update lease is held: its weight agent does not look. See {log}, and end its process."
+    others = ", ".join(
+        f"{each.holder} (ends in {each.left_s:.0f} s unless renewed)" for each in held.values()
+    )
+    hint = "See the holder's log; engine.updates_at_once allows more at one time."
+    return f"{lacks}: it waits for an update lease, held by {others}. {hint}"
+
+
+def _nodes(conn: Connection, run_id: str, now: float) -> Iterable[str]:
+    """Whether somebody takes rollouts, and whose leases are over."""
+    queue = wait_report.queue(conn, run_id, now)
+    if not heartbeats.nodes(conn, run_id):
+        yield (
+            f"No node takes rollouts, and {queue.pending} wait for one: it starts or has failed. See "
+            "logs/node*.log; on a "
+            "cluster, `harnessgym cluster nodes` says where nodes are."
+        )
+    elif queue.pending > queue.put_off:
+        places = ", ".join(f"{holder} has {number}" for holder, number in sorted(queue.running.items()))
+        yield (
+            f"{queue.pending - queue.put_off} rollouts wait for a place at a node "
+            f"({places or 'none has any'}). "
+            "node.max_running allows more, as far as memory and disk do."
+        )
+    if queue.first is not None:
+        yield (
+            f"{queue.put_off} rollouts failed and are tried again, the first in {queue.first - now:.0f} s: "
+            "see why in "
+            "logs/node*.log."
+        )
+    for holder, (number, since) in sorted(queue.silent.items()):
+        yield (
+            f"{holder} has said nothing for {now - since:.0f} s longer than its lease, and has {number} "
+            "rollouts: they run "
+            "again as soon as another node looks. See its log."
+        )
+
+
+def _groups(
+    conn: Connection, run_id: str, purposes: Sequence[str], engines: Engines, now: float
+) -> Iterable[str]:
+    """The first group that is waited for, and where each of its rollouts is."""
+    group = wait_report.open_group(conn, run_id, purposes)
+    complete = wait_report.complete_groups(conn, run_id, purposes)
+    if group is None:
+        yield from _nothing_open(complete, purposes, engines)
+        return
+    wanted = {**TrainerSection().model_dump(), **wait_report.trainer_settings(conn, run_id)}
+    ready = group.complete_before if wanted["when_stale"] == "wait" else complete
+    if "train" in purposes and ready >= wanted["groups_per_step"]:
+        yield (
+            f"A whole batch is complete ({ready} groups, {wanted['groups_per_step']} are wanted): the "
+            "trainer trains on it, or "
+            "has failed to. See logs/trainer*.log."
+        )
+        return
+    left = wait_report.unfinished(conn, group.id)
+    waits = "The trainer waits" if "train" in purposes else "The evaluation waits"
+    yield (
+        f"{waits} for group {group.ordinal} (task {group.task_key}, submitted {now - group.created_at:.0f} s "
+        "ago under version "
+        f"{group.submitted_version}): {len(left)} of its {group.size} rollouts have not ended. {complete} "
+        "others are complete."
+    )
+    for row in left[:_ROLLOUTS]:
+        where = (
+            "waits for a node"
+            if row.status == "pending"
+            else _stage(row, group.submitted_version, engines, now)
+        )
+        yield f"  rollout {row.id} (slot {row.slot}, attempt {row.attempt}) {where}"
+
+
+def _nothing_open(complete: int, purposes: Sequence[str], engines: Engines) -> Iterable[str]:
+    """Whose turn it is when no group is open."""
+    if complete and "train" in purposes:
+        yield f"{complete} groups are complete and none is open: the trainer trains, or has failed to. See logs/trainer*.log."
+    elif engines.behind:
+        names = ", ".join(sorted(engines.behind))
+        yield (
+            f"Nothing runs, and nothing is submitted before {names} serves the newest version: what started "
+            "under an "
+            "older one could get staler than trainer.max_staleness."
+        )
+    elif purposes and engines.newest >= 0:
+        yield "Nothing runs, and every engine serves the newest version: a node is to submit groups. See logs/node*.log."
+
+
+def _stage(row: wait_report.Unfinished, version: int, engines: Engines, now: float) -> str:
+    """Where a running rollout is, as far as its record goes."""
+    at = f"at {row.holder}"
+    if row.opened_at is None:
+        age_s = now - (row.started_at or now)
+        return f"{at} has been prepared for {age_s:.0f} s: it waits for memory or disk, or its sandbox is being made."
+    if row.sealed:
+        return f"{at} is over, and is read back or graded: see the grader's limits (node.evaluate_at_once)."
+    if row.call is None:
+        return f"{at} was ready {now - row.opened_at:.0f} s ago and has not called: it waits for node.max_running, or starts."
+    ordinal, status, since = row.call
+    age = f"{now - since:.0f} s"
+    if status != "intent":
+        return f"{at} works by itself since its call {ordinal}, {age} ago: its tools run, until the task's limits end it."
+    able = [each.id for each in engines.rows if engines.may_answer(each, version)]
+    whom = ", ".join(able) if able else f"an engine, and none is ready with version {version} or later"
+    return f"{at} waits since {age} for the answer to its call {ordinal}: from {whom}."

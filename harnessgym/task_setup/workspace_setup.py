@@ -1,0 +1,96 @@
+"""A sandbox as a task's agent finds it: what the image has at the task's home, the task's files, its
+setup.
+"""
+
+import time
+
+from harnessgym.errors import TaskError
+from harnessgym.outcome.failure import Cause, RolloutFailed
+from harnessgym.sandbox import Sandbox
+from harnessgym.sandboxes.containers import SET_ASIDE
+from harnessgym.sandboxes.egress import Egress
+from harnessgym.task import Setup, Solution, Task
+
+_SETUP_TAIL = 2_000
+
+
+async def set_up(setup: Setup, sandbox: Sandbox, where: str) -> None:
+    """Run setup commands in order; `where` names their task. Raises `RolloutFailed` when one fails, or
+    their time is over.
+    """
+    egress = Egress(setup.hosts) if setup.hosts else None
+    left = setup.timeout_s
+    for command in setup.run:
+        result = await sandbox.exec(command, timeout_s=max(left, 0.001), outside=egress)
+        left -= result.wall_s
+        if result.ok:
+            continue
+        how = (
+            f"ended with status {result.exit_code}"
+            if result.signal is None
+            else f"ended by signal {result.signal}"
+        )
+        if result.timed_out:
+            how = f"was not done within the {setup.timeout_s:.0f} s that setup may take"
+        tail = (result.stderr or result.stdout)[-_SETUP_TAIL:].decode(errors="replace").strip()
+        raise RolloutFailed(
+            Cause.SETUP_FAILED,
+            f"The setup command `{' '.join(command)}` of {where} {how}. Its last output:\n{tail or '(none)'}",
+        )
+
+
+_TAIL = 500
+_HOME_S = 600.0
+_LAY_HOME = """\
+[ -d "$1" ] || exit 0
+owner=$(stat -c %u:%g .)
+cp -a "$1/." .
+chown -hR "$owner" .
+chmod u+rwx .
+"""
+
+
+async def furnish(task: Task, sandbox: Sandbox) -> float | None:
+    """Lays out what the task begins with and runs its setup. Returns the seconds that the setup took, None if
+    there is none.
+
+    Raises SandboxError, TaskError for a home that does not fit into the workspace, and RolloutFailed for a
+    setup that fails.
+    """
+    if task.home:
+        await _lay_home(task, sandbox)
+    for path, text in task.files.items():
+        await sandbox.write(path, text.encode())
+    if not task.setup.run:
+        return None
+    began = time.perf_counter()
+    await set_up(task.setup, sandbox, f"task {task.id!r}")
+    return time.perf_counter() - began
+
+
+async def _lay_home(task: Task, sandbox: Sandbox) -> None:
+    """Root alone can read what the image had there; the copy belongs to the agent's user."""
+    done = await sandbox.exec(["sh", "-ec", _LAY_HOME, "home", SET_ASIDE], user="root", timeout_s=_HOME_S)
+    if not done.ok:
+        said = done.stderr[-_TAIL:].decode(errors="replace").strip()
+        raise TaskError(
+            f"What the image of task {task.id!r} has at {task.home} could not be laid into the workspace "
+            f"(limits: {task.limits.disk_mb} MB of disk, {task.limits.memory_mb} MB of memory with it): "
+            f"{said or 'no word'}."
+        )
+
+
+_LEAST_S = 120.0
+"""Seconds that each command of a solution has at least."""
+
+
+async def solve(task: Task, sandbox: Sandbox) -> None:
+    """Does what the solution says in a furnished sandbox. Raises TaskError when a command of it fails."""
+    solution = task.solution or Solution()
+    for path, text in solution.files.items():
+        await sandbox.write(path, text.encode())
+    for command in solution.run:
+        done = await sandbox.exec(command, timeout_s=max(_LEAST_S, task.limits.wall_s))
+        if not done.ok:
+            said = done.stderr[-500:].decode(errors="replace").strip() or f"exit code {done.exit_code}"
+            raise TaskError(f"The gold command {' '.join(command)[:200]!r} failed: {said}.")

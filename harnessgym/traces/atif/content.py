@@ -1,0 +1,81 @@
+"""Messages as ATIF has them, and back: text or parts, arguments as objects beside the text that the policy
+wrote.
+"""
+
+import json
+from typing import Any
+
+from harnessgym.message import Message, Role, ToolCall
+from harnessgym.traces.atif import schema
+
+_TYPES = {"png": "image/png", "gif": "image/gif", "webp": "image/webp"}
+
+
+def content_of(message: Message) -> schema.Content:
+    """What a message says: its text, with its images behind."""
+    if not message.images:
+        return message.content
+    shown = [
+        schema.ContentPart(type="image", source=schema.Media(media_type=_media_type(url), path=url))
+        for url in message.images
+    ]
+    return [schema.ContentPart(type="text", text=message.content), *shown]
+
+
+def message_of(
+    role: Role, content: schema.Content | None, *, tool_call_id: str | None = None, extra: dict[str, Any] | None = None
+) -> Message:  # fmt: skip
+    """The message of a content. What is neither text nor an image is told in words."""
+    name = (extra or {}).get("name")
+    if not isinstance(content, list):
+        return Message(role, content or "", tool_call_id=tool_call_id, name=name)
+    texts = [
+        part.text if part.type == "text" else f"[{part.type}]" for part in content if part.type != "image"
+    ]
+    images = tuple(part.source.path for part in content if part.type == "image" and part.source is not None)
+    return Message(
+        role, "\n".join(text or "" for text in texts), tool_call_id=tool_call_id, name=name, images=images
+    )
+
+
+def tool_calls_of(message: Message) -> list[schema.AtifToolCall] | None:
+    """The tool calls of an answer. Arguments that are no object, or are written in another way, are kept
+    as text beside it.
+    """
+    return [_tool_call(call) for call in message.tool_calls] or None
+
+
+def answer_of(step: schema.AtifStep) -> Message:
+    """What a step of the agent says."""
+    said = message_of("assistant", step.message, extra=step.extra)
+    calls = tuple(
+        ToolCall(call.tool_call_id, call.function_name, (call.extra or {}).get("text", _text(call.arguments)))
+        for call in step.tool_calls or ()
+    )
+    return Message(
+        "assistant",
+        said.content,
+        reasoning=step.reasoning_content or "",
+        tool_calls=calls,
+        name=said.name,
+        images=said.images,
+    )
+
+
+def _tool_call(call: ToolCall) -> schema.AtifToolCall:
+    value = call.parsed
+    arguments = value if isinstance(value, dict) else {}
+    extra = None if _text(arguments) == call.arguments else {"text": call.arguments}
+    return schema.AtifToolCall(
+        tool_call_id=call.id, function_name=call.name, arguments=arguments, extra=extra
+    )
+
+
+def _text(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)
+
+
+def _media_type(url: str) -> str:
+    if url.startswith("data:"):
+        return url[5:].partition(";")[0].partition(",")[0] or "image/png"
+    return _TYPES.get(url.rpartition(".")[2].lower(), "image/jpeg")

@@ -1,0 +1,199 @@
+"""What calls were answered: read from the sampled tokens in the language of the policy, whose folder the
+store names.
+
+Without that folder the tokens stay what they are, and the reason is told. What an outside model said is also
+stored as it said it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from sqlalchemy import Connection, select
+
+from harnessgym.errors import ConfigError, HarnessGymError
+from harnessgym.message import Message, ToolCall
+from harnessgym.registry import load
+from harnessgym.store import policies
+from harnessgym.store.tables import calls, segments
+from harnessgym.tokens import IdArray, widen_ids
+from harnessgym.traces.facts import CallFacts, RolloutFacts, run_config_of
+from harnessgym.traces.stored_bodies import StoredBodies
+
+AnswerSource = Literal["tokens", "body", "replay"]
+"""tokens: read from what was sampled. body: as the outside model said it. replay: as the harness sent it
+back later, which may leave something out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """What a call was answered, as far as it is known."""
+
+    message: Message | None = None
+    source: AnswerSource | None = None
+    missing: str | None = None
+    """Why there is no message, where there should be one."""
+
+
+@dataclass
+class Languages:
+    """Languages of policies, each folder read once."""
+
+    folder: Path | None = None
+    """The folder to use instead of those that the store names, for a rollout's own policy."""
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """The same for policies by name."""
+    parser: str = "hermes"
+    renderer: str = "auto"
+    _known: dict[Path, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, given: Sequence[str] | None) -> Self:
+        """With folders as an option gives them: `FOLDER`, or `NAME=FOLDER` for one of several policies.
+
+        Raises `ConfigError` for two folders for the same.
+        """
+        named: dict[str, Path] = {}
+        for text in given or ():
+            name, equals, folder = text.partition("=")
+            key = name if equals and "/" not in name else ""
+            if key in named:
+                raise ConfigError(
+                    f"Two folders are given for {f'the policy {key!r}' if key else 'the policy'}: leave one "
+                    "out."
+                )
+            named[key] = Path(folder if key else text)
+        return cls(named.pop("", None), named)
+
+    def of_rollout(self, conn: Connection, rollout: RolloutFacts, policy_id: str | None = None) -> Any:
+        """The language of a rollout's policy, or of another policy of its run, or a text that says why
+        there is none.
+        """
+        policy_id = policy_id or rollout.policy_id
+        given = self._given(conn, rollout, policy_id)
+        folders = _folders(conn, rollout, policy_id) if given is None else [given]
+        usable = [folder for folder in folders if (folder / "tokenizer.json").is_file()]
+        if not usable:
+            named = ", ".join(map(str, folders)) or "the store names none"
+            return f"there is no folder with the policy's tokenizer ({named}): give one to read what it said"
+        if usable[0] not in self._known:
+            try:
+                found = load("language", "policy").of_policy(usable[0], self.parser, self.renderer)
+            except HarnessGymError as error:
+                found = f"the policy folder {usable[0]} cannot be read: {error}"
+            self._known[usable[0]] = found
+        return self._known[usable[0]]
+
+    def _given(self, conn: Connection, rollout: RolloutFacts, policy_id: str) -> Path | None:
+        """The folder to use instead, if there is one."""
+        if self.folders:
+            names = {found: name for name, found in policies.of_run(conn, rollout.run_id).items()}
+            if names.get(policy_id) in self.folders:
+                return self.folders[names[policy_id]]
+        return self.folder if policy_id == rollout.policy_id else None
+
+
+@dataclass
+class CallCompletions:
+    """The answers of one rollout's calls."""
+
+    _languages: Mapping[str | None, Any]
+    """By policy, None for the rollout's own; or a text that says why there is none."""
+    _ids: Mapping[str, IdArray]
+    """By segment."""
+    _told: StoredBodies
+
+    @classmethod
+    def load(cls, conn: Connection, rollout: RolloutFacts, languages: Languages) -> "CallCompletions":
+        """Read what the store has."""
+        sampled = select(segments.c.id, segments.c.length, segments.c.ids)
+        sampled = sampled.join(calls, calls.c.completion_segment == segments.c.id).where(
+            calls.c.rollout_id == rollout.id
+        )
+        ids = {row.id: widen_ids(row.ids, row.length, row.id) for row in conn.execute(sampled)}
+        asked = (
+            conn.execute(select(calls.c.policy_id).where(calls.c.rollout_id == rollout.id).distinct())
+            .scalars()
+            .all()
+        )
+        known = {policy_id: languages.of_rollout(conn, rollout, policy_id) for policy_id in {None, *asked}}
+        return cls(known, ids, StoredBodies.load(conn, rollout.id, "answer"))
+
+    def of_call(self, call: CallFacts, *, id_prefix: str, tools: bool, raw: bool) -> ReadAnswer:
+        """What a call was answered. Ids of tool calls begin with `id_prefix`; without `tools` there are none;
+        `raw` answers have no markup at all.
+        """
+        ids = self._ids.get(call.completion_segment or "", ())
+        told = self._told.of_call(call.id)
+        language = self._languages[call.policy_id]
+        if isinstance(language, str):
+            if told is not None:
+                return ReadAnswer(_told_message(told), "body")
+            return ReadAnswer(missing=language if len(ids) else None)
+        if not len(ids):
+            return ReadAnswer() if told is None else ReadAnswer(_told_message(told), "body")
+        message = _raw(language, ids) if raw else _parsed(language, ids, id_prefix, tools=tools)
+        return ReadAnswer(
+            replace(message, content=_before(call.sampling.get("stop", ()), message.content)), "tokens"
+        )
+
+    def text(self, call: CallFacts, ids: Sequence[int]) -> str | None:
+        """Any tokens of a call's policy as text; None without its language."""
+        language = self._languages[call.policy_id]
+        return None if isinstance(language, str) else _text(language, ids)
+
+
+def _parsed(language: Any, ids: IdArray | tuple[()], id_prefix: str, *, tools: bool) -> Message:
+    parser = language.parser(call_prefix=id_prefix, tools=tools)
+    parser.feed(list(map(int, ids)))
+    found: Message = parser.finish()
+    return found
+
+
+def _raw(language: Any, ids: IdArray | tuple[()]) -> Message:
+    ended = frozenset(language.stop_token_ids)
+    return Message("assistant", _text(language, [token for token in map(int, ids) if token not in ended]))
+
+
+def _text(language: Any, ids: Sequence[int]) -> str:
+    written: bytes = language.renderer.written(list(ids))
+    return written.decode("utf-8", "replace")
+
+
+def _folders(conn: Connection, rollout: RolloutFacts, policy_id: str) -> list[Path]:
+    """Where a policy's files may be: where the run got it from, or where its versions are."""
+    config = run_config_of(conn, rollout.run_id)
+    named = config.get("policy")
+    if policy_id != rollout.policy_id:
+        names = {found: name for name, found in policies.of_run(conn, rollout.run_id).items()}
+        named = next(
+            (each for each in config.get("policies", ()) if each["name"] == names.get(policy_id)), None
+        )
+    path = named.get("path") if isinstance(named, dict) else named
+    folders = [Path(path)] if isinstance(path, str) else []
+    published = policies.latest(conn, policy_id)
+    return folders if published is None or "://" in published.path else [*folders, Path(published.path)]
+
+
+def _told_message(body: bytes) -> Message | None:
+    """The message of a stored `chat.completion`."""
+    try:
+        said = json.loads(body)["choices"][0]["message"]
+        made = tuple(
+            ToolCall(
+                call.get("id") or "", call["function"]["name"], call["function"].get("arguments") or "{}"
+            )
+            for call in said.get("tool_calls") or ()
+        )
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return Message(
+        "assistant", said.get("content") or "", reasoning=said.get("reasoning_content") or "", tool_calls=made
+    )
+
+
+def _before(stops: Sequence[str], text: str) -> str:
+    """The text before the first stop string, which clients are not shown."""
+    return text[: min((at for stop in stops if stop and (at := text.find(stop)) >= 0), default=len(text))]

@@ -1,0 +1,104 @@
+"""The contract of an import: rollouts of another project become rows of the store, in a run of their own.
+
+    import_traces(store, Path("trajectory.json"), "atif")
+
+A member of `imports/` is one format. Ids are kept where they are ours and free in the store, so that what was
+exported is the same again; others are given anew. What there is no column for is left out and counted.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlalchemy import Connection
+
+from harnessgym.errors import TraceError
+from harnessgym.registry import load
+from harnessgym.store import TraceStore, runs
+
+Json = dict[str, Any]
+
+
+class Import(Protocol):
+    """One format."""
+
+    def read(self, conn: Connection, run_id: str, document: Json) -> "ImportedRollout":
+        """Write one document's rollout. Raises `TraceError` for a document that is not of the format."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRollout:
+    """What one document became."""
+
+    id: str
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Fields that there is no place for, and how often they had a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import wrote."""
+
+    run_id: str
+    rollouts: tuple[str, ...]
+    left_out: Mapping[str, int]
+
+
+def import_traces(store: TraceStore, source: Path, format: str, name: str = "import") -> Imported:  # noqa: A002
+    """Read a `.json` document, a `.jsonl` file of them, or a folder of `.json` files into a new run.
+
+    Each document is a transaction: those before one that is wrong stay. Raises `TraceError` for what is not
+    of the format, `ConfigError` for an unknown format.
+    """
+    member: Import = load("import", format)()
+    run_id = store.write(
+        lambda conn: runs.add(conn, name, {"import": {"format": format}}, "import", "training")
+    )
+    made = list[str]()
+    left_out = Counter[str]()
+    try:
+        for where, text in _documents(source):
+            document = _parsed(text, where)
+            try:
+                found = store.write(partial(member.read, run_id=run_id, document=document))
+            except TraceError as error:
+                raise TraceError(f"{where}: {error}") from error
+            made.append(found.id)
+            left_out.update(found.left_out)
+    finally:
+        store.write(lambda conn: runs.set_status(conn, run_id, "done"))
+    return Imported(run_id, tuple(made), left_out)
+
+
+def _documents(source: Path) -> Iterator[tuple[str, str]]:
+    """Where each document is, and its text."""
+    if source.is_dir():
+        for path in sorted(source.glob("*.json")):
+            yield str(path), path.read_text(encoding="utf-8")
+    elif not source.is_file():
+        raise TraceError(
+            f"There is nothing to import at {source}: name a .json file, a .jsonl file or a folder of .json "
+            "files."
+        )
+    elif source.suffix == ".jsonl":
+        with source.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{source}, line {number}", line
+    else:
+        yield str(source), source.read_text(encoding="utf-8")
+
+
+def _parsed(text: str, where: str) -> Json:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise TraceError(f"{where}: not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise TraceError(f"{where}: a document is an object.")
+    return value

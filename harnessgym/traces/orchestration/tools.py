@@ -1,0 +1,149 @@
+"""Tool calls that wait for their results, and which result is whose.
+
+A result that carries a call's id is that call's. One with another id, or none, is that of the first open call
+of its agent's latest answer that has its name, or of the first one; that is inferred. What fits nowhere is
+kept as unmatched. Results that a client sends again with its history are known and make nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harnessgym.message import Message, ToolCall
+from harnessgym.traces.orchestration.evidence import detaches, starts_agent, texts_of
+from harnessgym.traces.orchestration.rows import OBSERVED, EdgeEvidence
+
+_BY_NAME = EdgeEvidence("order and name", 0.8)
+_BY_ORDER = EdgeEvidence("order", 0.6)
+UNMATCHED = EdgeEvidence("unmatched")
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """One tool call."""
+
+    event_id: str
+    call_id: str
+    """The model call that made it."""
+    agent_id: str
+    call: ToolCall
+    t: float
+    target: str | None = None
+    """The agent that it started."""
+    _texts: list[str] | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts in its arguments, the longest first."""
+        if self._texts is None:
+            self._texts = texts_of(self.call)
+        return self._texts
+
+    @property
+    def starts(self) -> bool:
+        """Whether its name says that it starts an agent."""
+        return starts_agent(self.call.name)
+
+    @property
+    def detaches(self) -> bool:
+        """Whether its result does not wait for the agent that it starts."""
+        return detaches(self.call)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedResult:
+    """A result, and the call that it is of."""
+
+    message: Message
+    call: OpenCall | None
+    why: EdgeEvidence
+
+
+@dataclass
+class ToolCalls:
+    """The tool calls of one session."""
+
+    open: dict[str, OpenCall] = field(default_factory=dict)
+    """Without a result, by their own id, in the order they were made."""
+    started: dict[str, OpenCall] = field(default_factory=dict)
+    """With a result, though the agent that they start by their name has not been seen yet."""
+    _joined: set[str] = field(default_factory=set)
+    _foreign: set[tuple[str, str | None, str]] = field(default_factory=set)
+    """Results that carried no call's id: reader, id, digest."""
+    _latest: dict[str, str] = field(default_factory=dict)
+    """Agent to the last answer of it that called tools."""
+
+    def add(self, call: OpenCall) -> None:
+        """A tool is called. A client that is given one id twice can only mean the newer."""
+        self.open[call.call.id] = call
+        self._joined.discard(call.call.id)
+        self._latest[call.agent_id] = call.call_id
+
+    def join(
+        self, agent_id: str, history: Sequence[Message], recent: Sequence[Message], *, told: bool
+    ) -> list[MatchedResult]:
+        """The results that `agent_id` reads for the first time. `recent` follow its last answer, `history`
+        does not.
+
+        `told`: the agent is known by name, so that others' calls in its history are not its own.
+        """
+        out = list[MatchedResult]()
+        rest = list[Message]()
+        for message in (*history, *recent):
+            call = self.open.get(message.tool_call_id or "")
+            if call is not None:
+                if call.agent_id == agent_id or not told:
+                    out.append(self._close(message, call, OBSERVED))
+            elif message.tool_call_id not in self._joined and self._unknown(agent_id, message):
+                rest.append(message)
+        if not rest:
+            return out
+        behind = set(map(id, recent))
+        return [*out, *(self._inferred(agent_id, message, behind) for message in rest)]
+
+    def close(self, tool_call_id: str) -> None:
+        """A call has its result."""
+        self._joined.add(tool_call_id)
+        call = self.open.pop(tool_call_id, None)
+        if call is not None and call.target is None and call.starts:
+            self.started[tool_call_id] = call
+
+    def keep(self, agent_id: str, tool_call_id: str | None, digest: str) -> None:
+        """A result that carries no call's id was read."""
+        self._foreign.add((agent_id, tool_call_id, digest))
+
+    def claim(self, tool_call_id: str, agent_id: str) -> OpenCall | None:
+        """A call started an agent."""
+        call = self.open.get(tool_call_id) or self.started.pop(tool_call_id, None)
+        if call is not None:
+            call.target = agent_id
+        return call
+
+    def hand_over(self, call_id: str, agent_id: str) -> None:
+        """An answer handed over to an agent: its calls start no other."""
+        for call in [
+            call for call in (*self.open.values(), *self.started.values()) if call.call_id == call_id
+        ]:
+            call.target = agent_id
+            self.started.pop(call.call.id, None)
+
+    def unclaimed(self) -> list[OpenCall]:
+        """Calls that may have started an agent that is not known yet, in the order they were made."""
+        return [call for call in (*self.started.values(), *self.open.values()) if call.target is None]
+
+    def _unknown(self, agent_id: str, message: Message) -> bool:
+        return (agent_id, message.tool_call_id, message.digest) not in self._foreign
+
+    def _inferred(self, agent_id: str, message: Message, behind: set[int]) -> MatchedResult:
+        self.keep(agent_id, message.tool_call_id, message.digest)
+        latest = self._latest.get(agent_id)
+        own = [call for call in self.open.values() if call.call_id == latest] if id(message) in behind else []
+        named = [call for call in own if call.call.name == message.name]
+        if named:
+            return self._close(message, named[0], _BY_NAME)
+        if own and message.name is None:
+            return self._close(message, own[0], _BY_ORDER)
+        return MatchedResult(message, None, UNMATCHED)
+
+    def _close(self, message: Message, call: OpenCall, why: EdgeEvidence) -> MatchedResult:
+        self.close(call.call.id)
+        return MatchedResult(message, call, why)

@@ -1,0 +1,423 @@
+"""The orchestration of agents, derived from what passes the proxy: who starts whom, uses what, comes back,
+hands over, stops.
+
+A state machine for one session. It is given what each request adds and each committed answer, and gives the
+events and edges to be written with them, so a turn costs what it adds. What the traffic does not say outright
+is inferred, with evidence and confidence. Its state follows from what it gave and from the answers;
+`orchestration_memory` builds it again from the store.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harnessgym.message import Message
+from harnessgym.store.edges import EdgeRow
+from harnessgym.traces.orchestration.agents import Agent, Members, Reply
+from harnessgym.traces.orchestration.evidence import came_back, shared
+from harnessgym.traces.orchestration.rows import OBSERVED, EdgeEvidence, OrchestrationRows
+from harnessgym.traces.orchestration.tools import MatchedResult, OpenCall, ToolCalls
+
+_TEXT = 500
+"""Characters of a message that an event keeps. Arguments it keeps whole: contracts judge them."""
+
+_TICK_S = 1e-6
+"""What lies between two requests at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRequest:
+    """A request, and whose it is."""
+
+    call_id: str
+    t: float
+    """Unix seconds."""
+    kind: str = "policy"
+    side_call: str | None = None
+    agent_id: str | None = None
+    """None for calls that are nobody's, as side calls are."""
+    parent_agent_id: str | None = None
+    """The agent that started this one, as far as is known."""
+    fresh: bool = False
+    """Whether the agent's first."""
+    told: bool = False
+    """Whether the harness itself names its agents."""
+    new: tuple[Message, ...] = ()
+    """What it says beyond earlier requests and their answers."""
+    parent_call: str | None = None
+    """The call that it continues."""
+    again: bool = False
+    """Whether the agent asks the same as just before: a sibling, or after a failure."""
+    siblings: int = 1
+    """Answers wanted."""
+
+    @property
+    def recent(self) -> tuple[Message, ...]:
+        """What is new since the last answer in it."""
+        for at in range(len(self.new) - 1, -1, -1):
+            if self.new[at].role == "assistant":
+                return self.new[at + 1 :]
+        return self.new
+
+
+@dataclass(frozen=True, slots=True)
+class _Return:
+    """An agent's answer that reached the one that started it."""
+
+    child: Agent
+    said: Reply
+    why: EdgeEvidence
+    joined: MatchedResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Handoff:
+    """An agent's answer with which another agent goes on."""
+
+    agent_id: str
+    call_id: str
+    t: float
+    text: str
+    why: EdgeEvidence
+    call: OpenCall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request without an answer."""
+
+    agent_id: str
+    sibling: bool
+
+
+@dataclass
+class SessionOrchestration:
+    """What is known of one session."""
+
+    rollout_id: str
+    tools: ToolCalls = field(default_factory=ToolCalls)
+    members: Members = field(default_factory=Members)
+    begun: dict[str, Begun] = field(default_factory=dict)
+    """Calls of the policy without an answer."""
+    held: dict[str, tuple[str, Reply]] = field(default_factory=dict)
+    """Answers among siblings, with their agents, until one is gone on with."""
+    decisions: dict[str, str] = field(default_factory=dict)
+    """Call to the event of its decision."""
+    now: float = 0.0
+    """The latest time so far, in Unix seconds. It never goes back, whatever the clock does."""
+
+    def request(self, asked: AgentRequest) -> OrchestrationRows:
+        """A request begins a call."""
+        rows = self._rows(asked.t)
+        said: dict[str, Any] = {"kind": asked.kind}
+        if asked.side_call is not None:
+            said["side_call"] = asked.side_call
+        if asked.siblings > 1:
+            said["siblings"] = asked.siblings
+        rows.call(asked.call_id, asked.agent_id, said)
+        if asked.agent_id is None:
+            return rows
+        me = self.members.get(asked.agent_id)
+        if me.parent is None:
+            me.parent = asked.parent_agent_id
+        if self.held:
+            self._go_on(rows, asked)
+        if asked.again:
+            rows.edges += [
+                EdgeRow(
+                    self.rollout_id,
+                    edge.kind,
+                    edge.source_event_id,
+                    asked.call_id,
+                    edge.evidence,
+                    edge.confidence,
+                )
+                for edge in me.reads
+            ]
+        else:
+            self._react(rows, asked, me)
+            me.reads = [edge for edge in rows.edges if edge.target_event_id == asked.call_id]
+        if asked.kind == "policy":
+            me.last_call = asked.call_id
+            self.begun[asked.call_id] = Begun(me.id, asked.siblings > 1)
+        return rows
+
+    def answer(self, call_id: str, t: float, message: Message, finish_reason: str) -> OrchestrationRows:
+        """A call is about to be committed."""
+        rows = self._rows(t)
+        begun = self.begun.pop(call_id, None)
+        if begun is None:
+            return rows
+        said = Reply(call_id, rows.t, message, finish_reason, begun.sibling)
+        self.members.get(begun.agent_id).said = said
+        if not said.sibling:
+            self._act(rows, begun.agent_id, said)
+        elif said.acts:
+            self.held[call_id] = begun.agent_id, said
+        return rows
+
+    def failed(self, call_id: str) -> None:
+        """A call ends without an answer on which anybody could act."""
+        self.begun.pop(call_id, None)
+
+    def seal(self, t: float) -> OrchestrationRows:
+        """Nothing follows: who answered last has decided to stop, and no agent is there any more."""
+        rows = self._rows(t)
+        leader = self.members.leader()
+        if leader is not None and leader.said is not None:
+            said = leader.said
+            if not said.acts and not said.sibling and said.finish_reason == "stop":
+                self._decide(rows, "stop", leader.id, said.call_id, said.t)
+        for member in self.members.by_id.values():
+            if not member.ended and member.last_call is not None:
+                member.ended = True
+                gone = rows.event("despawn", member.id, None, {})
+                rows.edge("causal", self.decisions.get(member.last_call, member.last_call), gone)
+        return rows
+
+    def expects(self, beginning: Sequence[Message]) -> str | None:
+        """The agent whose tool call starts another one that begins with these messages; None if none does."""
+        heard = _heard(beginning)
+        calls = [call for call in self.tools.unclaimed() if call.starts]
+        return next(
+            (call.agent_id for call in calls if heard and shared(call.texts, heard, named=True)), None
+        )
+
+    def _rows(self, t: float) -> OrchestrationRows:
+        # Events are read back in order of time, so those of two requests never share one, even if the clock
+        # was set back.
+        self.now = max(self.now + _TICK_S, t)
+        return OrchestrationRows(self.rollout_id, self.now)
+
+    def _react(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> None:
+        """What a request brings that its agent did not know."""
+        joined = self._results(rows, asked, me)
+        handed = self._hands_over(asked, me, joined)
+        if handed is not None:
+            self._hand_over(rows, asked, me, handed)
+        elif asked.fresh and asked.kind == "policy":
+            self._spawn(rows, asked, me)
+        elif me.spawned and not me.open:
+            self._resume(rows, asked, me)
+        if me.children:
+            self._returns(rows, asked, me, joined)
+
+    def _results(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> list[MatchedResult]:
+        recent = asked.recent
+        results = [message for message in recent if message.role == "tool"]
+        before = asked.new[: len(asked.new) - len(recent)]
+        old = [message for message in before if message.role == "tool"]
+        if not results and not old:
+            return []
+        joined = self.tools.join(me.id, old, results, told=asked.told)
+        for item in joined:
+            call = item.call
+            message = item.message
+            attributes: dict[str, Any] = {
+                "tool_call_id": message.tool_call_id if call is None else call.call.id,
+                "tool": message.name if call is None else call.call.name,
+                "bytes": len(message.content.encode(errors="surrogatepass")),
+                "content_hash": message.digest,
+            }
+            if item.why is not OBSERVED:
+                attributes["given_id"] = message.tool_call_id
+            result = rows.event("tool_result", me.id, asked.call_id, attributes, item.why)
+            if call is not None:
+                rows.edge("tool_dependency", call.event_id, result, item.why)
+            rows.edge("tool_dependency", result, asked.call_id)
+        return joined
+
+    def _hands_over(self, asked: AgentRequest, me: Agent, joined: Sequence[MatchedResult]) -> _Handoff | None:
+        """Whose history the request goes on with, though it is another's; None if nobody's."""
+        if asked.told:
+            return None
+        for item in joined:
+            if (call := item.call) is not None and call.agent_id != me.id:
+                text = call.texts[0] if call.texts else call.call.name
+                return _Handoff(
+                    call.agent_id, call.call_id, call.t, text, EdgeEvidence("result of its call", 0.95), call
+                )
+        last = next((message for message in reversed(asked.new) if message.role == "assistant"), None)
+        if not asked.fresh or last is None:
+            return None
+        for other in self.members.by_id.values():
+            if other is not me and (said := other.said) is not None and said.is_in(last):
+                return _Handoff(
+                    other.id, said.call_id, said.t, said.message.content, EdgeEvidence("history", 0.9)
+                )
+        return None
+
+    def _hand_over(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent, found: _Handoff) -> None:
+        decision = self._decide(
+            rows, "handoff", found.agent_id, found.call_id, found.t, target=me.id, why=found.why
+        )
+        text = {"channel": "handoff", "text": found.text[:_TEXT]}
+        message = rows.event("message", found.agent_id, asked.call_id, text, found.why, target=me.id)
+        rows.edge("causal", decision, message, found.why)
+        rows.edge("message", message, asked.call_id, found.why)
+        self.members.hand_over(found.agent_id, me.id)
+        if found.call is not None:
+            self.tools.hand_over(found.call_id, me.id)
+
+    def _spawn(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> None:
+        call, why = self._starter(asked, me)
+        parent = asked.parent_agent_id if call is None else call.agent_id
+        if call is not None:
+            self._start(rows, asked, me, call, why)
+        elif asked.told and parent is not None:
+            spawn = rows.event("spawn", parent, asked.call_id, {}, EdgeEvidence("header"), target=me.id)
+            rows.edge("spawn", spawn, asked.call_id)
+            self.members.start(me.id, parent, None)
+
+    def _resume(self, rows: OrchestrationRows, asked: AgentRequest, me: Agent) -> None:
+        """An agent that came back goes on."""
+        heard = _heard(asked.recent)
+        calls = [call for call in self.tools.unclaimed() if call.agent_id == me.parent]
+        call = next((call for call in calls if heard and shared(call.texts, heard, named=call.starts)), None)
+        if call is not None:
+            self._start(rows, asked, me, call, EdgeEvidence("arguments", 0.95), resumed=True)
+
+    def _start(
+        self,
+        rows: OrchestrationRows,
+        asked: AgentRequest,
+        me: Agent,
+        call: OpenCall,
+        why: EdgeEvidence,
+        *,
+        resumed: bool = False,
+    ) -> None:
+        parent = call.agent_id
+        said = {"tool": call.call.name, "tool_call_id": call.call.id}
+        spawn = rows.event(
+            "spawn", parent, asked.call_id, said | ({"resumed": True} if resumed else {}), why, target=me.id
+        )
+        text = {"channel": "task", "text": (call.texts or [""])[0][:_TEXT]}
+        message = rows.event("message", parent, asked.call_id, text, why, target=me.id)
+        rows.edge("causal", self._decide(rows, "delegate", parent, call.call_id, call.t, why=why), spawn, why)
+        rows.edge("causal", call.event_id, spawn, why)
+        rows.edge("causal", call.event_id, message, why)
+        rows.edge("spawn", spawn, asked.call_id, why)
+        rows.edge("message", message, asked.call_id, why)
+        self.tools.claim(call.call.id, me.id)
+        self.members.start(me.id, parent, call.call.id)
+
+    def _starter(self, asked: AgentRequest, me: Agent) -> tuple[OpenCall | None, EdgeEvidence]:
+        """The tool call that started an agent."""
+        parent = asked.parent_agent_id
+        told = asked.told and asked.parent_agent_id is not None
+        heard = _heard(asked.new)
+        calls = [call for call in self.tools.unclaimed() if call.agent_id != me.id]
+        own = [call for call in calls if parent is None or call.agent_id == parent]
+        for among in (own,) if told else (own, calls):
+            most = max(among, key=lambda call: shared(call.texts, heard, named=call.starts), default=None)
+            if most is not None and heard and shared(most.texts, heard, named=most.starts):
+                return most, EdgeEvidence("header, arguments", 0.99) if told else EdgeEvidence(
+                    "arguments", 0.95
+                )
+        starting = [call for call in own if call.starts]
+        if len(starting) == 1:
+            return starting[0], EdgeEvidence("header, only spawn call", 0.9) if told else EdgeEvidence(
+                "only spawn call", 0.7
+            )
+        if starting:
+            return starting[0], EdgeEvidence("order", 0.3)
+        if len(own) == 1:
+            return own[0], EdgeEvidence("header, only call", 0.6) if told else EdgeEvidence("only call", 0.5)
+        return None, OBSERVED
+
+    def _returns(
+        self, rows: OrchestrationRows, asked: AgentRequest, me: Agent, joined: Sequence[MatchedResult]
+    ) -> None:
+        others = [message.content for message in asked.recent if message.role in ("tool", "user")]
+        found = [
+            back
+            for child in me.children
+            if (back := self._back(self.members.get(child), joined, others)) is not None
+        ]
+        events = []
+        for back in found:
+            child = back.child
+            said = back.said
+            why = back.why
+            call = None if back.joined is None else back.joined.call
+            named = (
+                {"tool_call_id": child.tool_call_id}
+                if call is None
+                else {"tool": call.call.name, "tool_call_id": call.call.id}
+            )
+            event = rows.event("return", child.id, asked.call_id, named, why, target=me.id)
+            rows.edge("return", said.call_id, event, why)
+            rows.edge("return", event, asked.call_id)
+            text = {"channel": "result", "text": (said.texts or [""])[0][:_TEXT]}
+            message = rows.event("message", child.id, asked.call_id, text, why, target=me.id)
+            rows.edge("causal", said.call_id, message, why)
+            rows.edge("message", message, asked.call_id)
+            rows.edge("causal", event, rows.event("despawn", child.id, asked.call_id, {}, why))
+            self.members.come_back(child.id)
+            events.append(event)
+        if len(events) >= 2:
+            gathered = rows.event("aggregate", me.id, asked.call_id, {"returns": len(events)})
+            for event in events:
+                rows.edge("aggregate", event, gathered)
+            rows.edge("aggregate", gathered, asked.call_id)
+
+    def _back(self, child: Agent, joined: Sequence[MatchedResult], others: Sequence[str]) -> _Return | None:
+        """How an agent's last answer came back; None if it did not."""
+        said = self.members.last(child.id).resting
+        if said is None:
+            return None
+        own = next((item for item in joined if item.call is not None and item.call.target == child.id), None)
+        if own is not None and own.call is not None:
+            if came_back(said.texts, own.message.content):
+                return _Return(child, said, EdgeEvidence("result text", 0.95), own)
+            if not said.acts and not own.call.detaches:
+                return _Return(child, said, EdgeEvidence("time order", 0.7), own)
+        if not said.acts and any(came_back(said.texts, text, far=True) for text in others):
+            return _Return(child, said, EdgeEvidence("result text", 0.95), None)
+        return None
+
+    def _act(self, rows: OrchestrationRows, agent_id: str, said: Reply) -> None:
+        """What an answer decides to do."""
+        for index, call in enumerate(said.message.tool_calls):
+            attributes = {
+                "tool": call.name,
+                "tool_call_id": call.id,
+                "arguments": call.arguments,
+                "index": index,
+            }
+            event = rows.event("tool_call", agent_id, said.call_id, attributes, t=said.t)
+            rows.edge("causal", said.call_id, event)
+            self.tools.add(OpenCall(event, said.call_id, agent_id, call, said.t))
+
+    def _go_on(self, rows: OrchestrationRows, asked: AgentRequest) -> None:
+        """Of siblings, the one that a request goes on with acts."""
+        named = "\n".join(message.tool_call_id or "" for message in asked.new)
+        for call_id in [call_id for call_id in self.held if call_id == asked.parent_call or call_id in named]:
+            self._act(rows, *self.held.pop(call_id))
+
+    def _decide(
+        self,
+        rows: OrchestrationRows,
+        decision: str,
+        agent_id: str,
+        call_id: str,
+        t: float,
+        *,
+        target: str | None = None,
+        why: EdgeEvidence = OBSERVED,
+    ) -> str:
+        """The event of what a call decided: one for each call."""
+        if call_id not in self.decisions:
+            said = {"decision": decision}
+            event = rows.event("orchestrator_decision", agent_id, call_id, said, why, target=target, t=t)
+            self.decisions[call_id] = event
+            rows.edge("causal", call_id, event, why)
+        return self.decisions[call_id]
+
+
+def _heard(messages: Sequence[Message]) -> str:
+    """What an agent is told before it says anything."""
+    told = itertools.takewhile(lambda message: message.role != "assistant", messages)
+    return "\n".join(message.content for message in told if message.role == "user")

@@ -1,0 +1,277 @@
+"""Verification of the ledger: every sampled token trained or excluded, nothing trained too often, too
+stale or too few.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, case, func, select
+
+from harnessgym.scheduling.staleness import VersionChain
+from harnessgym.store import policies
+from harnessgym.store.tables import advantages, calls, exclusions, groups, rollouts, runs, trained
+from harnessgym.traces.verification.findings import Tally
+from harnessgym.traces.verification.session import stored_spans
+
+_CLOSED_STATES = ("consumed", "dropped")
+
+
+@dataclass(slots=True)
+class _Books:
+    """What the store says of one rollout's tokens."""
+
+    rollout: RowMapping
+    """id, policy_id, purpose, state (of its group)"""
+    calls: list[RowMapping] = field(default_factory=list)
+    exclusions: list[RowMapping] = field(default_factory=list)
+    trained: list[RowMapping] = field(default_factory=list)
+    advantages: dict[str, list[RowMapping]] = field(default_factory=dict)
+    """By row of the ledger."""
+
+    def of_policy(self, policy_id: str) -> "_Books":
+        """What of them is about the tokens that one policy sampled."""
+        own = {call["id"] for call in self.calls if call["policy_id"] == policy_id}
+        trained = [row for row in self.trained if row["policy_id"] == policy_id]
+        return _Books(
+            self.rollout,
+            [call for call in self.calls if call["id"] in own],
+            [item for item in self.exclusions if item["call_id"] in own],
+            trained,
+            {row["id"]: self.advantages[row["id"]] for row in trained if row["id"] in self.advantages},
+        )
+
+    @property
+    def policies(self) -> list[str]:
+        """Ids of those that sampled or were trained, the rollout's own first."""
+        others = {call["policy_id"] for call in self.calls} | {row["policy_id"] for row in self.trained}
+        return [self.rollout["policy_id"], *sorted(others - {self.rollout["policy_id"]})]
+
+    @property
+    def sampled(self) -> int:
+        """Completion tokens of all calls."""
+        return sum(call["completion_len"] or 0 for call in self.calls)
+
+    @property
+    def excluded(self) -> int:
+        """Tokens in excluded ranges."""
+        return sum(item["end"] - item["start"] for item in self.exclusions)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerCheck:
+    """The books of one run, and where findings about them go."""
+
+    books: Mapping[str, _Books]
+    chains: Mapping[str, VersionChain]
+    """By policy."""
+    max_staleness: int | None
+    """η, if the run's configuration says."""
+    reuse: int
+    """How many further times a rollout may be trained."""
+    ended: bool
+    tally: Tally
+
+    @classmethod
+    def load(cls, conn: Connection, run_id: str, tally: Tally) -> "LedgerCheck":
+        """Read the books of a run."""
+        run = conn.execute(select(runs.c.config, runs.c.status).where(runs.c.id == run_id)).one()
+        query = select(rollouts.c.id, rollouts.c.policy_id, groups.c.purpose, groups.c.state).join(
+            groups, groups.c.id == rollouts.c.group_id
+        )
+        rows = conn.execute(query.where(rollouts.c.run_id == run_id)).mappings()
+        books = {row["id"]: _Books(row) for row in rows}
+        for name, table in (("calls", calls), ("exclusions", exclusions), ("trained", trained)):
+            wanted = (
+                "id",
+                "completion_len",
+                "completion_segment",
+                "version_spans",
+                "call_id",
+                "start",
+                "end",
+                "policy_id",
+                "version",
+                "tokens",
+                "step",
+            )
+            columns: list[ColumnElement[Any]] = [table.c[column] for column in wanted if column in table.c]
+            if table is calls:
+                own = func.coalesce(calls.c.policy_id, rollouts.c.policy_id).label("policy_id")
+                columns = [*(column for column in columns if column is not calls.c.policy_id), own]
+            found = select(table.c.rollout_id, *columns).join(rollouts, rollouts.c.id == table.c.rollout_id)
+            for row in conn.execute(found.where(rollouts.c.run_id == run_id)).mappings():
+                getattr(books[row["rollout_id"]], name).append(row)
+        for row in _advantages(conn, run_id):
+            books[row["rollout_id"]].advantages.setdefault(row["trained_id"], []).append(row)
+        named = {policy for book in books.values() for policy in book.policies}
+        chains = {policy: VersionChain(policies.versions(conn, policy)) for policy in named}
+        return cls(
+            books,
+            chains,
+            _setting(run.config, "trainer", "max_staleness"),
+            max(_setting(run.config, "replay", name) or 0 for name in ("reuse", "success_pool")),
+            run.status == "done",
+            tally,
+        )
+
+    def check_groups(self, conn: Connection, run_id: str) -> None:
+        """Groups that are complete have as many graded rollouts as they must have, and those given up for
+        that had not.
+        """
+        for row in conn.execute(_graded(run_id)).mappings():
+            least = min(row["min_members"], row["size"])
+            graded = row["graded"]
+            where = f"group {row['id']}"
+            of = f"{graded} graded rollouts of {row['size']}, and {least} are enough"
+            if row["state"] in ("complete", "consumed") and graded < least:
+                self.tally.find("min_group", where, f"is {row['state']} with {of}.")
+            elif row["given_up"] == "too_few" and graded >= least:
+                self.tally.find("min_group", where, f"was given up as too small with {of}.")
+
+    def run(self) -> None:
+        """Check every rollout's books."""
+        for rollout_id, book in self.books.items():
+            where = f"rollout {rollout_id}"
+            if book.rollout["purpose"] == "train":
+                self._check_ranges(book)
+            elif book.trained:
+                self.tally.find(
+                    "trained_purpose", where, f"is a rollout for {book.rollout['purpose']!r} and was trained."
+                )
+            several = len(book.policies) > 1
+            for policy in book.policies:
+                self._check_policy(
+                    book.of_policy(policy), policy, f"{where}, policy {policy}" if several else where
+                )
+
+    def _check_policy(self, book: _Books, policy: str, where: str) -> None:
+        """Every policy has a ledger of its own."""
+        chain = self.chains[policy]
+        counted = [row for row in book.trained if chain.survives(row["version"])]
+        if len(counted) > 1 + self.reuse:
+            steps = ", ".join(f"step {row['step']} into version {row['version']}" for row in counted)
+            message = f"was trained in {steps}, all of which survive; the run allows {1 + self.reuse}."
+            self.tally.find("trained_twice", where, message)
+        if book.rollout["purpose"] != "train":
+            return
+        if self._must_close(book, counted):
+            self.tally.count("rollouts", policy == book.rollout["policy_id"])
+            self._check_closed(book, counted, where)
+        for row in counted:
+            self._check_staleness(book, row["version"], chain)
+            self._check_advantages(book, row, where)
+
+    def _must_close(self, book: _Books, counted: Sequence[RowMapping]) -> bool:
+        """Consumed or given up. A rollout that only orphaned steps trained may be trained again while the
+        run goes on.
+        """
+        settled = book.rollout["state"] in _CLOSED_STATES and not book.trained
+        return bool(counted) or settled or self.ended
+
+    def _check_closed(self, book: _Books, counted: Sequence[RowMapping], where: str) -> None:
+        in_rows = max((row["tokens"] for row in counted), default=0)
+        self.tally.count("trained_tokens", in_rows)
+        self.tally.count("excluded_tokens", book.excluded)
+        uneven = any(row["tokens"] != in_rows for row in counted)
+        if in_rows + book.excluded != book.sampled or uneven:
+            message = f"{in_rows} trained + {book.excluded} excluded tokens are not the {book.sampled} sampled ones."
+            self.tally.find("account", where, message)
+
+    def _check_ranges(self, book: _Books) -> None:
+        lengths = {call["id"]: call["completion_len"] or 0 for call in book.calls}
+        reached: dict[str, int] = {}
+        for item in sorted(book.exclusions, key=lambda item: (item["call_id"], item["start"], item["end"])):
+            where = f"call {item['call_id']}"
+            start = item["start"]
+            end = item["end"]
+            if item["call_id"] not in lengths:
+                self.tally.find("exclusion_range", where, "tokens of a call of another rollout are excluded.")
+            elif not 0 <= start < end <= lengths[item["call_id"]]:
+                sampled = lengths[item["call_id"]]
+                self.tally.find(
+                    "exclusion_range",
+                    where,
+                    f"excluded tokens [{start}, {end}) are not within its {sampled}.",
+                )
+            elif start < reached.get(item["call_id"], 0):
+                self.tally.find(
+                    "exclusion_range",
+                    where,
+                    f"excluded tokens [{start}, {end}) overlap an earlier exclusion.",
+                )
+            reached[item["call_id"]] = end
+
+    def _check_advantages(self, book: _Books, row: RowMapping, where: str) -> None:
+        """Every trained token has one advantage, and no other token has any; a step that recorded none is
+        passed over.
+        """
+        found = book.advantages.get(row["id"], [])
+        step = f"step {row['step']} into version {row['version']}"
+        covered = sum(item["end"] - item["start"] for item in found)
+        if found and covered != row["tokens"]:
+            self.tally.find(
+                "advantage", where, f"{step} has advantages of {covered} tokens and trained {row['tokens']}."
+            )
+        lengths = {
+            call["completion_segment"]: (call["id"], call["completion_len"] or 0) for call in book.calls
+        }
+        taken: dict[str, list[tuple[int, int]]] = {}
+        for item in book.exclusions:
+            taken.setdefault(item["call_id"], []).append((item["start"], item["end"]))
+        for item in found:
+            call_id, length = lengths.get(item["segment_id"], ("", 0))
+            start, end = item["start"], item["end"]
+            ranges = taken.setdefault(call_id, [])
+            if not 0 <= start < end <= length or any(start < last and first < end for first, last in ranges):
+                message = f"{step} has an advantage of tokens [{start}, {end}) of segment {item['segment_id']}, which are not"
+                self.tally.find("advantage", where, f"{message} all sampled, trained and without another.")
+            ranges.append((start, end))
+
+    def _check_staleness(self, book: _Books, version: int, chain: VersionChain) -> None:
+        ranges: dict[str, list[tuple[int, int]]] = {}
+        for item in book.exclusions:
+            ranges.setdefault(item["call_id"], []).append((item["start"], item["end"]))
+        for call in book.calls:
+            for start, end, sampled in stored_spans(call["version_spans"]) or ():
+                excluded = sum(
+                    max(0, min(end, last) - max(start, first)) for first, last in ranges.get(call["id"], ())
+                )
+                age = chain.staleness(version, sampled)
+                too_old = self.max_staleness is not None and age > self.max_staleness
+                if excluded < end - start and (age < 0 or too_old):
+                    message = f"tokens [{start}, {end}) of version {sampled} were {age} versions old in the step into {version}."
+                    self.tally.find("staleness", f"call {call['id']}", message)
+
+
+def _graded(run_id: str) -> Select[Any]:
+    """Training groups that are not open and whole, each with how many of its rollouts were graded.
+
+    Of a group that is not whole, some rollouts were removed from the store since.
+    """
+    columns = [groups.c[name] for name in ("id", "state", "given_up", "size", "min_members")]
+    graded = func.sum(case((rollouts.c.status == "finished", 1), else_=0)).label("graded")
+    query = select(*columns, graded).join(rollouts, rollouts.c.group_id == groups.c.id).group_by(*columns)
+    whole = func.count(rollouts.c.slot.distinct()) == groups.c.size
+    return query.where(
+        groups.c.run_id == run_id, groups.c.purpose == "train", groups.c.state != "open"
+    ).having(whole)
+
+
+def _advantages(conn: Connection, run_id: str) -> Sequence[RowMapping]:
+    columns = [advantages.c[name] for name in ("trained_id", "segment_id", "start", "end")]
+    query = select(trained.c.rollout_id, *columns).join(trained, trained.c.id == advantages.c.trained_id)
+    return (
+        conn.execute(
+            query.join(rollouts, rollouts.c.id == trained.c.rollout_id).where(rollouts.c.run_id == run_id)
+        )
+        .mappings()
+        .all()
+    )
+
+
+def _setting(config: Any, section: str, name: str) -> int | None:
+    """A number in a run's configuration."""
+    told = config.get(section) if isinstance(config, dict) else None
+    found = told.get(name) if isinstance(told, dict) else None
+    return found if isinstance(found, int) else None

@@ -1,0 +1,278 @@
+"""What was found of tasks when they were checked: `baseline.json` beside them, one entry for each task.
+
+An entry holds for a task as it was when it was checked: it carries a digest of everything that a rollout of
+it depends on. A task that has changed since is unchecked. Several processes may write one file: each merges
+what it found into what is there.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from harnessgym.config import Config, validate
+from harnessgym.errors import ConfigError
+from harnessgym.run_folder import write_json
+from harnessgym.sandbox import CONTEXT
+from harnessgym.task import Task, TaskSet
+from harnessgym.tasks.payload import payload_of
+
+FILE = "baseline.json"
+_SHARE = 20.0
+"""So many times longer than it took to write the file nothing is written again: a large file is not
+written for each task."""
+
+State = Literal["passed", "failed", "no solution"]
+Outcome = float | Literal["tampered", "error"]
+"""A reward, or why there is none that counts."""
+
+
+class BaselineEntry(Config):
+    """What was found of one task."""
+
+    digest: str
+    """Of the task: see `digest_of`."""
+    state: State
+    """passed: gold scored 1 every time, doing nothing 0, and no cheat got anything. A task without a
+    solution never passes."""
+    problems: dict[str, str] = Field(default_factory=dict)
+    """Why it failed: what was run, and a sentence."""
+    sandbox: str
+    """Backend that it was checked in."""
+    gold: tuple[Outcome, ...] = ()
+    """One for each time that the solution was run."""
+    expected_flaky: bool = False
+    """Whether the solution did not come to the same every time."""
+    nothing: Outcome | None = None
+    cheats: dict[str, Outcome | Literal["got something", "does not apply"]] = Field(default_factory=dict)
+
+    @property
+    def flake_rate(self) -> float | None:
+        """Share of the solution's runs that were not rewarded; None where there is no solution."""
+        return sum(outcome != 1.0 for outcome in self.gold) / len(self.gold) if self.gold else None
+
+
+class Baseline:
+    """The entries of one file. What is put in is written now and then, and at `flush`."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ConfigError` for a file that is no baseline."""
+        self.path = path
+        self._entries = _read(path)
+        self._fresh: dict[str, BaselineEntry] = {}
+        self._next = 0.0
+
+    def __bool__(self) -> bool:
+        """Whether anything is known."""
+        return bool(self._entries)
+
+    def of(self, task: Task) -> BaselineEntry | None:
+        """What is known of a task as it is; None if it was never checked, or has changed since."""
+        entry = self._entries.get(task.id)
+        return entry if entry is not None and entry.digest == digest_of(task) else None
+
+    def stale(self, task: Task) -> bool:
+        """Whether the task was checked when it was another."""
+        return task.id in self._entries and self.of(task) is None
+
+    def put(self, task_id: str, entry: BaselineEntry) -> None:
+        """Replaces what is known of a task."""
+        self._entries[task_id] = self._fresh[task_id] = entry
+        if time.monotonic() >= self._next:
+            began = time.monotonic()
+            self.flush()
+            self._next = time.monotonic() + _SHARE * (time.monotonic() - began)
+
+    def flush(self) -> None:
+        """Writes what is new into the file. Raises `ConfigError` if it cannot be written."""
+        if not self._fresh:
+            return
+        try:
+            with _locked(self.path.parent):
+                entries = {**_read(self.path), **self._fresh}
+                dumped = {key: _dumped(entries[key]) for key in sorted(entries)}
+                write_json(self.path, {"tasks": dumped})
+        except OSError as error:
+            raise ConfigError(
+                f"{self.path} cannot be written: {error.strerror}. Copy the tasks to a folder of yours."
+            ) from error
+        self._fresh.clear()
+
+
+def baseline_path(tasks: TaskSet) -> Path:
+    """Where a set's baseline lies: where the set says, else beside the module of its class. Raises
+    `ConfigError`.
+    """
+    said = getattr(tasks, "baseline", None)
+    if said is not None:
+        return Path(said)
+    module = sys.modules.get(type(tasks).__module__)
+    source = getattr(module, "__file__", None)
+    if source is None:
+        raise ConfigError(
+            f"The task set {tasks.name!r} comes from no file. Give it an attribute `baseline` with a path."
+        )
+    return Path(source).parent / FILE
+
+
+def digest_of(task: Task) -> str:
+    """16 hex digits of everything that a rollout of the task depends on, the content of folders that it names
+    among it.
+
+    What is as it is by default does not count, so that a field more in `Task` leaves old digests as they are.
+    """
+    said = _beside(payload_of(task), payload_of(Task("", "")))
+    text = json.dumps(_portable(said), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _beside(payload: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a payload is not as in the plain one, in the tables of both likewise."""
+    out = {}
+    for key, value in payload.items():
+        other = plain.get(key)
+        if value != other:
+            out[key] = _beside(value, other) if isinstance(value, dict) and isinstance(other, dict) else value
+    return out
+
+
+def _portable(payload: Any) -> Any:
+    """With folders of images and assets named by what they hold, not by where they are."""
+    if isinstance(payload, dict):
+        return {
+            key: _context(value) if key == "image" and isinstance(value, str) else _portable(value)
+            for key, value in payload.items()
+            if key not in ("files", "metadata")
+        } | {
+            key: _assets(payload[key]) if key == "metadata" else payload[key]
+            for key in ("files", "metadata")
+            if key in payload
+        }
+    return [_portable(each) for each in payload] if isinstance(payload, list) else payload
+
+
+def _assets(metadata: dict[str, Any]) -> dict[str, Any]:
+    """With a folder of binary files that tests need (`harnessgym.tasks.swe_bench_repo`) named by what it
+    holds.
+    """
+    spec = metadata.get("swe_bench")
+    if not isinstance(spec, dict) or not spec.get("assets"):
+        return metadata
+    return {**metadata, "swe_bench": {**spec, "assets": _context(f"{CONTEXT}{spec['assets']}")}}
+
+
+def _context(image: str) -> str:
+    folder = Path(image.removeprefix(CONTEXT))
+    if not image.startswith(CONTEXT) or not folder.is_dir():
+        return image
+    found = hashlib.blake2b(digest_size=8)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            executable = path.stat().st_mode & 0o100
+            found.update(
+                f"{path.relative_to(folder).as_posix()}\0{len(data)}\0{executable}\0".encode() + data
+            )
+    return CONTEXT + found.hexdigest()
+
+
+def _read(path: Path) -> dict[str, BaselineEntry]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}. Remove it, and check the tasks again.") from error
+    entries: Any = raw.get("tasks") if isinstance(raw, dict) else None
+    if not isinstance(entries, dict):
+        raise ConfigError(f'{path} is no baseline: it has no "tasks". Remove it, and check the tasks again.')
+    return {key: validate(BaselineEntry, value, f"{path}: {key}") for key, value in entries.items()}
+
+
+def _dumped(entry: BaselineEntry) -> Mapping[str, Any]:
+    found = entry.model_dump(mode="json", exclude_defaults=True)
+    return found | {"cheats": dict(sorted(entry.cheats.items()))} if entry.cheats else found
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer at a time. The lock is the folder's own, so that none is left lying about."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+_NAMED = 5
+"""Tasks that one message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fitness:
+    """Of some tasks of a set."""
+
+    spec: str
+    """How the set was named."""
+    failed: Mapping[str, BaselineEntry]
+    """By task id."""
+    unchecked: tuple[str, ...]
+    """Tasks that were never checked, or have changed since."""
+
+    def of(self, tasks: Sequence[Task]) -> "Fitness":
+        """Of these alone."""
+        ids = {task.id for task in tasks}
+        failed = {task: entry for task, entry in self.failed.items() if task in ids}
+        return Fitness(self.spec, failed, tuple(task for task in self.unchecked if task in ids))
+
+    @property
+    def refusal(self) -> str:
+        """Why these tasks are not trained on; empty if none failed."""
+        if not self.failed:
+            return ""
+        lines = [
+            f"{task}: {' '.join(entry.problems.values())}"
+            for task, entry in list(self.failed.items())[:_NAMED]
+        ]
+        lines += [f"... and {len(self.failed) - _NAMED} more"] * (len(self.failed) > _NAMED)
+        count = f"{len(self.failed)} task{'s' * (len(self.failed) > 1)}"
+        return (
+            f"{count} of {self.spec!r} failed when checked:\n  "
+            + "\n  ".join(lines)
+            + f"\nSee why: {self.command}"
+        )
+
+    @property
+    def warning(self) -> str:
+        """That tasks are unchecked, on one line; empty if none is."""
+        if not self.unchecked:
+            return ""
+        count = f"{len(self.unchecked)} task{'s' * (len(self.unchecked) > 1)}"
+        return f"{count} of {self.spec!r} never checked, or changed since: {self.command}"
+
+    @property
+    def command(self) -> str:
+        """What checks the set."""
+        return f"harnessgym tasks check {self.spec}"
+
+
+def fitness(spec: str, found: TaskSet, tasks: Sequence[Task]) -> Fitness:
+    """What the set's baseline says of some of its tasks. Raises ConfigError for a baseline that cannot be
+    read.
+    """
+    book = Baseline(baseline_path(found))
+    if not book:
+        return Fitness(spec, {}, tuple(task.id for task in tasks))
+    entries = {task.id: book.of(task) for task in tasks}
+    failed = {task: entry for task, entry in entries.items() if entry is not None and entry.state == "failed"}
+    return Fitness(spec, failed, tuple(task for task, entry in entries.items() if entry is None))

@@ -1,0 +1,237 @@
+"""Gemini contents to messages.
+
+One content may become several messages: results of function calls are messages of their own. Adjacent `model`
+contents are one message, because clients that stream keep every chunk as a content. Thought signatures say
+nothing to the policy.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from harnessgym.message import Message, ToolCall, canonical_json
+from proxies.dialects.body import Fields, malformed, unsupported
+
+RAW_ARGUMENTS = "_raw_arguments"
+"""Stands for arguments that are no JSON object, which the protocol cannot carry."""
+_DATA = ("text", "functionCall", "functionResponse", "inlineData", "fileData")
+_DECORATION = frozenset({"thought", "thoughtSignature", "partMetadata", "mediaResolution"})
+"""Members of a part that may stand beside its data and are not shown to the policy."""
+_SNAKE = re.compile(r"(?<=.)_([a-z0-9])")
+
+
+def camel(fields: Fields) -> Fields:
+    """The object with its members spelled as in `inlineData`; the protocol allows `inline_data` as well."""
+    return Fields(
+        {_SNAKE.sub(lambda found: found[1].upper(), name): value for name, value in fields.raw.items()},
+        fields.path,
+    )
+
+
+def many(fields: Fields, name: str) -> list[Fields]:
+    """An array of objects; the protocol allows a single object in its place."""
+    if isinstance(fields.raw.get(name), dict):
+        return [camel(fields.child(name))]
+    return [camel(item) for item in fields.children(name)]
+
+
+def only_known(fields: Fields, known: frozenset[str]) -> None:
+    """Refuse members that the protocol does not have: what is not understood is not passed over."""
+    for name, value in fields.raw.items():
+        if name not in known and value is not None:
+            where = f" at '{fields.path}'" if fields.path else ""
+            malformed(f'Invalid JSON payload received. Unknown name "{name}"{where}: Cannot find field.')
+
+
+def read_system(fields: Fields) -> list[Message]:
+    """The system message of a request, if it has one."""
+    content = camel(fields.child("systemInstruction"))
+    texts = [_system_text(part) for part in many(content, "parts")]
+    return [Message("system", "\n".join(texts))] if any(texts) else []
+
+
+def read_contents(contents: list[Fields]) -> list[Message]:
+    """The conversation of a request."""
+    reader = _Reader()
+    for content in contents:
+        reader.add(content)
+    return reader.messages
+
+
+@dataclass
+class _Reader:
+    """Reads contents one by one and pairs function calls with their responses, with or without ids."""
+
+    messages: list[Message] = field(default_factory=list)
+    _open: list[ToolCall] = field(default_factory=list)
+    """Calls without a response so far."""
+    _calls: int = 0
+
+    def add(self, content: Fields) -> None:
+        """Read the next content."""
+        only_known(content, frozenset({"role", "parts"}))
+        role = content.text("role", "user") or "user"
+        if role not in ("user", "model", "function", "tool"):
+            malformed(f"{content.at('role')}: Please use a valid role: user, model.")
+        parts = many(content, "parts")
+        if role == "model":
+            self._add_model(parts)
+        elif not parts:
+            malformed(f"{content.at('parts')}: contents.parts must not be empty.")
+        else:
+            self._add_user(parts)
+
+    def _add_model(self, parts: list[Fields]) -> None:
+        last = (
+            self.messages.pop()
+            if self.messages and self.messages[-1].role == "assistant"
+            else Message("assistant")
+        )
+        content = last.content
+        reasoning = last.reasoning
+        calls = list(last.tool_calls)
+        for part in parts:
+            kind = _kind(part)
+            if kind == "functionCall":
+                calls.append(self._call(camel(part.child(kind))))
+            elif kind != "text":
+                unsupported(f"{part.at(kind)}: not supported in a model's content by this endpoint.")
+            elif part.flag("thought"):
+                reasoning += part.text("text", "")
+            else:
+                content += part.text("text", "")
+        self._open.extend(calls[len(last.tool_calls) :])
+        self.messages.append(replace(last, content=content, reasoning=reasoning, tool_calls=tuple(calls)))
+
+    def _add_user(self, parts: list[Fields]) -> None:
+        texts: list[str] = []
+        images: list[str] = []
+        for part in parts:
+            kind = _kind(part)
+            if kind == "functionResponse":
+                self._say(texts, images)
+                self.messages.append(self._result(camel(part.child(kind))))
+            elif kind == "text":
+                texts.append(part.text("text", ""))
+            elif kind == "functionCall":
+                malformed(f"{part.at(kind)}: function calls belong into contents of role 'model'.")
+            else:
+                images.append(_image(part, kind))
+        self._say(texts, images)
+
+    def _say(self, texts: list[str], images: list[str]) -> None:
+        """What the user said since the last function response."""
+        if texts or images:
+            self.messages.append(Message("user", "\n".join(texts), images=tuple(images)))
+        texts.clear()
+        images.clear()
+
+    def _call(self, fields: Fields) -> ToolCall:
+        only_known(fields, frozenset({"id", "name", "args"}))
+        call_id = fields.text("id", "") or f"call_{self._calls}"
+        self._calls += 1
+        given = fields.child("args").raw
+        raw = given.get(RAW_ARGUMENTS)
+        arguments = raw if len(given) == 1 and isinstance(raw, str) else json.dumps(given, ensure_ascii=False)
+        return ToolCall(call_id, fields.text("name"), arguments)
+
+    def _result(self, fields: Fields) -> Message:
+        only_known(fields, frozenset({"id", "name", "response", "parts", "willContinue", "scheduling"}))
+        if fields.flag("willContinue"):
+            unsupported(f"{fields.at('willContinue')}: not supported by this endpoint.")
+        name = fields.text("name", "")
+        images = tuple(_image(part, _kind(part)) for part in many(fields, "parts"))
+        call_id = self._answered(fields.text("id", ""), name)
+        return Message(
+            "tool",
+            result_text(fields.child("response").raw),
+            tool_call_id=call_id,
+            name=name or None,
+            images=images,
+        )
+
+    def _answered(self, call_id: str, name: str) -> str:
+        """Id of the call that a response is for: the one with its id, else the first open one with its
+        name.
+        """
+        same = [call for call in self._open if call.id == call_id] or [
+            call for call in self._open if call.name == name
+        ]
+        if not same:
+            return call_id or f"call_{name}"
+        self._open.remove(same[0])
+        return same[0].id
+
+
+def result_text(response: dict[str, Any]) -> str:
+    """What the policy reads of a function's response.
+
+    `{"output": text}` and `{"result": text}`, the forms in which clients wrap plain text, are that text. All
+    else is JSON with sorted keys and without spare whitespace, whole numbers without a fraction, so that it
+    is the same text however a client writes it.
+    """
+    if len(response) == 1:
+        ((name, said),) = response.items()
+        if name in ("output", "result") and isinstance(said, str):
+            return said
+    return canonical_json(_whole(response))
+
+
+def _whole(value: Any) -> Any:
+    """JavaScript writes 1.0 as 1."""
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _kind(part: Fields) -> str:
+    """What a part holds."""
+    held = list(_held(part))
+    if not held and part.given("thoughtSignature"):
+        return "text"
+    if len(held) != 1:
+        malformed(f"{part.path}: the part must have exactly one field set: {', '.join(_DATA)}.")
+    if held[0] not in _DATA:
+        unsupported(f"{part.at(held[0])}: not supported by this endpoint.")
+    return held[0]
+
+
+def _held(part: Fields) -> Iterator[str]:
+    return (name for name, value in part.raw.items() if value is not None and name not in _DECORATION)
+
+
+def _system_text(part: Fields) -> str:
+    kind = _kind(part)
+    if kind != "text":
+        unsupported(f"{part.at(kind)}: system instructions are text only on this endpoint.")
+    return part.text("text", "")
+
+
+def _image(part: Fields, kind: str) -> str:
+    """The URL of an image."""
+    if kind not in ("inlineData", "fileData"):
+        unsupported(f"{part.at(kind)}: not supported here by this endpoint.")
+    data = camel(part.child(kind))
+    mime = data.text("mimeType", "" if kind == "fileData" else None)
+    if not mime.startswith("image/") and (mime or kind == "inlineData"):
+        unsupported(
+            f"{data.at('mimeType')}: {mime!r} is not supported by this endpoint; only text and images are."
+        )
+    if kind == "inlineData":
+        standard = data.text("data").translate(_URL_SAFE).rstrip("=")
+        return f"data:{mime};base64,{standard}{'=' * (-len(standard) % 4)}"
+    url = data.text("fileUri")
+    if not url.startswith("https://"):
+        unsupported(
+            f"{data.at('fileUri')}: only https URLs are supported by this endpoint; send the image as "
+            "inlineData."
+        )
+    return url
+
+
+_URL_SAFE = str.maketrans("-_", "+/")
+"""Clients write base64 in either alphabet."""

@@ -1,0 +1,141 @@
+"""OpenAI responses.
+
+An answer's items are one message to the policy: `responses_input` puts them together, `responses_answer`
+takes them apart.
+
+- Hosted tools (web search, code interpreter, MCP, a provider's shell, ...) are refused: leaving them out
+  would change the task without a word. Harnesses have a switch for them, e.g. `web_search = "disabled"` for
+  Codex.
+- A grammar of a custom tool is told to the policy, never forced: sampling stays that of the policy.
+- `truncation`, `store`, `service_tier`, caching and user fields mean nothing to sampling and are accepted.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from harnessgym.message import Message, canonical_json
+from proxies import sse
+from proxies.dialect import Answer, Delta, Event, Finished, ModelRequest, OutputFormat, Problem, Route, Stamp
+from proxies.dialects.body import Fields, malformed, public_headers, unsupported
+from proxies.dialects.conversation import merge_systems
+from proxies.dialects.openai_error import ErrorShape
+from proxies.dialects.openai_protocol import OpenAIProtocol
+from proxies.dialects.responses.answer import ItemWriter, failed_body, response_body, response_head
+from proxies.dialects.responses.input import read_input
+from proxies.dialects.responses.stream import ResponseStream
+from proxies.dialects.responses.tools import read_choice, read_tools
+from proxies.previous import call_of
+
+_ASKED = (
+    "temperature", "top_p", "max_output_tokens", "parallel_tool_calls", "reasoning", "include", "store", "metadata",
+    "truncation", "previous_response_id",
+)  # fmt: skip
+_REFUSED = ("background", "conversation", "prompt", "top_logprobs", "moderation", "context_management")
+_ERRORS = ErrorShape(
+    "input", "Your input exceeds the context window of this model. Please adjust your input and try again."
+)
+_COUNT = "/responses/input_tokens"
+
+
+class Responses(OpenAIProtocol):
+    """POST /v1/responses."""
+
+    name = "responses"
+    routes = (
+        Route("POST", "/v1/responses"),
+        Route("POST", "/responses"),
+        Route("POST", f"/v1{_COUNT}", "count"),
+        Route("POST", _COUNT, "count"),
+    )
+    errors = _ERRORS
+
+    def parse(self, body: bytes, headers: Mapping[str, str]) -> ModelRequest:
+        """Read a request. Raises `RequestProblem`.
+
+        Instructions stay a message of their own, so that a later request can go on without them.
+        """
+        fields = Fields.parse(body)
+        _refuse_options(fields)
+        counting = headers.get(":path", "").endswith(_COUNT)
+        previous = (
+            call_of(fields.text("previous_response_id")) if fields.given("previous_response_id") else None
+        )
+        conversation = read_input(fields)
+        messages = merge_systems(conversation.messages)
+        if not messages and previous is None:
+            malformed("input: Field required")
+        instructions = fields.text("instructions", "")
+        tools = read_tools(fields)
+        return ModelRequest(
+            model=fields.text("model", "" if counting else None),
+            messages=(Message("system", instructions), *messages) if instructions else messages,
+            tools=tools,
+            tool_choice=read_choice(fields, tools),
+            parallel_tool_calls=fields.flag("parallel_tool_calls", default=True),
+            max_tokens=fields.count("max_output_tokens"),
+            stream=fields.flag("stream"),
+            output=_output(fields),
+            previous=previous,
+            instructions=bool(instructions),
+            identity=_identity(fields.raw, conversation.identity),
+            asked=fields.only(_ASKED),
+            headers=public_headers(headers),
+        )
+
+    def render(self, answers: Sequence[Answer], request: ModelRequest) -> bytes:
+        """A `response` object."""
+        (answer,) = answers
+        head = response_head(Stamp(answer.id, answer.model, answer.created), request)
+        output = ItemWriter(answer.id, request).output(answer.message, answer.finish_reason)
+        return json.dumps(
+            response_body(head, output, answer.finish_reason, answer.usage), separators=(",", ":")
+        ).encode()
+
+    def count(self, tokens: int) -> bytes:
+        """A `response.input_tokens` object."""
+        return json.dumps({"object": "response.input_tokens", "input_tokens": tokens}).encode()
+
+    async def stream(
+        self, deltas: AsyncIterator[Delta], stamp: Stamp, request: ModelRequest, prompt_tokens: int
+    ) -> AsyncIterator[Event]:
+        """`response.created`, `response.in_progress`, the items, then `response.completed` or
+        `response.incomplete`.
+        """
+        del prompt_tokens  # the protocol tells usage at the end
+        stream = ResponseStream(stamp, request)
+        for event in stream.begin():
+            yield event
+        async for delta in deltas:
+            for event in stream.finish(delta) if isinstance(delta, Finished) else stream.write(delta):
+                yield event
+
+    def stream_error(self, problem: Problem, stamp: Stamp) -> bytes:
+        """An `error` event, on which SDKs raise, then `response.failed`, the one that Codex reads."""
+        error = _ERRORS.describe(problem)
+        flat = {name: error[name] for name in ("code", "message", "param")}
+        first = {"type": "error", "sequence_number": 0, **flat, "error": error}
+        second = {"type": "response.failed", "sequence_number": 1, "response": failed_body(stamp.id, error)}
+        return sse.encode(first, "error") + sse.encode(second, "response.failed")
+
+
+def _identity(body: Mapping[str, Any], conversation: str) -> str:
+    """Codex writes its `client_metadata` in another order when it asks again."""
+    rest = {name: value for name, value in body.items() if name not in ("client_metadata", "input")}
+    return f"{canonical_json(rest)}\n{conversation}"
+
+
+def _refuse_options(fields: Fields) -> None:
+    fields.refuse(_REFUSED)
+    if "message.output_text.logprobs" in fields.texts("include"):
+        unsupported("include: 'message.output_text.logprobs' is not supported by this endpoint.")
+
+
+def _output(fields: Fields) -> OutputFormat | None:
+    form = fields.child("text").child("format")
+    kind = form.text("type", "text")
+    if kind == "json_schema":
+        return OutputFormat(form.text("name"), form.child("schema").raw)
+    if kind not in ("text", "json_object"):
+        unsupported(f"{form.at('type')}: {kind!r} is not supported by this endpoint.")
+    return OutputFormat() if kind == "json_object" else None

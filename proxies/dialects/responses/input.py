@@ -1,0 +1,218 @@
+"""Input of the Responses protocol: a flat list of items, put back together into messages.
+
+An answer comes back as several items: reasoning, a message, a call each. They become one assistant message
+again, the very one that was sampled, also where a client puts results between the calls or leaves out ids.
+
+What an earlier request of the session had too is neither read nor put together again: its messages are the
+same objects.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harnessgym.message import Message, ToolCall, canonical_json
+from proxies.dialects.body import Fields, malformed, unsupported
+from proxies.dialects.responses.ids import answer_of, is_raw, unseal
+from proxies.dialects.responses.tools import flat_name
+
+_ROLES = ("user", "system", "developer", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class InputConversation:
+    """What `input` says."""
+
+    messages: Sequence[Message] = ()
+    identity: str = ""
+    """What equal inputs share, however their JSON is written."""
+
+
+def read_input(fields: Fields) -> InputConversation:
+    """The conversation in `input`; an empty one if it is absent. Raises `RequestProblem`."""
+    value = fields.raw.get("input")
+    if isinstance(value, str):
+        return InputConversation([Message("user", value)], canonical_json(value))
+    items = fields.each("input", _item)
+    return InputConversation(_messages(items), "\n".join(item.identity for item in items))
+
+
+@dataclass(slots=True, eq=False)
+class _Item:
+    """One item, read. A later request that has it too gets the same object."""
+
+    kind: str
+    identity: str
+    message: Message
+    """What it says; of the assistant perhaps a part of a message."""
+    answer: str | None = None
+    """The answer it belongs to, as far as its ids tell."""
+    _joined: "tuple[list[_Item], Message] | None" = None
+
+    def join(self, others: "list[_Item]") -> Message:
+        """The message of which this item is the first part."""
+        if not others:
+            return self.message
+        if self._joined is None or self._joined[0] != others:
+            self._joined = (others, _join([self, *others]))
+        return self._joined[1]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Items of one message; of an assistant message more may follow."""
+
+    items: list[_Item]
+    answer: str | None = None
+    """The answer they belong to, once one of them tells."""
+    answered: bool = False
+    """Whether a tool result came behind them."""
+
+    def takes(self, item: _Item) -> bool:
+        """Whether an item is of the same answer. No answer has two messages in a row, so those tell two
+        answers apart.
+        """
+        if item.answer is not None and self.answer is not None:
+            return item.answer == self.answer
+        return not self.answered and not item.kind == self.items[-1].kind == "message"
+
+
+def _messages(items: Sequence[_Item]) -> list[Message]:
+    groups: list[_Group] = []
+    draft: _Group | None = None
+    for item in items:
+        if item.message.role != "assistant":
+            groups.append(_Group([item]))
+            if item.message.role != "tool":
+                draft = None
+            elif draft is not None:
+                draft.answered = True
+            continue
+        if draft is None or not draft.takes(item):
+            draft = _Group([])
+            groups.append(draft)
+        draft.items.append(item)
+        draft.answer = item.answer or draft.answer
+    return [group.items[0].join(group.items[1:]) for group in groups]
+
+
+def _join(items: Sequence[_Item]) -> Message:
+    parts = [item.message for item in items]
+    return Message(
+        "assistant",
+        "".join(part.content for part in parts),
+        reasoning="".join(part.reasoning for part in parts),
+        tool_calls=tuple(call for part in parts for call in part.tool_calls),
+    )
+
+
+def _item(item: Fields) -> _Item:
+    kind = item.text("type", "message")
+    message = _message(item, kind)
+    identity = hashlib.blake2b(canonical_json(item.raw).encode(), digest_size=16).hexdigest()
+    answer = answer_of(item.text("id", ""), item.text("call_id", "")) if message.role == "assistant" else None
+    return _Item(kind, identity, message, answer)
+
+
+def _message(item: Fields, kind: str) -> Message:
+    """What an item says."""
+    match kind:
+        case "message":
+            return _said(item)
+        case "reasoning":
+            return Message("assistant", reasoning=_reasoning(item))
+        case "function_call" | "custom_tool_call":
+            return Message("assistant", tool_calls=(_call(item, kind),))
+        case "function_call_output" | "custom_tool_call_output":
+            text, images = _content(item, "output", "\n")
+            return Message("tool", text, tool_call_id=item.text("call_id"), images=images)
+        case "item_reference":
+            return unsupported(
+                f"{item.at('type')}: item references are not supported by this endpoint; send the items "
+                "themselves."
+            )
+    return unsupported(
+        f"{item.at('type')}: {kind!r} items are not supported by this endpoint; messages, reasoning, and "
+        "calls and "
+        "outputs of function and custom tools are."
+    )
+
+
+def _said(item: Fields) -> Message:
+    role = item.text("role")
+    if role not in _ROLES:
+        malformed(f"{item.at('role')}: {role!r} is not one of {', '.join(map(repr, _ROLES))}.")
+    if role == "assistant":
+        text, images = _content(item, "content", "", required=False)
+        if images:
+            unsupported(f"{item.at('content')}: images of the assistant are not supported by this endpoint.")
+        return Message("assistant", text)
+    text, images = _content(item, "content", "\n")
+    return Message("user" if role == "user" else "system", text, images=images)
+
+
+def _call(item: Fields, kind: str) -> ToolCall:
+    if kind == "function_call":
+        arguments = item.raw.get("arguments")
+        if not isinstance(arguments, str):  # some clients send the object itself
+            arguments = json.dumps(arguments or {}, ensure_ascii=False)
+        arguments = arguments or "{}"
+    else:
+        arguments = item.text("input")
+        if not is_raw(item.text("id", "")):
+            arguments = json.dumps({"input": arguments}, ensure_ascii=False)
+    name = flat_name(item.text("namespace", ""), item.text("name"))
+    return ToolCall(item.text("call_id"), name, arguments)
+
+
+def _content(item: Fields, name: str, joint: str, *, required: bool = True) -> tuple[str, tuple[str, ...]]:
+    """Texts, joined, and images of an item."""
+    value = item.need(name) if required else item.raw.get(name)
+    if value is None or isinstance(value, str):
+        return value or "", ()
+    texts: list[str] = []
+    images: list[str] = []
+    for part in item.children(name):
+        if part.text("type") == "input_image":
+            images.append(_image(part))
+        else:
+            texts.append(_text(part))
+    return joint.join(texts), tuple(images)
+
+
+def _text(part: Fields) -> str:
+    kind = part.text("type")
+    if kind == "refusal":
+        return part.text("refusal")
+    if kind not in ("input_text", "output_text", "text"):
+        unsupported(
+            f"{part.at('type')}: {kind!r} content is not supported by this endpoint; text and images are."
+        )
+    return part.text("text")
+
+
+def _image(part: Fields) -> str:
+    if part.given("file_id"):
+        unsupported(
+            f"{part.at('file_id')}: uploaded files are not supported by this endpoint; send the image as a "
+            "URL."
+        )
+    return part.text("image_url")
+
+
+def _reasoning(item: Fields) -> str:
+    """The exact text if the client kept it, else what it shows of it. Raises `RequestProblem` if there is
+    nothing to read.
+    """
+    sealed = item.text("encrypted_content", "")
+    if sealed and (text := unseal(sealed)) is not None:
+        return text
+    shown = [part.text("text") for part in item.children("content")]
+    text = "".join(shown) or "\n\n".join(part.text("text") for part in item.children("summary"))
+    if sealed and not text:
+        malformed(
+            f"{item.at('encrypted_content')}: The encrypted content could not be verified: it is not from "
+            "this endpoint."
+        )
+    return text

@@ -1,0 +1,123 @@
+"""Tools of the Responses protocol: functions, custom tools, and both in namespaces.
+
+A chat template knows one flat list of functions. A custom tool becomes a function of one string, `input`; a
+tool `get` in the namespace `crm` becomes `crm__get`. Answers and echoes are written in the protocol's own
+terms again.
+"""
+
+from typing import Any
+
+from harnessgym.message import ToolSpec
+from proxies.dialects.body import Fields, malformed, unsupported
+from proxies.dialects.openai_protocol import read_choice_word
+
+_FREEFORM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_UNDONE = ("defer_loading", "async")
+"""Fields of a tool that ask for what is not done here."""
+
+
+def flat_name(namespace: str, name: str) -> str:
+    """The name by which the policy knows a tool."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def bare_name(spec: ToolSpec) -> str:
+    """The name by which the client knows a tool within its namespace."""
+    return spec.name.removeprefix(f"{spec.namespace}__") if spec.namespace else spec.name
+
+
+def read_tools(fields: Fields) -> tuple[ToolSpec, ...]:
+    """The tools of a request. Raises `RequestProblem` for hosted tools, and where two would have one name."""
+    out = [tool for made in fields.each("tools", _tools) for tool in made]
+    seen: dict[str, ToolSpec] = {}
+    for tool in out:
+        other = seen.setdefault(tool.name, tool)
+        if other is not tool and (other.namespace or tool.namespace):
+            malformed(f"tools: two tools would both be known as {tool.name!r}. Rename one of them.")
+    return tuple(out)
+
+
+def read_choice(fields: Fields, tools: tuple[ToolSpec, ...]) -> str:
+    """`auto`, `none`, `required`, or the name of a tool as the policy knows it."""
+    word = read_choice_word(fields)
+    if word is not None:
+        return word
+    named = fields.child("tool_choice")
+    if named.text("type") not in ("function", "custom"):
+        unsupported(
+            f"tool_choice.type: {named.raw['type']!r} is not supported by this endpoint; name a function or "
+            "custom tool."
+        )
+    name = flat_name(named.text("namespace", ""), named.text("name"))
+    if all(tool.name != name for tool in tools):
+        malformed(f"tool_choice: {name!r} is not among the tools.")
+    return name
+
+
+def echo_tools(tools: tuple[ToolSpec, ...]) -> list[dict[str, Any]]:
+    """The tools as a response repeats them."""
+    out: list[dict[str, Any]] = []
+    for tool in tools:
+        if not tool.namespace:
+            out.append(_echo(tool))
+        elif out and out[-1]["type"] == "namespace" and out[-1]["name"] == tool.namespace:
+            out[-1]["tools"].append(_echo(tool))
+        else:
+            out.append(
+                {"type": "namespace", "name": tool.namespace, "description": "", "tools": [_echo(tool)]}
+            )
+    return out
+
+
+def echo_choice(choice: str, tools: tuple[ToolSpec, ...]) -> str | dict[str, Any]:
+    """The tool choice as a response repeats it."""
+    tool = next((tool for tool in tools if tool.name == choice), None)
+    if tool is None or choice in ("auto", "none", "required"):
+        return choice
+    space = {"namespace": tool.namespace} if tool.namespace else {}
+    return {"type": "custom" if tool.freeform else "function", "name": bare_name(tool), **space}
+
+
+def _tools(item: Fields) -> list[ToolSpec]:
+    """A tool, or those of a namespace."""
+    if item.text("type") != "namespace":
+        return [_tool(item)]
+    namespace = item.text("name")
+    about = item.text("description", "")
+    return [_tool(member, namespace, about) for member in item.children("tools")]
+
+
+def _tool(fields: Fields, namespace: str = "", about: str = "") -> ToolSpec:
+    """One tool. What is said about its namespace stands before what is said about it."""
+    kind = fields.text("type")
+    if kind not in ("function", "custom"):
+        unsupported(
+            f"{fields.at('type')}: {kind!r} tools are not supported by this endpoint: it samples a model and "
+            "runs nothing. "
+            "Only 'function', 'custom' and 'namespace' tools are; switch the others off in the harness."
+        )
+    fields.refuse(_UNDONE)
+    said = [about, fields.text("description", "")]
+    if kind == "custom":
+        said.append(_grammar(fields.child("format")))
+    parameters = fields.child("parameters").raw if kind == "function" else dict(_FREEFORM)
+    name = flat_name(namespace, fields.text("name"))
+    description = "\n\n".join(filter(None, said))
+    return ToolSpec(name, description, parameters, namespace=namespace, freeform=kind == "custom")
+
+
+def _grammar(fields: Fields) -> str:
+    """The grammar of a custom tool's input, told to the policy: sampling is not bound to it."""
+    kind = fields.text("type", "text")
+    if kind not in ("text", "grammar"):
+        malformed(f"{fields.at('type')}: {kind!r} is not one of 'text', 'grammar'.")
+    if kind == "text":
+        return ""
+    return f"The input must match this {fields.text('syntax')} grammar:\n{fields.text('definition')}"
+
+
+def _echo(tool: ToolSpec) -> dict[str, Any]:
+    head = {"name": bare_name(tool), "description": tool.description}
+    if tool.freeform:
+        return {"type": "custom", **head, "format": {"type": "text"}}
+    return {"type": "function", **head, "parameters": tool.parameters, "strict": False}

@@ -1,0 +1,294 @@
+"""What a span says was done, by the conventions that agent frameworks follow.
+
+| said by | is |
+|---|---|
+| `gen_ai.operation.name` chat, generate_content, text_completion; OpenInference LLM | a model call |
+| execute_tool; TOOL, RETRIEVER | a tool call and its result |
+| invoke_agent, create_agent; AGENT | an agent at work: its spawn and its return, or its end by an error |
+| OpenInference TOOL named "handoff to X" | a decision to hand over, and the message that does |
+| apply_guardrail; GUARDRAIL | a safety event |
+| a tool span whose error says that the tool was refused | a safety event beside the tool call |
+| a tool, a step or a span event named after a human's approval or input | a human intervention |
+| an operation, span or span event named after a public event kind (`human_intervention`, `message`, ...) | that event |
+| anything else, EVALUATOR and CHAIN included | a step that others happened in |
+
+OpenTelemetry GenAI: https://opentelemetry.io/docs/specs/semconv/gen-ai/ . OpenInference:
+https://arize-ai.github.io/openinference/spec/semantic_conventions.html . Traceloop's span kinds are
+understood as well.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Self
+
+from harnessgym.message import canonical_json
+from proxies.otlp.span import Moment, OtlpSpan
+
+PUBLIC_KINDS = (
+    "orchestrator_decision", "spawn", "despawn", "message", "tool_call", "tool_result", "return", "aggregate",
+    "human_intervention", "safety_event",
+)  # fmt: skip
+_OPERATIONS = {
+    "chat": "llm", "generate_content": "llm", "text_completion": "llm", "execute_tool": "tool", "invoke_agent": "agent",
+    "create_agent": "create_agent", "apply_guardrail": "guardrail",
+}  # fmt: skip
+_OPENINFERENCE = {
+    "LLM": "llm",
+    "TOOL": "tool",
+    "RETRIEVER": "tool",
+    "AGENT": "agent",
+    "GUARDRAIL": "guardrail",
+}
+_TRACELOOP = {"agent": "agent", "tool": "tool"}
+_HANDOFF = re.compile(r"handoff to (.+)", re.IGNORECASE)
+_HUMAN = re.compile(
+    r"\b(?:human|hitl|approval|approve[ds]?|(?:ask|prompt) user|user (?:input|confirmation|approval))\b",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(
+    r"refus|den(?:ied|y)|forbid|not (?:allowed|permitted)|block|unsafe|permission|guardrail|unauthori[sz]ed|violat|reject",
+    re.IGNORECASE,
+)
+_TRIPPED = re.compile(r"triggered\W{0,3}[:=]\s*true", re.IGNORECASE)
+_MINTED = re.compile(
+    r"(?<![0-9A-Za-z])(?:chatcmpl-|cmpl-|resp_|msg_|call_|toolu_|fc_)?([0-9a-f]{24})(?![0-9a-f])"
+)
+"""Ids that the proxy's answers carry: of the answer, of its items, of its tool calls. Each holds the
+call's id."""
+_ANSWER_ID = re.compile(r'"(?:id|responseId)"\s*:\s*"((?:chatcmpl-|cmpl-|resp_|msg_)?[0-9a-f]{24})"')
+_OUTPUT_CALL = re.compile(r"llm\.output_messages\.\d+\.message\.tool_calls\.\d+\.tool_call\.id")
+_LONG = 2_000
+_SHORT = 500
+_MOST = 16
+"""Characters of arguments, of other texts, and how many attributes and moments of a span are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class MomentReport:
+    """What happened at one moment of a span."""
+
+    kind: str
+    t: float
+    attributes: dict[str, Any]
+    evidence: str
+    confidence: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpanReport:
+    """What a span says was done. As small as the span allows: this is what the store keeps of it."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    links: tuple[str, ...]
+    name: str
+    start: float
+    end: float
+    deed: str
+    """llm, tool, agent, create_agent, handoff, guardrail, a public event kind, or step."""
+    evidence: str
+    """Which convention says so."""
+    confidence: float | None = None
+    agent: str = ""
+    """Name of the agent that did it; of an agent span, of the agent itself."""
+    target: str = ""
+    """Name of the agent that it was done to."""
+    call_id: str | None = None
+    """The model call that it is, or that asked for it, by an id that the proxy minted."""
+    tool: str = ""
+    tool_call_id: str = ""
+    given: str = ""
+    """Arguments of a tool, task of an agent."""
+    got: str = ""
+    """Result of a tool or of an agent."""
+    got_bytes: int = 0
+    error: str | None = None
+    refused: float | None = None
+    """How sure it is that the tool or what a guardrail looked at was refused; None if it was not."""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Of an event that names its kind itself."""
+    moments: tuple[MomentReport, ...] = ()
+
+    def stored(self) -> dict[str, Any]:
+        """As JSON has it, without what is as it is by default."""
+        defaults = {one.name: one.default for one in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
+
+    @classmethod
+    def of_stored(cls, stored: Mapping[str, Any]) -> Self:
+        """The same again."""
+        values = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+        values["moments"] = tuple(MomentReport(**moment) for moment in values.get("moments", ()))
+        values["links"] = tuple(values.get("links") or ())
+        return cls(**values)
+
+
+def report_of(span: OtlpSpan) -> SpanReport:
+    """Read a span."""
+    said = span.attributes
+    deed, evidence, confidence = _deed(span)
+    moments = tuple(found for moment in span.moments if (found := _moment(moment)) is not None)[:_MOST]
+    tool_call_id = _text(said, "gen_ai.tool.call.id", "tool_call.id", "tool.id")
+    got = _text(
+        said, "gen_ai.tool.call.result", "gen_ai.output.messages", "output.value", "traceloop.entity.output"
+    )
+    given = _text(
+        said,
+        "gen_ai.tool.call.arguments",
+        "gen_ai.input.messages",
+        "input.value",
+        "tool.parameters",
+        "traceloop.entity.input",
+    )
+    own = deed in PUBLIC_KINDS
+    handed = _HANDOFF.fullmatch(span.name.strip())
+    return SpanReport(
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_id=span.parent_id,
+        links=span.links[:_MOST],
+        name=span.name[:_SHORT],
+        start=span.start,
+        end=span.end,
+        deed=deed,
+        evidence=evidence,
+        confidence=confidence,
+        agent=_agent(span, deed),
+        target=handed[1] if handed else _text(said, "to", "gen_ai.agent.target.name")[:_SHORT],
+        call_id=_call(span, deed, tool_call_id),
+        tool=_tool(span, deed),
+        tool_call_id=tool_call_id[:_SHORT],
+        given=given[: _LONG if deed == "tool" else _SHORT] if deed in ("tool", "agent") else "",
+        got=got[:_SHORT] if deed in ("tool", "agent") else "",
+        got_bytes=len(got.encode()) if deed == "tool" else 0,
+        error=None if span.error is None else span.error[:_SHORT],
+        refused=_refusal(span, deed),
+        attributes=_kept(said) if own else {},
+        moments=moments,
+    )
+
+
+def _deed(span: OtlpSpan) -> tuple[str, str, float | None]:
+    """What was done, which convention says so, and how sure that is if none does."""
+    operation = _text(span.attributes, "gen_ai.operation.name")
+    for kind in (operation, span.name.strip()):
+        if kind in PUBLIC_KINDS:
+            return kind, f"named {kind}", None
+    kind = _text(span.attributes, "openinference.span.kind")
+    found = _OPENINFERENCE.get(kind.upper()) or _OPERATIONS.get(operation)
+    evidence = (
+        f"openinference.span.kind {kind}"
+        if kind.upper() in _OPENINFERENCE
+        else f"gen_ai.operation.name {operation}"
+    )
+    if found is None:
+        kind = _text(span.attributes, "traceloop.span.kind")
+        found = _TRACELOOP.get(kind)
+        evidence = f"traceloop.span.kind {kind}"
+    if found == "tool" and _HANDOFF.fullmatch(span.name.strip()):
+        return "handoff", f"{evidence}, its name", None
+    if found is not None:
+        return found, evidence, None
+    if _HUMAN.search(_words(span.name)):
+        return "human_intervention", "the span's name", 0.8
+    return "step", "", None
+
+
+def _moment(moment: Moment) -> MomentReport | None:
+    """A span event, if it is one of ours."""
+    name = moment.name.strip().removeprefix("gen_ai.")
+    if name in PUBLIC_KINDS:
+        return MomentReport(name, moment.t, _kept(moment.attributes), f"span event {name}")
+    if _HUMAN.search(_words(name)):
+        return MomentReport(
+            "human_intervention", moment.t, _kept(moment.attributes), "the span event's name", 0.8
+        )
+    return None
+
+
+def _agent(span: OtlpSpan, deed: str) -> str:
+    said = span.attributes
+    name = _text(said, "gen_ai.agent.name", "agent.name", "gen_ai.agent.id")
+    if not name and deed == "agent":
+        name = _text(said, "graph.node.name", "graph.node.id", "traceloop.entity.name")
+        name = name or span.name.removeprefix("invoke_agent").strip()
+    return name[:_SHORT]
+
+
+def _tool(span: OtlpSpan, deed: str) -> str:
+    name = _text(
+        span.attributes, "gen_ai.tool.name", "tool.name", "tool_call.function.name", "traceloop.entity.name"
+    )
+    if not name and deed in ("tool", "guardrail"):
+        name = span.name.removeprefix("execute_tool").strip()
+    return name[:_SHORT]
+
+
+def _call(span: OtlpSpan, deed: str, tool_call_id: str) -> str | None:
+    """The call that minted an id which the span names. Ids in what a call was asked are those of other
+    calls.
+    """
+    said = span.attributes
+    named = [_text(said, "gen_ai.response.id", "llm.response.id")]
+    if deed == "llm":
+        named += [str(value) for name, value in said.items() if _OUTPUT_CALL.fullmatch(name)]
+        for name in ("output.value", "gen_ai.output.messages", "traceloop.entity.output"):
+            named += _ANSWER_ID.findall(_text(said, name)[:_LONG])
+    named.append(tool_call_id)
+    return next((found for text in named if (found := minted_by(text))), None)
+
+
+def minted_by(text: str) -> str | None:
+    """The call whose answer brought an id; None if it is none of the proxy's."""
+    match = _MINTED.search(text)
+    return None if match is None else match[1]
+
+
+def _refusal(span: OtlpSpan, deed: str) -> float | None:
+    """A refused tool has an error that says so; a guardrail an error, or a tripwire that was triggered."""
+    if deed == "guardrail":
+        tripped = any(
+            _TRIPPED.search(f"{name}: {_as_text(value)}") for name, value in span.attributes.items()
+        )
+        return 1.0 if tripped or span.error is not None else None
+    if deed != "tool":
+        return None
+    kinds = [_text(span.attributes, "error.type")]
+    texts = [span.error or ""]
+    for moment in span.moments:
+        if moment.name == "exception":
+            kinds.append(_text(moment.attributes, "exception.type"))
+            texts.append(_text(moment.attributes, "exception.message"))
+    failed = span.error is not None or any(kinds)
+    if not failed:
+        return None
+    if any(_REFUSED.search(kind) for kind in kinds):
+        return 0.95
+    return 0.8 if any(_REFUSED.search(text) for text in texts) else None
+
+
+def _kept(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes of an event under the names that events have them."""
+    names = {"gen_ai.tool.name": "tool", "gen_ai.tool.call.id": "tool_call_id", "gen_ai.agent.name": "agent"}
+    out: dict[str, Any] = {}
+    for name, value in said.items():
+        if name in ("gen_ai.operation.name", "gen_ai.response.id") or len(out) == _MOST:
+            continue
+        plain = value if isinstance(value, bool | int | float) else _as_text(value)[:_SHORT]
+        out[names.get(name, name)[:_SHORT]] = plain
+    return out
+
+
+def _text(said: Mapping[str, Any], *names: str) -> str:
+    """The first of some attributes that is there."""
+    return next((_as_text(said[name]) for name in names if said.get(name) not in (None, "")), "")
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
+
+
+def _words(name: str) -> str:
+    return re.sub(r"[_\-.:/]+", " ", name)

@@ -1,0 +1,215 @@
+"""What instrumented harnesses say about themselves: OTLP/HTTP, at `/v1/traces` beside the model's routes.
+
+    OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=<base URL>/s/<key>/v1/traces
+
+or without the key in the path, and `OTEL_EXPORTER_OTLP_TRACES_HEADERS=authorization=Bearer%20<key>` (or
+`x-api-key=<key>`).
+
+A span is kept, as small as `otlp_conventions` makes it, as an event of kind `span` of its rollout: committed
+before the exporter has its answer, once however often it is sent, and refused when there are too many. When
+the rollout's last session is sealed, what the spans tell is woven into its events and edges (`otlp_weave`),
+so that it does not matter when, and in which order, they came.
+
+What the traffic shows too is not stored twice. A model call, a tool call or a spawn that the proxy saw stays
+the proxy's event, unchanged: that a span tells of it as well is seen from the `span` event, which has the
+call's or tool call's id, and from the edges that lead from there to what only spans tell. Events that only
+spans tell of have `source` "otlp" and their `span_id`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from sqlalchemy import Connection as SqlConnection
+
+from harnessgym.errors import StoreError
+from harnessgym.store import edges, events, sessions
+from harnessgym.store.edges import EdgeRow
+from harnessgym.store.events import EventRow
+from harnessgym.store.trace_store import TraceStore
+from harnessgym.traces.facts import CallFacts, agents_of, calls_of
+from proxies.connection import BodyTooLarge, Connection
+from proxies.otlp.conventions import SpanReport, report_of
+from proxies.otlp.record import SOURCE, row_id
+from proxies.otlp.span import OtlpSpan
+from proxies.otlp.tree import SeenCall
+from proxies.otlp.weave import weave
+from proxies.otlp.wire import (
+    JSON,
+    Encoding,
+    OtlpExport,
+    WireProblem,
+    decode,
+    encoding_of,
+    failure,
+    success,
+    unpacked,
+)
+from proxies.recorder import Recorder
+from proxies.session import Session, SessionTable
+
+ROUTE = "/v1/traces"
+KIND = "span"
+_MAX_BODY = 16 << 20
+"""Bytes of a request, packed and unpacked."""
+MAX_SPANS = 20_000
+"""Spans of one rollout that are kept."""
+
+
+@dataclass
+class _Taken:
+    """What has come of one rollout."""
+
+    spans: set[tuple[str, str]] | None = None
+    """Trace and span ids; None until they are read from the store."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class SpanIntake:
+    """Takes spans from harnesses."""
+
+    def __init__(
+        self, store: TraceStore, table: SessionTable, recorder: Recorder, *, max_spans: int = MAX_SPANS
+    ) -> None:
+        self._store = store
+        self._sessions = table
+        self._recorder = recorder
+        self._max_spans = max_spans
+        self._taken: dict[str, _Taken] = {}
+
+    async def serve(self, connection: Connection, key: str | None) -> None:
+        """Answer one export. `key` is that of the path."""
+        encoding: Encoding = JSON
+        try:
+            encoding = encoding_of(connection.headers.get("content-type", ""))
+            session = await self._session(key or _key(connection))
+            export = await self._read(connection, encoding)
+            rejected, reason = await self._keep(session, export)
+        except StoreError as error:
+            await _refuse(connection, encoding, 503, str(error))
+        except WireProblem as problem:
+            await _refuse(connection, encoding, problem.status, problem.message)
+        else:
+            await connection.respond(200, {"content-type": encoding}, success(encoding, rejected, reason))
+
+    async def settle(self, session: Session) -> None:
+        """Weave a rollout's spans into its events and edges, once the last of its sessions is sealed."""
+        rollout_id = session.row.rollout_id
+        async with self._taken.setdefault(rollout_id, _Taken()).lock:
+            found, drawn = await asyncio.to_thread(self._woven, rollout_id)
+            if found or drawn:
+                await self._recorder.write(lambda conn: _write(conn, found, drawn))
+        self._taken.pop(rollout_id, None)
+
+    async def _session(self, key: str | None) -> Session:
+        session = await self._sessions.by_key(key) if key else None
+        if session is None:
+            raise WireProblem(401, "This key opens no session. Use the key that came with the endpoint.")
+        if session.sealed:
+            raise WireProblem(403, "This session is sealed: its rollout has ended. Do not retry.")
+        return session
+
+    async def _read(self, connection: Connection, encoding: Encoding) -> OtlpExport:
+        try:
+            body = await connection.body(_MAX_BODY)
+        except BodyTooLarge:
+            raise WireProblem(
+                413, f"The body has more than {_MAX_BODY:,} bytes: export fewer spans at once."
+            ) from None
+        packed = connection.headers.get("content-encoding", "")
+        return await asyncio.to_thread(lambda: decode(unpacked(body, packed, _MAX_BODY), encoding))
+
+    async def _keep(self, session: Session, export: OtlpExport) -> tuple[int, str]:
+        """Commit what is new. Returns how many spans were not taken, and why."""
+        rollout_id = session.row.rollout_id
+        taken = self._taken.setdefault(rollout_id, _Taken())
+        async with taken.lock:
+            if taken.spans is None:
+                taken.spans = await asyncio.to_thread(self._load, rollout_id)
+            fresh = {_ids(span): span for span in export.spans if _ids(span) not in taken.spans}
+            room = max(0, self._max_spans - len(taken.spans))
+            kept = dict(list(fresh.items())[:room])
+            rows = [_row(rollout_id, session.row.id, span) for span in kept.values()]
+            try:
+                await self._recorder.write(lambda conn: events.add_many(conn, rows))
+            except StoreError as error:
+                taken.spans = None
+                raise WireProblem(503, str(error)) from None
+            taken.spans.update(kept)
+        if len(fresh) > room:
+            return export.rejected + len(fresh) - room, f"A rollout has {self._max_spans:,} spans at most."
+        return export.rejected, export.reason
+
+    def _load(self, rollout_id: str) -> set[tuple[str, str]]:
+        rows = self._store.read(lambda conn: events.of_rollout(conn, rollout_id, KIND))
+        return {(row.attributes["trace_id"], row.span_id or "") for row in rows}
+
+    def _woven(self, rollout_id: str) -> tuple[list[EventRow], list[EdgeRow]]:
+        """Rows to write: none while a session is open, and if no span came."""
+        spans = self._store.read(lambda conn: events.of_rollout(conn, rollout_id, KIND))
+        if not spans or not self._store.read(lambda conn: _all_sealed(conn, rollout_id)):
+            return [], []
+        return self._store.read(lambda conn: _weave(conn, rollout_id, spans))
+
+
+def _weave(
+    conn: SqlConnection, rollout_id: str, spans: Sequence[EventRow]
+) -> tuple[list[EventRow], list[EdgeRow]]:
+    recorded = calls_of(conn, rollout_id)
+    there = [event for event in events.of_rollout(conn, rollout_id) if event.kind != KIND]
+    found, drawn = weave(
+        rollout_id,
+        [SpanReport.of_stored(row.attributes) for row in spans],
+        [_seen(call) for call in recorded],
+        [(agent.name, agent.id) for agent in agents_of(conn, rollout_id)],
+        there,
+        edges.of_rollout(conn, rollout_id),
+    )
+    ends = {end for edge in drawn for end in (edge.source_event_id, edge.target_event_id)} - {
+        event.id for event in there
+    }
+    return [*(_call_event(rollout_id, call) for call in recorded if call.id in ends), *found], drawn
+
+
+def _write(conn: SqlConnection, found: Sequence[EventRow], drawn: Sequence[EdgeRow]) -> None:
+    events.add_many(conn, found)
+    edges.add_many(conn, drawn)
+
+
+def _seen(call: CallFacts) -> SeenCall:
+    """A call's id has the time at which it began."""
+    start = int(call.id[:14], 16) / 1e6
+    return SeenCall(call.id, call.agent_id, start, start + float(call.timings.get("total_s", 0.0)))
+
+
+def _call_event(rollout_id: str, call: CallFacts) -> EventRow:
+    return EventRow(rollout_id, "llm_call", {}, call.created_at, call.id, call.agent_id, id=call.id)
+
+
+def _row(rollout_id: str, session_id: str, span: OtlpSpan) -> EventRow:
+    report = report_of(span)
+    said = {**report.stored(), "session_id": session_id}
+    ids = (span.start, rollout_id, span.trace_id, span.span_id)
+    return EventRow(rollout_id, KIND, said, span.start, source=SOURCE, span_id=span.span_id, id=row_id(*ids))
+
+
+def _ids(span: OtlpSpan) -> tuple[str, str]:
+    return span.trace_id, span.span_id
+
+
+def _all_sealed(conn: SqlConnection, rollout_id: str) -> bool:
+    rows = (sessions.get(conn, session_id) for session_id in sessions.of_rollout(conn, rollout_id))
+    return all(row is not None and row.sealed for row in rows)
+
+
+async def _refuse(connection: Connection, encoding: Encoding, status: int, message: str) -> None:
+    retry = {"retry-after": "1"} if status == 503 else {}
+    await connection.respond(status, {"content-type": encoding, **retry}, failure(encoding, status, message))
+
+
+def _key(connection: Connection) -> str | None:
+    """The session's key in the headers, whether or not the exporter decoded what it was configured with."""
+    given = connection.headers.get("x-api-key") or unquote(connection.headers.get("authorization", ""))
+    kind, _, rest = given.partition(" ")
+    return (rest.strip() if kind.lower() == "bearer" else given) or None

@@ -1,0 +1,248 @@
+"""The spans of a rollout as trees, joined to the calls and agents that the proxy saw.
+
+A span joins a call by an id that the proxy minted: that is exact. A model call's span without such an id
+joins the first call that happened inside it in time, of its agent where that is known; the more calls could
+be meant, the less sure it is. The span of an agent is the agent whose calls happened in it; where they were
+several agents', the one with most.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from proxies.otlp.conventions import SpanReport
+
+BY_ID, BY_TIME = "an id that the proxy minted", "order of time"
+_LIKELY = 0.9
+_GUESS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCall:
+    """A call as the proxy recorded it."""
+
+    id: str
+    agent_id: str | None
+    start: float
+    """Unix seconds."""
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedSpan:
+    """A call, and why it is that."""
+
+    call: SeenCall
+    evidence: str = BY_ID
+    confidence: float | None = None
+
+
+@dataclass
+class _Timeline:
+    """Calls by when they began and by when they ended."""
+
+    calls: list[SeenCall]
+    _ended: list[SeenCall] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.calls = sorted(self.calls, key=lambda call: (call.start, call.id))
+        self._ended = sorted(self.calls, key=lambda call: call.end)
+
+    def last_before(self, t: float) -> SeenCall | None:
+        at = bisect_right(self._ended, t, key=lambda call: call.end)
+        return self._ended[at - 1] if at else None
+
+    def first_after(self, t: float) -> SeenCall | None:
+        at = bisect_left(self.calls, t, key=lambda call: call.start)
+        return self.calls[at] if at < len(self.calls) else None
+
+    def within(self, start: float, end: float) -> list[SeenCall]:
+        at = bisect_left(self.calls, start, key=lambda call: call.start)
+        until = bisect_right(self.calls, end, key=lambda call: call.start)
+        return [call for call in self.calls[at:until] if call.end <= end]
+
+
+class SpanTree:
+    """All spans of a rollout, and what they are in the proxy's record."""
+
+    def __init__(
+        self, reports: Iterable[SpanReport], calls: Iterable[SeenCall], names: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """`names` are (name, id) of the agents that the proxy knows."""
+        self.reports = sorted(reports, key=lambda report: (report.start, -report.end, report.span_id))
+        self._by_id = {report.span_id: report for report in self.reports}
+        self._known: dict[str, tuple[SpanReport | None, SpanReport | None]] = {}
+        self.calls = {call.id: call for call in calls}
+        by_agent: dict[str | None, list[SeenCall]] = {}
+        for call in self.calls.values():
+            by_agent.setdefault(call.agent_id, []).append(call)
+        self._all = _Timeline(list(self.calls.values()))
+        self._acting = _Timeline([call for call in self._all.calls if call.agent_id is not None])
+        self._of_agent = {agent: _Timeline(found) for agent, found in by_agent.items() if agent is not None}
+        self._joined = {
+            span.span_id: JoinedSpan(self.calls[span.call_id])
+            for span in self.reports
+            if span.call_id in self.calls
+        }
+        self._agents: dict[str, str] = {}
+        self._inside: dict[str, dict[str, JoinedSpan]] = {}
+        self._identify()
+        self._join_by_time()
+        self._identify()
+        self._named = self._names(names)
+
+    def parent(self, report: SpanReport) -> SpanReport | None:
+        """What it happened in; for the first span of a trace, what it follows from."""
+        if report.parent_id is not None:
+            return self._by_id.get(report.parent_id)
+        return next((found for link in report.links if (found := self._by_id.get(link)) is not None), None)
+
+    def agent_around(self, report: SpanReport) -> SpanReport | None:
+        """The nearest span of an agent that it happened in."""
+        return self._around(report)[0]
+
+    def tool_around(self, report: SpanReport) -> SpanReport | None:
+        """The nearest tool call that it is part of, within its agent."""
+        return self._around(report)[1]
+
+    def _around(self, report: SpanReport) -> "tuple[SpanReport | None, SpanReport | None]":
+        """Agent and tool around a span. Every span is asked for its parent once, however deep the tree is;
+        a circle ends it.
+        """
+        path: list[SpanReport] = []
+        passed: set[str] = set()
+        at: SpanReport | None = report
+        while at is not None and at.span_id not in self._known and at.span_id not in passed:
+            path.append(at)
+            passed.add(at.span_id)
+            at = self.parent(at)
+        for below in reversed(path):
+            above = self.parent(below)
+            agent, tool = self._known.get("" if above is None else above.span_id, (None, None))
+            if above is not None and above.deed == "agent":
+                agent = above
+                tool = None
+            elif above is not None and above.deed == "tool":
+                tool = above
+            self._known[below.span_id] = agent, tool
+        return self._known[report.span_id]
+
+    def repeats(self, report: SpanReport) -> bool:
+        """Whether two instrumentations tell of the same: a span right inside one of the same kind and
+        name.
+        """
+        above = self.parent(report)
+        if above is None or above.deed != report.deed or report.deed not in ("agent", "tool"):
+            return False
+        return (
+            above.agent == report.agent
+            and above.tool == report.tool
+            and report.tool_call_id in ("", above.tool_call_id)
+        )
+
+    def call(self, report: SpanReport) -> JoinedSpan | None:
+        """The call that a span is, or that asked for it."""
+        return self._joined.get(report.span_id)
+
+    def named_call(self, call_id: str | None) -> JoinedSpan | None:
+        """The call that an id names."""
+        call = self.calls.get(call_id or "")
+        return None if call is None else JoinedSpan(call)
+
+    def agent_id(self, report: SpanReport) -> str | None:
+        """Who did it; of an agent's span, that agent. None if the proxy knows no such agent, or cannot
+        tell which it is.
+        """
+        if report.deed == "agent":
+            return self._agents.get(report.span_id) or self._named.get(report.agent)
+        joined = self._joined.get(report.span_id)
+        if joined is not None and joined.call.agent_id is not None:
+            return joined.call.agent_id
+        if report.agent:
+            return self._named.get(report.agent)
+        above = self.agent_around(report)
+        return None if above is None else self.agent_id(above)
+
+    def named(self, name: str) -> str | None:
+        """The agent that spans call by a name; None if it is nobody's or several agents'."""
+        return self._named.get(name)
+
+    def inside(self, report: SpanReport) -> list[JoinedSpan]:
+        """Calls of an agent's span, in order."""
+        found = list(self._inside.get(report.span_id, {}).values())
+        agent = self.agent_id(report)
+        if not found and agent in self._of_agent:
+            found = [
+                JoinedSpan(call, BY_TIME, _LIKELY)
+                for call in self._of_agent[agent].within(report.start, report.end)
+            ]
+        return sorted(found, key=lambda joined: joined.call.start)
+
+    def last_before(self, agent: str | None, t: float) -> JoinedSpan | None:
+        """The last call that an agent had answered at a time."""
+        timeline, confidence = self._timeline(agent)
+        found = timeline.last_before(t)
+        return None if found is None else JoinedSpan(found, BY_TIME, confidence)
+
+    def first_after(self, agent: str | None, t: float) -> JoinedSpan | None:
+        """The first call that an agent made after a time."""
+        timeline, confidence = self._timeline(agent)
+        found = timeline.first_after(t)
+        return None if found is None else JoinedSpan(found, BY_TIME, confidence)
+
+    def _timeline(self, agent: str | None) -> tuple[_Timeline, float]:
+        """Calls of an agent; of an unknown one, those of all, which says much only if there is but one."""
+        if agent is not None:
+            return self._of_agent.get(agent, _NONE), _LIKELY
+        return self._acting, _LIKELY if len(self._of_agent) == 1 else _GUESS
+
+    def _identify(self) -> None:
+        """Whose the agents' spans are, by the calls that happened in them."""
+        self._inside.clear()
+        for span in self.reports:
+            joined = self._joined.get(span.span_id)
+            above = None if joined is None else self.agent_around(span)
+            if joined is not None and above is not None:
+                self._inside.setdefault(above.span_id, {})[joined.call.id] = joined
+        self._agents.clear()
+        for span_id, calls in self._inside.items():
+            votes = Counter(
+                joined.call.agent_id for joined in calls.values() if joined.call.agent_id is not None
+            )
+            if votes:
+                self._agents[span_id] = votes.most_common(1)[0][0]
+
+    def _join_by_time(self) -> None:
+        taken = {joined.call.id for joined in self._joined.values()}
+        for span in self.reports:
+            if span.deed != "llm" or span.span_id in self._joined or span.call_id is not None:
+                continue
+            above = self.agent_around(span)
+            agent = None if above is None else self._agents.get(above.span_id)
+            among = self._all if agent is None else self._of_agent[agent]
+            meant = [call for call in among.within(span.start, span.end) if call.id not in taken]
+            if meant:
+                self._joined[span.span_id] = JoinedSpan(meant[0], BY_TIME, round(_LIKELY / len(meant), 3))
+                taken.add(meant[0].id)
+
+    def _names(self, known: Sequence[tuple[str, str]]) -> dict[str, str | None]:
+        """Names that stand for one agent each."""
+        meant: dict[str, set[str]] = {}
+        for span in self.reports:
+            joined = self._joined.get(span.span_id)
+            agent = (
+                self._agents.get(span.span_id)
+                if span.deed == "agent"
+                else None
+                if joined is None
+                else joined.call.agent_id
+            )
+            if span.agent and agent is not None:
+                meant.setdefault(span.agent, set()).add(agent)
+        for name, agent in known:
+            meant.setdefault(name, {agent})
+        return {name: next(iter(agents)) if len(agents) == 1 else None for name, agents in meant.items()}
+
+
+_NONE = _Timeline([])

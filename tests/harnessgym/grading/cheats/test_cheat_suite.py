@@ -1,0 +1,164 @@
+"""Every class of attack against real sandboxes and the shipped graders, and proof that the cheats would
+find a hole.
+"""
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from harnessgym.errors import CapabilityError, ConfigError
+from harnessgym.grading.cheats import report
+from harnessgym.grading.cheats.catalogue import CHEATS, named
+from harnessgym.grading.cheats.cheat import CLASSES
+from harnessgym.grading.cheats.environment import surroundings
+from harnessgym.grading.cheats.scripted_agent import GOLD, NOTHING
+from harnessgym.grading.cheats.suite import CheatSuite
+from harnessgym.sandbox import Equipment
+from harnessgym.sandboxes.bubblewrap import Bubblewrap, BubblewrapSettings
+from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
+from harnessgym.task import Limits, Solution, Task
+from harnessgym.tasks.source import task_set
+
+pytestmark = pytest.mark.anyio
+LONG = frozenset({"too-many-files", "eats-memory", "gold-by-content"})
+"""Left to the command: seconds each."""
+HERE = "tests.harnessgym.cheats.graders_that_trust"
+
+
+def shipped(name):
+    """A shipped task."""
+    tasks = task_set("shell")
+    return next(
+        task for task in (*tasks.tasks("train"), *tasks.tasks("test")) if task.id.endswith(f"/{name}")
+    )
+
+
+async def results(suite, task, cheats):
+    return [result async for result in suite.run(task, cheats)]
+
+
+@pytest.mark.bubblewrap
+@pytest.mark.parametrize("attack", sorted(set(CLASSES) - {12}))
+async def test_no_cheat_of_any_class_gets_anything(open_suite, attack):
+    task = shipped({4: "log-pipeline", 5: "regression-hunt"}.get(attack, "free-slots"))
+    await hold(
+        open_suite, "bubblewrap", task, [cheat for cheat in named([str(attack)]) if cheat.name not in LONG]
+    )
+
+
+@pytest.mark.docker
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("free-slots", ["daemon-hydra", "programs-replaced", "kills-everything", "deletes-everything"]),
+        ("regression-hunt", ["history-objects", "links-outward"]),
+        (
+            "free-slots",
+            ["fork-bomb", "reads-processes", "takes-rights", "finds-sockets", "carries-out-while-graded"],
+        ),
+    ],
+)
+async def test_no_cheat_gets_anything_in_docker(open_suite, task, names):
+    await hold(open_suite, "docker", shipped(task), named(names))
+
+
+async def hold(open_suite, kind, task, cheats):
+    """Every cheat ran, and none got anything."""
+    async with open_suite(kind) as suite:
+        found = await results(suite, task, cheats)
+    assert report.holes(found) == []
+    assert [result.cheat for result in found] == [GOLD, NOTHING, *(cheat.name for cheat in cheats)]
+    assert [result.ending for result in found if "Error" in result.ending] == []
+
+
+def simple(grader, **fields):
+    solution = Solution({"answer.txt": "42", "answer.py": "print(42)"})
+    return Task(
+        "simple",
+        "Write answer.txt.",
+        grader=f"{HERE}:{grader}",
+        solution=solution,
+        limits=Limits(wall_s=20),
+        **fields,
+    )
+
+
+@pytest.mark.bubblewrap
+async def test_a_grader_that_trusts_files_is_a_hole(open_suite):
+    async with open_suite("bubblewrap") as suite:
+        found = await results(
+            suite, simple("trusts_files"), named(["reward-files-inside", "reward-files-everywhere"])
+        )
+    assert [(result.cheat, result.reward) for result in found if not result.holds] == [
+        ("reward-files-inside", 1.0)
+    ]
+    assert report.holes(found) == ["simple: reward-files-inside scored 1"]
+    assert report.as_json(found, [])["ok"] is False
+
+
+@pytest.mark.bubblewrap
+async def test_a_grader_that_trusts_output_is_a_hole(open_suite):
+    async with open_suite("bubblewrap") as suite:
+        found = await results(suite, simple("trusts_output"), named(["forged-reward-line", "forged-output"]))
+    assert [(result.cheat, result.reward) for result in found if not result.holds] == [
+        ("forged-reward-line", 1.0)
+    ]
+
+
+@pytest.mark.bubblewrap
+async def test_a_broken_task_is_said_and_no_cheat_is_tried(open_suite):
+    async with open_suite("bubblewrap") as suite:
+        (gold, nothing) = await results(suite, simple("always_content"), named(["1"]))
+        (failing, _) = await results(
+            suite, replace(simple("trusts_files"), solution=Solution({"x": ""})), named(["1"])
+        )
+        (missing, _) = await results(suite, replace(simple("trusts_files"), solution=None), named(["1"]))
+    assert gold.holds
+    assert "doing nothing scored 1. The task is broken" in report.holes([nothing])[0]
+    assert "the gold solution scored 0" in report.holes([failing])[0]
+    assert "no solution" in report.holes([missing])[0]
+
+
+class Leaky:
+    """bubblewrap that lets agents read a folder of this machine."""
+
+    def __init__(self, backend, folder):
+        self._backend, self._folder = backend, folder
+        self.capabilities = backend.capabilities
+
+    @asynccontextmanager
+    async def open(self, limits, equipment=None):
+        async with self._backend.open(limits, Equipment(readable=(self._folder,))) as sandbox:
+            yield sandbox
+
+
+@pytest.mark.bubblewrap
+async def test_a_sandbox_that_leaks_is_a_hole(tmp_path):
+    async with (
+        Bubblewrap(BubblewrapSettings(workspace_root=tmp_path / "w")) as backend,
+        surroundings(backend) as around,
+    ):
+        leaky = Leaky(backend, str(around.folder))
+        found = await results(
+            CheatSuite(leaky, around), simple("trusts_files"), named(["reads-this-machine", "finds-siblings"])
+        )
+    held = {result.cheat: result.loot for result in found if not result.holds}
+    assert "opened" in held["reads-this-machine"]
+    assert "HGSECRET-" in held["finds-siblings"]
+
+
+@pytest.mark.bubblewrap
+async def test_cheats_never_run_where_nothing_confines_them(tmp_path):
+    async with ProcessBackend(ProcessSettings(workspace_root=tmp_path / "w")) as backend:
+        with pytest.raises(CapabilityError, match="does not offer files, network, processes"):
+            async with surroundings(backend) as around:
+                CheatSuite(backend, around)
+
+
+def test_cheats_are_named_by_name_and_by_class():
+    assert [cheat.name for cheat in named(["5", "fork-bomb"])][-1] == "fork-bomb"
+    assert len(named([])) == len(CHEATS)
+    assert {cheat.attack for cheat in CHEATS.values()} == set(CLASSES) - {12}
+    with pytest.raises(ConfigError, match="Did you mean 'fork-bomb'"):
+        named(["fork-bom"])

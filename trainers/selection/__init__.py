@@ -1,1 +1,0 @@
-"""Selectors (`harnessgym.selection`): numpy alone, for they run where groups are planned, on nodes without torch."""

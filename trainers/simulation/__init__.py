@@ -1,7 +1,0 @@
-"""A run on a virtual clock: the decisions are the real ones, the durations are drawn.
-
-What is real: when work is admitted (`harnessgym.admission`), which worker takes a call (`harnessgym.routing`), what the trainer
-consumes (`harnessgym.consumption`), what staleness is (`harnessgym.staleness`). What is modelled: the queue of rollouts, the
-weight agents' protocol (fetch, drain, install), and leases, which are checked against the store's. What is drawn: tokens, and
-the seconds of environments, graders, training steps and weight transfers. Every figure that comes out is simulated.
-"""

@@ -1,0 +1,268 @@
+"""The policy under training with its optimizer: whole in one process, or in shards over several.
+
+Every process has a `TrainedPolicy`. What the leader asks of its own, the followers do with it: they wait in
+`follow` for the name and arguments of its calls. So an algorithm reads the same for any number of processes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harnessgym.errors import TrainerError
+from harnessgym.run_config.run import RunConfig
+from harnessgym.tokens import FloatArray, IdArray
+from harnessgym.traces.trajectories import TrainingRow
+from trainers.checkpoint import RandomState
+from trainers.gradients import score_all
+from trainers.lora import adapt
+from trainers.policy import Policy
+from trainers.policy_weights import load_policy, load_weights, packed_weights, published_weights
+from trainers.ppo_settings import CriticSettings
+from trainers.proximal.average import MovingAverage
+from trainers.proximal.proximal import Proximal
+from trainers.proximal.settings import Ewma
+from trainers.proximal.snapshots import Snapshots
+from trainers.scoring import mean_logprobs
+from trainers.update import GradientAccumulation, UpdateMetrics, make_optimizer, policy_update
+from trainers.update_settings import settings_of
+from trainers.value_function import ValueFunction, ValueMetrics
+from trainers.world import ALONE, World
+
+State = tuple[dict[str, Tensor], dict[str, Any], tuple[RandomState, ...]]
+"""Weights under their Hugging Face names, the optimizer's state, the generators of each process by rank."""
+
+
+class TrainedPolicy:
+    """One process's part of the policy and its optimizer. Calls are the leader's; `follow` is for the
+    others.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World = ALONE,
+        versions: Path | None = None,
+        critic: CriticSettings | None = None,
+    ) -> None:
+        """`versions` is where the run's policy versions are published, for a proximal policy that needs them;
+        `critic` says that there is to be one.
+        """
+        self.settings = settings_of(config)
+        self.world = world
+        world.take_device()
+        torch.manual_seed(config.seed + world.rank)
+        self.policy: Policy = load_policy(Path(config.policy.path))
+        self.policy.products = getattr(torch, config.trainer.dtype)
+        self.value_function = (
+            None if critic is None else ValueFunction(self.policy, critic, self.settings, world)
+        )
+        if config.trainer.lora.on:
+            adapt(self.policy, config.trainer.lora, config.seed)
+        if world.size > 1:
+            from trainers.shards import shard
+
+            shard(self.policy, world)
+        else:
+            self.policy.to(world.device)
+        self.optimizer = make_optimizer(self.policy, self.settings)
+        self._gradients: GradientAccumulation | None = None
+        self._proximal = self._make_proximal(versions, config.trainer.max_staleness + 1)
+
+    def _make_proximal(self, versions: Path | None, kept: int) -> Proximal | None:
+        named = self.settings.proximal
+        if isinstance(named, Ewma):
+            return MovingAverage(self.policy, self.settings, named, self.world)
+        if named != "snapshot":
+            return None
+        if versions is None:
+            raise TrainerError(
+                "proximal = 'snapshot' reads published versions, and this trainer does not know where they "
+                "are."
+            )
+        return Snapshots(self.policy, self.settings, versions, kept, self.world)
+
+    def follow(self) -> None:
+        """Do what the leader does until it calls `dismiss`."""
+        while order := self.world.heard():
+            name, *arguments = order
+            getattr(self, name)(*arguments)
+
+    def dismiss(self) -> None:
+        """Let the followers go."""
+        self.world.lead()
+
+    @property
+    def wants_ages(self) -> bool:
+        """Whether `update` and `add` need the staleness of each token."""
+        return self.settings.proximal == "loglinear"
+
+    def recomputed(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+        """Logprobs of all tokens under the weights that the policy has, for the `update`s to come; float32
+        [T] per row.
+        """
+        self.world.lead("recomputed", rows)
+        return score_all(
+            self.policy, rows, self.settings.temperature, self.settings.micro_batch_tokens, self.world
+        )
+
+    def update(
+        self,
+        rows: Sequence[TrainingRow],
+        advantages: Sequence[float | FloatArray],
+        ages: Sequence[IdArray] | None = None,
+        proximal: Sequence[FloatArray] | None = None,
+    ) -> UpdateMetrics:
+        """One optimizer step on a batch; see `policy_update`. `proximal` is what `recomputed` gave, where
+        there is such.
+        """
+        self.world.lead("update", rows, advantages, ages, proximal)
+        if self._proximal is not None:
+            proximal = self._proximal.logprobs(rows)
+        found = policy_update(
+            self.policy, self.optimizer, rows, advantages, self.settings, proximal, self.world, ages
+        )
+        return self._stepped(found)
+
+    def begin(self) -> None:
+        """Begin a step whose batch comes in parts; see `GradientAccumulation`."""
+        self.world.lead("begin")
+        self._gradients = GradientAccumulation(self.policy, self.optimizer, self.settings, self.world)
+
+    def add(
+        self,
+        rows: Sequence[TrainingRow],
+        advantages: Sequence[float | FloatArray],
+        ages: Sequence[IdArray] | None = None,
+    ) -> None:
+        """Add a part to the step that was begun."""
+        self.world.lead("add", rows, advantages, ages)
+        assert self._gradients is not None
+        self._gradients.add(
+            rows, advantages, None if self._proximal is None else self._proximal.logprobs(rows), ages
+        )
+
+    def step(self) -> UpdateMetrics:
+        """Take the step that was begun."""
+        self.world.lead("step")
+        assert self._gradients is not None
+        return self._stepped(self._gradients.step())
+
+    def _stepped(self, metrics: UpdateMetrics) -> UpdateMetrics:
+        if self._proximal is not None:
+            self._proximal.stepped(metrics)
+        return metrics
+
+    def score(self, texts: Sequence[IdArray], tails: Sequence[int]) -> list[float]:
+        """Of texts, int32 [T] each: the mean logprob of so many tokens at the end of each. Changes nothing.
+
+        Every process computes them all: where the policy lies in shards, each has to take part in each pass.
+        """
+        self.world.lead("score", texts, tails)
+        return mean_logprobs(self.policy, texts, tails, self.settings)
+
+    def values(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+        """What the critic expects before each token, float32 [T] per row."""
+        self.world.lead("values", rows)
+        assert self.value_function is not None
+        return self.value_function.values(rows)
+
+    def update_critic(
+        self, rows: Sequence[TrainingRow], targets: Sequence[FloatArray], old: Sequence[FloatArray]
+    ) -> ValueMetrics:
+        """One optimizer step of the critic; see `ValueFunction.update`."""
+        self.world.lead("update_critic", rows, targets, old)
+        assert self.value_function is not None
+        return self.value_function.update(rows, targets, old)
+
+    def critic_state(self) -> dict[str, Any] | None:
+        """What a checkpoint needs of the critic, as copies; None if there is none."""
+        self.world.lead("critic_state")
+        return None if self.value_function is None else self.value_function.state()
+
+    def state(self) -> State:
+        """All that a checkpoint needs. Weights are copies in main memory; the optimizer's may change with
+        the next step.
+        """
+        self.world.lead("state")
+        randoms = tuple(self.world.everyones(RandomState.here()))
+        if self.world.size == 1:
+            weights = published_weights(self.policy)
+            optimizer = self.optimizer.state_dict()
+            return {name: tensor.cpu() for name, tensor in weights.items()}, optimizer, randoms
+        from trainers.shards import gather
+
+        weights, optimizer = gather(self.policy, self.optimizer)
+        return published_weights(self.policy, weights), optimizer, randoms
+
+    def adapter_state(self) -> dict[str, Any] | None:
+        """What a checkpoint needs in place of weights where adapters are trained, as copies; else None."""
+        self.world.lead("adapter_state")
+        if self.policy.lora is None:
+            return None
+        if self.world.size == 1:
+            return self.policy.lora.state(self.policy.state_dict())
+        from trainers.shards import gather_weights
+
+        return self.policy.lora.state(gather_weights(self.policy))
+
+    def proximal_state(self) -> dict[str, Any] | None:
+        """What a checkpoint needs of the proximal policy, as copies; None if nothing."""
+        self.world.lead("proximal_state")
+        return None if self._proximal is None else self._proximal.state()
+
+    def load(
+        self,
+        weights: dict[str, Tensor] | None = None,
+        optimizer: dict[str, Any] | None = None,
+        randoms: tuple[RandomState, ...] = (),
+        proximal: dict[str, Any] | None = None,
+        critic: dict[str, Any] | None = None,
+        adapters: dict[str, Any] | None = None,
+    ) -> None:
+        """Go on from these weights, or these adapters, and, if given, from this optimizer state, these
+        generators and these states of the proximal policy and the critic.
+
+        A process whose generators are not among them keeps its own: torch's begins with the run's seed plus
+        its rank. Raises `TrainerError` if there are adapters and none are trained, or the other way round, or
+        they do not fit.
+        """
+        tensors = self._adapters(adapters) if self.world.rank == 0 else {}
+        self.world.lead("load")
+        if self.world.size == 1:
+            if self.policy.lora is None:
+                load_weights(self.policy, weights or {})
+            else:
+                self.policy.load_state_dict(tensors, strict=False)
+            if optimizer is not None:
+                self.optimizer.load_state_dict(optimizer)
+        else:
+            from trainers.shards import gather_weights, scatter
+
+            if self.policy.lora is None:
+                packed = packed_weights(self.policy, weights) if weights is not None else {}
+            else:
+                packed = gather_weights(self.policy) | tensors
+            stepped = self.world.shared(optimizer is not None and bool(optimizer["state"]))
+            scatter(self.policy, self.optimizer, packed, (optimizer or {}) if stepped else None)
+        if self._proximal is not None:
+            self._proximal.load(proximal)
+        if self.value_function is not None:
+            self.value_function.load(critic)
+        randoms = self.world.shared(randoms)
+        if self.world.rank < len(randoms):
+            randoms[self.world.rank].restore()
+
+    def _adapters(self, state: dict[str, Any] | None) -> dict[str, Tensor]:
+        """Those of a checkpoint, none where whole weights are trained. Raises `TrainerError`."""
+        if self.policy.lora is not None:
+            return self.policy.lora.tensors_of(state)
+        if state is not None:
+            raise TrainerError(
+                f"The checkpoint holds adapters ({state['settings']}), and trainer.lora is off: resume with "
+                "those settings, or "
+                "begin a new run from a version (`harnessgym weights export`)."
+            )
+        return {}
