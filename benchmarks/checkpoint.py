@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harnessgym.run_folder import write_json
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.checkpoint import Checkpoint, RandomState
 from trainers.checkpoint_writer import CheckpointWriter
@@ -115,7 +115,7 @@ def _policy(size: int) -> Policy:
     )
 
 
-def _rows(count: int = 4, length: int = 48) -> list[TrainingRow]:
+def _rows(count: int = 4, length: int = 48) -> list[Row]:
     draw = np.random.default_rng(0)
     rows = []
     for index in range(count):
@@ -126,7 +126,7 @@ def _rows(count: int = 4, length: int = 48) -> list[TrainingRow]:
             draw.integers(0, 4_096, length).astype(np.int32),
             np.where(mask == 1, 0, -1).astype(np.int32),
         )
-        rows.append(TrainingRow(f"rollout {index}", "group", ids, mask, logprobs, versions))
+        rows.append(Row(f"rollout {index}", "group", ids, mask, logprobs, versions))
     return rows
 
 

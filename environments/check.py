@@ -52,9 +52,9 @@ def main() -> int:
         began = time.monotonic()
         problem = check(name, options.sandbox)
         problems += bool(problem)
-        print(
+        print(  # noqa: T201
             f"{name} ({options.sandbox}): {problem or 'passes check_env'} [{time.monotonic() - began:.1f} s]"
-        )  # noqa: T201
+        )
     return 1 if problems else 0
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harnessgym.task import Grade, Limits, Task, TaskSet
     from harnessgym.tokens import VersionSpan
     from harnessgym.traces.forest import Forest
-    from harnessgym.traces.trajectories import TrainingRow, Turn
+    from harnessgym.traces.trajectories import Row, Turn
 
 __all__ = [
     "Forest",
@@ -26,7 +26,7 @@ __all__ = [
     "HarnessGymError",
     "Limits",
     "Message",
-    "TrainingRow",
+    "Row",
     "Sampling",
     "Task",
     "TaskSet",
@@ -49,7 +49,7 @@ _HOMES = {
     "harnessgym.task": ("Grade", "Limits", "Task", "TaskSet"),
     "harnessgym.tokens": ("VersionSpan",),
     "harnessgym.traces.forest": ("Forest",),
-    "harnessgym.traces.trajectories": ("TrainingRow", "Turn"),
+    "harnessgym.traces.trajectories": ("Row", "Turn"),
 }
 
 

@@ -16,7 +16,7 @@ from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.ledger import ExcludedTokens, TrainedRollout
 from harnessgym.store.rollouts import GroupRow
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import Credit, TrainingRow, Trajectory, rows_of
+from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
 from trainers.advantages.estimator import Advantages, Estimator, OverBatch, Scored, Value
 from trainers.high_entropy import surest_masked
 from trainers.reward_shuffle import shuffled
@@ -37,7 +37,7 @@ class Batch:
     """Rows with their advantages, and what the ledger will say of all that the step consumes."""
 
     groups: tuple[TakenGroup, ...]
-    rows: tuple[TrainingRow, ...]
+    rows: tuple[Row, ...]
     """Of groups with a signal; the others have no gradient."""
     advantages: tuple[Value, ...]
     """Per row: a number, or float32 [T]."""
@@ -69,7 +69,7 @@ class LoadedGroup:
     """A group with its rows read."""
 
     group: GroupRow
-    rows: tuple[tuple[TrainingRow, ...], ...]
+    rows: tuple[tuple[Row, ...], ...]
     """Per member."""
     excluded: tuple[ExcludedTokens, ...]
     credit: tuple[Credit, ...] = ()
@@ -119,7 +119,7 @@ class GroupPart:
     rewards: tuple[float, ...]
     """Of its own members."""
     signal: bool
-    rows: tuple[TrainingRow, ...]
+    rows: tuple[Row, ...]
     """None without a signal, and none of rollouts that the estimator drops."""
     advantages: tuple[Value, ...]
     """One per row."""
@@ -201,7 +201,7 @@ def share_of(
     signal = _teaches(group, advantages)
     if signal and steps_kept < 1:
         advantages = surest_masked(group.rows, advantages, steps_kept)
-    rows: list[TrainingRow] = []
+    rows: list[Row] = []
     values: list[Value] = []
     trained: list[TrainedRollout] = []
     for member, member_rows, own in zip(group.group.members, group.rows, advantages, strict=True):
@@ -264,7 +264,7 @@ def _teaches(group: LoadedGroup, advantages: Advantages) -> bool:
     )
 
 
-def _tokens_by_version(rows: Sequence[TrainingRow]) -> Counter[int]:
+def _tokens_by_version(rows: Sequence[Row]) -> Counter[int]:
     """Trained tokens of a rollout by the version that sampled them."""
     found = Counter[int]()
     for row in rows:
@@ -272,7 +272,7 @@ def _tokens_by_version(rows: Sequence[TrainingRow]) -> Counter[int]:
     return found
 
 
-def ranges_of(rows: Sequence[TrainingRow], advantage: float | FloatArray) -> tuple[AdvantageRange, ...]:
+def ranges_of(rows: Sequence[Row], advantage: float | FloatArray) -> tuple[AdvantageRange, ...]:
     """The advantage of every trained token of some rows, call by call: one number, or float [T] for a single
     row of length T.
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harnessgym.registry import load
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.corrections.loglinear import loglinear
 from trainers.losses.tokens import TimeArray, Tokens
 from trainers.packing import micro_batches, pack, packed_size
@@ -32,7 +32,7 @@ from trainers.world import World
 class Item:
     """A row with everything the loss needs about its tokens, each [T]."""
 
-    row: TrainingRow
+    row: Row
     advantages: FloatArray
     weights: FloatArray
     """How much each token counts in the batch's loss."""
@@ -80,7 +80,7 @@ def backward_all(
 
 
 def score_all(
-    policy: Policy, rows: Sequence[TrainingRow], temperature: float, max_tokens: int, world: World
+    policy: Policy, rows: Sequence[Row], temperature: float, max_tokens: int, world: World
 ) -> list[FloatArray]:
     """Logprobs of all tokens of each row, float32 [T], under the weights that the policy has; in every
     process.
@@ -93,7 +93,7 @@ def score_all(
 
 
 def per_token(
-    rows: Sequence[TrainingRow],
+    rows: Sequence[Row],
     compute: Callable[[Sequence[IdArray], Sequence[IdArray]], Tensor],
     idle: Callable[[], None],
     max_tokens: int,

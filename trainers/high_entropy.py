@@ -11,11 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.advantages.estimator import Advantages
 
 
-def turn_entropies(row: TrainingRow) -> list[float | None]:
+def turn_entropies(row: Row) -> list[float | None]:
     """Of each turn of a row, nats per token; None where no token of it is trained."""
     out: list[float | None] = []
     for turn in row.turns:
@@ -24,7 +24,7 @@ def turn_entropies(row: TrainingRow) -> list[float | None]:
     return out
 
 
-def surest_masked(rows: Sequence[Sequence[TrainingRow]], advantages: Advantages, share: float) -> Advantages:
+def surest_masked(rows: Sequence[Sequence[Row]], advantages: Advantages, share: float) -> Advantages:
     """A group's advantages, zero in the turns that are left out. Turns of dropped rollouts are none of
     those compared.
     """
@@ -36,7 +36,7 @@ def surest_masked(rows: Sequence[Sequence[TrainingRow]], advantages: Advantages,
     ]
 
 
-def kept_turns(rows: Sequence[TrainingRow], share: float) -> list[FloatArray]:
+def kept_turns(rows: Sequence[Row], share: float) -> list[FloatArray]:
     """Per row of a group, float32 [T]: 1, and 0 in turns whose entropy is below the (1 - share) quantile
     of all turns'.
     """

@@ -26,7 +26,7 @@ from harnessgym.store import TraceStore, ledger, policies, runs
 from harnessgym.store.ledger import StepRecord, TrainedGroup, commit_step
 from harnessgym.store.policies import PolicyVersion
 from harnessgym.tokens import IdArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers import checkpoint
 from trainers.advantages.channels import channels_of, check_channels, due
 from trainers.batch import Batch, LoadedGroup
@@ -230,7 +230,7 @@ class Learner:
         """Of the proximal policy, of the critic and of adapters."""
         return self.trainee.proximal_state(), self.trainee.critic_state(), self.trainee.adapter_state()
 
-    def ages(self, rows: Sequence[TrainingRow], chain: VersionChain) -> list[IdArray] | None:
+    def ages(self, rows: Sequence[Row], chain: VersionChain) -> list[IdArray] | None:
         """Staleness of each token of each row, where the update depends on it."""
         return [ages(row.versions, self.version, chain) for row in rows] if self.trainee.wants_ages else None
 

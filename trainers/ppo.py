@@ -24,7 +24,7 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.advantages.channels import of_calls
 from trainers.advantages.estimator import Float64Array
 from trainers.advantages.gae import gae_of_rollout
@@ -127,7 +127,7 @@ class PpoTrainer:
             found += gae_of_rollout(item, own, self.settings.gamma, self.settings.lam, self.settings.channel)
         return found
 
-    def _parts(self, rows: Sequence[TrainingRow], step: int) -> Iterator[list[int]]:
+    def _parts(self, rows: Sequence[Row], step: int) -> Iterator[list[int]]:
         """Indices of rows for each update: in every epoch all rollouts in an order of its own, cut into
         mini-batches.
         """
@@ -142,7 +142,7 @@ class PpoTrainer:
                     yield sorted(at for number in part for at in rollouts[number])
 
 
-def whitened(rows: Sequence[TrainingRow], advantages: Sequence[FloatArray]) -> list[FloatArray]:
+def whitened(rows: Sequence[Row], advantages: Sequence[FloatArray]) -> list[FloatArray]:
     """Advantages, float32 [T] per row, with mean 0 and standard deviation 1 over all trained tokens; 0 for
     the others.
     """
@@ -154,7 +154,7 @@ def whitened(rows: Sequence[TrainingRow], advantages: Sequence[FloatArray]) -> l
 
 
 def explained_variance(
-    rows: Sequence[TrainingRow], values: Sequence[FloatArray], targets: Sequence[FloatArray]
+    rows: Sequence[Row], values: Sequence[FloatArray], targets: Sequence[FloatArray]
 ) -> float:
     """1 - Var(R - V) / Var(R) over trained tokens: 1 where the critic is right, 0 where it tells no token
     from another.
@@ -164,7 +164,7 @@ def explained_variance(
     return 1 - float((targets_N - values_N).var()) / spread if spread else 0.0
 
 
-def _trained(rows: Sequence[TrainingRow], per_row: Sequence[FloatArray]) -> Float64Array:
+def _trained(rows: Sequence[Row], per_row: Sequence[FloatArray]) -> Float64Array:
     """What trained tokens have, row after row, float64 [N]."""
     found = [each[row.mask != 0].astype(np.float64) for row, each in zip(rows, per_row, strict=True)]
     return np.concatenate([*found, np.zeros(0)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harnessgym.traces.trajectories import Credit, TrainingRow
+from harnessgym.traces.trajectories import Credit, Row
 
 if TYPE_CHECKING:
     from trainers.batch import LoadedGroup
@@ -53,5 +53,5 @@ def _credit(group: "LoadedGroup") -> tuple[Credit, ...]:
     return group.credit or (Credit(),) * len(group.rows)
 
 
-def _with_rewards(row: TrainingRow, by_call: dict[str, dict[str, float]]) -> TrainingRow:
+def _with_rewards(row: Row, by_call: dict[str, dict[str, float]]) -> Row:
     return replace(row, turns=tuple(replace(turn, rewards=by_call[turn.call_id]) for turn in row.turns))

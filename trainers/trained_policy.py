@@ -14,7 +14,7 @@ from torch import Tensor
 from harnessgym.errors import TrainerError
 from harnessgym.run_config.run import RunConfig
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.checkpoint import RandomState
 from trainers.gradients import score_all
 from trainers.lora import adapt
@@ -99,7 +99,7 @@ class TrainedPolicy:
         """Whether `update` and `add` need the staleness of each token."""
         return self.settings.proximal == "loglinear"
 
-    def recomputed(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+    def recomputed(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Logprobs of all tokens under the weights that the policy has, for the `update`s to come; float32
         [T] per row.
         """
@@ -110,7 +110,7 @@ class TrainedPolicy:
 
     def update(
         self,
-        rows: Sequence[TrainingRow],
+        rows: Sequence[Row],
         advantages: Sequence[float | FloatArray],
         ages: Sequence[IdArray] | None = None,
         proximal: Sequence[FloatArray] | None = None,
@@ -133,7 +133,7 @@ class TrainedPolicy:
 
     def add(
         self,
-        rows: Sequence[TrainingRow],
+        rows: Sequence[Row],
         advantages: Sequence[float | FloatArray],
         ages: Sequence[IdArray] | None = None,
     ) -> None:
@@ -163,14 +163,14 @@ class TrainedPolicy:
         self.world.lead("score", texts, tails)
         return mean_logprobs(self.policy, texts, tails, self.settings)
 
-    def values(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+    def values(self, rows: Sequence[Row]) -> list[FloatArray]:
         """What the critic expects before each token, float32 [T] per row."""
         self.world.lead("values", rows)
         assert self.value_function is not None
         return self.value_function.values(rows)
 
     def update_critic(
-        self, rows: Sequence[TrainingRow], targets: Sequence[FloatArray], old: Sequence[FloatArray]
+        self, rows: Sequence[Row], targets: Sequence[FloatArray], old: Sequence[FloatArray]
     ) -> ValueMetrics:
         """One optimizer step of the critic; see `ValueFunction.update`."""
         self.world.lead("update_critic", rows, targets, old)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from harnessgym.errors import TrainerError
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.corrections.baseline import MinimumVariance, reward_of
 from trainers.corrections.importance_sampling import effective_sample_size
 from trainers.corrections.learning_rate import step_size
@@ -76,7 +76,7 @@ def make_optimizer(policy: torch.nn.Module, settings: UpdateSettings) -> torch.o
 def policy_update(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    rows: Sequence[TrainingRow],
+    rows: Sequence[Row],
     advantages: Sequence[float | FloatArray],
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None = None,
@@ -121,7 +121,7 @@ class GradientAccumulation:
 
     def add(
         self,
-        rows: Sequence[TrainingRow],
+        rows: Sequence[Row],
         advantages: Sequence[float | FloatArray],
         proximal: Sequence[FloatArray] | None = None,
         ages: Sequence[IdArray] | None = None,
@@ -152,7 +152,7 @@ class GradientAccumulation:
 
 
 def _checked(
-    rows: Sequence[TrainingRow],
+    rows: Sequence[Row],
     advantages: Sequence[float | FloatArray],
     settings: UpdateSettings,
     proximal: Sequence[FloatArray] | None,
@@ -199,7 +199,7 @@ def _checked(
     return items
 
 
-def _times(rows: Sequence[TrainingRow]) -> list[TimeArray]:
+def _times(rows: Sequence[Row]) -> list[TimeArray]:
     """When each token was sampled, among those of its rollout; see `sampling_times`."""
     own: dict[str, list[int]] = {}
     for index, row in enumerate(rows):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.checkpoint_writer import staged
 from trainers.critic import Critic
 from trainers.gradients import per_token
@@ -63,7 +63,7 @@ class ValueFunction:
             self.critic.to(world.device)
         self.optimizer = make_optimizer(self.critic, update.model_copy(update={"lr": settings.lr}))
 
-    def values(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+    def values(self, rows: Sequence[Row]) -> list[FloatArray]:
         """V of what stands before each token, float32 [T] per row; 0 for the first token of a row, before
         which nothing is.
         """
@@ -77,7 +77,7 @@ class ValueFunction:
         )
 
     def update(
-        self, rows: Sequence[TrainingRow], targets: Sequence[FloatArray], old: Sequence[FloatArray]
+        self, rows: Sequence[Row], targets: Sequence[FloatArray], old: Sequence[FloatArray]
     ) -> ValueMetrics:
         """One optimizer step towards `targets`, from the values `old` that the batch had, float32 [T] per row
         both.

@@ -24,7 +24,7 @@ from benchmarks.recipe.chat import Chat
 from benchmarks.recipe.episodes import Episode, play
 from environments.lookup import LookupTasks
 from harnessgym.task import Task
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.advantages.group_relative import grpo
 from trainers.policy import Policy
 from trainers.policy_weights import load_policy, load_weights, published_weights
@@ -115,7 +115,7 @@ class Actor:
 
     def batch(
         self, tasks: Sequence[Task], group_size: int, versions: Sequence[dict[str, Tensor]]
-    ) -> tuple[list[TrainingRow], list[float]]:
+    ) -> tuple[list[Row], list[float]]:
         """Rows and rewards of `group_size` plays of each task, group by group. `versions` ends with the
         newest weights.
         """
@@ -141,10 +141,10 @@ def evaluate(policy: Policy, chat: Chat, rollouts: int, most: int | None = None)
     return Score(rollouts, greedy, sampled)
 
 
-def row_of(episode: Episode, rollout_id: str, version: int) -> TrainingRow:
+def row_of(episode: Episode, rollout_id: str, version: int) -> Row:
     """The training row of an episode."""
     mask = np.array(episode.mask, dtype=np.int32)
-    return TrainingRow(
+    return Row(
         rollout_id=rollout_id,
         group_id=episode.task.id,
         ids=np.array(episode.ids, dtype=np.int32),

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.stability.methods import Method
 from harnessgym.registry import load
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.policy import Policy
 from trainers.proximal.average import MovingAverage
 from trainers.proximal.settings import Ewma
@@ -22,7 +22,7 @@ from trainers.world import ALONE
 class Group:
     """Rollouts of one task, a row each, and their rewards."""
 
-    rows: Sequence[TrainingRow]
+    rows: Sequence[Row]
     rewards: Sequence[float]
 
 
@@ -60,7 +60,7 @@ class Student:
         """Update on a batch of groups; None without a signal. Raises `TrainerError` if the gradient is not
         finite.
         """
-        rows: list[TrainingRow] = []
+        rows: list[Row] = []
         advantages: list[float] = []
         for group in groups:
             found = self._advantages(np.array(group.rewards))
@@ -72,7 +72,7 @@ class Student:
         self._past.append(copies(self.policy))
         return metrics
 
-    def _update(self, rows: Sequence[TrainingRow], advantages: Sequence[float]) -> UpdateMetrics:
+    def _update(self, rows: Sequence[Row], advantages: Sequence[float]) -> UpdateMetrics:
         proximal = None if self._average is None else self._average.logprobs(rows)
         ages = [np.where(row.mask != 0, self.version - row.versions, 0).astype(np.int32) for row in rows]
         metrics = policy_update(

@@ -12,7 +12,7 @@ from benchmarks.stability.student import Group, Student
 from benchmarks.stability.toys import Ids, Toy, make_world, rollouts, table
 from harnessgym.errors import TrainerError
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.update import UpdateMetrics
 
 
@@ -46,11 +46,11 @@ def play(toy: Toy, method: Method, lag: int, seed: int) -> dict[str, Any]:
     return outcome(curve, seen, toy.steps, failed)
 
 
-def _rows(prompts_B: Ids, ids_BT: Ids, logprobs_BT: FloatArray, version: int) -> Iterator[TrainingRow]:
+def _rows(prompts_B: Ids, ids_BT: Ids, logprobs_BT: FloatArray, version: int) -> Iterator[Row]:
     mask = np.array([0] + [1] * ids_BT.shape[1], dtype=np.int32)
     versions = np.where(mask == 1, version, -1).astype(np.int32)
     for index, (prompt, ids, logprobs) in enumerate(zip(prompts_B, ids_BT, logprobs_BT, strict=True)):
         own, said = np.concatenate(([prompt], ids)), np.concatenate(([0.0], logprobs))
-        yield TrainingRow(
+        yield Row(
             f"{version}/{index:04d}", "toy", own.astype(np.int32), mask, said.astype(np.float32), versions
         )

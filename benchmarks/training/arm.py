@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.training.cases import ROLLOUTS, rows
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 
 _LR = 1e-7
 """So small that steps hardly differ; its size costs nothing."""
@@ -35,7 +35,7 @@ def main() -> None:
     print(json.dumps(figures))
 
 
-def _ours(found: Sequence[TrainingRow], advantages: FloatArray, folder: Path, steps: int) -> dict[str, Any]:
+def _ours(found: Sequence[Row], advantages: FloatArray, folder: Path, steps: int) -> dict[str, Any]:
     from trainers.policy_weights import load_policy
     from trainers.update import UpdateSettings, make_optimizer, policy_update
 
@@ -57,7 +57,7 @@ def _ours(found: Sequence[TrainingRow], advantages: FloatArray, folder: Path, st
 
 
 def _trl(
-    found: Sequence[TrainingRow], rewards: FloatArray, folder: Path, steps: int, *, checkpointing: bool
+    found: Sequence[Row], rewards: FloatArray, folder: Path, steps: int, *, checkpointing: bool
 ) -> dict[str, Any]:
     from datasets import Dataset
     from transformers import TrainerCallback

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.policy import Policy, PolicyConfig, token_logprobs
 from trainers.policy_weights import load_policy, save_policy
 
@@ -48,7 +48,7 @@ def model_folder(root: Path) -> Path:
     return folder
 
 
-def rows(case: str, seed: int, folder: Path) -> tuple[list[TrainingRow], FloatArray]:
+def rows(case: str, seed: int, folder: Path) -> tuple[list[Row], FloatArray]:
     """Rows of real text with the logprobs that the model itself gives, and their rewards, float64 [8]."""
     draw = np.random.default_rng([seed, 17])
     ids = np.array(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(_text()).ids, dtype=np.int32)
@@ -73,11 +73,11 @@ def _text() -> str:
 
 
 @torch.no_grad()
-def _row(policy: Policy, number: int, ids: IdArray, prompt: int) -> TrainingRow:
+def _row(policy: Policy, number: int, ids: IdArray, prompt: int) -> Row:
     tensor = torch.from_numpy(ids[None]).long()
     mask = (np.arange(len(ids)) >= prompt).astype(np.int32)
     logprobs = token_logprobs(policy(tensor), tensor)[0].numpy() * mask
-    return TrainingRow(
+    return Row(
         f"rollout-{number}",
         "group",
         ids,

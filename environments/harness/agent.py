@@ -47,9 +47,9 @@ def shell(arguments: str) -> str:
     """What a command says."""
     try:
         command = json.loads(arguments)["command"]
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: PLW1510
             ["sh", "-c", command], capture_output=True, text=True, timeout=_COMMAND_S, errors="replace"
-        )  # noqa: PLW1510
+        )
     except (ValueError, KeyError, TypeError, OSError, subprocess.TimeoutExpired) as error:
         return f"{type(error).__name__}: {error}"
     return f"{done.stdout}{done.stderr}"[-_SHOWN:] + f"\n[exit code {done.returncode}]"

@@ -19,7 +19,7 @@ from harnessgym.grading.verifier import Opener
 from harnessgym.registry import load, names
 from harnessgym.sandbox import ExecResult
 
-__all__ = ["CheckContext", "Check", "CheckOutcome", "ending", "read_checks"]
+__all__ = ["Check", "CheckContext", "CheckOutcome", "ending", "read_checks"]
 _TAIL = 1_000
 """Bytes of a command's output that evidence keeps."""
 

@@ -8,19 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from pydantic import Field
-
-from harnessgym.config import Config
-
-
-class MetricsSection(Config):
-    """Where the numbers of a run go besides its folder. May be changed when a run is taken up again."""
-
-    sinks: tuple[str, ...] = ()
-    """Registered sinks, or `module:Class`, e.g. ["tensorboard"]."""
-    project: str = Field("harnessgym", min_length=1)
-    """Project that W&B and Trackio file the run under."""
-
 
 @dataclass(frozen=True, slots=True)
 class SinkPlace:

@@ -1,1 +1,1 @@
-""""""
+"""The configuration of a run, one module for each larger section."""

@@ -10,7 +10,6 @@ from harnessgym.config import Config
 from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import ConfigError
 from harnessgym.faults.fault import FaultsSection
-from harnessgym.metrics.sink import MetricsSection
 from harnessgym.run_config.cluster import ClusterSection
 from harnessgym.run_config.curation import DAPO, ControlSection, FilterSection, GenerateSection, ReplaySection
 from harnessgym.run_config.session import SessionOptions
@@ -183,6 +182,15 @@ class EvaluationSection(Config):
 
     tasks: int = Field(200, ge=0)
     """Held-out tasks; 0 skips evaluation."""
+
+
+class MetricsSection(Config):
+    """Where the numbers of a run go besides its folder. May be changed when a run is taken up again."""
+
+    sinks: tuple[str, ...] = ()
+    """Registered sinks, or `module:Class`, e.g. ["tensorboard"]."""
+    project: str = Field("harnessgym", min_length=1)
+    """Project that W&B and Trackio file the run under."""
 
 
 class StoreSection(Config):

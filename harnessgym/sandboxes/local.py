@@ -172,8 +172,13 @@ class LocalBackend:
         raise NotImplementedError
 
     def confine(
-        self, order: ForkOrder, workspace: Path, readable: Sequence[str], port: int, python: str
-    ) -> ForkOrder:  # noqa: ARG002
+        self,
+        order: ForkOrder,
+        workspace: Path,  # noqa: ARG002
+        readable: Sequence[str],  # noqa: ARG002
+        port: int,  # noqa: ARG002
+        python: str,  # noqa: ARG002
+    ) -> ForkOrder:
         """Adds to an order what this backend puts around a rollout. `python` is what is forked; empty: our
         interpreter.
         """

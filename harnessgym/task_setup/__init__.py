@@ -1,1 +1,3 @@
-""""""
+"""Prepares a sandbox for a task: files, setup commands, the oracle solution, and the steps of tasks that
+have several.
+"""

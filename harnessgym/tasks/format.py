@@ -15,8 +15,9 @@ from typing import Protocol
 from harnessgym.errors import TaskError
 from harnessgym.task import Split, Task
 from harnessgym.tasks.notes import Notes, joined
-from harnessgym.validation.baseline import FILE
 
+BASELINE_FILE = "baseline.json"
+"""Beside a task set: what `harnessgym tasks check` found (`harnessgym.validation.baseline`)."""
 _SHOWN = 8
 """Problems that one message lists."""
 
@@ -60,7 +61,11 @@ class ReadTasks:
     @property
     def baseline(self) -> Path:
         """Where what was found of the tasks is kept: in the folder, or beside the file."""
-        return self.path / FILE if self.path.is_dir() else self.path.with_name(f"{self.path.name}.{FILE}")
+        return (
+            self.path / BASELINE_FILE
+            if self.path.is_dir()
+            else self.path.with_name(f"{self.path.name}.{BASELINE_FILE}")
+        )
 
     @property
     def name(self) -> str:

@@ -25,9 +25,9 @@ _NEVER = (
     "/run",
     "/sbin",
     "/sys",
-    "/tmp",
+    "/tmp",  # noqa: S108
     "/usr",
-)  # noqa: S108
+)
 """What the sandbox has of its own, or the system in the image needs."""
 
 

@@ -11,7 +11,7 @@ from harnessgym.errors import StoreError
 from harnessgym.tokens import versions_of
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.facts import CallFacts
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class _Names:
 
 
 def _lines(
-    row: TrainingRow, end: int, turns: Sequence[_Sampled], names: _Names, advantages: dict[int, float]
+    row: Row, end: int, turns: Sequence[_Sampled], names: _Names, advantages: dict[int, float]
 ) -> tuple[TokenLine, ...]:  # fmt: skip
     owner: list[CallFacts | None] = [None] * end
     for turn in turns:

@@ -46,7 +46,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRow:
+class Row:
     """One branch of one rollout. All arrays have the row's length T."""
 
     rollout_id: str
@@ -101,7 +101,7 @@ class Credit:
 class Trajectory:
     """All rows of one rollout, and the account of its sampled tokens."""
 
-    rows: tuple[TrainingRow, ...]
+    rows: tuple[Row, ...]
     exclusions: tuple[Exclusion, ...]
     sampled: int
     """Tokens the policy sampled in all calls of the rollout."""
@@ -191,7 +191,7 @@ class _Rows:
     """By call: see `Turn.place`."""
     _used: set[str] = field(default_factory=set)
 
-    def build(self) -> list[TrainingRow]:
+    def build(self) -> list[Row]:
         """One row per trained segment that no other trained segment comes after."""
         inner = self._ancestors(self.trained)
         return [self._row(self._path(leaf)) for leaf in self.trained if leaf not in inner]
@@ -224,7 +224,7 @@ class _Rows:
                 f"Rollout {self.rollout_id}: segment {segment_id} is referred to, but not stored."
             ) from None
 
-    def _row(self, path: Sequence[_Node]) -> TrainingRow:
+    def _row(self, path: Sequence[_Node]) -> Row:
         ids = np.concatenate([node.ids for node in path])
         mask = np.zeros(len(ids), np.int32)
         logprobs = np.zeros(len(ids), np.float32)
@@ -251,9 +251,7 @@ class _Rows:
                 logprobs[start:end] = node.logprobs
                 versions[start:end] = versions_of(_spans(call), len(node.ids))
             start = end
-        return TrainingRow(
-            self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id
-        )
+        return Row(self.rollout_id, self.group_id, ids, mask, logprobs, versions, tuple(turns), policy_id)
 
 
 _CALL_COLUMNS = (

@@ -24,9 +24,9 @@ from harnessgym.errors import ConfigError
 from harnessgym.run_folder import write_json
 from harnessgym.sandbox import CONTEXT
 from harnessgym.task import Task, TaskSet
+from harnessgym.tasks.format import BASELINE_FILE
 from harnessgym.tasks.payload import payload_of
 
-FILE = "baseline.json"
 _SHARE = 20.0
 """So many times longer than it took to write the file nothing is written again: a large file is not
 written for each task."""
@@ -121,7 +121,7 @@ def baseline_path(tasks: TaskSet) -> Path:
         raise ConfigError(
             f"The task set {tasks.name!r} comes from no file. Give it an attribute `baseline` with a path."
         )
-    return Path(source).parent / FILE
+    return Path(source).parent / BASELINE_FILE
 
 
 def digest_of(task: Task) -> str:

@@ -1,1 +1,1 @@
-""""""
+"""What instrumented harnesses report about themselves over OTLP/HTTP."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store.advantages import AdvantageRange
 from harnessgym.store.rollouts import GroupMember, GroupRow
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.estimator import OnRewards
 from trainers.advantages.group_relative import grpo
 from trainers.batch import LoadedGroup, TakenGroup, join, make_batch, ranges_of, share_of
@@ -23,7 +23,7 @@ def row(mask, *turns):
     mask = np.array(mask, np.int32)
     ids = np.zeros(len(mask), np.int32)
     made = tuple(Turn(start, end, f"c{number}", "") for number, (start, end) in enumerate(turns))
-    return TrainingRow("r", "g", ids, mask, np.zeros(len(mask), np.float32), ids - 1, made)
+    return Row("r", "g", ids, mask, np.zeros(len(mask), np.float32), ids - 1, made)
 
 
 def test_one_number_is_one_range_a_call_and_only_where_the_row_trains_it():
@@ -68,9 +68,7 @@ def loaded(name, *versions):
     rows = []
     for own in versions:
         ids = np.array(own, np.int32)
-        rows.append(
-            (TrainingRow("r", name, ids, (ids >= 0).astype(np.int32), np.zeros(len(own), np.float32), ids),)
-        )
+        rows.append((Row("r", name, ids, (ids >= 0).astype(np.int32), np.zeros(len(own), np.float32), ids),))
     members = tuple(GroupMember(f"{name}{slot}", slot, float(slot), "valid") for slot in range(len(versions)))
     return LoadedGroup(GroupRow(name, 3, "task", 0, len(versions), members), tuple(rows), ())
 

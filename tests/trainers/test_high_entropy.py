@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.store.rollouts import GroupMember, GroupRow
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
 from trainers.advantages.estimator import OnRewards
@@ -27,7 +27,7 @@ def row(*turns, rollout="r"):
         logprobs += turn
     found = np.array(logprobs, np.float32)
     mask = (found != 0).astype(np.int32)
-    return TrainingRow(rollout, "g", np.zeros(len(found), np.int32), mask, found, mask - 1, tuple(made))
+    return Row(rollout, "g", np.zeros(len(found), np.int32), mask, found, mask - 1, tuple(made))
 
 
 def test_the_entropy_of_a_turn_is_the_mean_of_what_was_trained_of_it():

@@ -14,7 +14,7 @@ from harnessgym.config import validate
 from harnessgym.errors import ConfigError, HarnessGymError
 from harnessgym.run_config.run import RunConfig
 from harnessgym.store import TraceStore, advantages, ledger, rollouts, runs
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from harnessgym.traces.verification.verify import verify
 from tests.trainers.recorded_run import STEPS, learner_of, make_run, record_groups, save_model
 from tests.trainers.started_again import after_processes, after_stops, train_with_kills
@@ -145,7 +145,7 @@ def test_advantages_are_whitened_over_the_batch():
     random_ = np.random.default_rng(0)
     masks = [np.array([0, 1, 1, 0, 1]), np.array([0, 0, 1])]
     rows = [
-        TrainingRow("r", "g", m.astype(np.int32), m.astype(np.int32), np.zeros(len(m), np.float32), m - 1)
+        Row("r", "g", m.astype(np.int32), m.astype(np.int32), np.zeros(len(m), np.float32), m - 1)
         for m in masks
     ]
     given = [random_.normal(3.0, 7.0, len(m)).astype(np.float32) * m for m in masks]
@@ -163,7 +163,7 @@ def test_advantages_are_whitened_over_the_batch():
 
 def test_the_explained_variance_is_one_of_the_truth_and_zero_of_a_constant():
     mask = np.array([0, 1, 1, 1], np.int32)
-    rows = [TrainingRow("r", "g", mask, mask, np.zeros(4, np.float32), mask - 1)]
+    rows = [Row("r", "g", mask, mask, np.zeros(4, np.float32), mask - 1)]
     truth = np.array([9.0, 1.0, 2.0, 4.0], np.float32)
     assert explained_variance(rows, [truth], [truth]) == 1
     assert explained_variance(rows, [np.full(4, 5.0, np.float32)], [truth]) == 0
@@ -177,7 +177,7 @@ def test_in_every_epoch_each_rollout_is_in_one_update_with_all_its_rows(data):
     trained = data.draw(st.lists(st.tuples(st.integers(0, 6), st.booleans()), max_size=12))
     masks = [np.array([0, int(each)], np.int32) for _, each in trained]
     rows = [
-        TrainingRow(f"r{name}", "g", mask, mask, np.zeros(2, np.float32), mask - 1)
+        Row(f"r{name}", "g", mask, mask, np.zeros(2, np.float32), mask - 1)
         for (name, _), mask in zip(trained, masks, strict=True)
     ]
     learns = {f"r{name}" for name, each in trained if each}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from harnessgym.errors import TrainerError
 from harnessgym.registry import names
 from harnessgym.tokens import FloatArray, IdArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.losses.normalisation import Normalisation
 from trainers.policy import Policy, PolicyConfig
 from trainers.update import (
@@ -45,7 +45,7 @@ def make_policy() -> Policy:
     return policy
 
 
-def make_rows(seed: int = 0, count: int = 5) -> list[TrainingRow]:
+def make_rows(seed: int = 0, count: int = 5) -> list[Row]:
     random = np.random.default_rng(seed)
     rows = []
     for index in range(count):
@@ -55,29 +55,25 @@ def make_rows(seed: int = 0, count: int = 5) -> list[TrainingRow]:
         logprobs = np.where(mask == 1, random.uniform(-5, -0.5, length), 0.0).astype(np.float32)
         ids = random.integers(0, CONFIG.vocab_size, length).astype(np.int32)
         rows.append(
-            TrainingRow(
-                f"rollout {index}", "group", ids, mask, logprobs, np.where(mask == 1, 3, -1).astype(np.int32)
-            )
+            Row(f"rollout {index}", "group", ids, mask, logprobs, np.where(mask == 1, 3, -1).astype(np.int32))
         )
     return rows
 
 
-def split_row(row: TrainingRow, left: list[bool]) -> list[TrainingRow]:
+def split_row(row: Row, left: list[bool]) -> list[Row]:
     """Two rows of the same rollout whose masks are disjoint and add up to the row's."""
     parts = []
     for side in (True, False):
         mask = np.where(np.array(left) == side, row.mask, 0).astype(np.int32)
         logprobs = np.where(mask == 1, row.logprobs, 0).astype(np.float32)
         parts.append(
-            TrainingRow(
-                row.rollout_id, row.group_id, row.ids, mask, logprobs, np.where(mask == 1, row.versions, -1)
-            )
+            Row(row.rollout_id, row.group_id, row.ids, mask, logprobs, np.where(mask == 1, row.versions, -1))
         )
     return parts
 
 
 def gradient(
-    rows: list[TrainingRow],
+    rows: list[Row],
     advantages: list[float | FloatArray],
     options: UpdateSettings,
     dtype: torch.dtype = torch.float32,
@@ -90,7 +86,7 @@ def gradient(
 
 
 def reference(
-    policy: Policy, rows: list[TrainingRow], advantages: list[float], options: UpdateSettings
+    policy: Policy, rows: list[Row], advantages: list[float], options: UpdateSettings
 ) -> dict[str, float]:
     """Loss and metrics by loops over tokens in float64; the proximal policy is the current one, so its
     ratio is 1.
@@ -186,7 +182,7 @@ def test_splitting_rollouts_into_rows_leaves_the_gradient(
     rows, advantages = make_rows(data.draw(st.integers(0, 99))), [1.0, -0.5, 0.25, 2.0, -1.5]
     proximal = data.draw(st.sampled_from(["behaviour", "current"]))
     options = UpdateSettings(normalisation=normalisation, max_grad_norm=1e9, proximal=proximal)
-    split: list[TrainingRow] = []
+    split: list[Row] = []
     split_advantages: list[float | FloatArray] = []
     for row, advantage in zip(rows, advantages, strict=True):
         left = data.draw(st.lists(st.booleans(), min_size=len(row.ids), max_size=len(row.ids)))
@@ -265,7 +261,7 @@ def test_clipping_against_the_behaviour_policy_is_the_same_as_passing_its_logpro
     assert moved[0][0].clip_fraction == pytest.approx(outside)
 
 
-def _ratios(rows: list[TrainingRow]) -> list[float]:
+def _ratios(rows: list[Row]) -> list[float]:
     """pi / mu of every trained token."""
     ratios = []
     for row in rows:
@@ -299,8 +295,8 @@ def test_what_cannot_be_trained_is_refused_and_changes_nothing() -> None:
     optimizer = make_optimizer(policy, SETTINGS)
     before = policy.norm.detach().clone()
     untrained = [part for row in rows for part in split_row(row, [True] * len(row.ids))[1:]]
-    first = TrainingRow("r", "g", rows[0].ids, np.ones_like(rows[0].mask), rows[0].logprobs, rows[0].versions)
-    cases: list[tuple[list[TrainingRow], list[float | FloatArray], str]] = [
+    first = Row("r", "g", rows[0].ids, np.ones_like(rows[0].mask), rows[0].logprobs, rows[0].versions)
+    cases: list[tuple[list[Row], list[float | FloatArray], str]] = [
         (rows, [1.0], "2 rows"),
         (untrained, [1.0, 1.0], "no trained token"),
         ([], [], "no trained token"),
@@ -344,13 +340,13 @@ def test_every_loss_and_every_correction_has_a_form() -> None:
     assert {correction.name for each in options for correction in each.weights} == set(names("correction"))
 
 
-def ages_of(rows: list[TrainingRow]) -> list[IdArray]:
+def ages_of(rows: list[Row]) -> list[IdArray]:
     """Versions between a token's and the step's; they differ along a row."""
     return [np.where(row.mask == 1, np.arange(len(row.ids)) % 4, 0).astype(np.int32) for row in rows]
 
 
 def step_of(
-    rows: list[TrainingRow],
+    rows: list[Row],
     advantages: list[float],
     options: UpdateSettings,
     parts: int = 1,

@@ -17,7 +17,7 @@ from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.registry import load
 from harnessgym.run_config.run import RunConfig
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 
 if TYPE_CHECKING:
     from harnessgym.store import TraceStore
@@ -39,7 +39,7 @@ class Scored:
 
     rollout_id: str
     reward: float
-    rows: tuple[TrainingRow, ...]
+    rows: tuple[Row, ...]
     rewards: Mapping[str, float] = field(default_factory=dict)
     """The rollout's, by channel."""
     agent_rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.estimator import Float64Array, Scored
 from trainers.algorithms import AlgorithmRow
 
@@ -61,7 +61,7 @@ def gae_of_rollout(
     return out
 
 
-def _sequences(rows: Sequence[TrainingRow]) -> list[list[tuple[int, Turn]]]:
+def _sequences(rows: Sequence[Row]) -> list[list[tuple[int, Turn]]]:
     """Per agent, its trained calls in order, each with the index of the row that trains it."""
     found = defaultdict[str, list[tuple[int, Turn]]](list)
     for at, row in enumerate(rows):

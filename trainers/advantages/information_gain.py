@@ -21,7 +21,7 @@ from harnessgym.store import runs
 from harnessgym.task import Split, Task
 from harnessgym.tasks.source import task_set
 from harnessgym.tokens import IdArray, TokenIds
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.estimator import Float64Array, Scored
 from trainers.advantages.steps import branches
 
@@ -110,7 +110,7 @@ class InformationGain:
         return _permuted(gains, group) if self._shuffle else gains
 
     def _ask(
-        self, item: Scored, row: TrainingRow, turns: Sequence[Turn], texts: dict[bytes, tuple[IdArray, int]]
+        self, item: Scored, row: Row, turns: Sequence[Turn], texts: dict[bytes, tuple[IdArray, int]]
     ) -> list[bytes]:
         """Add to `texts` what has to be scored of a branch. Returns under which keys it is there, turn by
         turn.

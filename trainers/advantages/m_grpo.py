@@ -10,7 +10,7 @@ import xxhash
 from pydantic import Field
 
 from harnessgym.config import Config
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.channels import NamedChannel
 from trainers.advantages.estimator import Advantages, Scored, Value
 from trainers.advantages.steps import standardised
@@ -95,13 +95,13 @@ class MGrpo:
             weight * item.reward_under(channel, setting) for channel, weight in self.settings.main.items()
         )
 
-    def _sub_reward(self, item: Scored, row: TrainingRow, main: float) -> float:
+    def _sub_reward(self, item: Scored, row: Row, main: float) -> float:
         own = item.agent_rewards.get(_last(row).agent_id, {})
         weighed = sum(weight * own.get(channel, 0.0) for channel, weight in self.settings.sub.items())
         return self.settings.sub_main * main + weighed
 
 
-def _last(row: TrainingRow) -> Turn:
+def _last(row: Row) -> Turn:
     """The turn that a row ends with, which it trains."""
     return row.turns[-1]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.estimator import Float64Array, Scored, Value
 
 
-def branches(rows: Sequence[TrainingRow]) -> list[list[Turn]]:
+def branches(rows: Sequence[Row]) -> list[list[Turn]]:
     """Per row of a rollout: its turns that this row or another one trains. The rest is context."""
     trained = {turn.call_id for row in rows for turn in row.turns if row.mask[turn.start]}
     return [[turn for turn in row.turns if turn.call_id in trained] for row in rows]
@@ -54,7 +54,7 @@ def by_call(per_branch: Iterable[Sequence[Turn]], values: Iterable[Float64Array]
     }  # not rounded
 
 
-def spread(rows: Sequence[TrainingRow], by_call: Mapping[str, float]) -> list[Value]:
+def spread(rows: Sequence[Row], by_call: Mapping[str, float]) -> list[Value]:
     """Advantages of calls as those of their tokens, float32 [T] per row; 0 where the row trains nothing."""
     out: list[Value] = []
     for row in rows:

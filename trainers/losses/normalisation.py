@@ -13,7 +13,7 @@ from pydantic import Field
 
 from harnessgym.config import Config
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.algorithms import AlgorithmRow
 
 CONSTANT = AlgorithmRow(
@@ -36,7 +36,7 @@ Normalisation = Literal["token", "rollout"] | Constant
 
 
 def token_weights(
-    rows: Sequence[TrainingRow], normalisation: Normalisation, total: int | None = None
+    rows: Sequence[Row], normalisation: Normalisation, total: int | None = None
 ) -> list[FloatArray]:
     """Weight of each token, float32 [T] per row, 0 where the mask is 0.
 
@@ -50,7 +50,7 @@ def token_weights(
     trained = _trained(rows)
     whole = max(denominator(rows, normalisation), 1) if total is None else total
 
-    def share(row: TrainingRow) -> float:
+    def share(row: Row) -> float:
         if isinstance(normalisation, Constant):
             return 1 / (whole * normalisation.length)
         return 1 / whole if normalisation == "token" else 1 / (whole * max(trained[row.rollout_id], 1))
@@ -58,7 +58,7 @@ def token_weights(
     return [(row.mask != 0).astype(np.float32) * np.float32(share(row)) for row in rows]
 
 
-def denominator(rows: Sequence[TrainingRow], normalisation: Normalisation) -> int:
+def denominator(rows: Sequence[Row], normalisation: Normalisation) -> int:
     """What the sums over these rows are divided by: how many trained tokens, or rollouts, they have.
 
     Those of a batch's parts add up to the batch's.
@@ -67,7 +67,7 @@ def denominator(rows: Sequence[TrainingRow], normalisation: Normalisation) -> in
     return sum(trained.values()) if normalisation == "token" else len(trained)
 
 
-def _trained(rows: Sequence[TrainingRow]) -> Counter[str]:
+def _trained(rows: Sequence[Row]) -> Counter[str]:
     """Trained tokens by rollout."""
     trained: Counter[str] = Counter()
     for row in rows:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 
 TimeArray = npt.NDArray[np.int64]
 
@@ -76,7 +76,7 @@ class Tokens:
         return out_N
 
 
-def sampling_times(rows: Sequence[TrainingRow]) -> list[TimeArray]:
+def sampling_times(rows: Sequence[Row]) -> list[TimeArray]:
     """When each token of these rows of one rollout was sampled, as numbers to sort by, int64 [T] per row.
 
     Calls are in the order in which they began, the tokens of a call as they stand.

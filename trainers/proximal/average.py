@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.corrections.averaging import taken_in
 from trainers.gradients import score_all
 from trainers.policy import Policy
@@ -35,7 +35,7 @@ class MovingAverage:
         self._mean = copies(policy)
         self._total = 1.0
 
-    def logprobs(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+    def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Of all tokens of each row, under the average, float32 [T]."""
         with having(self.policy, self._mean):
             return score_all(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.update import UpdateMetrics
 
 
 class Proximal(Protocol):
     """Every process has one, and all of them call it together."""
 
-    def logprobs(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+    def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Of the trained tokens of each row, float32 [T]; what stands in other places does not matter."""
         ...
 

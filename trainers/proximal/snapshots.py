@@ -14,7 +14,7 @@ from torch import Tensor
 
 from harnessgym.errors import PolicyError, TrainerError
 from harnessgym.tokens import FloatArray
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.gradients import score_all
 from trainers.policy import Policy
 from trainers.policy_weights import load_weights, packed_weights
@@ -44,7 +44,7 @@ class Snapshots:
         self.world = world
         self._held: dict[int, list[Tensor]] = {}
 
-    def logprobs(self, rows: Sequence[TrainingRow]) -> list[FloatArray]:
+    def logprobs(self, rows: Sequence[Row]) -> list[FloatArray]:
         """Of each trained token, under the version that sampled it, float32 [T]; 0 elsewhere."""
         out = [np.zeros(len(row.ids), dtype=np.float32) for row in rows]
         sampled = {int(version) for row in rows for version in np.unique(row.versions[row.mask != 0])}

@@ -19,7 +19,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from harnessgym.errors import TrainerError
 from harnessgym.store.ledger import TrainedRollout
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.advantages.channels import channels_of, check_channels, due
 from trainers.advantages.estimator import make_estimator
 from trainers.batch import LoadedGroup, make_batch
@@ -187,9 +187,7 @@ def _check_arguments(run: TrainingRun, args: Any) -> None:
             )
 
 
-def _sample(
-    group: LoadedGroup, row: TrainingRow, reward: float, advantage: float, version: int
-) -> RolloutSample:
+def _sample(group: LoadedGroup, row: Row, reward: float, advantage: float, version: int) -> RolloutSample:
     return RolloutSample(
         prompt=[],
         completion=[],

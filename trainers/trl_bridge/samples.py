@@ -14,7 +14,7 @@ import numpy as np
 from harnessgym.errors import TrainerError
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.exports.row_facts import first_trained
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.batch import LoadedGroup
 
 
@@ -33,7 +33,7 @@ class Sample:
     """None for a place of the group that no rollout fills: it counts in no mean."""
 
 
-def sample_of(row: TrainingRow, reward: float | None) -> Sample:
+def sample_of(row: Row, reward: float | None) -> Sample:
     """A row that trains a token."""
     start = first_trained(row)
     completion = row.ids[start:].tolist(), row.logprobs[start:].tolist(), row.mask[start:].tolist()
@@ -86,7 +86,7 @@ def fields_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:
     return {name: [getattr(sample, name) for sample in samples] for name in names}
 
 
-def one_advantage(row: TrainingRow, value: float | FloatArray) -> float:
+def one_advantage(row: Row, value: float | FloatArray) -> float:
     """The advantage of all tokens that a row trains. Raises `TrainerError` if they have several: a sample
     has one.
     """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harnessgym.traces.exports.row_facts import first_trained
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 
 Example = dict[str, Any]
 IGNORED = -100
@@ -21,7 +21,7 @@ class GradedRollout:
     id: str
     group_id: str
     reward: float
-    rows: tuple[TrainingRow, ...]
+    rows: tuple[Row, ...]
 
 
 def best_of_groups(rollouts: Iterable[GradedRollout]) -> list[GradedRollout]:
@@ -63,7 +63,7 @@ def preferences(rollouts: Iterable[GradedRollout]) -> list[Example]:
     ]
 
 
-def _counterparts(best: GradedRollout, worst: GradedRollout) -> Iterator[tuple[TrainingRow, TrainingRow]]:
+def _counterparts(best: GradedRollout, worst: GradedRollout) -> Iterator[tuple[Row, Row]]:
     if best.reward <= worst.reward:
         return
     left = list(worst.rows)
@@ -74,7 +74,7 @@ def _counterparts(best: GradedRollout, worst: GradedRollout) -> Iterator[tuple[T
             yield row, found
 
 
-def _pair(chosen: TrainingRow, rejected: TrainingRow) -> Example:
+def _pair(chosen: Row, rejected: Row) -> Example:
     start = first_trained(chosen)
     return {
         "prompt_ids": _prompt(chosen),
@@ -85,7 +85,7 @@ def _pair(chosen: TrainingRow, rejected: TrainingRow) -> Example:
     }
 
 
-def _prompt(row: TrainingRow) -> list[int]:
+def _prompt(row: Row) -> list[int]:
     prompt: list[int] = row.ids[: first_trained(row)].tolist()
     return prompt
 

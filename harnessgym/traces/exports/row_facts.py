@@ -5,10 +5,10 @@ import numpy as np
 from harnessgym.errors import TraceError
 from harnessgym.tokens import FloatArray
 from harnessgym.traces.export import TracedRollout
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 
 
-def first_trained(row: TrainingRow) -> int:
+def first_trained(row: Row) -> int:
     """Where the first trained token stands; a row trains one at least."""
     return int(np.argmax(row.mask))
 
@@ -18,7 +18,7 @@ def reward_metrics(rollout: TracedRollout) -> dict[str, float]:
     return {item.channel: item.value for item in rollout.graph.rewards if item.unit == "rollout"}
 
 
-def advantages_of(rollout: TracedRollout, row: TrainingRow) -> FloatArray | None:
+def advantages_of(rollout: TracedRollout, row: Row) -> FloatArray | None:
     """float32 [T]: what the tokens were trained with, 0.0 where mask is 0; None if its policy was not
     trained on it.
     """
@@ -32,7 +32,7 @@ def advantages_of(rollout: TracedRollout, row: TrainingRow) -> FloatArray | None
     return np.where(row.mask == 1, out, np.float32(0.0)).astype(np.float32)
 
 
-def scalar_advantage(rollout: TracedRollout, row: TrainingRow) -> float:
+def scalar_advantage(rollout: TracedRollout, row: Row) -> float:
     """One advantage for a whole row: the mean of those that its tokens were trained with; for a rollout that
     was not trained its reward, centred and scaled within its group as TRL does. Raises `TraceError` if it has
     no reward either.

@@ -17,7 +17,7 @@ import numpy as np
 from harnessgym.traces.atomic_files import write_lines
 from harnessgym.traces.export import TracedRollout
 from harnessgym.traces.exports.row_facts import reward_metrics, scalar_advantage
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from harnessgym.traces.wire_messages import to_wire
 
 Json = dict[str, Any]
@@ -49,7 +49,7 @@ def samples(rollout: TracedRollout) -> Iterator[Json]:
         }
 
 
-def _said(rollout: TracedRollout, row: TrainingRow) -> tuple[list[Json], list[Json]]:
+def _said(rollout: TracedRollout, row: Row) -> tuple[list[Json], list[Json]]:
     """The row's conversation up to its first answer, and from there on."""
     said = rollout.transcript.said(row.turns[-1].call_id)
     missing = any(item.answer is None for item in rollout.transcript.exchanges if item.call.id in _calls(row))
@@ -60,7 +60,7 @@ def _said(rollout: TracedRollout, row: TrainingRow) -> tuple[list[Json], list[Js
     return messages[:start], messages[start:]
 
 
-def _calls(row: TrainingRow) -> set[str]:
+def _calls(row: Row) -> set[str]:
     return {turn.call_id for turn in row.turns}
 
 

@@ -1,1 +1,1 @@
-""""""
+"""Recomputes from the stored rows what a store claims."""

@@ -1,1 +1,1 @@
-""""""
+"""OpenAI's Responses API."""

@@ -11,7 +11,7 @@ from harnessgym.errors import TraceError
 from harnessgym.store import agents, new_id, rewards
 from harnessgym.store.agents import AgentRow
 from harnessgym.store.rewards import RewardRow
-from harnessgym.traces.trajectories import Credit, TrainingRow, Trajectory, rows_of
+from harnessgym.traces.trajectories import Credit, Row, Trajectory, rows_of
 
 
 def read(recording, rollout_id) -> Trajectory:
@@ -263,9 +263,9 @@ def test_an_account_that_does_not_close_is_refused():
 def test_a_row_with_unequal_arrays_or_an_unsampled_logprob_is_refused():
     ids, mask, none = np.zeros(2, np.int32), np.zeros(2, np.int32), np.zeros(2, np.float32)
     with pytest.raises(TraceError, match="differ in length"):
-        TrainingRow("r", "g", ids, mask[:1], none, ids)
+        Row("r", "g", ids, mask[:1], none, ids)
     with pytest.raises(TraceError, match="not sampled"):
-        TrainingRow("r", "g", ids, mask, none - 1, ids)
+        Row("r", "g", ids, mask, none - 1, ids)
 
 
 CALLS = st.lists(

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from tests.suites.algorithms.tokens import SEEDS, shares, tokens_of, trl, value_and_gradient
 from trainers.corrections.importance_sampling import mis
 from trainers.losses.clipped import dppo_tv, gspo, ppo
@@ -132,10 +132,7 @@ def constant_against_trl():
     for seed in SEEDS:
         tokens = tokens_of(seed)
         zeros = [np.zeros(int(count), np.int32) for count in torch.bincount(tokens.rollout_N)]
-        rows = [
-            TrainingRow(f"r{at}", "g", own, own + 1, own.astype(np.float32), own)
-            for at, own in enumerate(zeros)
-        ]
+        rows = [Row(f"r{at}", "g", own, own + 1, own.astype(np.float32), own) for at, own in enumerate(zeros)]
         weights_N = torch.from_numpy(np.concatenate(token_weights(rows, Constant(length=11)))).double()
         found = value_and_gradient((weights_N * ppo(tokens)).sum(), tokens.logprobs_N)
         worst = max(

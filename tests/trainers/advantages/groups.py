@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from trainers.advantages.estimator import Scored
 
 PROMPT = 2
@@ -26,9 +26,7 @@ def rollout(name, branches, reward=0.0, parents=(), **fields):
             turns.append(Turn(start, len(mask), name + call, agent, state, rewards, parent))
             seen.add(call)
         mask = np.array(mask, np.int32)
-        rows.append(
-            TrainingRow(name, "g", mask * 7, mask, np.zeros(len(mask), np.float32), mask - 1, tuple(turns))
-        )
+        rows.append(Row(name, "g", mask * 7, mask, np.zeros(len(mask), np.float32), mask - 1, tuple(turns)))
     return Scored(name, reward, tuple(rows), **fields)
 
 

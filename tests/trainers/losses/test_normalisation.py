@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.losses.normalisation import Constant, Normalisation, token_weights
 
 MASKS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=1, max_size=6)
 
 
-def row(mask: list[int], rollout_id: str) -> TrainingRow:
+def row(mask: list[int], rollout_id: str) -> Row:
     length = len(mask)
     zeros = np.zeros(length, dtype=np.int32)
-    return TrainingRow(
+    return Row(
         rollout_id, "group", zeros, np.array(mask, dtype=np.int32), np.zeros(length, dtype=np.float32), zeros
     )
 

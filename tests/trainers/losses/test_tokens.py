@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.traces.trajectories import TrainingRow, Turn
+from harnessgym.traces.trajectories import Row, Turn
 from tests.suites.algorithms.tokens import tokens_of
 from trainers.losses.tokens import sampling_times
 
@@ -26,7 +26,7 @@ def test_what_is_taken_over_rollouts_is_a_loop_over_them(seed):
 
 def row(length, *turns):
     zeros = np.zeros(length, dtype=np.int32)
-    return TrainingRow(
+    return Row(
         "r", "g", zeros, zeros, zeros.astype(np.float32), zeros, tuple(Turn(*turn, "agent") for turn in turns)
     )
 

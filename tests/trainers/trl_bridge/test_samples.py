@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harnessgym.errors import TrainerError
-from harnessgym.traces.trajectories import TrainingRow
+from harnessgym.traces.trajectories import Row
 from trainers.trl_bridge.samples import (
     empty_sample,
     fields_of,
@@ -28,7 +28,7 @@ def rows(draw, rollout_id="r"):
     )
     floats = st.floats(-50, 0, width=32)
     logprobs = np.array(draw(st.lists(floats, min_size=len(mask), max_size=len(mask))), np.float32) * mask
-    return TrainingRow(rollout_id, "g", ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32))
+    return Row(rollout_id, "g", ids, mask, logprobs, np.where(mask, 0, -1).astype(np.int32))
 
 
 @st.composite
