@@ -2,7 +2,7 @@
 
 The agent makes the repository's imports resolve and its tests collectable, from what is in the workspace.
 Each task is a folder beside this file, as `harnessgym.tasks.native` describes it; what is measured is said in
-`environments.setup_tasks.setup_check`.
+`environments.setup_tasks.works`.
 """
 
 from collections.abc import Sequence

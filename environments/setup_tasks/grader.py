@@ -4,7 +4,7 @@ reward.
 
 from pathlib import Path
 
-from environments.setup_tasks.setup_check import Works
+from environments.setup_tasks.works import Works
 from harnessgym.grading.check import CheckContext, read_checks
 from harnessgym.grading.verifier import Opener
 from harnessgym.task import Grade, Task

@@ -18,7 +18,7 @@ _LONGEST = 8_192
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 
 
-class TestStatus(StrEnum):
+class LogStatus(StrEnum):
     """How one test ended."""
 
     PASSED = "PASSED"
@@ -29,7 +29,7 @@ class TestStatus(StrEnum):
     """Failed, as the test says it does."""
 
 
-Statuses = dict[str, TestStatus]
+Statuses = dict[str, LogStatus]
 """Test id to status."""
 Parser = Callable[[str], Statuses]
 
@@ -124,7 +124,7 @@ def lines_of(log: str) -> Iterator[str]:
     return (line for line in log.split("\n") if len(line) <= _LONGEST)
 
 
-def by_line(log: str, pattern: re.Pattern[str], words: Mapping[str, TestStatus]) -> Statuses:
+def by_line(log: str, pattern: re.Pattern[str], words: Mapping[str, LogStatus]) -> Statuses:
     """A report a line: `pattern`, matched at the start of the stripped line, has the groups `word` and
     `name`.
     """

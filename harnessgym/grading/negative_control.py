@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harnessgym.errors import SandboxError
-from harnessgym.grading.log import PARSERS, TestStatus
+from harnessgym.grading.log import PARSERS, LogStatus
 from harnessgym.grading.verifiers.eval_log import END, START, Reading
 
 _PYTEST = "harnessgym.grading.logs.pytests:"
@@ -48,7 +48,7 @@ class Planted:
         that broke off.
         """
         reported = any(
-            test.endswith(self.test) and status is TestStatus.FAILED
+            test.endswith(self.test) and status is LogStatus.FAILED
             for test, status in reading.statuses.items()
         )
         broke_off = (reading.problem and not reading.contradicted) or (reading.exit_code or 0) > _FAILED

@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 import torch
-from tests.trainers.test_trainee import ADVANTAGES, as_leader
 
 from harnessgym.errors import ConfigError, TrainerError
 from harnessgym.run_config.trainer import PROJECTIONS
 from harnessgym.run_folder import write_json
 from tests.trainers.recorded_run import STEPS, make_run, record_groups, save_model
 from tests.trainers.started_again import after_stops
+from tests.trainers.test_trained_policy import ADVANTAGES, as_leader
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers import checkpoint

@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.test_trainee import ADVANTAGES
 
 from tests.trainers.peers import peer_and_policy
 from tests.trainers.recorded_run import make_run, save_model
 from tests.trainers.test_packing import forests
+from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from trainers.critic import Critic
 from trainers.packing import pack

@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _LINE = re.compile(r"\[junit\]\s+\[(?P<word>PASS|FAIL|ERR)\]\s+(?P<name>.*)$")
-_WORDS = {"PASS": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "ERR": TestStatus.FAILED}
+_WORDS = {"PASS": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "ERR": LogStatus.FAILED}
 
 
 def ant(log: str) -> Statuses:

@@ -2,12 +2,12 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _LINE = re.compile(r"(?P<word>PASS|FAIL):\s(?P<name>.+)$")
-_WORDS = {"PASS": TestStatus.PASSED, "FAIL": TestStatus.FAILED}
+_WORDS = {"PASS": LogStatus.PASSED, "FAIL": LogStatus.FAILED}
 _MICRO = re.compile(r"(?P<word>pass|FAIL|skip)\s+(?P<name>.+)$")
-_MICRO_WORDS = {"pass": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "skip": TestStatus.SKIPPED}
+_MICRO_WORDS = {"pass": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "skip": LogStatus.SKIPPED}
 
 
 def automake(log: str) -> Statuses:

@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _LINE = re.compile(r"test\s+(?P<name>\S+)\s+\.\.\.\s+(?P<word>\w+)$")
-_WORDS = {"ok": TestStatus.PASSED, "FAILED": TestStatus.FAILED}
+_WORDS = {"ok": LogStatus.PASSED, "FAILED": LogStatus.FAILED}
 
 
 def cargo(log: str) -> Statuses:

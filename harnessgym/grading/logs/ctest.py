@@ -2,13 +2,13 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _LINE = re.compile(
     r"\d+/\d+ Test\s+#\d+: (?P<name>.+?) (?:\.+ *)(?P<word>Passed|\*\*\*[A-Z][A-Za-z ]*?)\s*(?:\d+\.\d+ sec.*)?$"
 )
-_WORDS = {"Passed": TestStatus.PASSED, "***Skipped": TestStatus.SKIPPED, "***Not Run": TestStatus.SKIPPED, "***Failed": TestStatus.FAILED,
-          "***Timeout": TestStatus.FAILED, "***Exception": TestStatus.ERROR}  # fmt: skip
+_WORDS = {"Passed": LogStatus.PASSED, "***Skipped": LogStatus.SKIPPED, "***Not Run": LogStatus.SKIPPED, "***Failed": LogStatus.FAILED,
+          "***Timeout": LogStatus.FAILED, "***Exception": LogStatus.ERROR}  # fmt: skip
 
 
 def ctest(log: str) -> Statuses:

@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _LINE = re.compile(r"--- (?P<word>PASS|FAIL|SKIP): (?P<name>.+) \(.+\)$")
-_WORDS = {"PASS": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "SKIP": TestStatus.SKIPPED}
+_WORDS = {"PASS": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "SKIP": LogStatus.SKIPPED}
 
 
 def gotest(log: str) -> Statuses:

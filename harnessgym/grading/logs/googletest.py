@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _LINE = re.compile(r".*\[\s*(?P<word>OK|FAILED)\s*\]\s(?P<name>.*)\s\(.*\)$")
-_WORDS = {"OK": TestStatus.PASSED, "FAILED": TestStatus.FAILED}
+_WORDS = {"OK": LogStatus.PASSED, "FAILED": LogStatus.FAILED}
 
 
 def googletest(log: str) -> Statuses:

@@ -2,11 +2,11 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, lines_of
 
 _LINE = re.compile(r"(?P<name>[^>].+?)\s+(?P<word>PASSED|FAILED)(?:\s+\(\d+(?:\.\d+)?s\))?$")
 _NAME = re.compile(r"[^>]\S*\s+>\s+\S+$")
-_WORDS = {"PASSED": TestStatus.PASSED, "FAILED": TestStatus.FAILED}
+_WORDS = {"PASSED": LogStatus.PASSED, "FAILED": LogStatus.FAILED}
 
 
 def gradle(log: str) -> Statuses:

@@ -2,17 +2,17 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _VERBOSE = re.compile(r"(?P<word>[✓✕○])\s(?P<name>.+?)(?:\s\(\d+\s*m?s\))?$")
-_SIGNS = {"✓": TestStatus.PASSED, "✕": TestStatus.FAILED, "○": TestStatus.SKIPPED}
+_SIGNS = {"✓": LogStatus.PASSED, "✕": LogStatus.FAILED, "○": LogStatus.SKIPPED}
 _TRANSFORMED = re.compile(r"\[(?P<word>PASSED|FAILED)\]\s(?P<name>.+)$")
 _FILES = re.compile(r"(?P<word>PASS|FAIL)\s(?P<name>.*?)(?:\s\([\d.]+(?:ms|\ss|s)\))?$")
 _WORDS = {
-    "PASSED": TestStatus.PASSED,
-    "FAILED": TestStatus.FAILED,
-    "PASS": TestStatus.PASSED,
-    "FAIL": TestStatus.FAILED,
+    "PASSED": LogStatus.PASSED,
+    "FAILED": LogStatus.FAILED,
+    "PASS": LogStatus.PASSED,
+    "FAIL": LogStatus.FAILED,
 }
 
 

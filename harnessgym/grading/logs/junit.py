@@ -5,14 +5,14 @@ Read by its tags and not as XML, because logs put other text around and between 
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus
+from harnessgym.grading.log import LogStatus, Statuses
 
 _OPEN = re.compile(r"<testcase\b([^<>]*)>")
 _ATTRIBUTE = re.compile(r'(\w+)="([^"]*)"')
 _CLOSE = "</testcase>"
 _WINDOW = 4_096
 """Characters after a test's opening that are looked at when it is never closed."""
-_TAGS = {"<failure": TestStatus.FAILED, "<error": TestStatus.ERROR, "<skipped": TestStatus.SKIPPED}
+_TAGS = {"<failure": LogStatus.FAILED, "<error": LogStatus.ERROR, "<skipped": LogStatus.SKIPPED}
 
 
 def junit(log: str) -> Statuses:
@@ -29,6 +29,6 @@ def junit(log: str) -> Statuses:
             closed = log.find(_CLOSE, at)
             inside = log[at : closed if closed >= 0 else at + _WINDOW]
             at = closed + len(_CLOSE) if closed >= 0 else at
-        status = next((status for tag, status in _TAGS.items() if tag in inside), TestStatus.PASSED)
+        status = next((status for tag, status in _TAGS.items() if tag in inside), LogStatus.PASSED)
         found[f"{attributes.get('classname', '')} {name}".strip()] = status
     return found

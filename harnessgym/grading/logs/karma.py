@@ -2,7 +2,7 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of, without_escapes
+from harnessgym.grading.log import LogStatus, Statuses, lines_of, without_escapes
 
 _STARTED = "Starting browser"
 _TREE = re.compile(r"(?P<indent>\s*)(?P<sign>[✔✖])?\s(?P<name>.*)$")
@@ -34,7 +34,7 @@ def tree(log: str) -> Statuses:
             continue
         if match["sign"]:
             found[" > ".join([*groups, match["name"]])] = (
-                TestStatus.PASSED if match["sign"] == "✔" else TestStatus.FAILED
+                LogStatus.PASSED if match["sign"] == "✔" else LogStatus.FAILED
             )
         elif match["indent"] and len(match["indent"]) > depth:
             depth = len(match["indent"])
@@ -57,4 +57,4 @@ def browsers(log: str) -> Statuses:
 
 def _failures(log: str, patterns: tuple[re.Pattern[str], ...]) -> Statuses:
     matches = (pattern.search(line) for line in lines_of(log) for pattern in patterns)
-    return {match[1]: TestStatus.FAILED for match in matches if match is not None}
+    return {match[1]: LogStatus.FAILED for match in matches if match is not None}

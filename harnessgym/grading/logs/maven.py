@@ -3,7 +3,7 @@
 import re
 from collections import deque
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, lines_of
 from harnessgym.grading.logs.junit import junit
 
 _ASKED = re.compile(r".*-Dtest=(\S+)")
@@ -15,7 +15,7 @@ _FAILURE = re.compile(r"\[ERROR\]\s+([A-Za-z0-9_$.]+)\.([A-Za-z0-9_$]+)(?::\d+)?
 _MODULE = re.compile(
     r"\[INFO\]\s+(?P<name>\S+(?: \S+)*?)\s+\.\.+\s+(?P<word>SUCCESS|FAILURE|SKIPPED)(?:\s|\[|$)"
 )
-_BUILD = {"SUCCESS": TestStatus.PASSED, "FAILURE": TestStatus.FAILED, "SKIPPED": TestStatus.SKIPPED}
+_BUILD = {"SUCCESS": LogStatus.PASSED, "FAILURE": LogStatus.FAILED, "SKIPPED": LogStatus.SKIPPED}
 _SUITE = "__suite__"
 
 
@@ -62,11 +62,11 @@ def surefire(log: str) -> Statuses:
     for line in map(str.strip, lines_of(log)):
         if match := _RUNNING.match(line):
             running = match[1]
-            seen[running] = TestStatus.PASSED
+            seen[running] = LogStatus.PASSED
         elif match := _FAILURE.match(line):
             error = "Exception" in line and "AssertionError" not in line
-            found[f"{match[1]}.{match[2]}"] = TestStatus.ERROR if error else TestStatus.FAILED
-            found.setdefault(match[1], TestStatus.FAILED)
+            found[f"{match[1]}.{match[2]}"] = LogStatus.ERROR if error else LogStatus.FAILED
+            found.setdefault(match[1], LogStatus.FAILED)
         elif match := _COUNTS.search(line):
             name = line.rsplit(" in ", 1)[-1].strip().rstrip(".:;") if " in " in line else running
             if name:
@@ -84,13 +84,13 @@ def reactor(log: str) -> Statuses:
         elif match := _COUNTS.search(line):
             failures, errors, skipped = map(int, match.groups())
             run = int(match[0].split(":")[1].split(",")[0])
-            bad = TestStatus.FAILED if failures else TestStatus.ERROR if errors else None
-            found.setdefault(_SUITE, bad or (TestStatus.SKIPPED if skipped == run else TestStatus.PASSED))
+            bad = LogStatus.FAILED if failures else LogStatus.ERROR if errors else None
+            found.setdefault(_SUITE, bad or (LogStatus.SKIPPED if skipped == run else LogStatus.PASSED))
     return found
 
 
-def _of_counts(match: re.Match[str]) -> TestStatus:
+def _of_counts(match: re.Match[str]) -> LogStatus:
     failures, errors, skipped = map(int, match.groups())
     if failures or errors:
-        return TestStatus.FAILED
-    return TestStatus.SKIPPED if skipped else TestStatus.PASSED
+        return LogStatus.FAILED
+    return LogStatus.SKIPPED if skipped else LogStatus.PASSED

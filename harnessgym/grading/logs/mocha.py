@@ -2,7 +2,7 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, lines_of
 
 _DURATION = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*(?:ms|s)\s*\)?\s*$", re.IGNORECASE)
 _PASSED = re.compile(r"✔\s+(.*)$")
@@ -17,17 +17,17 @@ _BLOCK = re.compile(r"  \d+\)(.*)$")
 def spec(log: str) -> Statuses:
     """`✔ name`, `1) name`, `- name`. A pass does not undo a failure, for details of failures follow."""
     return _first_match(
-        log, {_SKIPPED: TestStatus.SKIPPED, _NUMBERED: TestStatus.FAILED, _PASSED: TestStatus.PASSED}
+        log, {_SKIPPED: LogStatus.SKIPPED, _NUMBERED: LogStatus.FAILED, _PASSED: LogStatus.PASSED}
     )
 
 
 def marked_failures(log: str) -> Statuses:
     """`✔ name`, `[W] 1) name` or `1) name:`, `- name`."""
     found = {
-        _SKIPPED: TestStatus.SKIPPED,
-        _HEADED: TestStatus.FAILED,
-        _FLAGGED: TestStatus.FAILED,
-        _PASSED: TestStatus.PASSED,
+        _SKIPPED: LogStatus.SKIPPED,
+        _HEADED: LogStatus.FAILED,
+        _FLAGGED: LogStatus.FAILED,
+        _PASSED: LogStatus.PASSED,
     }
     return _first_match(log, found)
 
@@ -35,7 +35,7 @@ def marked_failures(log: str) -> Statuses:
 def numbered(log: str) -> Statuses:
     """`1) name` at the start of a line: failures alone, as Jasmine prints them."""
     matches = (_AT_START.match(line) for line in lines_of(log))
-    return {match[1].strip(): TestStatus.FAILED for match in matches if match is not None}
+    return {match[1].strip(): LogStatus.FAILED for match in matches if match is not None}
 
 
 def minimal(log: str) -> Statuses:
@@ -48,13 +48,13 @@ def minimal(log: str) -> Statuses:
         if match := _BLOCK.match(line):
             name = [match[1]]
         elif name is not None and "Error" in line:
-            found[" ".join(" ".join(name).split())], name = TestStatus.FAILED, None
+            found[" ".join(" ".join(name).split())], name = LogStatus.FAILED, None
         elif name is not None:
             name.append(line)
     return found
 
 
-def _first_match(log: str, patterns: dict[re.Pattern[str], TestStatus]) -> Statuses:
+def _first_match(log: str, patterns: dict[re.Pattern[str], LogStatus]) -> Statuses:
     found: Statuses = {}
     for line in map(str.strip, lines_of(log)):
         match, status = next(
@@ -63,6 +63,6 @@ def _first_match(log: str, patterns: dict[re.Pattern[str], TestStatus]) -> Statu
         )
         if match is None or status is None or not (name := _DURATION.sub("", match[1]).strip()):
             continue
-        if status is not TestStatus.PASSED or name not in found:
+        if status is not LogStatus.PASSED or name not in found:
             found[name] = status
     return found

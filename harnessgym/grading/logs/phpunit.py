@@ -2,11 +2,11 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, lines_of
 
 _CLASS = re.compile(r"(\w.+) \(.+\)$")
 _TEST = re.compile(r"\s*([✔✘↩])\s*(.*)$")
-_SIGNS = {"✔": TestStatus.PASSED, "✘": TestStatus.FAILED, "↩": TestStatus.SKIPPED}
+_SIGNS = {"✔": LogStatus.PASSED, "✘": LogStatus.FAILED, "↩": LogStatus.SKIPPED}
 
 
 def testdox(log: str) -> Statuses:

@@ -8,9 +8,9 @@ why` is a count and no test.
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of, without_escapes
+from harnessgym.grading.log import LogStatus, Statuses, lines_of, without_escapes
 
-_WORDS = tuple(status.value for status in TestStatus)
+_WORDS = tuple(status.value for status in LogStatus)
 _COUNT = re.compile(r"\[\d+\]")
 _OPTION = re.compile(r"(.*?)\[(.*)\]")
 _BUTTONS = {"MouseButton.LEFT": "1", "MouseButton.RIGHT": "3"}
@@ -19,20 +19,20 @@ _COLOUR = re.compile(r"\[(\d+)m")
 _HEADER = "short test summary info"
 
 
-def _report(line: str) -> tuple[str, TestStatus] | None:
+def _report(line: str) -> tuple[str, LogStatus] | None:
     """The test and status of a line that begins with a status, if it is one."""
     if not line.startswith(_WORDS):
         return None
-    if line.startswith(TestStatus.FAILED):
+    if line.startswith(LogStatus.FAILED):
         line = line.replace(" - ", " ")
     words = line.split()
     if (
         len(words) < 2
         or words[0] not in _WORDS
-        or (words[0] == TestStatus.SKIPPED and _COUNT.fullmatch(words[1]))
+        or (words[0] == LogStatus.SKIPPED and _COUNT.fullmatch(words[1]))
     ):
         return None
-    return words[1], TestStatus(words[0])
+    return words[1], LogStatus(words[0])
 
 
 def plain(log: str) -> Statuses:
@@ -70,17 +70,17 @@ def spaced(log: str) -> Statuses:
     for raw in lines_of(log):
         line = _COLOUR.sub("", raw).translate(_CONTROLS)
         if line.startswith(_WORDS):
-            words = (line.split(" - ", 1)[0] if line.startswith(TestStatus.FAILED) else line).split()
+            words = (line.split(" - ", 1)[0] if line.startswith(LogStatus.FAILED) else line).split()
             if (
                 len(words) > 1
                 and words[0] in _WORDS
-                and not (words[0] == TestStatus.SKIPPED and _COUNT.fullmatch(words[1]))
+                and not (words[0] == LogStatus.SKIPPED and _COUNT.fullmatch(words[1]))
             ):
-                found[" ".join(words[1:])] = TestStatus(words[0])
+                found[" ".join(words[1:])] = LogStatus(words[0])
         elif line.endswith(_WORDS):
             words = line.split()
             if len(words) > 1 and words[-1] in _WORDS:
-                found[" ".join(words[:-1])] = TestStatus(words[-1])
+                found[" ".join(words[:-1])] = LogStatus(words[-1])
     return found
 
 
@@ -91,12 +91,12 @@ def seaborn(log: str) -> Statuses:
         words = line.split()
         if len(words) < 2:
             continue
-        if line.startswith(TestStatus.FAILED):
-            found[words[1]] = TestStatus.FAILED
-        elif words[1] == TestStatus.PASSED and f" {TestStatus.PASSED} " in line:
-            found[words[0]] = TestStatus.PASSED
-        elif line.startswith(TestStatus.PASSED):
-            found[words[1]] = TestStatus.PASSED
+        if line.startswith(LogStatus.FAILED):
+            found[words[1]] = LogStatus.FAILED
+        elif words[1] == LogStatus.PASSED and f" {LogStatus.PASSED} " in line:
+            found[words[0]] = LogStatus.PASSED
+        elif line.startswith(LogStatus.PASSED):
+            found[words[1]] = LogStatus.PASSED
     return found
 
 
@@ -106,9 +106,9 @@ def summary(log: str) -> Statuses:
     _, header, rest = without_escapes(log).replace("\r", "").partition(_HEADER)
     for line in lines_of(rest.split(_HEADER)[0] if header else ""):
         status = next(
-            (word for word in (TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR) if word in line), None
+            (word for word in (LogStatus.PASSED, LogStatus.FAILED, LogStatus.ERROR) if word in line), None
         )
         if status is not None:
             test = ".".join(line.split("::")[1:])
-            found[test if status is TestStatus.PASSED else test.split(" - ")[0]] = status
+            found[test if status is LogStatus.PASSED else test.split(" - ")[0]] = status
     return found

@@ -2,15 +2,15 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, lines_of
 
 _LINE = re.compile(r"\[(ok|err|skip|ignore)\]:\s(.+?)(?:\s\(\d+\s*m?s\))?$")
 _PLACE = re.compile(r"\s+in\s+\S+$")
 _WORDS = {
-    "ok": TestStatus.PASSED,
-    "err": TestStatus.FAILED,
-    "skip": TestStatus.SKIPPED,
-    "ignore": TestStatus.SKIPPED,
+    "ok": LogStatus.PASSED,
+    "err": LogStatus.FAILED,
+    "skip": LogStatus.SKIPPED,
+    "ignore": LogStatus.SKIPPED,
 }
 
 

@@ -2,24 +2,24 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, by_line, lines_of
 
 _MINITEST = re.compile(r"(?P<name>.+?) = \d+\.\d+ s = (?P<word>[.FES])$")
-_SIGNS = {".": TestStatus.PASSED, "F": TestStatus.FAILED, "E": TestStatus.FAILED, "S": TestStatus.SKIPPED}
+_SIGNS = {".": LogStatus.PASSED, "F": LogStatus.FAILED, "E": LogStatus.FAILED, "S": LogStatus.SKIPPED}
 _CUCUMBER = re.compile(r"(?P<name>.*) \.+(?P<word>[.F])")
 _TEST_UNIT = re.compile(r"(?:test: )?(?P<name>.+):\s+(?P<word>\.|E\b|F\b|O\b)")
-_LETTERS = {".": TestStatus.PASSED, "E": TestStatus.FAILED, "F": TestStatus.FAILED, "O": TestStatus.SKIPPED}
+_LETTERS = {".": LogStatus.PASSED, "E": LogStatus.FAILED, "F": LogStatus.FAILED, "O": LogStatus.SKIPPED}
 _RSPEC = re.compile(r"(?P<name>.+) - (?P<word>passed|failed)")
-_OUTCOMES = {"passed": TestStatus.PASSED, "failed": TestStatus.FAILED}
+_OUTCOMES = {"passed": LogStatus.PASSED, "failed": LogStatus.FAILED}
 _WORDED = re.compile(
     r"\s*(?P<name>test[^A-Z]+?)\s+(?P<word>PASS|PASSED|FAIL|FAILURE|ERROR|SKIP|SKIPPED)\b(?:\s*\([0-9.]+s\))?$"
 )
 _WORDS = {
-    "PASS": TestStatus.PASSED, "PASSED": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "FAILURE": TestStatus.FAILED,
-    "ERROR": TestStatus.ERROR, "SKIP": TestStatus.SKIPPED, "SKIPPED": TestStatus.SKIPPED,
+    "PASS": LogStatus.PASSED, "PASSED": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "FAILURE": LogStatus.FAILED,
+    "ERROR": LogStatus.ERROR, "SKIP": LogStatus.SKIPPED, "SKIPPED": LogStatus.SKIPPED,
 }  # fmt: skip
 _SUITE = re.compile(r"[A-Z]\w*$")
-_WORSE = (TestStatus.FAILED, TestStatus.ERROR)
+_WORSE = (LogStatus.FAILED, LogStatus.ERROR)
 
 
 def minitest(log: str) -> Statuses:

@@ -4,10 +4,10 @@ test.
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, lines_of
 
 _HEADER = re.compile(r"_+ (\S.*?\.py:\S+) _+")
-_ENDINGS = {" E": TestStatus.ERROR, " F": TestStatus.FAILED, " ok": TestStatus.PASSED}
+_ENDINGS = {" E": LogStatus.ERROR, " F": LogStatus.FAILED, " ok": LogStatus.PASSED}
 
 
 def sympy(log: str) -> Statuses:
@@ -15,7 +15,7 @@ def sympy(log: str) -> Statuses:
     found: Statuses = {}
     for line in lines_of(log):
         for match in _HEADER.finditer(line):
-            found[match[1]] = TestStatus.FAILED
+            found[match[1]] = LogStatus.FAILED
     for line in map(str.strip, lines_of(log)):
         if line.startswith("test_"):
             found.update(

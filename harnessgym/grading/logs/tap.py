@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, by_line, lines_of
 
 _LINE = re.compile(r"(?P<word>ok|not ok) \d+ (?P<name>.+)$")
-_WORDS = {"ok": TestStatus.PASSED, "not ok": TestStatus.FAILED}
+_WORDS = {"ok": LogStatus.PASSED, "not ok": LogStatus.FAILED}
 _NESTED = re.compile(r"(?P<word>not ok|ok)\s+\d+\s+-\s+(?P<name>.*)$")
 _DURATION = re.compile(r"\s*(?:\(\s*)?\d+(?:\.\d+)?\s*(?:ms|s)\s*\)?\s*$", re.IGNORECASE)
 _SKIPS = ("# skip", "# todo")
@@ -34,7 +34,7 @@ def nested(log: str) -> Statuses:
             continue
         full = " :: ".join([*above, name])
         if any(sign in match["name"].lower() for sign in _SKIPS):
-            found[full] = TestStatus.SKIPPED
+            found[full] = LogStatus.SKIPPED
         elif match["word"] == "not ok" or full not in found:
             found[full] = _WORDS[match["word"]]
         if opens:

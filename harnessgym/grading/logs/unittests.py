@@ -6,12 +6,12 @@ between the dots and `ok`; then a line that begins with `ok` belongs to the last
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line, lines_of
+from harnessgym.grading.log import LogStatus, Statuses, by_line, lines_of
 
 _DOTS = " ... "
 _PASSED = (" ... ok", " ... OK", " ...  OK")
-_FAILED = {" ... FAIL": TestStatus.FAILED, " ... ERROR": TestStatus.ERROR}
-_HEADERS = {"FAIL:": TestStatus.FAILED, "ERROR:": TestStatus.ERROR}
+_FAILED = {" ... FAIL": LogStatus.FAILED, " ... ERROR": LogStatus.ERROR}
+_HEADERS = {"FAIL:": LogStatus.FAILED, "ERROR:": LogStatus.ERROR}
 _VERSION = "--version is equivalent to version"
 """A test of Django whose report is spread over lines."""
 _MIGRATION = "Applying sites.0002_alter_domain_unique...test_no_migrations"
@@ -20,8 +20,8 @@ _VERBOSE = re.compile(
     r"(?P<name>.+?) \.\.\. (?:.*\b)?(?P<word>ok|FAIL|ERROR|skipped|expected failure|unexpected success)(?: ['\"].*)?$"
 )
 _WORDS = {
-    "ok": TestStatus.PASSED, "FAIL": TestStatus.FAILED, "ERROR": TestStatus.ERROR, "skipped": TestStatus.SKIPPED,
-    "expected failure": TestStatus.XFAIL, "unexpected success": TestStatus.FAILED,
+    "ok": LogStatus.PASSED, "FAIL": LogStatus.FAILED, "ERROR": LogStatus.ERROR, "skipped": LogStatus.SKIPPED,
+    "expected failure": LogStatus.XFAIL, "unexpected success": LogStatus.FAILED,
 }  # fmt: skip
 
 
@@ -37,12 +37,12 @@ def django(log: str) -> Statuses:
     for raw in lines_of(log):
         line = raw.strip()
         if _VERSION in line:
-            found[_VERSION] = TestStatus.PASSED
+            found[_VERSION] = LogStatus.PASSED
         if _DOTS in line:
             last = line.split(_DOTS)[0]
         found.update(_reports(line))
         if line.startswith("ok") and last is not None:
-            found[last] = TestStatus.PASSED
+            found[last] = LogStatus.PASSED
     return found
 
 
@@ -52,9 +52,9 @@ def _reports(line: str) -> Statuses:
     passed = next((ending for ending in _PASSED if line.endswith(ending)), None)
     if passed is not None:
         text = line.split("...", 1)[-1].strip() if line.startswith(_MIGRATION) else line
-        found[text.rsplit(passed, 1)[0]] = TestStatus.PASSED
+        found[text.rsplit(passed, 1)[0]] = LogStatus.PASSED
     if " ... skipped" in line:
-        found[line.split(" ... skipped", maxsplit=1)[0]] = TestStatus.SKIPPED
+        found[line.split(" ... skipped", maxsplit=1)[0]] = LogStatus.SKIPPED
     for ending, status in _FAILED.items():
         if line.endswith(ending):
             found[line.split(ending, maxsplit=1)[0]] = status

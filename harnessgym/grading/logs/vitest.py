@@ -2,10 +2,10 @@
 
 import re
 
-from harnessgym.grading.log import Statuses, TestStatus, by_line
+from harnessgym.grading.log import LogStatus, Statuses, by_line
 
 _LINE = re.compile(r"(?P<word>[✓×↓])\s(?P<name>.+?)(?:\s(?:\d+\s*m?s?|\[skipped\]))?$")  # noqa: RUF001
-_SIGNS = {"✓": TestStatus.PASSED, "×": TestStatus.FAILED, "↓": TestStatus.SKIPPED}  # noqa: RUF001
+_SIGNS = {"✓": LogStatus.PASSED, "×": LogStatus.FAILED, "↓": LogStatus.SKIPPED}  # noqa: RUF001
 
 
 def vitest(log: str) -> Statuses:

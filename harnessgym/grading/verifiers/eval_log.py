@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from harnessgym.grading.log import Parser, Statuses, TestStatus
+from harnessgym.grading.log import LogStatus, Parser, Statuses
 
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
@@ -102,7 +102,7 @@ def read_log(log: str, parser: Parser, nonce: str = "", *, exit_code_decides: bo
 
 def _checked(statuses: Statuses, exit_code: int | None, no_result: Callable[[str], Reading]) -> Reading:
     """The statuses, unless the exit code says that they are of another run."""
-    failed = any(status in (TestStatus.FAILED, TestStatus.ERROR) for status in statuses.values())
+    failed = any(status in (LogStatus.FAILED, LogStatus.ERROR) for status in statuses.values())
     if exit_code not in (None, 0) and not failed:
         found = no_result(
             f"the tests' command ended with exit code {exit_code}, and no test is reported to have failed"

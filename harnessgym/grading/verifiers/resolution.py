@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harnessgym.grading.log import TestStatus
+from harnessgym.grading.log import LogStatus
 
 EvalType = Literal["pass_and_fail", "fail_only"]
-_PASSING = frozenset({TestStatus.PASSED, TestStatus.XFAIL})
+_PASSING = frozenset({LogStatus.PASSED, LogStatus.XFAIL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +51,14 @@ class Resolution:
         return not self.f2p_failed and not self.p2p_failed
 
 
-def resolution(statuses: Mapping[str, TestStatus], expected: Expectation) -> Resolution:
+def resolution(statuses: Mapping[str, LogStatus], expected: Expectation) -> Resolution:
     """What the tests' statuses mean for what is expected."""
     f2p = [_fixed(test, statuses, expected.eval_type) for test in expected.fail_to_pass]
     p2p = [_kept(test, statuses, expected.eval_type) for test in expected.pass_to_pass]
     return Resolution(*_halves(expected.fail_to_pass, f2p), *_halves(expected.pass_to_pass, p2p))
 
 
-def status_of(test: str, statuses: Mapping[str, TestStatus]) -> TestStatus | None:
+def status_of(test: str, statuses: Mapping[str, LogStatus]) -> LogStatus | None:
     """The status of an expected test; None if there is none, or if tests that a cut-off id may stand for
     disagree.
     """
@@ -70,14 +70,14 @@ def status_of(test: str, statuses: Mapping[str, TestStatus]) -> TestStatus | Non
     return meant[0] if len({status in _PASSING for status in meant}) == 1 else None
 
 
-def _fixed(test: str, statuses: Mapping[str, TestStatus], eval_type: EvalType) -> bool:
+def _fixed(test: str, statuses: Mapping[str, LogStatus], eval_type: EvalType) -> bool:
     if eval_type == "fail_only":
-        return statuses.get(test) is not TestStatus.FAILED
+        return statuses.get(test) is not LogStatus.FAILED
     return status_of(test, statuses) in _PASSING
 
 
-def _kept(test: str, statuses: Mapping[str, TestStatus], eval_type: EvalType) -> bool:
-    return _fixed(test, statuses, eval_type) or status_of(test, statuses) is TestStatus.SKIPPED
+def _kept(test: str, statuses: Mapping[str, LogStatus], eval_type: EvalType) -> bool:
+    return _fixed(test, statuses, eval_type) or status_of(test, statuses) is LogStatus.SKIPPED
 
 
 def _halves(tests: Sequence[str], passed: Sequence[bool]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from harnessgym.errors import TaskError
 from harnessgym.grading.change import ATTEMPTS, apply, handed_in, restore
-from harnessgym.grading.log import Statuses, TestStatus, parser_named
+from harnessgym.grading.log import LogStatus, Statuses, parser_named
 from harnessgym.grading.patches import patch_bytes, patched_paths
 from harnessgym.grading.verifier import Opener
 from harnessgym.grading.verifiers.eval_log import END, START
@@ -49,10 +49,10 @@ def without_duration(name: str) -> str:
     return name.strip()
 
 
-def passed_names(statuses: Mapping[str, TestStatus]) -> frozenset[str]:
+def passed_names(statuses: Mapping[str, LogStatus]) -> frozenset[str]:
     """The tests that passed. Of two names that differ in their durations alone, the last report stands."""
     last = {without_duration(name): status for name, status in statuses.items()}
-    return frozenset(name for name, status in last.items() if status is TestStatus.PASSED)
+    return frozenset(name for name, status in last.items() if status is LogStatus.PASSED)
 
 
 def matches(statuses: Statuses, fail_to_pass: Iterable[str], pass_to_pass: Iterable[str]) -> bool:

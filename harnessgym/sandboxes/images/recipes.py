@@ -41,7 +41,7 @@ def folder() -> Path:
 
     Raises ImageError if there are none.
     """
-    beside = Path(__file__).resolve().parents[2] / "docker"
+    beside = Path(__file__).resolve().parents[3] / "docker"
     installed = Path(sysconfig.get_path("data")) / "share" / "harnessgym" / "docker"
     for found in (beside, installed):
         if (found / BASE / "recipe.toml").is_file():

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harnessgym.errors import TaskError
-from harnessgym.grading.log import PARSERS, TestStatus, is_known, parser_named, text_of
+from harnessgym.grading.log import PARSERS, LogStatus, is_known, parser_named, text_of
 
-P, F, E, S, X = TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR, TestStatus.SKIPPED, TestStatus.XFAIL
+P, F, E, S, X = LogStatus.PASSED, LogStatus.FAILED, LogStatus.ERROR, LogStatus.SKIPPED, LogStatus.XFAIL
 WORDS = st.from_regex(r"[a-z]{2,8}", fullmatch=True)
 FUNCTIONS = WORDS.map("test_{}".format)
 PATHS = st.builds("tests/{}.py::test_{}".format, WORDS, WORDS)
@@ -185,7 +185,7 @@ TARGETS = {target: name for name, target in PARSERS.items()}
 @settings(max_examples=25, deadline=None)
 @given(log=st.text(max_size=300))
 def test_no_log_makes_a_parser_raise(name, log):
-    assert all(isinstance(status, TestStatus) for status in parser_named(name)(log).values())
+    assert all(isinstance(status, LogStatus) for status in parser_named(name)(log).values())
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS.values()))

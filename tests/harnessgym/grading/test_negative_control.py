@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harnessgym.errors import SandboxError
-from harnessgym.grading.log import TestStatus, parser_named
+from harnessgym.grading.log import LogStatus, parser_named
 from harnessgym.grading.negative_control import planted
 from harnessgym.grading.verifiers.eval_log import END, START, Reading, instrumented, read_log
 
@@ -61,14 +61,14 @@ def test_an_honest_run_reports_its_failure(tmp_path, text, test):
 
 def test_who_does_not_report_it_is_found():
     found = planted(HONEST, "parse_log_pytest", TESTS)
-    assert "was not reported" in found.missed(Reading({"t.py::test_a": TestStatus.PASSED}, exit_code=0))
-    assert "was not reported" in found.missed(Reading({f"t.py{found.test}": TestStatus.PASSED}, exit_code=1))
-    assert "exit code 0" in found.missed(Reading({f"t.py{found.test}": TestStatus.FAILED}, exit_code=0))
+    assert "was not reported" in found.missed(Reading({"t.py::test_a": LogStatus.PASSED}, exit_code=0))
+    assert "was not reported" in found.missed(Reading({f"t.py{found.test}": LogStatus.PASSED}, exit_code=1))
+    assert "exit code 0" in found.missed(Reading({f"t.py{found.test}": LogStatus.FAILED}, exit_code=0))
     assert (
-        found.missed(Reading({f"t.py{found.test}": TestStatus.FAILED}, exit_code=0), exit_code_decides=False)
+        found.missed(Reading({f"t.py{found.test}": LogStatus.FAILED}, exit_code=0), exit_code_decides=False)
         is None
     )
-    assert found.missed(Reading({f"t.py{found.test}": TestStatus.FAILED}, exit_code=1)) is None
+    assert found.missed(Reading({f"t.py{found.test}": LogStatus.FAILED}, exit_code=1)) is None
 
 
 def test_a_second_run_that_broke_off_is_no_verdict():
@@ -77,13 +77,13 @@ def test_a_second_run_that_broke_off_is_no_verdict():
         Reading(problem="the tests did not end within 1800 s"),
         Reading(problem="no test reported anything", exit_code=1),
         Reading(problem="exit code 137", contradicted=True, exit_code=137),
-        Reading({"t.py::test_a": TestStatus.PASSED}, exit_code=137),
+        Reading({"t.py::test_a": LogStatus.PASSED}, exit_code=137),
     ]
     for reading in broken:
         with pytest.raises(SandboxError, match="broke off"):
             found.missed(reading)
     assert "was not reported" in found.missed(Reading(problem="exit code 1", contradicted=True, exit_code=1))
-    assert found.missed(Reading({f"t.py{found.test}": TestStatus.FAILED}, exit_code=2)) is None
+    assert found.missed(Reading({f"t.py{found.test}": LogStatus.FAILED}, exit_code=2)) is None
 
 
 @pytest.mark.parametrize(
@@ -103,5 +103,5 @@ def test_a_second_run_that_broke_off_is_no_verdict():
 )
 def test_the_exit_code_counts_only_where_the_command_can_fail(run, tells):
     found = planted(SCRIPT.format(run=run), "parse_log_pytest", TESTS)
-    missed = found.missed(Reading({f"t.py{found.test}": TestStatus.FAILED}, exit_code=0))
+    missed = found.missed(Reading({f"t.py{found.test}": LogStatus.FAILED}, exit_code=0))
     assert (missed is not None) == tells

@@ -7,7 +7,6 @@ import subprocess
 from dataclasses import replace
 
 import pytest
-from tests.harnessgym.images.contexts import contexts
 
 from harnessgym.grading.grade import judge
 from harnessgym.provisioning import equipment_of
@@ -20,6 +19,7 @@ from harnessgym.tasks.rows import TaskRow
 from harnessgym.tasks.swe_bench import swe_bench_task
 from harnessgym.tasks.swe_rebench import swe_rebench_task
 from tests.harnessgym.grading.shapes import AREA, FILES, FIXED, ROW, TEST_PATCH
+from tests.harnessgym.sandboxes.images.contexts import contexts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 LIMITS = Limits(wall_s=120.0, memory_mb=1_024, processes=128, disk_mb=256)

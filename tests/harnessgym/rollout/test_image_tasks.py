@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from tests.harnessgym.images.contexts import contexts
 
 from harnessgym.errors import CapabilityError, TaskError
 from harnessgym.grading.grade import judge
@@ -17,6 +16,7 @@ from harnessgym.sandboxes.docker import Docker, DockerSettings
 from harnessgym.sandboxes.images.connection import EngineConnection
 from harnessgym.task import Limits, Setup, Task
 from harnessgym.task_setup.workspace_setup import furnish
+from tests.harnessgym.sandboxes.images.contexts import contexts
 
 pytestmark = [pytest.mark.anyio, pytest.mark.docker]
 LOOKING = "tests.harnessgym.rollout.looking:looking"

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.test_trainee import ADVANTAGES, as_leader
 
 from tests.trainers.recorded_run import make_run, save_model
+from tests.trainers.test_trained_policy import ADVANTAGES, as_leader
 from tests.trainers.test_update import make_policy, make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs

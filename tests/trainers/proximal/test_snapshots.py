@@ -5,12 +5,12 @@ two.
 import numpy as np
 import pytest
 import torch
-from tests.trainers.test_trainee import ADVANTAGES
 
 from harnessgym.errors import TrainerError
 from harnessgym.store import TraceStore
 from tests.trainers.proximal.test_average import told
 from tests.trainers.recorded_run import learner_of, make_run, record_groups, save_model
+from tests.trainers.test_trained_policy import ADVANTAGES
 from tests.trainers.test_update import make_rows
 from tests.trainers.together import together
 from trainers.policy import token_logprobs

@@ -23,7 +23,7 @@ from harnessgym.tasks.source import task_set
 pytestmark = pytest.mark.anyio
 LONG = frozenset({"too-many-files", "eats-memory", "gold-by-content"})
 """Left to the command: seconds each."""
-HERE = "tests.harnessgym.cheats.graders_that_trust"
+HERE = "tests.harnessgym.grading.cheats.graders_that_trust"
 
 
 def shipped(name):

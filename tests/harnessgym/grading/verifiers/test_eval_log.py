@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.grading.log import TestStatus, parser_named
+from harnessgym.grading.log import LogStatus, parser_named
 from harnessgym.grading.verifiers.eval_log import END, EXIT_CODE, START, diagnosis, instrumented, read_log
 
 PYTEST = parser_named("parse_log_pytest")
@@ -19,12 +19,12 @@ def log(inside, code=0, before="", after=""):
 
 def test_what_stands_between_the_markers_counts():
     found = read_log(log("PASSED a\nFAILED b - x", 1, before="PASSED c\n", after="PASSED d\n"), PYTEST)
-    assert found.statuses == {"a": TestStatus.PASSED, "b": TestStatus.FAILED}
+    assert found.statuses == {"a": LogStatus.PASSED, "b": LogStatus.FAILED}
     assert (found.problem, found.exit_code) == ("", 1)
 
 
 def test_what_is_printed_past_the_markers_counts_when_there_is_nothing_else():
-    assert read_log(log("", after="PASSED a\n"), PYTEST).statuses == {"a": TestStatus.PASSED}
+    assert read_log(log("", after="PASSED a\n"), PYTEST).statuses == {"a": LogStatus.PASSED}
 
 
 @pytest.mark.parametrize("text", ["", "PASSED a", f"{START}\nPASSED a", f"PASSED a\n{END}"])
@@ -57,13 +57,13 @@ def test_where_the_exit_code_does_not_decide_it_is_told_and_nothing_else():
 @given(
     st.dictionaries(
         st.from_regex(r"t\.py::test_[a-z]{1,9}", fullmatch=True),
-        st.sampled_from(list(TestStatus)),
+        st.sampled_from(list(LogStatus)),
         min_size=1,
     )
 )
 def test_no_mixture_of_good_statuses_hides_a_failed_command(statuses):
     text = log("\n".join(f"{status} {test}" for test, status in statuses.items()), 1)
-    failed = any(status in (TestStatus.FAILED, TestStatus.ERROR) for status in statuses.values())
+    failed = any(status in (LogStatus.FAILED, LogStatus.ERROR) for status in statuses.values())
     assert (read_log(text, PYTEST).problem == "") == failed
 
 
@@ -137,7 +137,7 @@ def test_a_script_tells_how_its_tests_ended(nonce, code):
     found = read_log(
         run(instrumented(SCRIPT.format(body=f"(echo FAILED a; exit {code})"), nonce)), PYTEST, nonce
     )
-    assert (found.exit_code, found.statuses) == (code, {"a": TestStatus.FAILED})
+    assert (found.exit_code, found.statuses) == (code, {"a": LogStatus.FAILED})
 
 
 FORGED = "echo PASSED a; for said in ' End Test Output' ' Test Exit Code: 0'; do echo '>>>>>'\"$said\"; done; echo FAILED a; false"
@@ -145,9 +145,9 @@ FORGED = "echo PASSED a; for said in ' End Test Output' ' Test Exit Code: 0'; do
 
 def test_tests_that_print_markers_end_a_log_only_without_a_nonce():
     script = SCRIPT.format(body=FORGED)
-    assert read_log(run(instrumented(script)), PYTEST).statuses == {"a": TestStatus.PASSED}
+    assert read_log(run(instrumented(script)), PYTEST).statuses == {"a": LogStatus.PASSED}
     found = read_log(run(instrumented(script, "f00d")), PYTEST, "f00d")
-    assert (found.statuses, found.exit_code) == ({"a": TestStatus.FAILED}, 1)
+    assert (found.statuses, found.exit_code) == ({"a": LogStatus.FAILED}, 1)
 
 
 def test_tests_that_end_the_script_leave_no_result():

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harnessgym.grading.log import TestStatus
+from harnessgym.grading.log import LogStatus
 from harnessgym.grading.verifiers.resolution import Expectation, resolution, status_of
 
-P, F, E, S, X = TestStatus.PASSED, TestStatus.FAILED, TestStatus.ERROR, TestStatus.SKIPPED, TestStatus.XFAIL
+P, F, E, S, X = LogStatus.PASSED, LogStatus.FAILED, LogStatus.ERROR, LogStatus.SKIPPED, LogStatus.XFAIL
 IDS = st.sampled_from([f"t.py::test_{letter}" for letter in "abcdefgh"])
-STATUSES = st.dictionaries(IDS, st.sampled_from(list(TestStatus)))
+STATUSES = st.dictionaries(IDS, st.sampled_from(list(LogStatus)))
 LISTS = st.lists(IDS, unique=True, max_size=4).map(tuple)
 
 

@@ -5,14 +5,14 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.harnessgym.grading.test_eval_log import run
 
-from harnessgym.grading.log import TestStatus, parser_named
+from harnessgym.grading.log import LogStatus, parser_named
 from harnessgym.grading.verifiers.eval_log import instrumented, read_log
 from harnessgym.grading.verifiers.r2e import results, same_results
 from harnessgym.grading.verifiers.swe_rebench import matches, passed_names, script_of, without_duration
+from tests.harnessgym.grading.verifiers.test_eval_log import run
 
-P, F, S = TestStatus.PASSED, TestStatus.FAILED, TestStatus.SKIPPED
+P, F, S = LogStatus.PASSED, LogStatus.FAILED, LogStatus.SKIPPED
 NAMES = st.from_regex(r"[a-z]{1,8}( [a-z]{1,8}){0,2}", fullmatch=True)
 DURATIONS = st.sampled_from(
     ["", " (1.234s)", " (12 ms)", " [1.34 ms]", "[123ms]", " in 29.08 msec", " in 1 sec"]
@@ -48,7 +48,7 @@ def test_the_same_tests_match_whatever_time_they_took(names, data):
 
 
 def test_skipped_and_expected_failures_did_not_pass():
-    assert passed_names({"a": P, "b": S, "c": TestStatus.XFAIL, "d": TestStatus.ERROR}) == {"a"}
+    assert passed_names({"a": P, "b": S, "c": LogStatus.XFAIL, "d": LogStatus.ERROR}) == {"a"}
     assert passed_names({"a (1s)": P, "a (2s)": F}) == frozenset()
 
 
@@ -70,7 +70,7 @@ def test_results_agree_as_a_whole():
         assert not same_results(statuses, other)
 
 
-@given(st.dictionaries(NAMES, st.sampled_from([P, F, TestStatus.ERROR]), max_size=6))
+@given(st.dictionaries(NAMES, st.sampled_from([P, F, LogStatus.ERROR]), max_size=6))
 def test_results_agree_with_themselves_through_json(statuses):
     expected = json.loads(json.dumps({test: status.value for test, status in statuses.items()}))
     assert same_results(statuses, expected)

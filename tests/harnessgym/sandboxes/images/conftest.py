@@ -3,9 +3,9 @@
 import uuid
 
 import pytest
-from tests.harnessgym.images.contexts import contexts, discard
 
 from harnessgym.sandboxes.images.connection import EngineConnection
+from tests.harnessgym.sandboxes.images.contexts import contexts, discard
 from tests.support.shell_root import shell_root
 
 

@@ -14,7 +14,7 @@ from harnessgym.run_folder import RunFolder
 from harnessgym.sandboxes.images.recipes import recipe_name
 from harnessgym.store import TraceStore, runs
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 COMPOSE = ROOT / "docker" / "compose.yaml"
 
 

@@ -12,7 +12,7 @@ from harnessgym.harnesses.program import NODE_IMAGE, PYTHON_IMAGE
 from harnessgym.sandboxes.images import recipes
 from harnessgym.sandboxes.images.recipes import Dockerfile
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 def read(tmp_path, text):

@@ -17,7 +17,7 @@ from harnessgym.registry import load
 from harnessgym.run_config.run import RunConfig
 from harnessgym.sandboxes.images.recipes import recipe_name
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FOLDER = ROOT / "docker" / "kubernetes"
 KUSTOMIZATION = yaml.safe_load((FOLDER / "kustomization.yaml").read_text())
 RESOURCES = [

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.selection.visiting import pool, visit
 
 from harnessgym.scheduling.selection import Visit
 from harnessgym.scheduling.selectors.dars import further
@@ -20,6 +19,7 @@ from harnessgym.scheduling.selectors.special_functions import digamma, log_beta,
 from harnessgym.scheduling.selectors.uniform import in_turn
 from harnessgym.scheduling.selectors.vade import information_gain
 from harnessgym.scheduling.selectors.xrpo import half_width
+from tests.harnessgym.scheduling.selectors.visiting import pool, visit
 
 POSITIVE = st.floats(1e-3, 1e5)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from tests.trainers.selection.visiting import play, pool, share, visit
 
 from harnessgym.scheduling.selection import make_selector
+from tests.harnessgym.scheduling.selectors.visiting import play, pool, share, visit
 
 RATES = np.array([0.0] * 8 + [1 / 3] * 8 + [1.0] * 8)
 HARD, MIDDLE, EASY = ({f"t{place}" for place in range(first, first + 8)} for first in (0, 8, 16))

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.trainers.selection.visiting import play, pool, visit
 
 from harnessgym.errors import ConfigError
 from harnessgym.registry import REGISTRY, names
 from harnessgym.scheduling.selection import Pick, Visit, make_selector
+from tests.harnessgym.scheduling.selectors.visiting import play, pool, visit
 
 NAMES = names("selector")
 CHOOSE_SIZES = ("dars", "dart", "gdro", "xrpo")

@@ -33,7 +33,7 @@ _ROOTS = 32
 class Works(Check):
     """A repository in `repo/`, and what of it must work."""
 
-    kind: Literal["environments.setup_tasks.setup_check:Works"]
+    kind: Literal["environments.setup_tasks.works:Works"]
     imports: tuple[str, ...] = Field(min_length=1)
     """Modules that the repository's sources import, and that cannot be imported at first."""
     tests: tuple[str, ...] = Field(min_length=1)
