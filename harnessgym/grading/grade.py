@@ -21,9 +21,9 @@ from typing import Any
 
 import anyio.to_thread
 
-from harnessgym.errors import HarnessGymError, SandboxError, TaskError
+from harnessgym.errors import HarnessGymError, TaskError
 from harnessgym.grading.check import ending
-from harnessgym.grading.upload import holding
+from harnessgym.grading.upload import LeftBehind, holding, warn_left_behind
 from harnessgym.grading.verifier import Opener, Verifier
 from harnessgym.registry import load
 from harnessgym.sandbox import Capability, Sandbox, WorkspaceExport
@@ -62,13 +62,12 @@ async def judge(task: Task, sandbox: Sandbox, fresh: Opener) -> Grade:
 
 @asynccontextmanager
 async def taken(
-    task: Task, sandbox: Sandbox, within: Path | None = None
+    task: Task, sandbox: Sandbox, within: Path | None = None, left_behind: LeftBehind = warn_left_behind
 ) -> AsyncIterator[CollectedArtifacts]:
-    """The task's artifacts, in a folder that is removed at the end. Then the sandbox is needed only for
-    shared grading.
+    """The task's artifacts, in a folder that is removed at the end. Then the sandbox is needed only for shared grading.
 
-    `within` is a folder that somebody removes if this process is killed; by default, the one for temporary
-    files.
+    `within` is a folder that somebody removes if this process is killed; by default, the one for temporary files. A folder
+    that cannot be removed is no error, for the grade is there by then: `left_behind` hears of it.
     """
     await sandbox.kill_all()
     failed = tuple([problem for hook in task.hooks if (problem := await _run(hook, sandbox))])
@@ -82,13 +81,20 @@ async def taken(
         )
         yield replace(await anyio.to_thread.run_sync(_evidence, task, root, export), failed_hooks=failed)
     finally:
-        await anyio.to_thread.run_sync(_remove, root)
+        try:
+            await anyio.to_thread.run_sync(_remove, root)
+        except OSError as error:
+            left_behind(f"What was graded could not be removed from {root}: {error}.")
 
 
-async def verdict(task: Task, evidence: CollectedArtifacts, shared: Sandbox | None, fresh: Opener) -> Grade:
-    """The grade of what was taken. `shared` is the agent's sandbox, where the task wants to be graded
-    there.
-    """
+async def verdict(
+    task: Task,
+    evidence: CollectedArtifacts,
+    shared: Sandbox | None,
+    fresh: Opener,
+    left_behind: LeftBehind = warn_left_behind,
+) -> Grade:
+    """The grade of what was taken. `shared` is the agent's sandbox, where the task wants to be graded there."""
     basis: dict[str, Any] = (
         {"mode": "separate"} if shared is None else {"mode": "shared", "warning": _WARNING}
     )
@@ -99,9 +105,8 @@ async def verdict(task: Task, evidence: CollectedArtifacts, shared: Sandbox | No
     if evidence.tampered is not None:
         return Grade({"reward": 0.0}, evidence.tampered, basis)
     links = evidence.export.left_out if task.home else ()
-    grade = await _ask(
-        task, evidence.folder, holding(evidence.folder, fresh, links) if shared is None else _again(shared)
-    )
+    place = holding(evidence.folder, fresh, links, left_behind) if shared is None else _again(shared)
+    grade = await _ask(task, evidence.folder, place)
     return replace(grade, rewards=checked_rewards(grade, _named(task)), evidence={**grade.evidence, **basis})
 
 
@@ -223,5 +228,3 @@ def _remove(root: Path) -> None:
         for folder, _, _ in os.walk(root):
             os.chmod(folder, 0o700)
         shutil.rmtree(root)
-    except OSError as error:
-        raise SandboxError(f"What was graded could not be removed from {root}: {error}.") from error

@@ -5,22 +5,26 @@
 """
 
 import io
+import logging
 import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
 
-from harnessgym.errors import SandboxError
+from harnessgym.errors import HarnessGymError, SandboxError
 from harnessgym.grading.verifier import Opener
 from harnessgym.sandbox import Sandbox
 from harnessgym.sandboxes.containers import SET_ASIDE
 
+LeftBehind = Callable[[str], None]
+"""Called with a sentence for each thing that could not be removed once it was graded."""
+warn_left_behind: LeftBehind = logging.getLogger("harnessgym.grading").warning
 _TIMEOUT_S = 600.0
 _LINKS = 10_000
 _LAY_LINKS = """\
@@ -59,18 +63,25 @@ async def lay(folder: Path, sandbox: Sandbox) -> None:
         )
 
 
-def holding(folder: Path, fresh: Opener, left_out: Sequence[str] = ()) -> Opener:
-    """Opens what `fresh` opens with everything in `folder` in it, and before that the links that an export
-    left out.
-    """
+def holding(
+    folder: Path, fresh: Opener, left_out: Sequence[str] = (), left_behind: LeftBehind = warn_left_behind
+) -> Opener:
+    """Opens what `fresh` opens with everything in `folder` in it, and before that the links that an export left out."""
 
     @asynccontextmanager
     async def place() -> AsyncIterator[Sandbox]:
-        async with fresh() as sandbox:
+        stack = AsyncExitStack()
+        sandbox = await stack.enter_async_context(fresh())
+        try:
             if left_out:
                 await lay_links(left_out, sandbox)
             await lay(folder, sandbox)
             yield sandbox
+        finally:
+            try:
+                await stack.aclose()
+            except (HarnessGymError, OSError) as error:  # what was measured in it stays measured
+                left_behind(f"A sandbox for grading could not be removed: {error}")
 
     return place
 

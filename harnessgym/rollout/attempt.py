@@ -8,13 +8,13 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from harnessgym.errors import HarnessError, HarnessGymError, ProxyError
+from harnessgym.errors import HarnessError, HarnessGymError, ProxyError, StoreError
 from harnessgym.faults.plan import FaultPlan
 from harnessgym.faults.recording import record
 from harnessgym.faults.shims import ShimmedSandbox
@@ -33,6 +33,7 @@ from harnessgym.rollout.stage import Stage, Stages
 from harnessgym.sandbox import ExecResult, Sandbox, needs, require
 from harnessgym.store import calls as call_rows
 from harnessgym.store import events
+from harnessgym.store.events import EventRow
 from harnessgym.store.rewards import RewardRow
 from harnessgym.store.rollouts import RolloutOutcome, RolloutRow
 from harnessgym.task import Grade, Task
@@ -69,6 +70,8 @@ class Attempt:
         """The sandbox and the room it takes, until they are given back."""
         self._left = AsyncExitStack()
         """What was taken out of it, until it is judged."""
+        self._left_behind: list[str] = []
+        """A sentence for each thing that could not be removed."""
 
     async def run(self) -> RolloutOutcome:
         """Run to the outcome. Errors of ours and of the machine come back as an infrastructure error."""
@@ -79,6 +82,7 @@ class Attempt:
                 await self._release()
                 await self._left.aclose()
                 await self._seal_behind()
+                await self._record_left_behind()
         except (HarnessGymError, OSError, MemoryError) as error:
             cause = cause_of_error(error, self.phase)
             return self.failed(cause, str(error) if isinstance(error, HarnessGymError) else _refused(error))
@@ -97,9 +101,7 @@ class Attempt:
         async with self._place(self.stages.reconstruct):
             await self._collect_faults()
             await self._reconstruct(result, self._task.limits.wall_s, calls)
-            evidence = await self._left.enter_async_context(
-                taken(self._task, self._sandbox, self.line.backend.root)
-            )
+            evidence = await self._left.enter_async_context(self._taken(self._task))
             if self._task.verifier == "separate" and "sandbox" not in self.line.needed:
                 await self._release()  # those that wait for a grader keep no sandbox from others
         async with self._place(self.stages.evaluate):
@@ -122,7 +124,7 @@ class Attempt:
         async def grade(asked: Task) -> Grade:
             async with self._place(self.stages.evaluate):
                 self.phase = "evaluate"
-                async with taken(asked, self._sandbox, self.line.backend.root) as evidence:
+                async with self._taken(asked) as evidence:
                     found = await self._grade(asked, evidence)
             self.phase = "prepare"
             return found
@@ -227,6 +229,9 @@ class Attempt:
         if calls == 0:
             raise RolloutFailed(Cause.NO_CALLS, f"The harness never called the proxy. {described(result)}")
 
+    def _taken(self, task: Task) -> AbstractAsyncContextManager[CollectedArtifacts]:
+        return taken(task, self._sandbox, self.line.backend.root, self._left_behind.append)
+
     async def _evaluate(self, result: ExecResult, evidence: CollectedArtifacts) -> RolloutOutcome:
         return await self._rewarded(result, await self._grade(self._task, evidence))
 
@@ -235,7 +240,9 @@ class Attempt:
         backend = self.line.backend
         bare = equipment_of(task, grades=True)
         shared = self._sandbox if task.verifier == "shared" else None
-        grade = await verdict(task, evidence, shared, lambda: backend.open(task.limits, bare))
+        grade = await verdict(
+            task, evidence, shared, lambda: backend.open(task.limits, bare), self._left_behind.append
+        )
         if self.line.second_opinion and grade.tampered is None and grade.rewards["reward"] >= 1.0:
             opinion = await opinion_on(self._task, evidence.folder, lambda: backend.open(task.limits, bare))
             grade = with_opinion(grade, opinion)
@@ -287,7 +294,21 @@ class Attempt:
         try:
             await self._holding.aclose()
         except (HarnessGymError, OSError) as error:
-            _LOG.warning("The sandbox of rollout %s could not be removed: %s", self.row.id, error)
+            self._left_behind.append(f"Its sandbox could not be removed: {error}")
+
+    async def _record_left_behind(self) -> None:
+        """What could not be removed becomes part of the trace. It says nothing about what the agent did."""
+        rows = [
+            EventRow(self.row.id, "left_behind", {"problem": each}, source="node")
+            for each in self._left_behind
+        ]
+        for row in rows:
+            _LOG.warning("rollout %s: %s", row.rollout_id, row.attributes["problem"])
+        if rows:
+            try:
+                await self.line.store.awrite(lambda conn: events.add_many(conn, rows))
+            except StoreError as error:
+                _LOG.warning("rollout %s: what was left behind could not be recorded: %s", self.row.id, error)
 
     def _judged(
         self, result: ExecResult, grade: Grade, cause: Cause | None, scores: tuple[RewardRow, ...]

@@ -191,8 +191,10 @@ class DockerSandbox:
         for run in list(self._running):
             run.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        await self._backend.containers.remove(self._container)
-        self._backend.forget(self)
+        try:
+            await self._backend.containers.remove(self._container)
+        finally:  # whoever closed it hears of an error, once; a container that is left is for the reaper
+            self._backend.forget(self)
 
     async def _run(
         self,

@@ -186,8 +186,10 @@ class LocalSandbox:
         for run in list(self._running):
             run.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
-        await asyncio.to_thread(Workspace(self._folder, None, 0).remove)
-        self._backend.forget(self)
+        try:
+            await asyncio.to_thread(Workspace(self._folder, None, 0).remove)
+        finally:  # whoever closed it hears of an error, once; the backend removes what is left with its own folder
+            self._backend.forget(self)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         self._must_be_open()

@@ -33,7 +33,7 @@ class EventRow:
     target_agent_id: str | None = None
     """To whom."""
     source: str = "proxy"
-    """proxy: from what passed there. otlp: from spans. import: from a file."""
+    """proxy: from what passed there. otlp: from spans. import: from a file. node: what the node saw. sandbox: faults."""
     span_id: str | None = None
 
 

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import func, select
 
 from harnessgym.errors import SandboxError
+from harnessgym.store import events
 from harnessgym.store.tables import rewards
 
 
@@ -102,3 +103,37 @@ async def test_a_plugins_bug_is_written_down_and_ends_one_attempt_only(make_line
             ("unknown", "infrastructure_error")
         }
         assert "KeyError: 'argv'" in line.rollouts()[0]["detail"]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ("Barred", "What was graded could not be removed from "),
+        ("BarredGrading", "A sandbox for grading could not be removed: "),
+        ("BarredAgent", "Its sandbox could not be removed: "),
+    ],
+)
+async def test_a_grade_outlives_a_clean_up_that_fails(make_line, tasks, words):
+    async with make_line("good", tasks=f"tests.harnessgym.rollout.barring:{tasks}") as line:
+        await line.run(one_group)
+        rows = line.rollouts()
+        assert [(row["attempt"], row["cause"], row["verdict"]) for row in rows] == [(0, None, "valid")] * 2
+        assert [member.reward for member in line.complete()[0].members] == [1.0, 1.0]
+        for row in rows:
+            (event,) = line.store.read(
+                lambda conn, row=row: events.of_rollout(conn, row["id"], "left_behind")
+            )
+            assert event.attributes["problem"].startswith(words)
+            assert event.source == "node"
+
+
+@pytest.mark.anyio
+async def test_a_steps_grade_outlives_a_clean_up_that_fails(make_line):
+    async with make_line("obeys", tasks="tests.harnessgym.rollout.barring:BarredSteps") as line:
+        await line.run(one_group)
+        rows = line.rollouts()
+        assert [(row["attempt"], row["cause"], row["verdict"]) for row in rows] == [(0, None, "valid")] * 2
+        assert [member.reward for member in line.complete()[0].members] == [1.0, 1.0]
+        found = line.store.read(lambda conn: events.of_rollout(conn, rows[0]["id"], "left_behind"))
+        assert len(found) == 2
