@@ -6,7 +6,10 @@ with Portal() as portal:
 ```
 """
 
+import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from typing import ParamSpec, Self, TypeVar
 
@@ -25,6 +28,7 @@ class Portal:
 
     def __enter__(self) -> Self:
         self._portal = self._stack.enter_context(start_blocking_portal())
+        self.call(_use_own_threads)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -43,3 +47,31 @@ class Portal:
         """An asynchronous context manager as a synchronous one."""
         assert self._portal is not None, "open the portal with `with` first"
         return self._portal.wrap_async_context_manager(manager)
+
+
+class _OwnThreads(ThreadPoolExecutor):
+    """A daemon thread for each call of `asyncio.to_thread`.
+
+    The threads of `concurrent.futures` take no more work once the main thread has ended, and a portal may have to be closed
+    after that.
+    """
+
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - who waits for the future raises it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="portal-worker", daemon=True).start()
+        return future
+
+
+async def _use_own_threads() -> None:
+    asyncio.get_running_loop().set_default_executor(_OwnThreads())

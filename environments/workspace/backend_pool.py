@@ -1,8 +1,8 @@
 """What the episodes of one process share: an event loop in a thread, an open sandbox backend, and what tasks
 begin with.
 
-A station is opened by the first environment that needs it and closed with the last one. A process that was
-forked begins with none: what it inherited belongs to its parent, and is left alone.
+The first environment that needs a pool opens it, and the last one closes it; a pool that was forgotten is closed
+when the process ends. A forked process begins with none: what it inherited belongs to its parent.
 """
 
 import asyncio
@@ -202,12 +202,18 @@ async def _opened(backend: SandboxBackend) -> AsyncIterator[SandboxBackend]:
 
 _stations: dict[str, BackendPool] = {}
 _lock = threading.Lock()
+_closer: threading.Thread | None = None
+"""Closes what was forgotten; there is one since the first station was opened."""
 
 
 def station(name: str, settings: Mapping[str, Any]) -> BackendPool:
     """The station for a backend and its settings, opened if need be; `leave` it once for each call."""
+    global _closer  # noqa: PLW0603  # one for this process
     key = json.dumps([name, dict(settings)], sort_keys=True, default=str)
     with _lock:
+        if _closer is None:
+            _closer = threading.Thread(target=_close_forgotten, name="harnessgym-closer", daemon=False)
+            _closer.start()
         found = _stations.get(key)
         if found is None:
             found = _stations[key] = BackendPool(name, settings)
@@ -230,16 +236,23 @@ def leave(left: BackendPool) -> None:
 
 def _forget() -> None:
     """A forked process begins anew."""
-    global _lock  # noqa: PLW0603  # another thread of the parent may hold it for ever
-    _lock = threading.Lock()
+    global _lock, _closer  # another thread of the parent may hold it for ever
+    _lock, _closer = threading.Lock(), None
     _stations.clear()
 
 
-def _close_all() -> None:
+def _close_forgotten() -> None:
+    """Closes all stations when every thread has ended that the interpreter waits for; it waits for this one too.
+
+    `atexit` would come too late: no thread can be started by then, and closing needs some.
+    """
+    threading.main_thread().join()
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
     for each in list(_stations.values()):
         each.close()
     _stations.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
-threading._register_atexit(_close_all)  # type: ignore[attr-defined]  # noqa: SLF001  # atexit comes too late: threads are gone
