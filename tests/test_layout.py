@@ -4,12 +4,21 @@ import ast
 import resource
 import subprocess
 import sys
-from pathlib import Path
+import tomllib
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = ("harnessgym", "proxies", "environments", "trainers")
+from tests.suites.house.imports import cycles, package_imports
+from tests.suites.house.measures import duplicate_classes, root_entries
+from tests.suites.house.source import PACKAGES, ROOT, package_modules
+
+LAYOUT = tomllib.loads((ROOT / "tests/layout.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def project():
+    """The modules of the packages."""
+    return package_modules()
 
 
 def imports(path):
@@ -41,20 +50,48 @@ def test_examples_import_nothing_of_ours():
         assert not {name.split(".")[0] for name in imports(path)} & set(PACKAGES)
 
 
-def test_sql_stays_in_the_store():
+def test_the_packages_of_the_library_form_no_cycle(project):
+    """`python -m tests.suites.house --list cycles` names the imports that close one."""
+    assert cycles(package_imports(project)) == []
+
+
+def test_sql_stays_in_the_store(project):
     """Elsewhere a connection is only handed on."""
-    wrong = []
-    for path in (path for package in PACKAGES for path in modules(package)):
-        if path.relative_to(ROOT).parts[:2] in {("harnessgym", "store"), ("harnessgym", "traces")}:
+    wrong = {
+        module.path
+        for module in project
+        if module.path.split("/")[:2] != ["harnessgym", "store"] and has_sql(module)
+    }
+    assert wrong - set(LAYOUT["sql"]["modules"]) == set()
+    gone = set(LAYOUT["sql"]["modules"]) - wrong
+    assert gone == set(), "These modules are gone or without SQL: remove them from tests/layout.toml."
+
+
+def has_sql(module):
+    """Whether a module uses SQLAlchemy for more than the type of a connection."""
+    for node in module.nodes():
+        if isinstance(node, ast.Attribute):
+            names = {node.attr} & {"exec_driver_sql"}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sqlalchemy":
+            names = {alias.name for alias in node.names} - {"Connection"}
+        elif isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names if alias.name.split(".")[0] == "sqlalchemy"}
+        else:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlalchemy"):
-                wrong += [
-                    f"{path.relative_to(ROOT)}: {alias.name}"
-                    for alias in node.names
-                    if alias.name != "Connection"
-                ]
-    assert wrong == []
+        if names:
+            return True
+    return False
+
+
+def test_the_library_has_the_entries_that_are_listed():
+    assert root_entries(ROOT) == sorted(LAYOUT["root"]["entries"])
+
+
+def test_a_public_class_name_stands_once(project):
+    found = set(duplicate_classes(project))
+    meant, remaining = set(LAYOUT["classes"]["meant"]), set(LAYOUT["classes"]["remaining"])
+    assert found - meant - remaining == set()
+    assert (meant | remaining) - found == set(), "These names stand once: remove them from tests/layout.toml."
 
 
 def test_only_tests_of_the_benchmarks_import_them():
