@@ -6,6 +6,7 @@ that a call to which nobody listens ends after a grace time.
 
 import asyncio
 import logging
+import re
 import time
 from array import array
 from collections.abc import Sequence
@@ -42,9 +43,39 @@ from proxies.raw_prompt import raw_chain
 from proxies.recorder import Recorder
 from proxies.served_policies import ServedPolicies, ServedPolicy
 from proxies.session import Session, answer_digest
-from proxies.side_calls import classify
 from proxies.text_upstream import TextRefusal
 from proxies.workers import WorkerTable
+
+BUILT_IN = (SideCallRule(kind="side", name="quota probe", no_tools=True, max_tokens=1),)
+"""Rules that hold for every harness, after its own."""
+
+
+def classify(request: ModelRequest, rules: Sequence[SideCallRule]) -> SideCallRule | None:
+    """The first rule that a request meets; None for the policy's own calls."""
+    return next((rule for rule in (*rules, *BUILT_IN) if _meets(request, rule)), None)
+
+
+def _meets(request: ModelRequest, rule: SideCallRule) -> bool:
+    return (
+        not (rule.no_tools and request.tools)
+        and not (rule.json_schema and request.output is None)
+        and rule.model in ("", request.model)
+        and (
+            not rule.max_tokens or (request.max_tokens is not None and request.max_tokens <= rule.max_tokens)
+        )
+        and (not rule.system_prefix or _system(request).startswith(rule.system_prefix))
+        and (not rule.system_pattern or re.search(rule.system_pattern, _system(request)) is not None)
+        and (not rule.user_pattern or re.search(rule.user_pattern, _last_user(request)) is not None)
+    )
+
+
+def _system(request: ModelRequest) -> str:
+    return next((message.content for message in request.messages if message.role == "system"), "")
+
+
+def _last_user(request: ModelRequest) -> str:
+    return next((message.content for message in reversed(request.messages) if message.role == "user"), "")
+
 
 log = logging.getLogger(__name__)
 _MEMBERS = {kind: tuple(field.name for field in fields(kind)) for kind in (Sampling, TokenUsage)}

@@ -17,8 +17,7 @@ from harnessgym.scheduling.staleness import VersionChain
 from harnessgym.store import TraceStore
 from harnessgym.store.ledger import StepRecord
 from harnessgym.store.rollouts import GroupMember
-from harnessgym.store.successes import Success, successes
-from harnessgym.store.task_history import SUCCESS
+from harnessgym.store.task_history import SUCCESS, Success, successes
 from harnessgym.traces.trajectories import rows_of
 from trainers.batch import LoadedGroup
 

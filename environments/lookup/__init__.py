@@ -6,7 +6,6 @@ the wrong one.
 imports torch.
 """
 
-from environments.lookup.grader import grade
-from environments.lookup.tasks import LookupTasks
+from environments.lookup.tasks import LookupTasks, grade
 
 __all__ = ["LookupTasks", "grade"]

@@ -11,10 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations, product
+from pathlib import Path
 from random import Random
 
-from environments.lookup.protocol import CATALOG_FILE, KINDS, Catalog
-from harnessgym.task import Limits, Split, Task
+from environments.lookup.protocol import ANSWER_FILE, CATALOG_FILE, KINDS, Catalog
+from environments.small_file import read_small_text
+from harnessgym.task import Grade, Limits, Split, Task
+
+_MAX_BYTES = 256
+
+
+def grade(task: Task, workspace: Path) -> Grade:
+    """Reward 1.0 if `answer.txt` holds exactly the task's answer, whitespace around it aside, else 0.0,
+    whatever it is.
+    """
+    found = read_small_text(workspace / ANSWER_FILE, _MAX_BYTES)
+    return Grade({"reward": float(found is not None and found.strip() == task.metadata["answer"])})
+
 
 SYLLABLES = (
     "bam", "bel", "bor", "cal", "cor", "cus", "dan", "den", "dor", "fal", "fen", "gar",

@@ -3,7 +3,6 @@
 `tasks` is the task set, `grader` the judge. Files, words and wordings of the two splits differ.
 """
 
-from environments.one_liners.grader import grade
-from environments.one_liners.tasks import OneLiners
+from environments.one_liners.tasks import OneLiners, grade
 
 __all__ = ["OneLiners", "grade"]

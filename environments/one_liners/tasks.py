@@ -3,11 +3,45 @@
 Every task is drawn from a seed of its own. The splits share no file name, no word and no wording.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
-from harnessgym.task import Limits, Solution, Split, Task
+from environments.small_file import read_small_text
+from harnessgym.task import Grade, Limits, Solution, Split, Task
+
+_MAX_BYTES = 4096
+
+
+def grade(task: Task, workspace: Path) -> Grade:
+    """Reward 1.0 if every path is as `task.metadata["expect"]` says, else 0.0.
+
+    A path's text is compared without the blanks around its lines; None: it is gone; a path that ends with "/"
+    is a folder.
+    """
+    expect: Mapping[str, str | None] = task.metadata["expect"]
+    wrong = [
+        name
+        for name, text in expect.items()
+        if not _is_as_expected(workspace / name, text, folder=name.endswith("/"))
+    ]
+    return Grade({"reward": float(not wrong)}, evidence={"wrong": wrong})
+
+
+def _is_as_expected(path: Path, text: str | None, *, folder: bool) -> bool:
+    if text is None:
+        return not os.path.lexists(path)
+    if folder:
+        return path.is_dir() and not path.is_symlink()
+    found = read_small_text(path, _MAX_BYTES)
+    return found is not None and _lines(found) == _lines(text)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
 
 _WORDS = """
 amber anchor apple arrow autumn badge basil beacon birch bison blanket bottle branch bridge bronze butter button cabin cactus

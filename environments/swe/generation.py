@@ -10,17 +10,37 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from random import Random
 
-from environments.swe.drawing import drawn
-from environments.swe.faults import Fault
+from environments.swe.faults import Fault, faults
 from environments.swe.manifest import ManifestTask, PackageManifest
 from environments.swe.problem_statement import Fact, statement
 from environments.swe.proof import Proof, Proofs, stable_of
+from environments.swe.source import Source
 from environments.swe.test_validation import LIMITS, FaultBench
 from environments.swe.tree import Tree
 from harnessgym.sandbox import Equipment, SandboxBackend
+
+
+def drawn(tree: Tree, seed: int) -> Iterator[Fault]:
+    """Every fault of a package that leaves its file Python and means something else, each once, in the
+    seed's order.
+    """
+    random = Random(f"swe {tree.package.name} {tree.package.version} {seed}")
+    kinds: dict[str, list[Fault]] = {}
+    for path in tree.code:
+        for fault in faults(path, tree.files[path]):
+            kinds.setdefault(fault.kind, []).append(fault)
+    for kind in sorted(kinds):
+        random.shuffle(kinds[kind])
+    sources = {path: Source(path, tree.files[path]) for path in tree.code}
+    for turn in zip_longest(*(kinds[kind] for kind in sorted(kinds))):
+        found = [fault for fault in turn if fault is not None]
+        random.shuffle(found)
+        yield from (fault for fault in found if sources[fault.edit.path].parses_with(fault.edit))
+
 
 _TRIES = 14
 """Faults tried for each task wanted, at most."""

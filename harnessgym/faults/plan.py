@@ -12,9 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import PurePath
-from typing import Literal
+from typing import Any, Literal
+
+from sqlalchemy import Connection
 
 from harnessgym.faults.fault import Fault, FaultsSection, InjectionFault
+from harnessgym.store import events
+from harnessgym.store.events import EventRow
 
 Where = Literal["exec", "path", "relay"]
 """exec: around a step of an environment. path: by a program inside the sandbox. relay: on the way to the
@@ -120,3 +124,31 @@ def _inner(command: Sequence[str]) -> list[list[str]]:
     ):
         return []
     return [part.split() for part in re.split(r"[;&|\n]+", command[2])]
+
+
+KIND = "fault"
+SOURCE = "sandbox"
+
+
+def record(conn: Connection, rollout_id: str, applied: Sequence[Applied], doubt: str | None = None) -> None:
+    """Writes what was applied. `doubt` says why the account of it may not be whole; it becomes an event of
+    its own.
+    """
+    rows = [EventRow(rollout_id, KIND, _attributes(each), t=each.t, source=SOURCE) for each in applied]
+    if doubt is not None:
+        rows.append(EventRow(rollout_id, KIND, {"doubt": doubt}, source=SOURCE))
+    events.add_many(conn, rows)
+
+
+def _attributes(applied: Applied) -> dict[str, Any]:
+    fault = applied.draw.fault
+    return {
+        "fault": fault.kind,
+        "label": applied.label,
+        "command": applied.command,
+        "where": applied.where,
+        "index": applied.draw.index,
+        "ordinal": applied.draw.ordinal,
+        "amount": applied.draw.amount,
+        "settings": fault.model_dump(mode="json"),
+    }

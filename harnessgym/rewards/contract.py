@@ -11,7 +11,7 @@ from pydantic import model_validator
 from harnessgym.config import Config, load_config
 from harnessgym.reward import Need, RewardContext, Score
 from harnessgym.traces.contracts import Contract, Contracts, check
-from harnessgym.traces.steps import steps_of
+from harnessgym.traces.step import steps_of
 
 
 class ContractSettings(Config):

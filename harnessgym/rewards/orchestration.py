@@ -19,7 +19,7 @@ import anyio.to_thread
 from harnessgym.config import Config
 from harnessgym.reward import Need, RewardContext, Score
 from harnessgym.traces.graph import Graph, GraphEvent
-from harnessgym.traces.steps import TOLD
+from harnessgym.traces.step import TOLD
 
 _SIDE = ("side", "count")
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from harnessgym.errors import HarnessError, HarnessGymError, ProxyError, StoreError
-from harnessgym.faults.plan import FaultPlan
-from harnessgym.faults.recording import record
+from harnessgym.faults.plan import FaultPlan, record
 from harnessgym.faults.shims import ShimmedSandbox
 from harnessgym.grading.differential.differential_test import opinion_on
 from harnessgym.grading.differential.report import with_opinion

@@ -35,9 +35,8 @@ from harnessgym.sandboxes.folders import check_apart, checked_folders
 from harnessgym.sandboxes.lease import Lease, claim
 from harnessgym.sandboxes.local import LocalSettings
 from harnessgym.sandboxes.local_sandbox import through
-from harnessgym.sandboxes.pool import PoolCounts, WarmPool
+from harnessgym.sandboxes.pool import PoolCounts, Spares, WarmPool
 from harnessgym.sandboxes.relay import SandboxRelay
-from harnessgym.sandboxes.warm_pool import Spares
 from harnessgym.sandboxes.workspace import Workspace
 from harnessgym.task import Limits
 

@@ -6,16 +6,45 @@ leases stay behind: they are those of processes.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, select, update
+from sqlalchemy import JSON, ColumnElement, Connection, Select, Table, Text, bindparam, cast, select, update
 
 from harnessgym.errors import StoreError
+from harnessgym.store.backend import insert_into
 from harnessgym.store.owned_rows import OWNED, PARENTS, in_portions, owned, parents_first
-from harnessgym.store.row_copy import Row, reading, write
 from harnessgym.store.tables import bodies, groups, messages, policies, policy_versions, rollouts, runs, tasks
+
+Row = Mapping[str, Any]
+_PREFIX = "value_"
+"""SQLAlchemy keeps the columns' own names for itself."""
+
+
+def reading(table: Table) -> Select[Any]:
+    """A query of a table's rows."""
+    columns = [
+        cast(column, Text).label(column.name) if isinstance(column.type, JSON) else column
+        for column in table.c
+    ]
+    return select(*columns)
+
+
+def write(conn: Connection, table: Table, rows: Sequence[Row], *, known: bool = False) -> None:
+    """Insert such rows. `known`: those that are there already are passed over."""
+    if not rows:
+        return
+    values: dict[str, Any] = {}
+    for column in table.c:
+        is_json = isinstance(column.type, JSON)
+        given = bindparam(_PREFIX + column.name, type_=Text() if is_json else column.type)
+        values[column.name] = cast(given, JSON) if is_json and conn.dialect.name == "postgresql" else given
+    statement = insert_into(conn)(table).values(values)
+    if known:
+        statement = statement.on_conflict_do_nothing()
+    conn.execute(statement, [{_PREFIX + name: value for name, value in row.items()} for row in rows])
+
 
 _AT_ONCE = 1_000
 """Rows that one statement asks for or inserts."""

@@ -3,15 +3,32 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from harnessgym.errors import TaskError
 from harnessgym.sandbox import CONTEXT
+from harnessgym.sandboxes.images.recipes import instructions
 from harnessgym.tasks.compose import only_service
-from harnessgym.tasks.container_files import workdir_of
 from harnessgym.tasks.harbor_table import Environment, VerifierTable
 from harnessgym.tasks.notes import Notes
 from harnessgym.tasks.substitution import substituted_all
+
+
+def workdir_of(dockerfile: Path) -> str | None:
+    """The WORKDIR of the last stage; None if the file leaves it to the image it starts from, or to a
+    variable.
+    """
+    found: PurePosixPath | None = None
+    for _, word, rest in instructions(dockerfile.read_text(encoding="utf-8", errors="replace")):
+        if word == "FROM":
+            found = None
+        elif word == "WORKDIR":
+            path = PurePosixPath(rest.strip().strip("\"'"))
+            found = (
+                None if "$" in rest or (found is None and not path.is_absolute()) else (found or path) / path
+            )
+    return None if found is None else str(found)
+
 
 WORKDIR = "@workdir"
 """The image's own WORKDIR, whatever that is."""

@@ -27,9 +27,8 @@ from harnessgym.grading.verifiers.tools import install, tools_of
 from harnessgym.sandbox import CONTEXT
 from harnessgym.task import GradingImage, Limits, Setup, Solution, Task
 from harnessgym.tasks.compose import Service, only_service
-from harnessgym.tasks.container_files import workdir_of
 from harnessgym.tasks.format import LoadedTasks, read_folders
-from harnessgym.tasks.harbor_place import WORKDIR
+from harnessgym.tasks.harbor_place import WORKDIR, workdir_of
 from harnessgym.tasks.harbor_scripts import solved_by
 from harnessgym.tasks.harbor_table import Table, unknown
 from harnessgym.tasks.notes import Notes

@@ -19,9 +19,32 @@ from harnessgym.engine_timeouts import EngineTimeouts
 from harnessgym.errors import UpstreamError, UpstreamLost
 from harnessgym.message import Sampling
 from harnessgym.tokens import FloatArray, TokenIds
-from proxies.http_client import HttpClient
+from proxies.http_client import HttpClient, Response
 from proxies.upstream import LogprobMode, TokenChunk
-from proxies.upstreams.event_stream import check, events
+
+
+async def check(response: Response) -> None:
+    """Raises `UpstreamLost` for the statuses of an engine that is going away, `UpstreamError` for others
+    but 200.
+    """
+    if response.status == 200:
+        return
+    text = (await response.body()).decode(errors="replace")[:2_000]
+    kind = UpstreamLost if response.status in (502, 503, 504) else UpstreamError
+    raise kind(f"The engine refused with status {response.status}: {text}")
+
+
+async def events(response: Response) -> AsyncGenerator[dict[str, Any]]:
+    """The JSON objects of a stream, up to its `[DONE]`."""
+    buffer = b""
+    async for piece in response.pieces():
+        *whole, buffer = (buffer + piece).split(b"\n\n")
+        for event in whole:
+            if event.startswith(b"data: {"):
+                try:
+                    yield orjson.loads(event[6:])
+                except orjson.JSONDecodeError as error:
+                    raise UpstreamError(f"The engine sent an event that is not JSON: {error}") from error
 
 
 class SglangUpstream:

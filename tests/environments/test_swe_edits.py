@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.swe.drawing import drawn
 from environments.swe.edit import SourceEdit, edited, patch, undone
 from environments.swe.faults import faults
+from environments.swe.generation import drawn
 from environments.swe.source import Source
 from environments.swe.tree import tree
 from harnessgym.errors import TaskError

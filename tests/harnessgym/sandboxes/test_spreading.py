@@ -4,8 +4,8 @@ import subprocess
 
 import pytest
 
+from harnessgym.sandboxes.local import spread
 from harnessgym.sandboxes.process import ProcessBackend, ProcessSettings
-from harnessgym.sandboxes.spreading import spread
 
 
 def flags(folder):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harnessgym.simulation.leases import Leases
+from harnessgym.simulation.updates import Leases
 from harnessgym.store import TraceStore, leases
 
 _NEVER_OVER, _OVER = 1e6, -1.0

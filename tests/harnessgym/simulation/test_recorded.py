@@ -10,7 +10,7 @@ from harnessgym.errors import ConfigError
 from harnessgym.outcome.stop_reason import StopReason
 from harnessgym.run_config.run import RunConfig
 from harnessgym.run_folder import write_json
-from harnessgym.simulation.recorded import with_recorded
+from harnessgym.simulation.comparison import with_recorded
 from harnessgym.simulation.simulation import Simulation
 from harnessgym.simulation.variants import arm
 from harnessgym.store import TraceStore, rollouts

@@ -17,8 +17,7 @@ from harnessgym.store.events import EventRow
 from harnessgym.traces import contracts
 from harnessgym.traces.contracts import ContractMonitor, Contracts, check, online
 from harnessgym.traces.graph import graph
-from harnessgym.traces.step import RolloutStep
-from harnessgym.traces.steps import steps_of
+from harnessgym.traces.step import RolloutStep, steps_of
 
 
 def made(*raw):
