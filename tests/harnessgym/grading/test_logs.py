@@ -205,7 +205,7 @@ def test_long_lines_take_no_time(name):
 def test_every_name_is_a_parser():
     assert all(callable(parser_named(name)) and is_known(name) for name in PARSERS)
     assert parser_named("parse_java_mvn") is parser_named("parse_log_java_mvn")
-    assert parser_named("harnessgym.grading.logs.cargo:cargo") is parser_named("parse_log_cargo")
+    assert parser_named("harnessgym.grading.logs.lines:cargo") is parser_named("parse_log_cargo")
 
 
 def test_an_unknown_name_lists_the_known_ones():
